@@ -1,0 +1,1 @@
+"""Environments that ship with vinoreward: a Franka Panda hovering over an object."""

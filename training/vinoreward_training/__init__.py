@@ -1,0 +1,1 @@
+"""What a user runs: capture, finetune, quantize, train, play, profile, bench, doctor."""

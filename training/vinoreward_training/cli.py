@@ -1,0 +1,60 @@
+"""The one console command: ``vinoreward COMMAND [options]``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from vinoreward.errors import VinorewardError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "capture": ("CaptureConfig", "write labelled pictures of successes, near misses and traps"),
+    "finetune": ("FinetuneConfig", "train a success classifier and save it as a bundle"),
+    "quantize": ("QuantizeConfig", "add an INT8 network, gated on unchanged decisions"),
+    "train": ("TrainConfig", "train a policy on the learned reward"),
+    "play": ("PlayConfig", "film a policy; claimed and true success over many episodes"),
+    "profile": ("ProfileConfig", "where the time of a step goes, and what could be gained"),
+    "bench": ("BenchConfig", "the paired comparisons behind the README's figures"),
+    "doctor": ("DoctorConfig", "what is installed, what works, what to add"),
+    "demo": ("DemoConfig", "capture, finetune, quantize, train, play and report in one go"),
+}
+"""Command name to (configuration class in ``vinoreward_training.<name>``, one-line help)."""
+
+
+def usage() -> str:
+    """Return the top-level help text."""
+    lines = ["usage: vinoreward COMMAND [options]", "", "commands:"]
+    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += ["", "vinoreward COMMAND --help shows a command's options with examples."]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return 0, 1 (an error the message explains), 2 (usage) or 130 (Ctrl-C)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+        print(usage())
+        return 0 if arguments else 2
+    name = arguments[0]
+    if name not in COMMANDS:
+        print(f"vinoreward: no command {name!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    try:
+        import tyro
+
+        module = importlib.import_module(f"vinoreward_training.{name}")
+        kind: Any = getattr(module, COMMANDS[name][0])
+        config = tyro.cli(kind, prog=f"vinoreward {name}", args=arguments[1:])
+        return int(module.run(config))
+    except VinorewardError as error:
+        print(f"vinoreward {name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\nvinoreward {name}: stopped. What was written is valid.", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

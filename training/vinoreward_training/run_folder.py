@@ -1,0 +1,94 @@
+"""A run folder: one process writes it, its configuration is recorded, it can be resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import yaml
+
+from vinoreward.errors import ConfigError, RunFolderError
+from vinoreward.files import write_text
+
+
+def plain(value: Any) -> Any:
+    """Turn dataclasses, paths and tuples into what YAML and JSON can hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+class RunFolder:
+    """An exclusive hold on a folder for the length of a ``with`` block.
+
+    Args:
+        path: the folder, made if it is not there.
+        config: recorded as ``config.yaml`` (a dataclass or a mapping of plain data).
+        resume: continue a run that is there; without it a folder that already holds a
+            ``config.yaml`` is refused, so that nothing is overwritten.
+
+    Raises:
+        RunFolderError: another process holds the folder, or it cannot be written.
+        ConfigError: the folder holds a run already and ``resume`` is false.
+    """
+
+    def __init__(self, path: Path, config: Any, *, resume: bool = False) -> None:
+        self.path = Path(path)
+        self._config = config
+        self._resume = resume
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Path:
+        """Take the lock and record the configuration; return the folder's path."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("a+")
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot write the run folder {self.path}: {error.strerror or error}. Expected a "
+                "writable folder; choose another with --out."
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            lock.close()
+            raise RunFolderError(
+                f"the run folder {self.path} is in use by process {holder}. Expected one writer; "
+                "wait for it, stop it, or choose another folder with --out."
+            ) from error
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+        recorded = self.path / "config.yaml"
+        if recorded.exists() and not self._resume:
+            self.__exit__(None, None, None)
+            raise ConfigError(
+                f"{self.path} already holds a run. Expected a new folder; add --resume to continue "
+                "that run or choose another folder with --out."
+            )
+        write_text(recorded, yaml.safe_dump(plain(self._config), sort_keys=False))
+        return self.path
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give the folder back."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

@@ -1,0 +1,1 @@
+"""Run one network on a batch of arrays: OpenVINO, PyTorch or ONNX Runtime."""

@@ -1,0 +1,1 @@
+"""The bundle: a network with all that is needed to use it and to trust it."""

@@ -1,0 +1,99 @@
+"""Every exception that vinoreward raises on purpose.
+
+::
+
+    VinorewardError
+    ├── ConfigError (ValueError)                 an argument or configuration that cannot work
+    │   ├── UnknownBackendError                  no such backend
+    │   ├── UnknownDeviceError                   the backend has no such device
+    │   └── PictureMismatchError                 the environment's picture is not the bundle's
+    ├── MissingExtraError (ImportError)          an optional dependency is not installed
+    ├── MissingDisplayError (RuntimeError)       a window was asked for where there is no display
+    ├── InputError (ValueError)                  an array of the wrong shape, dtype or range
+    ├── OutputError (RuntimeError)               a network returned NaN or infinity, or the wrong shape
+    ├── ModelNotFoundError (FileNotFoundError)   no model file or bundle at that path or name
+    ├── ModelCorruptError (ValueError)           a model file that cannot be read
+    ├── BundleError (ValueError)                 a bundle that is not valid
+    │   ├── BundleEditedError                    a file's hash is not the recorded one
+    │   └── BundleParityError                    golden frames give other outputs than recorded
+    ├── DatasetError (ValueError)                a capture or image folder that cannot be used
+    ├── TooFewNegativesError (ValueError)        too little data for the claimed error rate
+    ├── QuantizationRefusedError (RuntimeError)  INT8 flips more decisions than allowed
+    └── RunFolderError (OSError)                 a run folder that is locked, full or unwritable
+
+Each message says what was found, what was expected and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class VinorewardError(Exception):
+    """Base of all exceptions raised by vinoreward."""
+
+
+class ConfigError(VinorewardError, ValueError):
+    """An argument or a configuration that cannot work."""
+
+
+class UnknownBackendError(ConfigError):
+    """No backend of that name is registered."""
+
+
+class UnknownDeviceError(ConfigError):
+    """The backend does not offer that device on this machine."""
+
+
+class PictureMismatchError(ConfigError):
+    """The picture an environment makes is not the one the bundle was trained on."""
+
+
+class MissingExtraError(VinorewardError, ImportError):
+    """An optional dependency is not installed; the message names the extra."""
+
+
+class MissingDisplayError(VinorewardError, RuntimeError):
+    """A window was asked for and there is no display."""
+
+
+class InputError(VinorewardError, ValueError):
+    """An array of the wrong shape, dtype or range was given to a network."""
+
+
+class OutputError(VinorewardError, RuntimeError):
+    """A network returned NaN, infinity or an unexpected shape."""
+
+
+class ModelNotFoundError(VinorewardError, FileNotFoundError):
+    """No model file or bundle at that path or of that name."""
+
+
+class ModelCorruptError(VinorewardError, ValueError):
+    """A model file that cannot be read."""
+
+
+class BundleError(VinorewardError, ValueError):
+    """A bundle that is not valid."""
+
+
+class BundleEditedError(BundleError):
+    """A file of the bundle is not the one that was saved."""
+
+
+class BundleParityError(BundleError):
+    """The golden frames give other outputs than those recorded."""
+
+
+class DatasetError(VinorewardError, ValueError):
+    """A capture or an image folder that cannot be used."""
+
+
+class TooFewNegativesError(VinorewardError, ValueError):
+    """Too little data to support the claimed error rate."""
+
+
+class QuantizationRefusedError(VinorewardError, RuntimeError):
+    """Quantization changes more decisions than the gate allows."""
+
+
+class RunFolderError(VinorewardError, OSError):
+    """A run folder that is in use, full or not writable."""

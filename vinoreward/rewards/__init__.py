@@ -1,0 +1,1 @@
+"""From pictures to probabilities, decisions and rewards."""
