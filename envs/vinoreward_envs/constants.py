@@ -1,0 +1,116 @@
+"""The constants of the hover task, in metres, radians and pixels.
+
+They are those of the article this task comes from, except where a comment says otherwise.
+Everything that captures, trains, renders or judges reads them here.
+"""
+
+from __future__ import annotations
+
+import math
+
+# --- the task -------------------------------------------------------------------------------
+WORKSPACE_LOW: tuple[float, float] = (0.4, -0.4)
+"""Smallest x, y the gripper may be asked to reach."""
+WORKSPACE_HIGH: tuple[float, float] = (0.7, 0.4)
+"""Largest x, y the gripper may be asked to reach."""
+HOVER_HEIGHT: float = 0.10
+"""Height of the gripper (link 11) above the table's top, z in the world."""
+SUCCESS_DISTANCE: float = 0.035
+"""True success: the gripper's horizontal distance from the object's base is at most this."""
+MAX_EPISODE_STEPS: int = 10
+"""An episode is truncated after this many steps."""
+MAX_MOVE: float = 0.1
+"""Largest move along x or y in one action."""
+REWARD_SUCCESS: float = 100.0
+"""Reward of a step that ends in success."""
+REWARD_STEP: float = -1.0
+"""Reward of any other step."""
+REWARD_REFUSED: float = -5.0
+"""Reward of a step whose move would have left the workspace (the arm then stays where it is)."""
+OBJECT_MARGIN: float = 0.02
+"""Objects placed at random stay this far inside the workspace, so that a hover is reachable."""
+
+# --- the scene ------------------------------------------------------------------------------
+GRAVITY: float = -9.8
+TIME_STEP: float = 1.0 / 240.0
+SUBSTEPS: int = 500
+"""Simulation sub-steps of one move with ``motion="dynamics"``, as in the article."""
+PLANE_POSITION: tuple[float, float, float] = (0.0, 0.0, -0.65)
+ARM_POSITION: tuple[float, float, float] = (0.0, 0.0, 0.0)
+TABLE_POSITION: tuple[float, float, float] = (0.5, 0.0, -0.65)
+FIXED_OBJECT: tuple[float, float] = (0.65, -0.30)
+"""Nominal x, y of the object where it does not move between episodes."""
+OBJECT_DROP_HEIGHT: float = 0.10
+"""The article drops the object from here; it comes to rest near z = -0.008."""
+PLANE_URDF: str = "plane.urdf"
+ARM_URDF: str = "franka_panda/panda.urdf"
+TABLE_URDF: str = "table/table.urdf"
+OBJECT_URDF: str = "random_urdfs/000/000.urdf"
+"""Paths inside ``pybullet_data``."""
+
+# --- the arm --------------------------------------------------------------------------------
+ARM_LINKS: int = 12
+"""Links as PyBullet numbers them: 0-6 arm, 7 flange, 8 hand, 9-10 fingers, 11 gripper point."""
+GRIPPER_LINK: int = 11
+ARM_JOINTS: int = 7
+JOINTS: int = 9
+"""Seven arm joints and two fingers: the order of every joint vector in this package."""
+JOINT_INDICES: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 9, 10)
+"""PyBullet's joint index of each entry of a joint vector."""
+GRIPPER_EULER: tuple[float, float, float] = (0.0, -math.pi, math.pi / 2)
+"""Roll, pitch, yaw of the gripper: pointing down."""
+FINGER_OPEN: float = 0.04
+"""An open finger. The article asks for 0.08, twice what the URDF allows."""
+HOME_JOINTS: tuple[float, ...] = (
+    0.0,
+    -0.215,
+    0.0,
+    -2.57,
+    0.0,
+    2.356,
+    2.356,
+    FINGER_OPEN,
+    FINGER_OPEN,
+)
+"""The pose an episode starts from, before the gripper is brought to ``HOVER_HEIGHT``."""
+JOINT_LOW: tuple[float, ...] = (-2.9671, -1.8326, -2.9671, -3.1416, -2.9671, -0.0873, -2.9671)
+JOINT_HIGH: tuple[float, ...] = (2.9671, 1.8326, 2.9671, 0.0, 2.9671, 3.8223, 2.9671)
+"""Limits of the seven arm joints, from the URDF."""
+# (roll of the joint's frame, its offset x, y, z) for the seven revolute joints; all turn about
+# their own z axis, and no joint's frame is pitched or yawed.
+JOINT_ORIGINS: tuple[tuple[float, float, float, float], ...] = (
+    (0.0, 0.0, 0.0, 0.333),
+    (-math.pi / 2, 0.0, 0.0, 0.0),
+    (math.pi / 2, 0.0, -0.316, 0.0),
+    (math.pi / 2, 0.0825, 0.0, 0.0),
+    (-math.pi / 2, -0.0825, 0.384, 0.0),
+    (math.pi / 2, 0.0, 0.0, 0.0),
+    (math.pi / 2, 0.088, 0.0, 0.0),
+)
+FLANGE_OFFSET: float = 0.107
+"""Link 6 to the flange (link 7), along z."""
+HAND_YAW: float = -math.pi / 4
+"""The flange to the hand (link 8): a turn about z."""
+FINGER_OFFSET: float = 0.0584
+"""The hand to the fingers (links 9 and 10), along z; they slide along +y and -y."""
+GRIPPER_OFFSET: float = 0.105
+"""The hand to the gripper point (link 11), along z."""
+
+# --- the camera -----------------------------------------------------------------------------
+CAMERA_TARGET: tuple[float, float, float] = (0.55, 0.0, 0.05)
+CAMERA_DISTANCE: float = 0.7
+CAMERA_YAW: float = 90.0
+CAMERA_PITCH: float = -70.0
+CAMERA_ROLL: float = 0.0
+"""Degrees, up axis z."""
+CAMERA_FOV: float = 60.0
+"""Vertical field of view in degrees."""
+CAMERA_ASPECT: float = 4.0 / 3.0
+CAMERA_NEAR: float = 0.1
+CAMERA_FAR: float = 100.0
+PICTURE_HEIGHT: int = 96
+PICTURE_WIDTH: int = 128
+"""The default picture: made at the size the shipped classifier sees."""
+ARTICLE_HEIGHT: int = 720
+ARTICLE_WIDTH: int = 960
+"""The article's picture, resized on the CPU before the network."""

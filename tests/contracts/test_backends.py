@@ -1,0 +1,462 @@
+"""The contract that every backend keeps: one suite, three libraries."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import multiprocessing
+import pickle
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import safetensors.torch
+import torch
+from onnx import TensorProto, helper
+
+from vinoreward.backends.base import Backend, TensorSpec, chunks
+from vinoreward.backends.export import export_onnx
+from vinoreward.backends.int8 import quantize_onnx
+from vinoreward.backends.registry import available_backends, load_backend
+from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD, NetworkSpec
+from vinoreward.backends.telemetry import import_openvino
+from vinoreward.backends.torch_networks import WithPreprocess, build
+from vinoreward.errors import (
+    BundleEditedError,
+    ConfigError,
+    InputError,
+    ModelCorruptError,
+    ModelNotFoundError,
+    OutputError,
+    UnknownBackendError,
+    UnknownDeviceError,
+)
+
+NAMES = ("openvino", "onnxruntime", "torch")
+GRAPH_NAMES = ("openvino", "onnxruntime")
+HEIGHT, WIDTH = 96, 128
+PICTURES = TensorSpec((None, HEIGHT, WIDTH, 3), "uint8")
+LOGITS = TensorSpec((None, 2), "float32")
+
+
+def pictures(count: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (count, HEIGHT, WIDTH, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> NetworkSpec:
+    folder = tmp_path_factory.mktemp("network")
+    torch.manual_seed(0)
+    network = build("squeezenet1_1")
+    for parameter in network.parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, std=0.1)
+    torch.nn.init.normal_(network.classifier[0].weight, std=0.1)  # type: ignore[index, union-attr]
+    path, weights = folder / "model.onnx", folder / "model.safetensors"
+    export_onnx(WithPreprocess(network, IMAGENET_MEAN, IMAGENET_STD), path, HEIGHT, WIDTH)
+    safetensors.torch.save_file(network.state_dict(), weights)
+    return NetworkSpec(path, PICTURES, LOGITS, architecture="squeezenet1_1", weights=weights)
+
+
+@pytest.fixture(params=NAMES)
+def backend(request: pytest.FixtureRequest, spec: NetworkSpec) -> Backend:
+    return load_backend(request.param, spec)
+
+
+@pytest.fixture
+def expected(spec: NetworkSpec) -> Callable[[np.ndarray], np.ndarray]:
+    """The answer worked out without any backend: PyTorch on pictures normalised by numpy."""
+    network = build("squeezenet1_1").eval()
+    assert spec.weights is not None
+    network.load_state_dict(safetensors.torch.load_file(spec.weights))
+
+    def answer(batch: np.ndarray) -> np.ndarray:
+        normal = (batch / 255.0 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
+        with torch.inference_mode():
+            return network(torch.from_numpy(normal.transpose(0, 3, 1, 2)).float()).numpy()
+
+    return answer
+
+
+def tiny_onnx(path: Path, operator: str, batch: int | str = "n") -> NetworkSpec:
+    """A network that applies ``operator`` to -1 - pixel, for pictures of 2x2 pixels."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["pictures"], ["floats"], to=TensorProto.FLOAT),
+            helper.make_node("Flatten", ["floats"], ["flat"]),
+            helper.make_node("Sub", ["minus_one", "flat"], ["negative"]),
+            helper.make_node(operator, ["negative"], ["out"]),
+        ],
+        "tiny",
+        [helper.make_tensor_value_info("pictures", TensorProto.UINT8, [batch, 2, 2, 3])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [batch, 12])],
+        [helper.make_tensor("minus_one", TensorProto.FLOAT, [1], [-1.0])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, str(path))
+    return NetworkSpec(
+        path, TensorSpec((None, 2, 2, 3), "uint8"), TensorSpec((None, 12), "float32")
+    )
+
+
+def infer_in_child(backend: Backend, batch: np.ndarray, answers: Any) -> None:
+    answers.put(backend.infer(batch))
+
+
+def test_every_backend_is_found_and_usable() -> None:
+    assert available_backends() == dict.fromkeys(NAMES)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 21])
+def test_answers_are_those_of_the_plain_network(
+    backend: Backend, expected: Callable[[np.ndarray], np.ndarray], count: int
+) -> None:
+    batch = pictures(count)
+    result = backend.infer(batch)
+    assert result.shape == (count, 2)
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, expected(batch), atol=1e-4)
+
+
+def test_a_picture_has_the_same_answer_in_every_batch(backend: Backend) -> None:
+    batch = pictures(23)
+    whole = backend.infer(batch)
+    for count in (1, 2, 5, 17, 1, 16):
+        np.testing.assert_allclose(backend.infer(batch[:count]), whole[:count], atol=1e-4)
+
+
+def test_outputs_belong_to_the_caller(backend: Backend) -> None:
+    first = backend.infer(pictures(1, seed=1))
+    kept = first.copy()
+    backend.infer(pictures(1, seed=2))
+    np.testing.assert_array_equal(first, kept)
+    first[:] = 0
+    assert not np.array_equal(backend.infer(pictures(1, seed=1)), first)
+
+
+def test_input_is_left_alone_and_any_memory_layout_works(backend: Backend) -> None:
+    batch = pictures(2)
+    before = batch.copy()
+    plain = backend.infer(batch)
+    np.testing.assert_array_equal(batch, before)
+    batch.flags.writeable = False
+    np.testing.assert_array_equal(backend.infer(batch), plain)
+    mirrored = np.flip(np.flip(before, 2).copy(), 2)
+    np.testing.assert_array_equal(backend.infer(mirrored), plain)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (pictures(1).astype(np.float32) / 255, "pass the picture as uint8"),
+        (pictures(1).astype(np.int64), "pass the picture as uint8"),
+        (pictures(1).astype(bool), "pass the picture as uint8"),
+        (pictures(1)[0], r"picture\[None\]"),
+        (pictures(1)[None], "Expected \\(N, 96, 128, 3\\) uint8"),
+        (pictures(0), "at least 1"),
+        (pictures(1)[:, :95], "size the network was trained on"),
+        (pictures(1).transpose(0, 3, 1, 2), "shape \\(1, 3, 96, 128\\)"),
+        (np.zeros((1, HEIGHT, WIDTH, 4), np.uint8), "shape \\(1, 96, 128, 4\\)"),
+        (pictures(1).tolist(), "numpy.asarray"),
+        (None, "NoneType"),
+    ],
+)
+def test_wrong_inputs_are_refused(backend: Backend, wrong: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        backend.infer(wrong)
+
+
+def test_float_inputs_must_be_finite(backend: Backend, spec: NetworkSpec) -> None:
+    vectors = dataclasses.replace(spec, input=TensorSpec((None, 2), "float32"))
+    other = load_backend(backend.name, vectors)
+    with pytest.raises(InputError, match="NaN or infinity"):
+        other.infer(np.array([[1.0, np.nan]], np.float32))
+
+
+@pytest.mark.parametrize("name", GRAPH_NAMES)
+def test_nan_from_a_graph_is_an_error(name: str, tmp_path: Path) -> None:
+    backend = load_backend(name, tiny_onnx(tmp_path / "nan.onnx", "Sqrt"))
+    with pytest.raises(OutputError, match="NaN or infinity for 2 of 2"):
+        backend.infer(np.ones((2, 2, 2, 3), np.uint8))
+
+
+def test_nan_from_weights_is_an_error(spec: NetworkSpec, tmp_path: Path) -> None:
+    assert spec.weights is not None
+    state = safetensors.torch.load_file(spec.weights)
+    state["classifier.0.bias"] = torch.tensor([float("nan"), 0.0])
+    safetensors.torch.save_file(state, tmp_path / "nan.safetensors")
+    broken = dataclasses.replace(spec, weights=tmp_path / "nan.safetensors")
+    with pytest.raises(OutputError, match="1 of 1"):
+        load_backend("torch", broken).infer(pictures(1))
+
+
+@pytest.mark.parametrize("name", GRAPH_NAMES)
+def test_output_of_another_shape_is_an_error(name: str, spec: NetworkSpec) -> None:
+    wrong = dataclasses.replace(spec, output=TensorSpec((None, 3), "float32"))
+    with pytest.raises(OutputError, match="do not belong together"):
+        load_backend(name, wrong).infer(pictures(1))
+
+
+@pytest.mark.parametrize("name", GRAPH_NAMES)
+@pytest.mark.parametrize("count", [1, 3, 4, 7])
+def test_a_model_with_a_fixed_batch_takes_any_batch(name: str, count: int, tmp_path: Path) -> None:
+    backend = load_backend(name, tiny_onnx(tmp_path / "fixed.onnx", "Identity", batch=3))
+    batch = np.arange(count * 12, dtype=np.uint8).reshape(count, 2, 2, 3)
+    np.testing.assert_array_equal(
+        backend.infer(batch), -1.0 - batch.reshape(count, 12).astype(np.float32)
+    )
+
+
+def test_close_may_be_repeated_and_ends_use(backend: Backend) -> None:
+    with backend as same:
+        assert same is backend
+        backend.infer(pictures(1))
+    backend.close()
+    with pytest.raises(ConfigError, match="closed"):
+        backend.infer(pictures(1))
+    assert "closed" in repr(backend)
+
+
+def test_close_before_use(backend: Backend) -> None:
+    backend.close()
+    with pytest.raises(ConfigError, match="closed"):
+        backend.load()
+
+
+def test_pickle_and_copy_before_and_after_use(backend: Backend) -> None:
+    batch = pictures(1)
+    early = pickle.loads(pickle.dumps(backend))
+    result = backend.infer(batch)
+    late = pickle.loads(pickle.dumps(backend))
+    for other in (early, late, copy.deepcopy(backend)):
+        assert "not loaded" in repr(other)
+        np.testing.assert_array_equal(other.infer(batch), result)
+
+
+@pytest.mark.parametrize("name", GRAPH_NAMES)
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
+def test_a_forked_child_builds_its_own(name: str, spec: NetworkSpec) -> None:
+    backend, batch = load_backend(name, spec), pictures(2)
+    result = backend.infer(batch)
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=infer_in_child, args=(backend, batch, answers))
+    with warnings.catch_warnings():
+        # Python 3.12 warns about forking a process with threads: that is what is tested.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    np.testing.assert_allclose(answers.get(), result, atol=1e-5)
+    np.testing.assert_array_equal(backend.infer(batch), result)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
+def test_fork_waits_for_an_inference_of_another_thread(spec: NetworkSpec) -> None:
+    backend, batch = load_backend("openvino", spec).load(), pictures(16)
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            backend.infer(batch)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    context = multiprocessing.get_context("fork")
+    try:
+        for _ in range(3):
+            answers = context.SimpleQueue()
+            child = context.Process(target=infer_in_child, args=(backend, batch[:1], answers))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child.start()
+            child.join(60)
+            assert child.exitcode == 0
+            assert answers.get().shape == (1, 2)
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_a_spawned_child_builds_its_own(backend: Backend) -> None:
+    batch = pictures(2)
+    result = backend.infer(batch)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        np.testing.assert_allclose(pool.apply(backend.infer, (batch,)), result, atol=1e-5)
+
+
+def test_two_threads_get_their_own_answers(backend: Backend) -> None:
+    batches = [pictures(1, seed=seed) for seed in range(2)]
+    right = [backend.infer(batch) for batch in batches]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(30):
+            if not np.array_equal(backend.infer(batches[index]), right[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not np.array_equal(right[0], right[1])
+    assert wrong == []
+
+
+def test_info_is_plain_and_says_what_runs(backend: Backend) -> None:
+    info = backend.info()
+    assert info["backend"] == backend.name
+    assert info["device"] == "CPU"
+    assert info["inference_precision"] in ("fp32", "f32")
+    assert all(isinstance(value, str | int | float | bool) for value in info.values())
+
+
+def test_openvino_is_set_up_for_workers(spec: NetworkSpec) -> None:
+    info = load_backend("openvino", spec).info()
+    assert info["pinning"] is False
+    assert info["inference_precision"] == "f32"
+
+
+def test_missing_file(backend: Backend, spec: NetworkSpec, tmp_path: Path) -> None:
+    gone = dataclasses.replace(spec, path=tmp_path / "a.onnx", weights=tmp_path / "a.safetensors")
+    with pytest.raises(ModelNotFoundError, match="no model file"):
+        load_backend(backend.name, gone).load()
+
+
+def test_damaged_file(backend: Backend, spec: NetworkSpec, tmp_path: Path) -> None:
+    assert spec.weights is not None
+    cut = dataclasses.replace(spec, path=tmp_path / "m.onnx", weights=tmp_path / "m.safetensors")
+    assert cut.weights is not None
+    cut.path.write_bytes(spec.path.read_bytes()[:-100_000])
+    cut.weights.write_bytes(spec.weights.read_bytes()[:-100_000])
+    with pytest.raises(ModelCorruptError, match="again") as caught:
+        load_backend(backend.name, cut).load()
+    assert caught.value.__cause__ is not None
+
+
+def test_edited_file(backend: Backend, spec: NetworkSpec) -> None:
+    edited = dataclasses.replace(spec, sha256="0" * 64, weights_sha256="0" * 64)
+    with pytest.raises(BundleEditedError, match="was recorded"):
+        load_backend(backend.name, edited).load()
+
+
+def test_unknown_device(backend: Backend, spec: NetworkSpec) -> None:
+    with pytest.raises(UnknownDeviceError, match=r"Expected (one of )?CPU"):
+        load_backend(backend.name, spec, device="NPU").load()
+
+
+def test_unknown_backend(spec: NetworkSpec) -> None:
+    with pytest.raises(UnknownBackendError, match="onnxruntime, openvino, torch"):
+        load_backend("tensorflow", spec)
+
+
+def test_impossible_arguments(backend: Backend, spec: NetworkSpec) -> None:
+    with pytest.raises(ConfigError, match="precision 'fp8'"):
+        load_backend(backend.name, spec, precision="fp8")
+    with pytest.raises(ConfigError, match="at least 1"):
+        load_backend(backend.name, spec, threads=0)
+
+
+def test_int8_and_bf16_only_where_they_are_real(spec: NetworkSpec) -> None:
+    with pytest.raises(ConfigError, match="int8"):
+        load_backend("torch", spec, precision="int8")
+    with pytest.raises(ConfigError, match="bf16"):
+        load_backend("onnxruntime", spec, precision="bf16")
+    offered = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    backend = load_backend("openvino", spec, precision="bf16")
+    if "BF16" in offered:
+        assert backend.info()["inference_precision"] == "bf16"
+    else:
+        with pytest.raises(ConfigError, match="emulate"):
+            backend.load()
+
+
+def test_a_bare_onnx_cannot_run_on_torch(spec: NetworkSpec) -> None:
+    bare = dataclasses.replace(spec, architecture=None, weights=None)
+    with pytest.raises(ConfigError, match="backend='openvino'"):
+        load_backend("torch", bare).load()
+
+
+@pytest.mark.parametrize("name", GRAPH_NAMES)
+def test_a_description_that_is_not_the_networks(name: str, spec: NetworkSpec) -> None:
+    other = dataclasses.replace(spec, input=TensorSpec((None, 64, 64, 3), "uint8"))
+    with pytest.raises(ConfigError, match="its description says"):
+        load_backend(name, other).load()
+    with pytest.raises(ConfigError, match="output"):
+        load_backend(name, dataclasses.replace(spec, output_index=1)).load()
+
+
+def test_an_ir_without_its_weights(spec: NetworkSpec, tmp_path: Path) -> None:
+    ov = import_openvino()
+    path = tmp_path / "model.xml"
+    ov.save_model(ov.Core().read_model(spec.path), path)
+    ir = dataclasses.replace(spec, path=path)
+    reference = load_backend("openvino", spec).infer(pictures(1))
+    np.testing.assert_allclose(load_backend("openvino", ir).infer(pictures(1)), reference, atol=0.2)
+    with pytest.raises(ConfigError, match="OpenVINO model"):
+        load_backend("onnxruntime", ir).load()
+    path.with_suffix(".bin").unlink()
+    with pytest.raises(ModelNotFoundError, match=r"\.bin"):
+        load_backend("openvino", ir).load()
+
+
+@pytest.mark.parametrize("count", range(1, 70))
+def test_chunks_cover_every_item_once(count: int) -> None:
+    pieces = list(chunks(count))
+    assert [item for start, stop, _ in pieces for item in range(start, stop)] == list(range(count))
+    assert all(stop - start == size for start, stop, size in pieces)
+    assert {size for _, _, size in pieces} <= {16, 4, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_int8_file_runs_on_both_and_stays_close(spec: NetworkSpec, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (32, HEIGHT // 8, WIDTH // 8, 3), dtype=np.uint8)
+    frames = blocks.repeat(8, axis=1).repeat(8, axis=2)
+    seen: list[bytes] = []
+    out = tmp_path / "int8.onnx"
+    quantize_onnx(spec.path, out, frames, accuracy_check=lambda p: seen.append(p.read_bytes()))
+    assert seen == [out.read_bytes()]
+    assert out.stat().st_size < spec.path.stat().st_size / 2
+    full = load_backend("openvino", spec).infer(frames)
+    int8 = dataclasses.replace(spec, path=out)
+    for name in GRAPH_NAMES:
+        close = load_backend(name, int8, precision="int8").infer(frames)
+        assert np.abs(close - full).max() < 0.1 * np.abs(full).max()
+
+    def refuse(path: Path) -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        quantize_onnx(spec.path, tmp_path / "refused.onnx", frames, accuracy_check=refuse)
+    assert not (tmp_path / "refused.onnx").exists()
+    with pytest.raises(InputError, match="calibration"):
+        quantize_onnx(spec.path, out, frames[:, :50])
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_with_varied_batches(backend: Backend) -> None:
+    psutil = pytest.importorskip("psutil")
+    if backend.name == "torch":
+        pytest.skip("torch's own allocator is not ours to bound")
+    process, batch = psutil.Process(), pictures(21)
+    rng = np.random.default_rng(0)
+
+    def calls(count: int) -> None:
+        for size in rng.integers(1, 22, count):
+            backend.infer(batch[:size])
+
+    calls(60)
+    before = process.memory_info().rss
+    calls(400)
+    assert process.memory_info().rss - before < 5e6

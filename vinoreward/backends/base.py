@@ -1,0 +1,241 @@
+"""The contract every inference backend keeps, and the checks they share."""
+
+from __future__ import annotations
+
+import abc
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.backends.checks import check_input, check_output
+from vinoreward.backends.fork import keep_forever, watch
+from vinoreward.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from vinoreward.backends.spec import NetworkSpec
+
+PRECISIONS = ("fp32", "bf16", "int8")
+
+# Batches are split into these sizes, so that a backend compiles at most three static shapes: memory
+# stays flat however the batch size varies, and no frame is padded. One picture of a batch of 16
+# costs about what it costs alone, so nothing is lost by splitting.
+CHUNKS = (16, 4, 1)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of an array. ``None`` in ``shape`` stands for any size of at least one."""
+
+    shape: tuple[int | None, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        sizes = ", ".join("N" if size is None else str(size) for size in self.shape)
+        return f"({sizes}) {self.dtype}"
+
+    def fits(self, array: NDArray[Any]) -> bool:
+        """Return whether the array's shape is one that this describes; dtype is not looked at."""
+        return len(array.shape) == len(self.shape) and all(
+            found >= 1 if expected is None else found == expected
+            for found, expected in zip(array.shape, self.shape, strict=True)
+        )
+
+
+class Backend(abc.ABC):
+    """Runs one network on batches of arrays.
+
+    Nothing is read or compiled until :meth:`load` or the first :meth:`infer`, so a backend can be
+    made in one process and used in another: it can be pickled, and after a ``fork`` the child
+    builds its own network and never touches the one it inherited. Threads may share a backend; they
+    take turns.
+
+    A new backend subclasses this and writes :meth:`_infer`; one that holds resources also writes
+    :meth:`_load` and :meth:`_unload`.
+
+    Args:
+        spec: the network.
+        device: device name as the backend's library spells it, in capitals (``"CPU"``).
+        precision: ``"fp32"``, ``"bf16"`` or ``"int8"``. INT8 is a property of the file in ``spec``.
+        threads: threads that one inference may use, at least 1.
+        cache_dir: folder for compiled models; only OpenVINO uses it. Off by default because on a
+            CPU it saves a tenth of a second, and a damaged cache is loaded without complaint.
+
+    Raises:
+        ConfigError: an argument that cannot work.
+    """
+
+    name: ClassVar[str] = ""
+    library: ClassVar[str] = ""
+    extra: ClassVar[str | None] = None
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
+
+    def __init__(
+        self,
+        spec: NetworkSpec,
+        *,
+        device: str = "CPU",
+        precision: str = "fp32",
+        threads: int = 1,
+        cache_dir: Path | None = None,
+    ) -> None:
+        if precision not in self.precisions:
+            raise ConfigError(
+                f"the {self.name} backend was asked for precision {precision!r}. Expected one of "
+                f"{', '.join(self.precisions)}; choose one of these or another backend."
+            )
+        if threads < 1:
+            raise ConfigError(f"threads is {threads}. Expected at least 1.")
+        self.spec = spec
+        self.device = device.upper()
+        self.precision = precision
+        self.threads = threads
+        self.cache_dir = cache_dir
+        self._closed = False
+        self._start()
+
+    def _start(self) -> None:
+        self._lock = threading.RLock()
+        self._loaded = False
+        self._pid = os.getpid()
+        watch(self)
+
+    @property
+    def input(self) -> TensorSpec:
+        """What :meth:`infer` takes."""
+        return self.spec.input
+
+    @property
+    def output(self) -> TensorSpec:
+        """What :meth:`infer` returns."""
+        return self.spec.output
+
+    def load(self) -> Self:
+        """Read and compile the network now, in this process. Does nothing the second time.
+
+        Raises:
+            ModelNotFoundError: the file is missing.
+            ModelCorruptError: the file cannot be read.
+            BundleEditedError: the file is not the one whose hash is recorded.
+            UnknownDeviceError: the device is not present.
+            MissingExtraError: the library is not installed.
+            ConfigError: the network is not what the specification says, or the backend is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise ConfigError(
+                    f"this {self.name} backend is closed. Expected an open one; make a new backend "
+                    "with load_backend."
+                )
+            if self._loaded and self._pid != os.getpid():
+                self._forget_inherited()
+            if not self._loaded:
+                self._load()
+                self._pid = os.getpid()
+                self._loaded = True
+        return self
+
+    def infer(self, batch: NDArray[Any]) -> NDArray[np.float32]:
+        """Run the network on a batch.
+
+        Args:
+            batch: array as :attr:`input` says, normally ``(N, H, W, 3)`` uint8 with N at least 1.
+
+        Returns:
+            New array as :attr:`output` says; it is the caller's to keep.
+
+        Raises:
+            InputError: wrong shape or dtype, or a float input with NaN or infinity.
+            OutputError: the network returned NaN, infinity or another shape.
+        """
+        check_input(batch, self.input)
+        with self._lock:
+            self.load()
+            # Copied inside the lock: a backend may return a view of a buffer that the next call
+            # overwrites.
+            result = np.array(self._infer(batch), dtype=np.float32, order="C")
+        check_output(result, self.output, len(batch), self.name)
+        return result
+
+    def close(self) -> None:
+        """Free the network. May be called more than once; :meth:`infer` is an error afterwards."""
+        with self._lock:
+            if self._loaded and self._pid == os.getpid():
+                self._unload()
+            elif self._loaded:
+                self._forget_inherited()
+            self._loaded = False
+            self._closed = True
+
+    def info(self) -> dict[str, str | int | float | bool]:
+        """Return what runs where, as plain values. Loads the network."""
+        self.load()
+        return {
+            "backend": self.name,
+            "device": self.device,
+            "precision": self.precision,
+            "threads": self.threads,
+            "model": str(self.spec.path),
+            **self._describe(),
+        }
+
+    @abc.abstractmethod
+    def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
+        """Run a checked batch of N; return (N, ...) outputs, which may be a view."""
+
+    def _load(self) -> None:  # noqa: B027 - a backend without resources needs none
+        """Build what :meth:`_infer` needs; runs once per process, under the lock."""
+
+    def _unload(self) -> None:  # noqa: B027
+        """Drop what :meth:`_load` built; runs in the same process."""
+
+    def _describe(self) -> dict[str, str | int | float | bool]:
+        return {}
+
+    def _resources(self) -> tuple[str, ...]:
+        """Names of the attributes that hold what cannot cross a process boundary."""
+        return ()
+
+    def _forget_inherited(self) -> None:
+        for attribute in self._resources():
+            keep_forever(self.__dict__.pop(attribute, None))
+        self._loaded = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        unwanted = {"_lock", "_loaded", "_pid", *self._resources()}
+        return {name: value for name, value in self.__dict__.items() if name not in unwanted}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "loaded" if self._loaded else "not loaded"
+        return f"<{type(self).__name__} {self.spec.path.name} on {self.device}, {state}>"
+
+
+def chunks(count: int, sizes: tuple[int, ...] = CHUNKS) -> Iterator[tuple[int, int, int]]:
+    """Split ``count`` items into ``(start, stop, size)``, ``stop - start <= size in sizes``.
+
+    ``sizes`` is in falling order. The last piece is smaller than its size only where the smallest
+    size is above 1 (a model with a fixed batch): the caller pads it.
+    """
+    start = 0
+    while start < count:
+        size = next((size for size in sizes if size <= count - start), sizes[-1])
+        stop = min(start + size, count)
+        yield start, stop, size
+        start = stop

@@ -1,0 +1,110 @@
+"""Quantizing an ONNX network to INT8 with NNCF.
+
+The result is an ONNX file with QuantizeLinear and DequantizeLinear nodes. OpenVINO runs it as fast
+as an OpenVINO IR quantized the same way, so one file serves OpenVINO and ONNX Runtime. The
+preprocessing stays in front, in floats: the file still takes uint8 pictures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.backends.checks import check_file
+from vinoreward.backends.telemetry import import_nncf
+from vinoreward.errors import InputError, MissingExtraError, ModelCorruptError
+from vinoreward.files import atomic_path
+
+MAX_CALIBRATION_FRAMES = 300
+
+
+def quantize_onnx(
+    model: Path,
+    out: Path,
+    frames: NDArray[np.uint8],
+    *,
+    accuracy_check: Callable[[Path], None] | None = None,
+) -> None:
+    """Quantize ``model`` into ``out``; deterministic for the same file and frames.
+
+    Args:
+        model: FP32 ``.onnx`` file whose one input is uint8 ``(N, H, W, 3)``.
+        out: the ``.onnx`` file to write, whole or not at all.
+        frames: calibration pictures ``(N, H, W, 3)`` uint8 from where the network will be used, of
+            every kind that it will see. The first 300 are used.
+        accuracy_check: called with the path of the quantized file before it is put in place. To
+            refuse it, raise; ``out`` is then left as it was.
+
+    Raises:
+        InputError: the frames are not uint8 pictures of the network's size.
+        ModelNotFoundError, ModelCorruptError: the file is missing or is not an ONNX network.
+        MissingExtraError: NNCF or onnx is not installed.
+        RunFolderError: the file cannot be written.
+    """
+    check_file(model, None)
+    nncf = import_nncf()
+    try:
+        import onnx
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingExtraError(
+            f"quantizing needs {error.name}, which is not installed. Install it with: "
+            "pip install 'vinoreward[train]'"
+        ) from error
+    try:
+        network = onnx.load(str(model))
+        onnx.checker.check_model(network)
+    except (DecodeError, onnx.checker.ValidationError) as error:
+        raise ModelCorruptError(
+            f"{model} cannot be read as a network. Expected an ONNX file; export it again."
+        ) from error
+    source = network.graph.input[0]
+    _check_frames(frames, [axis.dim_value for axis in source.type.tensor_type.shape.dim])
+    calibration = nncf.Dataset(
+        [frames[index : index + 1] for index in range(min(len(frames), MAX_CALIBRATION_FRAMES))],
+        lambda frame: {source.name: frame},
+    )
+    with _quiet(nncf):
+        quantized: Any = nncf.quantize(
+            network,
+            calibration,
+            preset=nncf.QuantizationPreset.PERFORMANCE,
+            subset_size=MAX_CALIBRATION_FRAMES,
+        )
+    with atomic_path(out) as part:
+        onnx.save(quantized, str(part))
+        if accuracy_check is not None:
+            accuracy_check(part)
+
+
+def _check_frames(frames: NDArray[np.uint8], shape: list[int]) -> None:
+    if not isinstance(frames, np.ndarray) or frames.dtype != np.uint8 or frames.ndim != 4:
+        raise InputError(
+            f"the calibration frames are {getattr(frames, 'dtype', type(frames).__name__)} of "
+            f"shape {getattr(frames, 'shape', None)}. Expected uint8 pictures (N, H, W, 3)."
+        )
+    if len(frames) == 0 or list(frames.shape[1:]) != shape[1:]:
+        raise InputError(
+            f"the calibration frames have shape {frames.shape}. Expected at least one picture of "
+            f"the network's size {tuple(shape[1:])}; prepare them as the bundle does."
+        )
+
+
+@contextlib.contextmanager
+def _quiet(nncf: Any) -> Iterator[None]:
+    """Keep NNCF's progress bar and its information lines from the user."""
+    logger = logging.getLogger("nncf")
+    level = logger.level
+    nncf.set_log_level(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        nncf.set_log_level(level)

@@ -1,0 +1,161 @@
+"""The ONNX Runtime backend."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.backends.base import CHUNKS, Backend, chunks
+from vinoreward.backends.checks import check_file
+from vinoreward.backends.spec import Preprocess
+from vinoreward.errors import (
+    ConfigError,
+    MissingExtraError,
+    ModelCorruptError,
+    OutputError,
+    UnknownDeviceError,
+)
+
+_DTYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32", "tensor(double)": "float64"}
+
+
+class ONNXRuntimeBackend(Backend):
+    """Runs an ``.onnx`` network with ONNX Runtime on the CPU.
+
+    Threads do not spin while they wait: spinning takes the cores from the simulator. Where the
+    network takes normalised floats (``spec.preprocess``), the pictures are converted with numpy;
+    the result is the same as OpenVINO's to rounding, at the price of a float copy.
+    """
+
+    name: ClassVar[str] = "onnxruntime"
+    library: ClassVar[str] = "onnxruntime"
+    extra: ClassVar[str | None] = "onnxruntime"
+    precisions: ClassVar[tuple[str, ...]] = ("fp32", "int8")
+
+    def _load(self) -> None:
+        if self.device != "CPU":
+            raise UnknownDeviceError(
+                f"the onnxruntime backend has no device {self.device!r}. Expected CPU; use the "
+                "openvino backend for other devices."
+            )
+        path = self.spec.path
+        check_file(path, self.spec.sha256)
+        if path.suffix == ".xml":
+            raise ConfigError(
+                f"{path} is an OpenVINO model, which ONNX Runtime cannot read. Expected an .onnx "
+                "file; use backend='openvino'."
+            )
+        self._session = self._open()
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        if len(inputs) != 1 or self.spec.output_index >= len(outputs):
+            raise ConfigError(
+                f"{path} has {len(inputs)} inputs and {len(outputs)} outputs. Expected one input "
+                f"and an output number {self.spec.output_index}; give a network with one input, or "
+                "another output_index."
+            )
+        self._check_graph(inputs[0])
+        self._source = inputs[0].name
+        self._result = outputs[self.spec.output_index].name
+        batch = inputs[0].shape[0] if inputs[0].shape else None
+        self._sizes = (batch,) if isinstance(batch, int) and batch > 0 else CHUNKS
+
+    def _open(self) -> Any:
+        try:
+            import onnxruntime
+            from onnxruntime.capi import onnxruntime_pybind11_state as failures
+        except ImportError as error:
+            raise MissingExtraError(
+                "onnxruntime is not installed or does not load here. Install it with: "
+                "pip install 'vinoreward[onnxruntime]'"
+            ) from error
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4  # failures arrive as exceptions
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            return onnxruntime.InferenceSession(
+                str(self.spec.path), options, providers=["CPUExecutionProvider"]
+            )
+        except (
+            failures.InvalidProtobuf,
+            failures.InvalidGraph,
+            failures.InvalidArgument,
+            failures.NoModel,
+            failures.ModelLoadCanceled,
+            failures.NotImplemented,
+            failures.Fail,
+            failures.RuntimeException,
+        ) as error:
+            raise ModelCorruptError(
+                f"{self.spec.path} cannot be read as a network. Expected an ONNX file that this "
+                "onnxruntime supports; the file is damaged, of another kind or too new, export it "
+                f"again. The reason it gives: {error}"
+            ) from error
+
+    def _check_graph(self, source: Any) -> None:
+        steps, wanted = self.spec.preprocess, self.input
+        shape, dtype = wanted.shape, wanted.dtype
+        if steps is not None:
+            batch, height, width, channels = shape
+            dtype = "float32"
+            if steps.layout == "NCHW":
+                shape = (batch, channels, height, width)
+        fits = len(source.shape) == len(shape) and all(
+            not isinstance(found, int) or expected is None or found == expected
+            for found, expected in zip(source.shape, shape, strict=True)
+        )
+        if not fits or _DTYPES.get(source.type) != dtype:
+            raise ConfigError(
+                f"{self.spec.path} takes {source.shape} {source.type}, but its description says "
+                f"{wanted}{'' if steps is None else f' after {steps}'}. Expected the same; correct "
+                "the description, or give a preprocess if the network takes normalised floats."
+            )
+
+    def _unload(self) -> None:
+        self.__dict__.pop("_session", None)
+
+    def _resources(self) -> tuple[str, ...]:
+        return ("_session",)
+
+    def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
+        parts = [
+            self._run(batch[start:stop], size)[: stop - start]
+            for start, stop, size in chunks(len(batch), self._sizes)
+        ]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def _run(self, batch: NDArray[Any], size: int) -> NDArray[Any]:
+        from onnxruntime.capi import onnxruntime_pybind11_state as failures
+
+        if len(batch) < size:  # padding, only where the model's batch is fixed
+            batch = np.concatenate([batch, np.repeat(batch[-1:], size - len(batch), axis=0)])
+        if self.spec.preprocess is not None:
+            batch = preprocess_numpy(batch, self.spec.preprocess)
+        try:
+            result: NDArray[Any] = self._session.run([self._result], {self._source: batch})[0]
+        except (failures.Fail, failures.RuntimeException, failures.InvalidArgument) as error:
+            raise OutputError(
+                f"ONNX Runtime failed while running {self.spec.path}. Expected it to return "
+                f"{self.output}; the reason it gives: {error}"
+            ) from error
+        return result
+
+    def _describe(self) -> dict[str, str | int | float | bool]:
+        import onnxruntime
+
+        return {"version": str(onnxruntime.__version__), "inference_precision": self.precision}
+
+
+def preprocess_numpy(pictures: NDArray[np.uint8], steps: Preprocess) -> NDArray[np.float32]:
+    """Convert uint8 RGB pictures (N, H, W, 3) to what ``steps`` describes, as float32."""
+    ordered = pictures[..., ::-1] if steps.color_order == "BGR" else pictures
+    floats = ordered.astype(np.float32)
+    floats /= np.float32(steps.scale)
+    floats -= np.asarray(steps.mean, dtype=np.float32)
+    floats /= np.asarray(steps.std, dtype=np.float32)
+    if steps.layout == "NCHW":
+        floats = floats.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(floats)

@@ -1,0 +1,207 @@
+"""The OpenVINO backend: one synchronous request per static batch size, inputs bound in advance."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.backends.base import CHUNKS, Backend, TensorSpec, chunks
+from vinoreward.backends.checks import check_file
+from vinoreward.backends.spec import Preprocess
+from vinoreward.backends.telemetry import import_openvino
+from vinoreward.errors import (
+    ConfigError,
+    ModelCorruptError,
+    ModelNotFoundError,
+    OutputError,
+    UnknownDeviceError,
+)
+
+
+class _Request(NamedTuple):
+    """One compiled batch size."""
+
+    compiled: Any
+    request: Any
+    source: NDArray[Any]
+    result: NDArray[Any]
+
+
+class OpenVINOBackend(Backend):
+    """Runs an ``.onnx`` or ``.xml`` network with OpenVINO.
+
+    Configured for the inside of an environment's ``step``: latency hint, one stream, ``threads``
+    threads, and no pinning, because pinned workers all end up on the same core. Shapes are static
+    (dynamic ones cost memory with every new size); a batch is split into pieces of 16, 4 and 1.
+    Precision is exactly the one asked for: OpenVINO by itself would take bfloat16 where a processor
+    has it, and other processors would then give other rewards.
+    """
+
+    name: ClassVar[str] = "openvino"
+    library: ClassVar[str] = "openvino"
+
+    def _load(self) -> None:
+        ov = import_openvino()
+        check_file(self.spec.path, self.spec.sha256)
+        if self.spec.path.suffix == ".xml" and not self.spec.path.with_suffix(".bin").is_file():
+            raise ModelNotFoundError(
+                f"{self.spec.path} has no {self.spec.path.stem}.bin beside it. Expected both files "
+                "of the OpenVINO model; copy the .bin too."
+            )
+        core = ov.Core()
+        self._check_device(core)
+        self._core = core
+        self._model = self._read(ov, core)
+        batch = self._model.input(0).partial_shape[0]
+        self._sizes = CHUNKS if batch.is_dynamic else (int(batch.get_length()),)
+        self._requests: dict[int, _Request] = {}
+        self._request(self._sizes[-1])  # compile one now, so that errors appear on loading
+
+    def _unload(self) -> None:
+        self._requests.clear()
+        for attribute in ("_model", "_core"):
+            self.__dict__.pop(attribute, None)
+
+    def _resources(self) -> tuple[str, ...]:
+        return ("_core", "_model", "_requests")
+
+    def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
+        if len(batch) in self._requests and len(batch) == self._sizes[-1]:
+            return self._run(batch, len(batch))
+        parts = [
+            self._run(batch[start:stop], size)[: stop - start].copy()
+            for start, stop, size in chunks(len(batch), self._sizes)
+        ]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def _run(self, batch: NDArray[Any], size: int) -> NDArray[Any]:
+        one = self._request(size)
+        one.source[: len(batch)] = batch
+        one.source[len(batch) :] = batch[-1]  # padding, only where the model's batch is fixed
+        try:
+            one.request.infer()
+        except RuntimeError as error:
+            raise OutputError(
+                f"OpenVINO failed while running {self.spec.path} on {self.device}. Expected it to "
+                f"return {self.output}; the reason it gives: {_first_line(error)}"
+            ) from error
+        return one.result
+
+    def _request(self, size: int) -> _Request:
+        if size not in self._requests:
+            self._requests[size] = self._compile(size)
+        return self._requests[size]
+
+    def _compile(self, size: int) -> _Request:
+        ov = import_openvino()
+        model = self._model.clone()
+        shape = [size, *(axis or 1 for axis in self.input.shape[1:])]
+        options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
+        options["INFERENCE_PRECISION_HINT"] = "bf16" if self.precision == "bf16" else "f32"
+        if self.device == "CPU":
+            options |= {"INFERENCE_NUM_THREADS": self.threads, "ENABLE_CPU_PINNING": False}
+        if self.cache_dir is not None:
+            options["CACHE_DIR"] = str(self.cache_dir)
+        try:
+            model.reshape(shape)
+            compiled = self._core.compile_model(model, self.device, options)
+        except RuntimeError as error:
+            raise ModelCorruptError(
+                f"OpenVINO cannot compile {self.spec.path} for inputs of shape {tuple(shape)}. "
+                "Expected a network that runs at this size; export it again, or correct the size "
+                f"in its description. The reason it gives: {_first_line(error)}"
+            ) from error
+        request = compiled.create_infer_request()
+        source = np.zeros(shape, dtype=self.input.dtype)
+        request.set_input_tensor(ov.Tensor(source, shared_memory=True))
+        result = request.get_output_tensor(self.spec.output_index).data
+        return _Request(compiled, request, source, result)
+
+    def _read(self, ov: Any, core: Any) -> Any:
+        path = self.spec.path
+        try:
+            model = core.read_model(path)
+        except RuntimeError as error:
+            raise ModelCorruptError(
+                f"{path} cannot be read as a network. Expected an ONNX file or an OpenVINO .xml "
+                "with its .bin; the file is damaged or of another kind, export it again."
+            ) from error
+        if len(model.inputs) != 1 or self.spec.output_index >= len(model.outputs):
+            raise ConfigError(
+                f"{path} has {len(model.inputs)} inputs and {len(model.outputs)} outputs. Expected "
+                f"one input and an output number {self.spec.output_index}; give a network with one "
+                "input, or another output_index."
+            )
+        try:
+            if self.spec.preprocess is not None:
+                model = _with_preprocess(ov, model, self.spec.preprocess, self.input)
+            fits = model.input(0).partial_shape.compatible(
+                ov.PartialShape([-1 if size is None else size for size in self.input.shape])
+            )
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the preprocessing described for {path} does not fit its input "
+                f"{model.input(0).partial_shape}. Expected pictures {self.input}; correct layout "
+                "and size in the description."
+            ) from error
+        dtype = model.input(0).element_type.to_dtype()
+        if not fits or dtype != np.dtype(self.input.dtype):
+            raise ConfigError(
+                f"{path} takes {model.input(0).partial_shape} {dtype}, but its description says "
+                f"{self.input}. Expected the same; correct the description, or give a preprocess "
+                "if the network takes normalised floats."
+            )
+        return model
+
+    def _check_device(self, core: Any) -> None:
+        present = list(core.available_devices)
+        if not any(name == self.device or name.startswith(f"{self.device}.") for name in present):
+            raise UnknownDeviceError(
+                f"OpenVINO has no device {self.device!r} here. Expected one of "
+                f"{', '.join(present)}; choose one of these or install the driver."
+            )
+        if self.precision == "bf16":
+            offered = core.get_property(self.device, "OPTIMIZATION_CAPABILITIES")
+            if "BF16" not in offered:
+                raise ConfigError(
+                    f"{self.device} was asked for bf16 but offers {', '.join(offered)}. It would "
+                    "emulate bf16 at a half to a quarter of the speed; use fp32 or int8."
+                )
+
+    def _describe(self) -> dict[str, str | int | float | bool]:
+        compiled = self._requests[self._sizes[-1]].compiled
+        described: dict[str, str | int | float | bool] = {
+            "version": str(import_openvino().__version__),
+            "execution_devices": ",".join(compiled.get_property("EXECUTION_DEVICES")),
+            "inference_precision": str(
+                compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+            ),
+            "compiled_batches": ",".join(str(size) for size in sorted(self._requests)),
+        }
+        if self.device == "CPU":
+            described["pinning"] = bool(compiled.get_property("ENABLE_CPU_PINNING"))
+        return described
+
+
+def _with_preprocess(ov: Any, model: Any, steps: Preprocess, picture: TensorSpec) -> Any:
+    """Put ``steps`` in front of a float model: it takes uint8 RGB N, H, W, C afterwards."""
+    builder = ov.preprocess.PrePostProcessor(model)
+    tensor = builder.input().tensor()
+    tensor.set_element_type(ov.Type.u8).set_layout(ov.Layout("NHWC"))
+    tensor.set_color_format(ov.preprocess.ColorFormat.RGB)
+    tensor.set_spatial_static_shape(*picture.shape[1:3])
+    builder.input().model().set_layout(ov.Layout(steps.layout))
+    actions = builder.input().preprocess().convert_element_type(ov.Type.f32)
+    if steps.color_order == "BGR":
+        actions = actions.convert_color(ov.preprocess.ColorFormat.BGR)
+    actions.scale(steps.scale).mean(list(steps.mean)).scale(list(steps.std))
+    return builder.build()
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the part of OpenVINO's C++ message that a reader can use."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    useful = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
+    return useful[0] if useful else str(error)

@@ -1,0 +1,78 @@
+"""Importing OpenVINO and NNCF without their telemetry.
+
+Left to themselves both send a usage event when they are imported, write a client id into the home
+folder, and do it from a process they start: with the ``spawn`` start method that runs the user's
+script a second time. The functions here put a stub in the telemetry package's place for the length
+of the first import. Set ``VINOREWARD_OPENVINO_TELEMETRY=1`` to leave the telemetry on. A program
+that imported OpenVINO before keeps what it chose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+from vinoreward.errors import MissingExtraError
+
+_SWITCH = "VINOREWARD_OPENVINO_TELEMETRY"
+_PACKAGE = "openvino_telemetry"
+
+
+def import_openvino() -> ModuleType:
+    """Import ``openvino`` without telemetry and return it.
+
+    Raises:
+        MissingExtraError: OpenVINO is not installed.
+    """
+    if "openvino" not in sys.modules:
+        with _silenced():
+            _import("openvino", "openvino")
+            # Converting a model would import this later, with the real telemetry.
+            with contextlib.suppress(ImportError):
+                importlib.import_module("openvino.tools.ovc")
+    return sys.modules["openvino"]
+
+
+def import_nncf() -> ModuleType:
+    """Import ``nncf`` (and with it torch) without telemetry and return it.
+
+    Raises:
+        MissingExtraError: NNCF is not installed.
+    """
+    import_openvino()
+    if "nncf" not in sys.modules:
+        with _silenced():
+            _import("nncf", "vinoreward[train]")
+    return sys.modules["nncf"]
+
+
+def _import(name: str, requirement: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise MissingExtraError(
+            f"{name} is not installed. Install it with: pip install '{requirement}'"
+        ) from error
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Make ``import openvino_telemetry`` fail inside the block: both packages have a stub then."""
+    if os.environ.get(_SWITCH) == "1":
+        yield
+        return
+    missing = object()
+    before = sys.modules.get(_PACKAGE, missing)
+    sys.modules[_PACKAGE] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.modules.pop(_PACKAGE, None)
+        if isinstance(before, ModuleType):
+            sys.modules[_PACKAGE] = before

@@ -1,0 +1,106 @@
+"""The PyTorch backend: what most users run today, and the baseline of every speed claim."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.backends.base import Backend
+from vinoreward.backends.checks import check_file
+from vinoreward.errors import (
+    ConfigError,
+    MissingExtraError,
+    ModelCorruptError,
+    UnknownDeviceError,
+)
+
+
+class TorchBackend(Backend):
+    """Runs a known architecture with safetensors weights in PyTorch.
+
+    Plain eager mode in N, C, H, W under ``inference_mode``, as a user would write it: no
+    channels-last, no compilation, so that comparing with it is fair. ``threads`` calls
+    ``torch.set_num_threads`` when the network is loaded; that setting belongs to the whole process.
+    PyTorch itself may hang in a forked child if the parent ran it with several threads.
+    """
+
+    name: ClassVar[str] = "torch"
+    library: ClassVar[str] = "torch"
+    extra: ClassVar[str | None] = "train"
+    precisions: ClassVar[tuple[str, ...]] = ("fp32",)
+
+    def _load(self) -> None:
+        architecture, weights = self.spec.architecture, self.spec.weights
+        if architecture is None or weights is None:
+            raise ConfigError(
+                f"{self.spec.path} has no architecture and weights for PyTorch: an .onnx or .xml "
+                "alone cannot run there. Expected a bundle with model.safetensors; use "
+                "backend='openvino' or 'onnxruntime'."
+            )
+        check_file(weights, self.spec.weights_sha256)
+        try:
+            import safetensors
+            import safetensors.torch
+            import torch
+
+            from vinoreward.backends.torch_networks import WithPreprocess, build
+        except ImportError as error:
+            raise MissingExtraError(
+                f"the torch backend needs {error.name}, which is not installed or does not load "
+                "here. Install it with: pip install 'vinoreward[train]'"
+            ) from error
+        self._device = self._find_device(torch)
+        classes = self.output.shape[-1]
+        if classes is None:
+            raise ConfigError(
+                f"the output is described as {self.output}. Expected a fixed number of classes, "
+                "which the torch backend needs to build the network."
+            )
+        network = build(architecture, classes)
+        try:
+            network.load_state_dict(safetensors.torch.load_file(weights), strict=True)
+        except (safetensors.SafetensorError, RuntimeError) as error:
+            raise ModelCorruptError(
+                f"{weights} does not hold the weights of {architecture} with {classes} classes. "
+                f"Expected its complete state dict in safetensors form; save it again. {error}"
+            ) from error
+        torch.set_num_threads(self.threads)
+        module = WithPreprocess(network, self.spec.mean, self.spec.std)
+        self._module = module.eval().to(self._device)
+
+    def _find_device(self, torch: Any) -> str:
+        present = ["CPU", *(["CUDA"] if torch.cuda.is_available() else [])]
+        if self.device not in present:
+            raise UnknownDeviceError(
+                f"PyTorch has no device {self.device!r} here. Expected one of "
+                f"{', '.join(present)}; choose one of these."
+            )
+        return self.device.lower()
+
+    def _unload(self) -> None:
+        self.__dict__.pop("_module", None)
+
+    def _resources(self) -> tuple[str, ...]:
+        return ("_module",)
+
+    def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
+        import torch
+
+        # torch takes neither negative strides nor read-only arrays.
+        owned = np.require(batch, requirements=["C", "W"])
+        with torch.inference_mode():
+            result = self._module(torch.from_numpy(owned).to(self._device))
+            array: NDArray[Any] = result.cpu().numpy()
+        return array
+
+    def _describe(self) -> dict[str, str | int | float | bool]:
+        import torch
+
+        return {
+            "version": str(torch.__version__),
+            "inference_precision": "fp32",
+            "architecture": str(self.spec.architecture),
+            "process_threads": torch.get_num_threads(),
+        }
