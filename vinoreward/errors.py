@@ -10,7 +10,7 @@
     ├── MissingExtraError (ImportError)          an optional dependency is not installed
     ├── MissingDisplayError (RuntimeError)       a window was asked for where there is no display
     ├── InputError (ValueError)                  an array of the wrong shape, dtype or range
-    ├── OutputError (RuntimeError)               a network returned NaN or infinity, or the wrong shape
+    ├── OutputError (RuntimeError)               NaN, infinity or a wrong shape from a network
     ├── ModelNotFoundError (FileNotFoundError)   no model file or bundle at that path or name
     ├── ModelCorruptError (ValueError)           a model file that cannot be read
     ├── BundleError (ValueError)                 a bundle that is not valid

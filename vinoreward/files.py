@@ -73,7 +73,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file as 64 hexadecimal digits."""
+    digest = hashlib.sha256()
     with Path(path).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(
-            hashlib, "file_digest"
-        ) else hashlib.sha256(stream.read()).hexdigest()
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,298 @@
+"""PandaHover: a Panda arm learns to hover over an object; a network judges from the picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.error import ResetNeeded
+from numpy.typing import NDArray
+
+from vinoreward.errors import ConfigError
+from vinoreward.rewards.detector import SuccessDetector
+from vinoreward_envs import constants as c
+from vinoreward_envs.arguments import (
+    ObjectPosition,
+    check_choice,
+    checked_action,
+    checked_object_position,
+    place,
+)
+from vinoreward_envs.camera import CameraSpec, Mesh, Renderer
+from vinoreward_envs.human_view import HumanView
+from vinoreward_envs.picture_spec import camera_spec, check_picture, resized, size_before_crop
+from vinoreward_envs.scene import HoverScene, Motion
+
+if TYPE_CHECKING:
+    from vinoreward.bundles.bundle import Bundle
+    from vinoreward.rewards.classifier import Classifier
+
+DEFAULT_BUNDLE = "panda-hover-classifier"
+ORACLE = "oracle"
+# With motion="dynamics" the arm may come to rest slightly outside of the workspace.
+_SLACK = 0.05
+# Rounding (0.1 in float32, a pose reached to 1e-6 m) must not refuse a move to the very edge.
+_EDGE_TOLERANCE = 1e-4
+
+
+class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
+    """Move the gripper over the object, at hover height, within ten steps.
+
+    Action: ``(2,)`` float32, a move (dx, dy) in metres within ±0.1; larger values are clipped.
+    Observation (``observation="state"``): float32 gripper x, y in metres, then the object's x, y
+    where the object moves between episodes. ``observation="pixels"``: the ``(H, W, 3)`` uint8
+    camera picture. Reward: +100 for success, -5 for a move refused at the edge of the workspace
+    (the arm stays where it is), else -1. The episode terminates on success, as claimed by the
+    classifier, and is truncated after ten steps.
+
+    ``info`` holds ``is_success`` (claimed), ``true_success`` (the gripper within 3.5 cm of the
+    point above the object), ``distance`` (metres), ``refused`` and, but for the oracle,
+    ``reward_prob``, the calibrated probability behind the claim.
+
+    ``reset(options={"object_position": (x, y)})`` places the object for that episode.
+
+    Args:
+        backend: ``"openvino"``, ``"onnxruntime"``, ``"torch"`` or any registered backend runs the
+            classifier; ``"oracle"`` judges by the truth and needs no picture.
+        bundle: name or folder of the classifier's bundle, or a loaded one (a foreign model, say);
+            None is the shipped one. With the oracle it only says what the picture is like.
+        precision: ``"auto"`` takes INT8 where the bundle's gate passed; else ``"fp32"`` and so on.
+        device: a device of the backend.
+        threads: threads of one inference.
+        object_position: ``"fixed"``, ``"random"`` in each episode, or ``(x, y)`` in metres.
+        motion: ``"kinematic"`` or ``"dynamics"`` (500 physics sub-steps; needs PyBullet).
+        camera: ``"fast"`` or ``"tiny"`` (PyBullet's TinyRenderer, the reference).
+        mesh: ``"full"`` or ``"20"`` (a fifth of the triangles); None is the bundle's.
+        image_size: ``(height, width)``; None is the bundle's.
+        fidelity: ``"article"`` is the article's exact setting, the baseline of speed claims:
+            960x720 by TinyRenderer, full meshes, 500 sub-steps, PyBullet's default inverse
+            kinematics, the picture resized on the CPU with PIL. It replaces ``motion``,
+            ``camera``, ``mesh`` and ``image_size``, and a bundle trained on another picture is
+            accepted (its decisions are then not those its card promises).
+        observation: ``"state"`` or ``"pixels"``.
+        render_mode: None, ``"rgb_array"`` or ``"human"`` (needs a display).
+        success_threshold: probability from which success is claimed; None is the bundle's.
+        success_hold_steps: steps in a row that must reach it.
+
+    Raises:
+        ConfigError: an argument that cannot work.
+        PictureMismatchError: the bundle was trained on other pictures.
+        ModelNotFoundError: no such bundle.
+        MissingExtraError: PyBullet or the camera's library is needed and not installed.
+        MissingDisplayError: ``render_mode="human"`` without a display.
+    """
+
+    metadata = {"render_modes": ["rgb_array", "human"], "render_fps": 5}  # noqa: RUF012
+
+    def __init__(
+        self,
+        *,
+        backend: str = "openvino",
+        bundle: Bundle | str | Path | None = None,
+        precision: str = "auto",
+        device: str = "CPU",
+        threads: int = 1,
+        object_position: ObjectPosition = "fixed",
+        motion: Motion = "kinematic",
+        camera: Renderer = "fast",
+        mesh: Mesh | None = None,
+        image_size: tuple[int, int] | None = None,
+        fidelity: Literal["article"] | None = None,
+        observation: Literal["state", "pixels"] = "state",
+        render_mode: Literal["rgb_array", "human"] | None = None,
+        success_threshold: float | None = None,
+        success_hold_steps: int = 1,
+    ) -> None:
+        check_choice("fidelity", fidelity, (None, "article"))
+        check_choice("observation", observation, ("state", "pixels"))
+        check_choice("render_mode", render_mode, (None, "rgb_array", "human"))
+        self.render_mode = render_mode
+        self._object_position = checked_object_position(object_position)
+        self._view = HumanView("PandaHover") if render_mode == "human" else None
+        loaded = self._load_bundle(backend, bundle)
+        if fidelity == "article":
+            if image_size is not None:
+                raise ConfigError(
+                    f'Found image_size={image_size} with fidelity="article", whose picture is '
+                    f"always {c.ARTICLE_WIDTH}x{c.ARTICLE_HEIGHT}. Leave one of them out."
+                )
+            spec = CameraSpec(
+                height=c.ARTICLE_HEIGHT, width=c.ARTICLE_WIDTH, renderer="tiny", mesh="full"
+            )
+        else:
+            spec = camera_spec(camera, mesh, image_size, loaded)
+        self._classifier: Classifier | None = None
+        self._network_size: tuple[int, int] | None = None
+        threshold = 0.5 if success_threshold is None else success_threshold
+        if backend != ORACLE and loaded is not None:
+            if fidelity == "article":
+                self._network_size = size_before_crop(loaded)
+            else:
+                check_picture(spec, loaded)
+            # Imported here: the oracle's environments need none of it.
+            from vinoreward.rewards.classifier import Classifier
+
+            self._classifier = Classifier(
+                loaded, backend=backend, device=device, precision=precision, threads=threads
+            )
+            if success_threshold is None:
+                threshold = self._classifier.threshold
+        self._detector = SuccessDetector(enter=threshold, hold=success_hold_steps)
+        if fidelity == "article":
+            self.scene = HoverScene(camera=spec, motion="dynamics", ik="article")
+        else:
+            self.scene = HoverScene(camera=spec, motion=motion)
+        self._pixels = observation == "pixels"
+        self.observation_space = self._observation_space(spec)
+        self.action_space = gym.spaces.Box(-c.MAX_MOVE, c.MAX_MOVE, (2,), np.float32)
+        self._steps: int | None = None
+        self._frame: NDArray[np.uint8] | None = None
+
+    @property
+    def classifier(self) -> Classifier | None:
+        """The classifier that judges, None for the oracle. It loads at the first picture."""
+        return self._classifier
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Place the object, bring the arm home; return the observation and info.
+
+        Raises:
+            InputError: ``options["object_position"]`` is not a place in the workspace.
+            ConfigError: an option of another name.
+        """
+        super().reset(seed=seed)
+        self.scene.place_object(self._next_object(options or {}))
+        self.scene.home()
+        self._detector.reset()
+        self._steps = 0
+        self._frame = None
+        self._show()
+        distance = self.scene.distance()
+        return self._observe(), {
+            "distance": distance,
+            "true_success": distance <= c.SUCCESS_DISTANCE,
+        }
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
+        """Move the gripper by ``action`` and judge.
+
+        Raises:
+            InputError: the action is not of shape (2,) or not finite.
+            ResetNeeded: before the first ``reset``.
+        """
+        if self._steps is None:
+            raise ResetNeeded("Found a step before the first reset; call reset() first.")
+        move = checked_action(action)
+        self._steps += 1
+        refused = not self._move(move)
+        distance = self.scene.distance()
+        info: dict[str, Any] = {
+            "true_success": distance <= c.SUCCESS_DISTANCE,
+            "distance": distance,
+            "refused": refused,
+        }
+        probability = self._judge(info)
+        claimed = bool(self._detector.update(np.array([probability], dtype=np.float32))[0])
+        info["is_success"] = claimed
+        if claimed:
+            reward = c.REWARD_SUCCESS
+        else:
+            reward = c.REWARD_REFUSED if refused else c.REWARD_STEP
+        self._show()
+        truncated = not claimed and self._steps >= c.MAX_EPISODE_STEPS
+        return self._observe(), reward, claimed, truncated, info
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """Return the ``(H, W, 3)`` uint8 picture, or None unless ``render_mode="rgb_array"``."""
+        if self.render_mode == "rgb_array":
+            return self._picture().copy()
+        self._show()
+        return None
+
+    def close(self) -> None:
+        """Free the scene, the classifier and the window. Calling it again does nothing."""
+        self.scene.close()
+        if self._classifier is not None:
+            self._classifier.close()
+        if self._view is not None:
+            self._view.close()
+
+    def _load_bundle(self, backend: str, bundle: Bundle | str | Path | None) -> Bundle | None:
+        if backend == ORACLE and bundle is None:
+            return None
+        from vinoreward.bundles.bundle import Bundle
+
+        if isinstance(bundle, Bundle):
+            return bundle
+        return Bundle.load(DEFAULT_BUNDLE if bundle is None else bundle)
+
+    def _observation_space(self, spec: CameraSpec) -> gym.spaces.Box:
+        if self._pixels:
+            return gym.spaces.Box(0, 255, (spec.height, spec.width, 3), np.uint8)
+        repeats = 2 if self._object_position == "random" else 1
+        low = np.tile(np.array(c.WORKSPACE_LOW) - _SLACK, repeats).astype(np.float32)
+        high = np.tile(np.array(c.WORKSPACE_HIGH) + _SLACK, repeats).astype(np.float32)
+        return gym.spaces.Box(low, high, dtype=np.float32)
+
+    def _next_object(self, options: dict[str, Any]) -> tuple[float, float]:
+        unknown = sorted(set(options) - {"object_position"})
+        if unknown:
+            raise ConfigError(
+                f'Found reset options {unknown}; expected only "object_position". Remove them.'
+            )
+        if "object_position" in options:
+            return place(options["object_position"], 'reset option "object_position"')
+        if self._object_position == "random":
+            low = np.array(c.WORKSPACE_LOW) + c.OBJECT_MARGIN
+            high = np.array(c.WORKSPACE_HIGH) - c.OBJECT_MARGIN
+            x, y = self.np_random.uniform(low, high).tolist()
+            return (x, y)
+        if self._object_position == "fixed":
+            return c.FIXED_OBJECT
+        return self._object_position
+
+    def _move(self, move: NDArray[np.float64]) -> bool:
+        """Move the gripper unless that would leave the workspace; say whether it moved."""
+        target = self.scene.gripper[:2] + move
+        low, high = np.array(c.WORKSPACE_LOW), np.array(c.WORKSPACE_HIGH)
+        if (target < low - _EDGE_TOLERANCE).any() or (target > high + _EDGE_TOLERANCE).any():
+            return False
+        x, y = np.clip(target, low, high).tolist()
+        self.scene.move_gripper((x, y))
+        self._frame = None
+        return True
+
+    def _judge(self, info: dict[str, Any]) -> float:
+        """Return the probability of success: the classifier's, or the oracle's 0 or 1."""
+        if self._classifier is None:
+            return float(info["true_success"])
+        frame = self._picture()
+        if self._network_size is not None:
+            frame = resized(frame, *self._network_size)
+        probability = float(self._classifier.probability(frame[None])[0])
+        info["reward_prob"] = probability
+        return probability
+
+    def _observe(self) -> NDArray[Any]:
+        if self._pixels:
+            return self._picture().copy()
+        values = self.scene.gripper[:2].tolist()
+        if self._object_position == "random":
+            values += self.scene.object_xy or (0.0, 0.0)
+        return np.array(values, dtype=np.float32)
+
+    def _picture(self) -> NDArray[np.uint8]:
+        """Return the picture of the present pose, rendered at most once per step."""
+        if self._frame is None:
+            self._frame = self.scene.render()
+        return self._frame
+
+    def _show(self) -> None:
+        if self._view is not None:
+            self._view.show(self._picture())

@@ -1,0 +1,280 @@
+"""The cameras: what a picture is, and that the fast one draws the reference's picture."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vinoreward.errors import ConfigError, InputError, UnknownDeviceError
+from vinoreward_envs import constants as c
+from vinoreward_envs import scene_assets
+from vinoreward_envs.arm import inverse_kinematics
+from vinoreward_envs.camera import Camera, CameraSpec, clip_matrix, make_camera, view_matrix
+from vinoreward_envs.camera_tiny import quaternion
+
+HOME = np.array(c.HOME_JOINTS)
+
+
+def scenes(count: int, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Home and hovering arms, objects anywhere in the workspace, every third one absent."""
+    draw = np.random.default_rng(seed)
+    grippers = draw.uniform(c.WORKSPACE_LOW, c.WORKSPACE_HIGH, (count, 2))
+    objects = draw.uniform(c.WORKSPACE_LOW, c.WORKSPACE_HIGH, (count, 2))
+    objects[1] = grippers[1]
+    joints = [inverse_kinematics([x, y, c.HOVER_HEIGHT], HOME) for x, y in grippers]
+    joints[0] = HOME
+    poses = [scene_assets.object_rest_pose((x, y)) for x, y in objects]
+    return np.array(joints), np.array(poses), np.arange(count) % 3 != 2
+
+
+@pytest.fixture(scope="module")
+def fast() -> Any:
+    with make_camera() as camera:
+        yield camera
+
+
+def tiny(height: int, width: int) -> Camera:
+    pytest.importorskip("pybullet")
+    return make_camera(CameraSpec(height=height, width=width, renderer="tiny"))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "mean_limit", "share_limit"), [("20", 0.45, 0.006), ("full", 0.05, 0.002)]
+)
+@pytest.mark.parametrize(("height", "width"), [(96, 128), (64, 64), (75, 101)])
+def test_fast_draws_what_tiny_draws(
+    mesh: Any, mean_limit: float, share_limit: float, height: int, width: int
+) -> None:
+    joints, poses, present = scenes(12)
+    with tiny(height, width) as reference:
+        expected = reference.render_batch(joints, poses, present).astype(int)
+    with make_camera(CameraSpec(height=height, width=width, mesh=mesh)) as camera:
+        found = camera.render_batch(joints, poses, present).astype(int)
+    difference = np.abs(found - expected)
+    assert found.std() > 20.0
+    assert difference.mean() < mean_limit
+    assert (difference > 16).any(axis=-1).mean() < share_limit
+    # No single scene may hide behind the average.
+    assert difference.mean(axis=(1, 2, 3)).max() < 1.0
+
+
+def test_fast_follows_an_object_lifted_and_turned_as_tiny_does() -> None:
+    pose = np.eye(4)
+    pose[:3, :3] = [[0.0, -0.6, 0.8], [1.0, 0.0, 0.0], [0.0, 0.8, 0.6]]
+    pose[:3, 3] = (0.55, 0.1, 0.12)
+    with tiny(96, 128) as reference, make_camera(CameraSpec(mesh="full")) as camera:
+        expected = reference.render(HOME, pose).astype(int)
+        found = camera.render(HOME, pose).astype(int)
+        absent = camera.render(HOME, None).astype(int)
+    assert (found != absent).any(axis=-1).sum() > 20
+    assert np.abs(found - expected).mean() < 0.05
+
+
+@pytest.mark.parametrize(("height", "width"), [(96, 128), (224, 298)])
+def test_background_is_tinys_own(height: int, width: int) -> None:
+    # From here up the arm stands behind the camera, outside the picture.
+    up = np.zeros(c.JOINTS)
+    with tiny(height, width) as reference, make_camera(CameraSpec(height, width)) as camera:
+        expected = reference.render(up, None).astype(int)
+        found = camera.render(up, None).astype(int)
+    drawn = scene_assets.background(height, width).picture
+    # The arm's foot stays in view; most of the picture is table and floor.
+    assert (found == drawn).all(axis=-1).mean() > 0.75
+    assert np.abs(found - expected).mean() < 0.2
+
+
+def test_same_scene_gives_the_same_bytes(fast: Camera) -> None:
+    joints, poses, present = scenes(6)
+    first = fast.render_batch(joints, poses, present)
+    with make_camera() as other:
+        assert np.array_equal(first, other.render_batch(joints, poses, present))
+    assert np.array_equal(first, fast.render_batch(joints, poses, present))
+
+
+@pytest.mark.parametrize("count", [2, 64, 65])
+def test_a_batch_is_its_scenes_one_by_one(fast: Camera, count: int) -> None:
+    joints, poses, present = scenes(count, seed=3)
+    batch = fast.render_batch(joints, poses, present)
+    single = [
+        fast.render(q, pose if shown else None)
+        for q, pose, shown in zip(joints, poses, present, strict=True)
+    ]
+    assert batch.shape == (count, c.PICTURE_HEIGHT, c.PICTURE_WIDTH, 3)
+    assert batch.dtype == np.uint8
+    assert np.array_equal(batch, single)
+
+
+def test_an_empty_batch_gives_no_pictures(fast: Camera) -> None:
+    pictures = fast.render_batch(np.zeros((0, 9)), np.zeros((0, 4, 4)), np.zeros(0, bool))
+    assert pictures.shape == (0, c.PICTURE_HEIGHT, c.PICTURE_WIDTH, 3)
+
+
+@pytest.mark.parametrize("renderer", ["fast", "tiny"])
+def test_pictures_belong_to_the_caller(renderer: Any) -> None:
+    if renderer == "tiny":
+        pytest.importorskip("pybullet")
+    with make_camera(CameraSpec(renderer=renderer)) as camera:
+        first = camera.render(HOME, scene_assets.object_rest_pose((0.5, 0.1)))
+        kept = first.copy()
+        camera.render(HOME, None)
+        assert np.array_equal(first, kept)
+        first[:] = 0
+        assert camera.render(HOME, None).any()
+
+
+@pytest.mark.parametrize("renderer", ["fast", "tiny"])
+def test_an_absent_object_leaves_no_trace(renderer: Any) -> None:
+    if renderer == "tiny":
+        pytest.importorskip("pybullet")
+    pose = scene_assets.object_rest_pose((0.5, 0.2))
+    with make_camera(CameraSpec(renderer=renderer)) as camera:
+        before = camera.render(HOME, None)
+        shown = camera.render(HOME, pose)
+        after = camera.render(HOME, None)
+    assert np.array_equal(before, after)
+    changed = (before != shown).any(axis=-1)
+    assert 20 < changed.sum() < 400
+    # The object is blue.
+    red, green, blue = shown[changed].mean(axis=0)
+    assert blue > red + 50
+    assert blue > green + 50
+
+
+def test_an_absent_objects_pose_does_not_matter(fast: Camera) -> None:
+    joints, poses, _ = scenes(2)
+    absent = np.zeros(2, bool)
+    expected = fast.render_batch(joints, poses, absent)
+    poses[:] = np.nan
+    assert np.array_equal(fast.render_batch(joints, poses, absent), expected)
+
+
+def test_an_arm_far_out_of_the_task_is_still_tinys() -> None:
+    draw = np.random.default_rng(7)
+    low, high = np.array(c.JOINT_LOW), np.array(c.JOINT_HIGH)
+    joints = np.zeros((8, c.JOINTS))
+    joints[:, : c.ARM_JOINTS] = draw.uniform(low, high, (8, c.ARM_JOINTS))
+    poses, absent = np.tile(np.eye(4), (8, 1, 1)), np.zeros(8, bool)
+    with tiny(96, 128) as reference, make_camera(CameraSpec(mesh="full")) as camera:
+        expected = reference.render_batch(joints, poses, absent).astype(int)
+        found = camera.render_batch(joints, poses, absent).astype(int)
+    assert np.abs(found - expected).mean() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"height": 0}, "height 0"),
+        ({"width": 5000}, "width 5000"),
+        ({"width": 12.5}, "width 12.5"),
+        ({"height": True}, "height True"),
+        ({"renderer": "gpu"}, "renderer 'gpu'"),
+        ({"mesh": "5"}, "mesh level '5'"),
+    ],
+)
+def test_a_picture_that_cannot_be_is_refused(fields: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        CameraSpec(**fields)
+
+
+def test_the_specification_that_travels_leaves_the_renderer_out() -> None:
+    assert CameraSpec(renderer="tiny").as_dict() == CameraSpec(renderer="fast").as_dict()
+    assert CameraSpec(mesh="full").as_dict() != CameraSpec(mesh="20").as_dict()
+    assert CameraSpec(height=64).as_dict() != CameraSpec().as_dict()
+
+
+def test_wrong_arrays_are_refused(fast: Camera) -> None:
+    with pytest.raises(InputError, match=r"\(1, 7\)"):
+        fast.render(np.zeros(7), None)
+    with pytest.raises(InputError, match="object poses"):
+        fast.render_batch(np.zeros((2, 9)), np.zeros((1, 4, 4)), [True, True])
+    with pytest.raises(InputError, match="NaN"):
+        fast.render(np.full(9, np.nan), None)
+
+
+def test_a_closed_camera_says_so() -> None:
+    camera = make_camera()
+    camera.close()
+    camera.close()
+    with pytest.raises(ConfigError, match="closed"):
+        camera.render(HOME, None)
+
+
+def test_an_unknown_device_is_refused() -> None:
+    from vinoreward_envs.camera_fast import FastCamera
+
+    with pytest.raises(UnknownDeviceError, match="cuda:99"):
+        FastCamera(CameraSpec(), device="cuda:99")
+
+
+def test_the_camera_is_pybullets() -> None:
+    bullet = pytest.importorskip("pybullet")
+    view = bullet.computeViewMatrixFromYawPitchRoll(
+        c.CAMERA_TARGET, c.CAMERA_DISTANCE, c.CAMERA_YAW, c.CAMERA_PITCH, c.CAMERA_ROLL, 2
+    )
+    projection = bullet.computeProjectionMatrixFOV(
+        c.CAMERA_FOV, 128 / 96, c.CAMERA_NEAR, c.CAMERA_FAR
+    )
+    theirs = np.reshape(view, (4, 4)).T
+    assert np.allclose(view_matrix(), theirs, atol=1e-6)
+    assert np.allclose(clip_matrix(96, 128), np.reshape(projection, (4, 4)).T @ theirs, atol=1e-5)
+
+
+def test_the_object_rests_where_pybullet_lets_it_fall() -> None:
+    bullet = pytest.importorskip("pybullet")
+    data = pytest.importorskip("pybullet_data").getDataPath()
+    client = bullet.connect(bullet.DIRECT)
+    try:
+        bullet.setGravity(0, 0, c.GRAVITY, physicsClientId=client)
+        bullet.loadURDF(f"{data}/{c.TABLE_URDF}", c.TABLE_POSITION, physicsClientId=client)
+        start = (*c.FIXED_OBJECT, c.OBJECT_DROP_HEIGHT)
+        body = bullet.loadURDF(f"{data}/{c.OBJECT_URDF}", start, physicsClientId=client)
+        for _ in range(1500):
+            bullet.stepSimulation(physicsClientId=client)
+        place, turn = bullet.getBasePositionAndOrientation(body, physicsClientId=client)
+        rotation = np.reshape(bullet.getMatrixFromQuaternion(turn), (3, 3))
+    finally:
+        bullet.disconnect(client)
+    pose = scene_assets.object_rest_pose((place[0], place[1]))
+    assert np.allclose(pose[:3, 3], place, atol=1e-5)
+    # It goes on turning by a thousandth of a degree per second.
+    assert np.allclose(pose[:3, :3], rotation, atol=5e-3)
+    assert np.abs(np.subtract(place[:2], c.FIXED_OBJECT)).max() < 0.005
+
+
+def test_quaternions_survive_every_kind_of_rotation() -> None:
+    for x, y, z, w in [
+        (1, 0, 0, 0),
+        (0, 1, 0, 0),
+        (0, 0, 1, 0),
+        (0, 0, 0, 1),
+        (0.5, 0.5, -0.5, 0.5),
+    ]:
+        rotation = np.array(
+            [
+                [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+                [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+                [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+            ]
+        )
+        found = np.array(quaternion(rotation))
+        assert abs(abs(found @ np.array([x, y, z, w])) - 1.0) < 1e-9
+
+
+def test_the_fast_camera_is_silent_and_needs_no_pybullet() -> None:
+    code = (
+        "import sys; sys.modules['pybullet'] = sys.modules['pybullet_data'] = None\n"
+        "import vinoreward_envs.camera as camera, numpy as np\n"
+        "assert 'warp' not in sys.modules\n"
+        "picture = camera.make_camera().render(np.zeros(9), None)\n"
+        "assert picture.shape == (96, 128, 3)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert done.stderr == ""

@@ -1,0 +1,120 @@
+"""Preparing pictures: the same as Pillow, nothing done where nothing is needed, clear refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vinoreward.bundles.picture import prepare
+from vinoreward.bundles.schema import Picture
+from vinoreward.errors import InputError, PictureMismatchError
+
+
+def pictures(count: int, height: int, width: int, seed: int = 0) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
+
+
+def test_a_fitting_batch_comes_back_itself() -> None:
+    batch = pictures(3, 12, 16)
+    assert prepare(batch, Picture(12, 16)) is batch
+
+
+def test_one_picture_becomes_a_batch_of_one_without_a_copy() -> None:
+    one = pictures(1, 12, 16)[0]
+    prepared = prepare(one, Picture(12, 16))
+    assert prepared.shape == (1, 12, 16, 3)
+    assert np.shares_memory(prepared, one)
+
+
+def test_bgr_networks_are_given_rgb_too() -> None:
+    batch = pictures(2, 12, 16)
+    assert prepare(batch, Picture(12, 16, color_order="BGR")) is batch
+
+
+def test_crop_takes_top_left_height_width() -> None:
+    batch = pictures(2, 30, 40)
+    prepared = prepare(batch, Picture(12, 16, crop=(5, 7, 12, 16)))
+    assert np.array_equal(prepared, batch[:, 5:17, 7:23])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    source=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    target=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    count=st.integers(1, 3),
+)
+def test_resize_is_pillows_bilinear(
+    source: tuple[int, int], target: tuple[int, int], count: int
+) -> None:
+    batch = pictures(count, *source)
+    before = batch.copy()
+    prepared = prepare(batch, Picture(*target, resize="pil_bilinear"))
+    expected = [
+        np.asarray(Image.fromarray(one).resize(target[::-1], Image.Resampling.BILINEAR))
+        for one in batch
+    ]
+    assert prepared.dtype == np.uint8
+    assert np.array_equal(prepared, np.stack(expected))
+    assert np.array_equal(batch, before)
+
+
+def test_crop_comes_before_resize() -> None:
+    batch = pictures(1, 30, 40)
+    prepared = prepare(batch, Picture(10, 10, crop=(2, 4, 20, 24), resize="pil_bilinear"))
+    cropped = Image.fromarray(batch[0, 2:22, 4:28])
+    assert np.array_equal(prepared[0], np.asarray(cropped.resize((10, 10), Image.BILINEAR)))
+
+
+def test_golden_vector_of_an_antialiased_resize() -> None:
+    # A bright column among eight, made half as wide. Pillow's triangle filter reaches two pixels to
+    # each side of an output's centre, with weights 1/8, 3/8, 3/8, 1/8; without antialiasing the
+    # bright column would give 0, 120 (half of it) and 0.
+    batch = np.zeros((1, 2, 8, 3), dtype=np.uint8)
+    batch[:, :, 3] = 240
+    row = prepare(batch, Picture(2, 4, resize="pil_bilinear"))[0, 0, :, 0]
+    assert row.tolist() == [0, 90, 30, 0]
+
+
+def test_a_view_with_strides_is_resized_like_its_copy() -> None:
+    batch = pictures(2, 20, 24)[:, ::-1, :, ::-1]
+    picture = Picture(8, 9, resize="pil_bilinear")
+    assert np.array_equal(prepare(batch, picture), prepare(batch.copy(), picture))
+
+
+def test_float_pictures_are_refused_with_the_remedy() -> None:
+    with pytest.raises(InputError, match=r"float64.*uint8.*255"):
+        prepare(np.zeros((1, 12, 16, 3)), Picture(12, 16))
+
+
+@pytest.mark.parametrize(
+    ("shape", "remedy"),
+    [
+        ((1, 12, 16, 4), "alpha"),
+        ((1, 3, 12, 16), "moveaxis"),
+        ((12, 16, 1), "repeat"),
+        ((12, 16), "camera"),
+        ((0, 12, 16, 3), "N at least 1"),
+    ],
+)
+def test_wrong_shapes_are_refused_with_a_remedy(shape: tuple[int, ...], remedy: str) -> None:
+    with pytest.raises(InputError, match=remedy):
+        prepare(np.zeros(shape, dtype=np.uint8), Picture(12, 16))
+
+
+def test_a_list_is_refused() -> None:
+    with pytest.raises(InputError, match=r"numpy\.stack"):
+        prepare([[0]], Picture(12, 16))  # type: ignore[arg-type]
+
+
+def test_another_size_is_refused_where_nothing_resizes() -> None:
+    with pytest.raises(PictureMismatchError, match=r"14 x 16.*Expected 12 x 16.*image_size"):
+        prepare(pictures(1, 14, 16), Picture(12, 16))
+
+
+def test_a_picture_smaller_than_the_crop_is_refused() -> None:
+    with pytest.raises(PictureMismatchError, match="at least 17 x 23"):
+        prepare(pictures(1, 16, 40), Picture(12, 16, crop=(5, 7, 12, 16)))

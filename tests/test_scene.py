@@ -1,0 +1,184 @@
+"""The scene: two ways to move, one truth, and what happens without PyBullet."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from vinoreward.errors import ConfigError, InputError, MissingExtraError
+from vinoreward_envs import constants as c
+from vinoreward_envs.dynamics import quaternion
+from vinoreward_envs.pybullet_import import missing_pybullet
+from vinoreward_envs.scene import HoverScene
+
+
+def test_the_arm_starts_at_home_at_hover_height_with_no_object() -> None:
+    scene = HoverScene()
+    assert scene.gripper[2] == pytest.approx(c.HOVER_HEIGHT, abs=1e-5)
+    assert scene.object_xy is None
+    assert scene.object_pose is None
+    assert scene.distance() == math.inf
+    scene.close()
+
+
+@pytest.mark.parametrize("motion", ["kinematic", "dynamics"])
+def test_the_gripper_goes_where_it_is_sent_and_the_truth_is_its_distance(motion: str) -> None:
+    scene = HoverScene(motion=motion)  # type: ignore[arg-type]
+    scene.place_object((0.6, 0.1))
+    scene.home()
+    assert scene.object_xy == pytest.approx((0.6, 0.1), abs=1e-3)
+    scene.move_gripper((0.57, 0.14))
+    np.testing.assert_allclose(scene.gripper, (0.57, 0.14, c.HOVER_HEIGHT), atol=1e-3)
+    assert scene.distance() == pytest.approx(0.05, abs=1e-3)
+    scene.place_object(None)
+    assert scene.distance() == math.inf
+    scene.close()
+    scene.close()
+
+
+def test_a_kinematic_pose_does_not_depend_on_the_path() -> None:
+    one, two = HoverScene(), HoverScene()
+    for xy in ((0.4, -0.4), (0.7, 0.4), (0.5, 0.1)):
+        one.move_gripper(xy)
+    two.move_gripper((0.5, 0.1))
+    np.testing.assert_array_equal(one.joints, two.joints)
+
+
+def test_what_a_scene_hands_out_is_a_copy() -> None:
+    scene = HoverScene()
+    scene.place_object((0.5, 0.0))
+    before = scene.joints
+    scene.joints[:] = 0.0
+    scene.gripper[:] = 0.0
+    scene.object_pose[:] = 0.0  # type: ignore[index]
+    np.testing.assert_array_equal(scene.joints, before)
+    assert scene.object_xy == (0.5, 0.0)
+
+
+@pytest.mark.slow
+def test_dynamics_and_kinematics_agree_to_the_millimetre_over_the_workspace() -> None:
+    dynamic, kinematic = HoverScene(motion="dynamics"), HoverScene()
+    for x in np.linspace(c.WORKSPACE_LOW[0], c.WORKSPACE_HIGH[0], 5):
+        for y in np.linspace(c.WORKSPACE_LOW[1], c.WORKSPACE_HIGH[1], 9):
+            for scene in (dynamic, kinematic):
+                scene.move_gripper((x, y))
+            assert np.abs(dynamic.gripper - kinematic.gripper).max() < 1e-3, (x, y)
+            # The same joints, so the same picture.
+            np.testing.assert_allclose(dynamic.joints, kinematic.joints, atol=5e-3)
+    dynamic.close()
+
+
+def test_the_articles_inverse_kinematics_does_not_converge() -> None:
+    scene = HoverScene(motion="dynamics", ik="article", substeps=120)
+    scene.home()
+    assert scene.gripper[2] == pytest.approx(0.1149, abs=1e-3)
+    scene.close()
+
+
+def test_two_dynamic_scenes_in_one_process_do_not_disturb_each_other() -> None:
+    alone = HoverScene(motion="dynamics", substeps=60)
+    path = [(0.5, 0.1), (0.55, 0.05), (0.6, -0.05)]
+    for xy in path:
+        alone.move_gripper(xy)
+    expected = alone.joints
+    alone.close()
+    one, other = (HoverScene(motion="dynamics", substeps=60) for _ in range(2))
+    other.place_object((0.5, 0.2))
+    for xy in path:
+        one.move_gripper(xy)
+        other.move_gripper((0.4, -0.2))
+    np.testing.assert_array_equal(one.joints, expected)
+    other.close()
+    one.home()
+    for xy in path:
+        one.move_gripper(xy)
+    np.testing.assert_array_equal(one.joints, expected)
+    one.close()
+
+
+@pytest.mark.parametrize("renderer", ["fast", "tiny"])
+def test_the_picture_shows_the_object_and_belongs_to_the_caller(renderer: str) -> None:
+    from vinoreward_envs.camera import CameraSpec
+
+    scene = HoverScene(camera=CameraSpec(height=48, width=64, renderer=renderer))  # type: ignore[arg-type]
+    scene.place_object((0.6, -0.2))
+    with_object = scene.render()
+    assert with_object.shape == (48, 64, 3)
+    assert with_object.dtype == np.uint8
+    kept = with_object.copy()
+    scene.place_object(None)
+    without = scene.render()
+    np.testing.assert_array_equal(with_object, kept)
+    assert (without != with_object).any()
+    scene.close()
+    with pytest.raises(ConfigError, match="closed"):
+        scene.render()
+
+
+@pytest.mark.parametrize("xy", [(math.nan, 0.0), (0.5,), (0.5, 0.0, 0.1)])
+def test_a_place_that_is_none_is_refused(xy: tuple[float, float]) -> None:
+    scene = HoverScene()
+    with pytest.raises(InputError, match="two finite numbers"):
+        scene.place_object(xy)
+    with pytest.raises(InputError, match="two finite numbers"):
+        scene.move_gripper(xy)
+
+
+def test_arguments_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigError, match="motion='magic'"):
+        HoverScene(motion="magic")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="kinematic"):
+        HoverScene(ik="article")
+    with pytest.raises(ConfigError, match="substeps=0"):
+        HoverScene(motion="dynamics", substeps=0)
+    with pytest.raises(ConfigError, match="ik='exact'"):
+        HoverScene(motion="dynamics", ik="exact")  # type: ignore[arg-type]
+
+
+def test_a_missing_pybullet_says_what_to_install_and_what_works_without() -> None:
+    on_311 = missing_pybullet('motion="dynamics"', (3, 11))
+    assert "pip install 'vinoreward[panda]'" in on_311
+    on_312 = missing_pybullet('motion="dynamics"', (3, 12))
+    assert "3.10 and 3.11 only" in on_312
+    for message in (on_311, on_312):
+        assert 'motion="kinematic"' in message
+        assert 'camera="fast"' in message
+
+
+def test_kinematic_motion_neither_needs_nor_imports_pybullet() -> None:
+    # A None entry makes Python refuse the import, as if the package were not installed.
+    code = """
+import sys
+sys.modules["pybullet"] = None
+from vinoreward.errors import MissingExtraError
+from vinoreward_envs.scene import HoverScene
+scene = HoverScene()
+scene.place_object((0.5, 0.0))
+scene.move_gripper((0.5, 0.0))
+assert scene.distance() < 1e-5
+assert scene.render().shape == (96, 128, 3)
+try:
+    HoverScene(motion="dynamics")
+except MissingExtraError as error:
+    assert "vinoreward[panda]" in str(error)
+else:
+    raise SystemExit("no error")
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    assert issubclass(MissingExtraError, ImportError)
+
+
+def test_quaternions_give_their_rotation_back() -> None:
+    pybullet = pytest.importorskip("pybullet")
+    rng = np.random.default_rng(0)
+    for turn in rng.normal(size=(50, 4)):
+        rotation = np.reshape(
+            pybullet.getMatrixFromQuaternion((turn / np.linalg.norm(turn)).tolist()), (3, 3)
+        )
+        back = np.reshape(pybullet.getMatrixFromQuaternion(quaternion(rotation)), (3, 3))
+        np.testing.assert_allclose(back, rotation, atol=1e-6)

@@ -1,0 +1,291 @@
+"""The bundle: load it, check it, run it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.backends.base import Backend, TensorSpec
+from vinoreward.backends.registry import load_backend
+from vinoreward.backends.spec import NetworkSpec, Preprocess
+from vinoreward.bundles.golden import Golden, check_parity, read_golden
+from vinoreward.bundles.locate import (
+    check_files,
+    find,
+    inside,
+    int8_name,
+    model_name,
+    read_spec,
+)
+from vinoreward.bundles.picture import prepare
+from vinoreward.bundles.precision import INT8_BACKENDS, resolve
+from vinoreward.bundles.schema import BundleSpec
+from vinoreward.errors import BundleError, ConfigError
+
+__all__ = ["INT8_BACKENDS", "Bundle"]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A network with all that is needed to use it and to trust it. Plain data; can be pickled.
+
+    Example::
+
+        bundle = Bundle.load("panda-hover-classifier")
+        with bundle.backend("openvino") as backend:
+            logits = backend.infer(bundle.prepare(pictures))  # (N, K) float32
+
+    Attributes:
+        path: the bundle's folder, or the model file of a bundle made by :meth:`from_model`.
+        spec: what ``bundle.json`` says.
+    """
+
+    path: Path
+    spec: BundleSpec
+
+    @classmethod
+    def load(cls, path_or_name: str | Path, *, verify: bool = True) -> Bundle:
+        """Load a bundle from a folder, or one that an installed package registers by name.
+
+        Args:
+            path_or_name: a registered name such as ``"panda-hover-classifier"``, else a folder
+                (write ``./name`` for a folder that has the name of a registered bundle).
+            verify: compare every file's SHA-256 with the recorded one.
+
+        Raises:
+            ModelNotFoundError: no such bundle, or a file of it is missing.
+            BundleError: the description is not valid, or of a newer schema.
+            BundleEditedError: a file was changed after saving.
+        """
+        folder = find(path_or_name).absolute()  # a worker may start in another folder
+        spec = read_spec(folder)
+        check_files(folder, spec, hashes=verify)
+        return cls(path=folder, spec=spec)
+
+    @classmethod
+    def from_model(
+        cls,
+        path: str | Path,
+        *,
+        labels: Sequence[str] | None = None,
+        success_label: str | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        scale: float | None = None,
+        color_order: Literal["RGB", "BGR"] | None = None,
+        layout: Literal["NCHW", "NHWC"] | None = None,
+        output: Literal["logits", "probabilities"] | None = None,
+        output_index: int = 0,
+        threshold: float | None = None,
+        crop: tuple[int, int, int, int] | None = None,
+        resize: Literal["none", "pil_bilinear"] = "none",
+        name: str | None = None,
+    ) -> Bundle:
+        """Describe somebody else's ``.onnx`` or OpenVINO ``.xml`` classifier.
+
+        What is not given is read from the graph (size, layout, softmax at the end) and from
+        Intel model_api's ``model_info`` (labels, mean, scale, channel order, threshold) where the
+        file carries it. Nothing else is guessed. The bundle is in memory: it has no golden frames
+        and no hashes until :meth:`save` writes it.
+
+        Args:
+            path: the model file.
+            labels: one per output, in order.
+            success_label: which label means success.
+            height: pixels of the network's input.
+            width: pixels of the network's input.
+            mean: per channel, in the network's channel order, in units of ``pixel / scale``.
+            std: as ``mean``.
+            scale: what pixels are divided by first; 255 unless said.
+            color_order: what the network was trained on; RGB unless said here or in the file.
+            layout: of the network's input.
+            output: whether the graph returns logits or probabilities.
+            output_index: which output of the graph.
+            threshold: probability from which on it is a success; 0.5 unless said.
+            crop: ``(top, left, height, width)`` cut out of the given picture first.
+            resize: how other sizes are brought to ``height`` and ``width``.
+            name: the bundle's name; the file's name unless said.
+
+        Raises:
+            ModelNotFoundError: no such file.
+            ModelCorruptError: the file cannot be read.
+            ConfigError: facts are missing (the message lists the arguments) or contradict.
+        """
+        from vinoreward.bundles.foreign import describe
+
+        spec = describe(
+            Path(path),
+            labels=labels,
+            success_label=success_label,
+            height=height,
+            width=width,
+            mean=mean,
+            std=std,
+            scale=scale,
+            color_order=color_order,
+            layout=layout,
+            output=output,
+            output_index=output_index,
+            threshold=threshold,
+            crop=crop,
+            resize=resize,
+            name=name,
+        )
+        return cls(path=Path(path).absolute(), spec=spec)
+
+    @property
+    def saved(self) -> bool:
+        """Whether this is a folder with hashes and golden frames."""
+        return bool(self.spec.files)
+
+    @property
+    def golden(self) -> Golden:
+        """The recorded frames, read from disk.
+
+        Raises:
+            BundleError: the bundle has none, or they cannot be read.
+        """
+        if not self.saved:
+            raise BundleError(
+                f"the bundle of {self.path} is not saved, so it has no golden frames. Expected a "
+                "bundle's folder; write one with bundle.save(path, golden_images)."
+            )
+        return read_golden(inside(self.path, "golden.npz"), self.spec)
+
+    def resolve_precision(self, backend: str, precision: str = "auto") -> str:
+        """Return the precision that is meant: ``"fp32"``, ``"bf16"`` or ``"int8"``.
+
+        ``"auto"`` is INT8 where the bundle has it, its gate passed and the backend runs it; FP32
+        otherwise.
+
+        Raises:
+            ConfigError: INT8 asked for and not there, not passed, or not possible on the backend.
+        """
+        return resolve(self.spec, self.path, backend, precision)
+
+    def threshold(self, precision: str = "fp32") -> float:
+        """Return the probability from which on a frame is a success, at a resolved precision."""
+        decision = self.spec.decision
+        if precision == "int8" and decision.int8_threshold is not None:
+            return decision.int8_threshold
+        return decision.threshold
+
+    def network(self, precision: str = "auto") -> NetworkSpec:
+        """Return the network as backends take it; ``"auto"`` is what OpenVINO would use."""
+        spec, picture = self.spec, self.spec.picture
+        int8 = self.resolve_precision("openvino", precision) == "int8"
+        name = int8_name(spec) if int8 else model_name(spec)
+        weights = "model.safetensors" if "model.safetensors" in spec.files else None
+        return NetworkSpec(
+            path=self.path if name is None else self.path / name,
+            input=TensorSpec((None, picture.height, picture.width, 3), "uint8"),
+            output=TensorSpec((None, spec.width), "float32"),
+            sha256=None if name is None else spec.files[name],
+            preprocess=None
+            if picture.in_graph
+            else Preprocess(
+                mean=picture.mean,
+                std=picture.std,
+                scale=picture.scale,
+                color_order=picture.color_order,
+                layout=picture.layout,
+            ),
+            output_index=spec.output_index,
+            architecture=spec.architecture,
+            weights=None if weights is None else self.path / weights,
+            weights_sha256=None if weights is None else spec.files[weights],
+            mean=picture.mean,
+            std=picture.std,
+        )
+
+    def backend(
+        self,
+        name: str = "openvino",
+        *,
+        device: str = "CPU",
+        precision: str = "auto",
+        threads: int = 1,
+        cache_dir: Path | None = None,
+        verify: bool = True,
+    ) -> Backend:
+        """Return a backend for this network, checked with the golden frames.
+
+        Args:
+            name: ``"openvino"``, ``"onnxruntime"``, ``"torch"`` or another registered backend.
+            device: device name, in capitals.
+            precision: ``"auto"``, ``"fp32"``, ``"bf16"`` or ``"int8"``.
+            threads: threads that one inference may use.
+            cache_dir: folder for compiled models (OpenVINO only).
+            verify: load the network now and run the golden frames. Without it, and for a bundle
+                that is not saved, the network is loaded on first use.
+
+        Raises:
+            BundleParityError: the golden frames give other outputs than recorded.
+            ConfigError: the backend cannot do what is asked.
+            MissingExtraError: the backend's library is not installed.
+        """
+        resolved = self.resolve_precision(name, precision)
+        backend = load_backend(
+            name,
+            self.network(resolved),
+            device=device,
+            precision=resolved,
+            threads=threads,
+            cache_dir=cache_dir,
+        )
+        if verify and self.saved:
+            done = False
+            try:
+                check_parity(backend, self.golden, self.spec)
+                done = True
+            finally:
+                if not done:
+                    backend.close()
+        return backend
+
+    def prepare(self, images: NDArray[Any]) -> NDArray[np.uint8]:
+        """Crop and resize pictures, see :func:`vinoreward.bundles.picture.prepare`."""
+        return prepare(images, self.spec.picture)
+
+    def save(
+        self,
+        path: str | Path,
+        golden_images: NDArray[Any],
+        *,
+        overwrite: bool = False,
+    ) -> Bundle:
+        """Write a bundle made by :meth:`from_model` as a folder.
+
+        The outputs recorded for the golden frames are those of OpenVINO in FP32.
+
+        Args:
+            path: the new folder.
+            golden_images: ``(N, h, w, 3)`` uint8 RGB, a few typical pictures of every label.
+            overwrite: replace a bundle that is there already.
+
+        Raises:
+            ConfigError: the bundle is saved already, or ``path`` exists.
+            InputError, PictureMismatchError: pictures that do not fit.
+            RunFolderError: the folder cannot be written.
+        """
+        from vinoreward.bundles.save import save_bundle
+
+        if self.saved:
+            raise ConfigError(
+                f"the bundle {self.path} is saved already. Expected one made by Bundle.from_model; "
+                "copy the folder instead."
+            )
+        images = self.prepare(golden_images)
+        with self.backend("openvino", precision="fp32", verify=False) as backend:
+            logits = backend.infer(images)
+        files: dict[str, Path | bytes] = {f"model{self.path.suffix}": self.path}
+        if self.path.suffix == ".xml":
+            files["model.bin"] = self.path.with_suffix(".bin")
+        return save_bundle(Path(path), self.spec, files, images, logits, overwrite=overwrite)

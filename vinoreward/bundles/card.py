@@ -1,0 +1,128 @@
+"""The model card: what a person should know about a bundle, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vinoreward.bundles.schema import BundleSpec
+
+
+def model_card(spec: BundleSpec, pictures: Sequence[str] = ()) -> str:
+    """Return the text of ``README.md`` for a bundle.
+
+    Args:
+        spec: the bundle's description, with its file hashes.
+        pictures: names of the files in ``pictures/``, shown in this order.
+    """
+    sections = [
+        f"# {spec.name}\n\n{_summary(spec)}",
+        "## Use it\n\n```python\nimport vinoreward\n\n"
+        'classifier = vinoreward.Classifier("path/to/this/folder")\n'
+        "probabilities = classifier.probability(pictures)  # (N, height, width, 3) uint8 RGB\n```"
+        if spec.kind == "classifier"
+        else "## Use it\n\n```python\nimport vinoreward\n\n"
+        'backend = vinoreward.Bundle.load("path/to/this/folder").backend()\n'
+        "latents = backend.infer(pictures)  # (N, height, width, 3) uint8 RGB\n```",
+        "## Picture\n\n" + _table(_picture(spec)),
+    ]
+    if spec.kind == "classifier":
+        sections.append("## Decision\n\n" + _table(_decision(spec)))
+        sections.append("## INT8\n\n" + _quantization(spec))
+    if spec.metrics:
+        sections.append("## Measured\n\n" + _table(_flat(spec.metrics)))
+    if spec.dataset:
+        sections.append("## Data\n\n" + _table(_flat(spec.dataset)))
+    if spec.versions:
+        sections.append("## Made with\n\n" + _table(_flat(spec.versions)))
+    if spec.files:
+        sections.append(
+            "## Files\n\n" + _table({name: f"`{digest}`" for name, digest in spec.files.items()})
+        )
+    if pictures:
+        shown = "\n\n".join(f"![{name}](pictures/{name})" for name in pictures)
+        sections.append(
+            "## Pictures\n\n`golden.png` shows the frames with recorded outputs, which are run "
+            f"whenever the bundle is loaded.\n\n{shown}"
+        )
+    return "\n\n".join(sections) + "\n"
+
+
+def _summary(spec: BundleSpec) -> str:
+    if spec.kind == "encoder":
+        return f"An encoder: pictures to {spec.latent_size} numbers."
+    others = ", ".join(f"`{_plain(label)}`" for label in spec.labels)
+    built = f" Architecture: {spec.architecture}." if spec.architecture else ""
+    return (
+        f"A success classifier with the labels {others} (in the order of its outputs); "
+        f"`{_plain(spec.success_label)}` means success.{built}"
+    )
+
+
+def _picture(spec: BundleSpec) -> dict[str, Any]:
+    picture = spec.picture
+    rows: dict[str, Any] = {
+        "size (height x width)": f"{picture.height} x {picture.width}",
+        "colour order given": "RGB",
+        "colour order of the network": picture.color_order,
+        "crop (top, left, height, width)": list(picture.crop) if picture.crop else "none",
+        "resize": picture.resize,
+        "mean": list(picture.mean),
+        "std": list(picture.std),
+    }
+    return rows | {f"scene: {key}": value for key, value in picture.scene.items()}
+
+
+def _decision(spec: BundleSpec) -> dict[str, Any]:
+    decision = spec.decision
+    rows: dict[str, Any] = {
+        "success when the probability is at least": decision.threshold,
+        "logits are divided by (temperature)": decision.temperature,
+    }
+    if decision.int8_threshold is not None:
+        rows["threshold of the INT8 network"] = decision.int8_threshold
+    return rows | {f"chosen for: {key}": item for key, item in _flat(decision.chosen_for).items()}
+
+
+def _quantization(spec: BundleSpec) -> str:
+    found = spec.quantization
+    if found is None:
+        return "No INT8 network. Make one with `vinoreward quantize`."
+    return _table(
+        {
+            "gate": "passed" if found.passed else "not passed: INT8 is never chosen",
+            "decisions flipped": f"{found.flips} of {found.frames} ({found.flip_rate:.3%})",
+            "allowed": f"{found.max_flip_rate:.3%}",
+            "method": found.method,
+        }
+        | _flat(found.detail)
+    )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested objects as one level with dotted names."""
+    rows: dict[str, Any] = {}
+    for key, item in values.items():
+        if isinstance(item, Mapping):
+            rows |= _flat(item, f"{prefix}{key}.")
+        else:
+            rows[f"{prefix}{key}"] = item
+    return rows
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+    lines = [f"| {_plain(key)} | {_shown(item)} |" for key, item in rows.items()]
+    return "\n".join(["| what | value |", "| --- | --- |", *lines])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return ", ".join(_shown(item) for item in value) or "none"
+    return _plain(str(value))
+
+
+def _plain(text: str) -> str:
+    """Keep a text from breaking the table around it."""
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

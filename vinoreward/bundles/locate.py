@@ -1,0 +1,169 @@
+"""Where bundles are, and whether their files are those that were saved."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from vinoreward.bundles.reader import parse
+from vinoreward.bundles.schema import BundleSpec, check_file_name
+from vinoreward.errors import BundleEditedError, BundleError, ModelNotFoundError
+from vinoreward.files import sha256
+
+GROUP = "vinoreward.bundles"
+SPEC_FILE = "bundle.json"
+MAX_SPEC_BYTES = 1 << 20
+MAX_FILE_BYTES = 512 << 20
+
+
+def known_names() -> list[str]:
+    """Return the names of the bundles that installed packages register."""
+    return sorted(_entries())
+
+
+def find(path_or_name: str | Path) -> Path:
+    """Return the folder of a bundle given by registered name, or else by path.
+
+    Raises:
+        ModelNotFoundError: neither.
+        BundleError: the package that registers the name is broken.
+    """
+    if isinstance(path_or_name, str) and path_or_name in (entries := _entries()):
+        return _ask(entries[path_or_name])
+    folder = Path(path_or_name)
+    if folder.is_dir():
+        return folder
+    names = ", ".join(known_names()) or "none"
+    if folder.is_file():
+        raise BundleError(
+            f"{folder} is a file. Expected a bundle's folder; give the folder, or load a bare "
+            "model with Bundle.from_model."
+        )
+    previous = previous_of(folder)
+    if previous.is_dir():
+        raise ModelNotFoundError(
+            f"there is no bundle at {folder}, but {previous} is there: saving was interrupted at "
+            f"its last step. Expected the folder; rename {previous.name} to {folder.name}."
+        )
+    raise ModelNotFoundError(
+        f"there is no bundle {str(path_or_name)!r}. Expected a folder or one of the installed "
+        f"bundles ({names}); check the spelling, or make one with: vinoreward finetune"
+    )
+
+
+def previous_of(folder: Path) -> Path:
+    """Return where the old bundle stands for the moment in which a new one takes its place."""
+    return folder.parent / f".{folder.name}.previous"
+
+
+def read_spec(folder: Path) -> BundleSpec:
+    """Read and check ``bundle.json``.
+
+    Raises:
+        BundleError: it is missing, too large or not valid.
+    """
+    path = inside(folder, SPEC_FILE)
+    if not path.is_file():
+        raise BundleError(
+            f"{folder} has no {SPEC_FILE}. Expected a bundle's folder; give another folder, or load"
+            " a bare model with Bundle.from_model."
+        )
+    with path.open("rb") as stream:
+        data = stream.read(MAX_SPEC_BYTES + 1)
+    if len(data) > MAX_SPEC_BYTES:
+        raise BundleError(
+            f"{path} is larger than {MAX_SPEC_BYTES} bytes. Expected a few kilobytes; it is not a "
+            "bundle's description."
+        )
+    spec = BundleSpec.from_dict(parse(data, str(path)), str(path))
+    if model_name(spec) is None or "golden.npz" not in spec.files:
+        raise BundleError(
+            f"{path} lists the files {', '.join(spec.files) or 'none'}. Expected model.onnx (or "
+            "model.xml) and golden.npz among them; save the bundle again."
+        )
+    return spec
+
+
+def model_name(spec: BundleSpec) -> str | None:
+    """Return the name of the FP32 model file."""
+    return next((name for name in ("model.onnx", "model.xml") if name in spec.files), None)
+
+
+def int8_name(spec: BundleSpec) -> str | None:
+    """Return the name of the INT8 model file, or None if the bundle has none."""
+    return next(
+        (name for name in ("model.int8.onnx", "model.int8.xml") if name in spec.files), None
+    )
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return ``folder/name`` after checking that it, links followed, stays within the folder.
+
+    Raises:
+        BundleError: it does not.
+    """
+    check_file_name(name)
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise BundleError(
+            f"{path} is a link to {path.resolve()}. Expected a file within the bundle's folder; "
+            "copy the file itself into the bundle."
+        )
+    return path
+
+
+def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
+    """Check that the listed files are there, of sane size and, if asked, unchanged.
+
+    Raises:
+        ModelNotFoundError: a file is missing.
+        BundleError: a file is too large or outside the folder.
+        BundleEditedError: a file's hash is not the recorded one.
+    """
+    for name, expected in spec.files.items():
+        path = inside(folder, name)
+        if not path.is_file():
+            raise ModelNotFoundError(
+                f"the bundle {folder} has no {name}. Expected every file that {SPEC_FILE} lists; "
+                "copy the complete folder."
+            )
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise BundleError(
+                f"{path} has {size} bytes. Expected at most {MAX_FILE_BYTES}; it is not a reward "
+                "network."
+            )
+        if hashes and (found := sha256(path)) != expected:
+            raise BundleEditedError(
+                f"{path} was changed after the bundle was saved: its SHA-256 is {found}. Expected "
+                f"{expected}, as recorded in {SPEC_FILE}; restore the file, or make a new bundle "
+                "(vinoreward finetune, vinoreward quantize) instead of editing one."
+            )
+
+
+def _entries() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _ask(entry: EntryPoint) -> Path:
+    try:
+        locate = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise BundleError(
+            f"the bundle {entry.name!r} is registered as {entry.value}, which does not import: "
+            f"{error}. Expected a callable that returns a path; reinstall that package."
+        ) from error
+    folder = locate() if callable(locate) else locate
+    if not isinstance(folder, Path):
+        raise BundleError(
+            f"the bundle {entry.name!r} is registered as {entry.value}, which gives a "
+            f"{type(folder).__name__}. Expected a callable that returns a pathlib.Path; correct "
+            "that package."
+        )
+    if not folder.is_dir():
+        raise ModelNotFoundError(
+            f"the bundle {entry.name!r} should be at {folder}, but nothing is there. Expected the "
+            "folder that the package installs; reinstall it, or make a bundle with: vinoreward "
+            "finetune"
+        )
+    return folder

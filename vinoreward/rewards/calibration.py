@@ -1,0 +1,300 @@
+"""Calibrated probabilities, and a threshold whose error rate the data can support."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.errors import ConfigError, InputError, MissingExtraError, TooFewNegativesError
+
+# A temperature outside this range says that the logits are wrong, not that they need scaling.
+TEMPERATURES = (0.05, 20.0)
+
+Side = Literal["two", "upper", "lower"]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A threshold with the counts and the bounds behind it.
+
+    An episode counts as a negative one when it has a failure frame, and as a false positive when
+    one of its failure frames reaches the threshold.
+    """
+
+    value: float
+    """Success is claimed where the probability is at least this."""
+    target_fpr: float
+    confidence: float
+    false_positives: int
+    negatives: int
+    """Failure frames."""
+    fpr_upper: float
+    """One-sided upper bound of the false-positive rate per frame."""
+    false_positive_episodes: int
+    negative_episodes: int
+    episode_fpr_upper: float
+    """The same per episode: frames of one episode resemble each other, episodes do not."""
+    episodes_reach_target: bool
+    """Whether ``episode_fpr_upper`` is within the target too."""
+    true_positives: int
+    positives: int
+    recall: float
+    """Share of success frames that are claimed."""
+    recall_interval: tuple[float, float]
+    """Two-sided interval of the recall at ``confidence``."""
+    notes: tuple[str, ...] = field(default=())
+    """Sentences that a reader of the numbers has to know."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for the bundle's ``decision.chosen_for``."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in self.__dict__.items()
+        }
+
+
+def temperature(logits: NDArray[np.floating[Any]], labels: NDArray[np.integer[Any]]) -> float:
+    """Return the T that makes ``softmax(logits / T)`` most likely (Guo et al. 2017, ICML).
+
+    Dividing by one positive number keeps the order of all log-odds of two classes, so no decision
+    at a correspondingly moved threshold changes.
+
+    Args:
+        logits: ``(N, K)``, of data that the network was not trained on.
+        labels: ``(N,)`` column numbers.
+
+    Returns:
+        T from 0.05 to 20; the end of the range where the data are separated perfectly.
+
+    Raises:
+        InputError: shapes or values that cannot work.
+    """
+    values = np.asarray(logits, dtype=np.float64)
+    targets = np.asarray(labels)
+    if values.ndim != 2 or values.shape[1] < 2 or targets.shape != values.shape[:1]:
+        raise InputError(
+            f"found logits of shape {values.shape} and labels of shape {targets.shape}. Expected "
+            "(N, K) with K at least 2, and (N,)."
+        )
+    if len(values) == 0 or not np.isfinite(values).all():
+        raise InputError(
+            f"found {len(values)} rows of logits, or NaN or infinity among them. Expected at least "
+            "one row of finite numbers."
+        )
+    if targets.min() < 0 or targets.max() >= values.shape[1]:
+        raise InputError(
+            f"found labels from {targets.min()} to {targets.max()}. Expected 0 to "
+            f"{values.shape[1] - 1}, the columns of the logits."
+        )
+    rows = np.arange(len(values))
+
+    def loss(log_t: float) -> float:
+        scaled = values / math.exp(log_t)
+        highest = scaled.max(axis=1)
+        total = np.log(np.exp(scaled - highest[:, None]).sum(axis=1)) + highest
+        return float((total - scaled[rows, targets]).mean())
+
+    low, high = (math.log(bound) for bound in TEMPERATURES)
+    # The loss is convex in 1 / T, hence it has one minimum in log T: a bounded search finds it.
+    found = _scipy("optimize").minimize_scalar(
+        loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6}
+    )
+    return float(math.exp(min((low, high, float(found.x)), key=loss)))
+
+
+def clopper_pearson(
+    k: int, n: int, confidence: float = 0.95, side: Side = "two"
+) -> tuple[float, float]:
+    """Return the exact interval of a rate seen ``k`` times in ``n`` (Clopper & Pearson 1934).
+
+    Args:
+        k: events, 0 to n.
+        n: trials; 0 gives (0, 1).
+        confidence: between 0 and 1.
+        side: ``"two"``; ``"upper"`` gives (0, bound); ``"lower"`` gives (bound, 1). A one-sided
+            bound spends all of the error probability on its side.
+
+    Raises:
+        ConfigError: values that cannot work.
+    """
+    if not 0 <= k <= n or int(k) != k or int(n) != n:
+        raise ConfigError(f"found {k} events in {n} trials. Expected whole numbers, 0 <= k <= n.")
+    _check_rate("confidence", confidence)
+    if side not in ("two", "upper", "lower"):
+        raise ConfigError(f"side is {side!r}. Expected 'two', 'upper' or 'lower'.")
+    if n == 0:
+        return 0.0, 1.0
+    error = (1.0 - confidence) / (2.0 if side == "two" else 1.0)
+    beta = _scipy("stats").beta
+    low = 0.0 if k == 0 or side == "upper" else float(beta.ppf(error, k, n - k + 1))
+    high = 1.0 if k == n or side == "lower" else float(beta.isf(error, k + 1, n - k))
+    return low, high
+
+
+def negatives_needed(target_fpr: float, confidence: float = 0.95) -> int:
+    """Return how many negatives without one false positive support the rate: 299 for 1 %."""
+    _check_rate("target_fpr", target_fpr)
+    _check_rate("confidence", confidence)
+    # 1e-9: an exact whole number must not be rounded up by the last bit.
+    return max(1, math.ceil(math.log1p(-confidence) / math.log1p(-target_fpr) - 1e-9))
+
+
+def threshold_for_fpr(
+    probabilities: NDArray[np.floating[Any]],
+    labels: NDArray[np.integer[Any]],
+    episodes: NDArray[np.integer[Any]],
+    target_fpr: float = 0.01,
+    confidence: float = 0.95,
+) -> Threshold:
+    """Return the smallest threshold whose false-positive rate is below the target, with confidence.
+
+    The one-sided Clopper-Pearson upper bound is held per frame, and per episode where there are
+    enough episodes for it. With fewer episodes than :func:`negatives_needed` no threshold could
+    hold it: then the result is chosen by frames alone, and ``episodes_reach_target`` and ``notes``
+    say so.
+
+    Args:
+        probabilities: ``(N,)`` from 0 to 1, of data not used for training.
+        labels: ``(N,)``, 1 for success and 0 for failure.
+        episodes: ``(N,)`` number of the episode each frame comes from.
+        target_fpr: highest accepted rate, between 0 and 1.
+        confidence: of the bounds.
+
+    Raises:
+        TooFewNegativesError: not enough failure frames to support the rate; the message says how
+            many are needed.
+        InputError: arrays that cannot work, or no threshold reaches the target.
+    """
+    values, success, groups = _checked(probabilities, labels, episodes)
+    needed = negatives_needed(target_fpr, confidence)
+    negative = values[~success]
+    peaks = _peaks(negative, groups[~success])
+    if len(negative) < needed:
+        raise TooFewNegativesError(
+            f"found {len(negative)} failure frames. Expected at least {needed} to support a "
+            f"false-positive rate of {target_fpr:g} at {confidence:g} confidence even without a "
+            f"single error; capture {needed - len(negative)} more, or accept a higher target_fpr."
+        )
+    by_episode = len(peaks) >= needed
+    allowed = _allowed(len(negative), target_fpr, confidence)
+    smallest = _above(negative, allowed)
+    if by_episode:
+        smallest = max(smallest, _above(peaks, _allowed(len(peaks), target_fpr, confidence)))
+    if smallest > 1.0:
+        raise InputError(
+            f"found more failure frames or episodes of probability 1 than a rate of {target_fpr:g} "
+            "allows. Expected a network that separates them better; look at the highest-scored "
+            "failures (wrong labels?), train again with more like them, or raise target_fpr."
+        )
+    return _measured(values, success, peaks, smallest, target_fpr, confidence, needed)
+
+
+def _measured(
+    values: NDArray[np.float64],
+    success: NDArray[np.bool_],
+    peaks: NDArray[np.float64],
+    value: float,
+    target_fpr: float,
+    confidence: float,
+    needed: int,
+) -> Threshold:
+    negative, positive = values[~success], values[success]
+    wrong, wrong_episodes = int((negative >= value).sum()), int((peaks >= value).sum())
+    right = int((positive >= value).sum())
+    frame_bound = clopper_pearson(wrong, len(negative), confidence, "upper")[1]
+    episode_bound = clopper_pearson(wrong_episodes, len(peaks), confidence, "upper")[1]
+    notes = []
+    if episode_bound > target_fpr:
+        notes.append(
+            f"The bound per episode is {episode_bound:.3g}, above the target of {target_fpr:g}: "
+            f"{len(peaks)} episodes with failures were found and {needed} are needed. Frames of an "
+            "episode resemble each other, so the bound per frame is optimistic; capture more, "
+            "shorter episodes."
+        )
+    if not len(positive):
+        notes.append("No success frame was found: the recall is not known.")
+    return Threshold(
+        value=value,
+        target_fpr=target_fpr,
+        confidence=confidence,
+        false_positives=wrong,
+        negatives=len(negative),
+        fpr_upper=frame_bound,
+        false_positive_episodes=wrong_episodes,
+        negative_episodes=len(peaks),
+        episode_fpr_upper=episode_bound,
+        episodes_reach_target=episode_bound <= target_fpr,
+        true_positives=right,
+        positives=len(positive),
+        recall=right / len(positive) if len(positive) else 0.0,
+        recall_interval=clopper_pearson(right, len(positive), confidence),
+        notes=tuple(notes),
+    )
+
+
+def _allowed(n: int, target: float, confidence: float) -> int:
+    """Most errors in ``n`` whose upper bound is within the target; 0 errors must be."""
+    low, high = 0, n
+    while low < high:
+        middle = (low + high + 1) // 2
+        if clopper_pearson(middle, n, confidence, "upper")[1] <= target:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _above(values: NDArray[np.float64], allowed: int) -> float:
+    """Smallest float32 that at most ``allowed`` of the values reach, 0 where all may."""
+    if allowed >= len(values):
+        return 0.0
+    highest = np.sort(values)[::-1]
+    # float32, because a classifier's probabilities are compared in that precision.
+    return float(np.nextafter(np.float32(highest[allowed]), np.float32(2.0)))
+
+
+def _peaks(values: NDArray[np.float64], groups: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the highest value of each group."""
+    _, inverse = np.unique(groups, return_inverse=True)
+    peaks = np.zeros(int(inverse.max()) + 1 if len(inverse) else 0)
+    np.maximum.at(peaks, inverse, values)
+    return peaks
+
+
+def _checked(
+    probabilities: NDArray[Any], labels: NDArray[Any], episodes: NDArray[Any]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[Any]]:
+    # Through float32: the precision in which the threshold is compared at run time.
+    values = np.asarray(probabilities, dtype=np.float32).astype(np.float64)
+    marks, groups = np.asarray(labels), np.asarray(episodes)
+    if values.ndim != 1 or marks.shape != values.shape or groups.shape != values.shape:
+        raise InputError(
+            f"found probabilities {values.shape}, labels {marks.shape} and episodes "
+            f"{groups.shape}. Expected three arrays of one and the same length."
+        )
+    if not ((values >= 0.0) & (values <= 1.0)).all():
+        raise InputError("found values that are no probabilities. Expected 0 to 1, without NaN.")
+    if not np.isin(marks, (0, 1)).all():
+        raise InputError("found labels other than 0 and 1. Expected 1 for success, 0 for failure.")
+    return values, marks.astype(np.bool_), groups
+
+
+def _check_rate(name: str, value: float) -> None:
+    if not 0.0 < value < 1.0:
+        raise ConfigError(f"{name} is {value}. Expected a number between 0 and 1.")
+
+
+def _scipy(module: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(f"scipy.{module}")
+    except ImportError as error:
+        raise MissingExtraError(
+            "calibration needs scipy, which is not installed. Install it with: "
+            "pip install 'vinoreward[train]'"
+        ) from error

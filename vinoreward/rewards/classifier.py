@@ -1,0 +1,249 @@
+"""From pictures to the probability of success."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.picture import check_pictures
+from vinoreward.errors import ConfigError, InputError, OutputError
+from vinoreward.rewards.pictures import layout_of, to_hwc
+
+if TYPE_CHECKING:
+    from vinoreward.backends.base import Backend
+    from vinoreward.bundles.schema import Picture
+
+RewardKind = Literal["claim", "probability", "log_odds"]
+
+# The smallest probability a network's own softmax can express in float32; below it the logarithm
+# would be infinite.
+_LEAST = float(np.finfo(np.float32).tiny)
+
+
+class Classifier:
+    """A bundle on a backend: calibrated probabilities of success for batches of pictures.
+
+    Nothing is loaded until the first picture, so a classifier can be made in one process and used
+    in another: it can be pickled, and each process builds its own network. The bundle's golden
+    frames are run when the network is built.
+
+    Args:
+        bundle: a loaded bundle, the folder of one, or the name of an installed one.
+        backend: ``"openvino"``, ``"torch"``, ``"onnxruntime"`` or another registered name.
+        device: device name of that backend, e.g. ``"CPU"``.
+        precision: ``"auto"`` (INT8 where the bundle's gate passed it), ``"fp32"``, ``"int8"``, …
+        threads: threads that one inference may use.
+
+    Raises:
+        ConfigError: the bundle is an encoder's, or the backend cannot do what is asked.
+        ModelNotFoundError: there is no such bundle.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle | str | Path,
+        *,
+        backend: str = "openvino",
+        device: str = "CPU",
+        precision: str = "auto",
+        threads: int = 1,
+    ) -> None:
+        self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+        spec = self.bundle.spec
+        if spec.kind != "classifier":
+            raise ConfigError(
+                f"the bundle {spec.name!r} is an {spec.kind}. Expected a classifier's bundle; "
+                "train one with: vinoreward finetune"
+            )
+        self.backend_name = backend
+        self.device = device
+        self.threads = threads
+        self.precision: str = self.bundle.resolve_precision(backend, precision)
+        """The precision that ``"auto"`` stands for here."""
+        self.threshold: float = self.bundle.threshold(self.precision)
+        """Success is claimed where the probability is at least this (compared in float32)."""
+        self._backend: Backend | None = None
+        self._closed = False
+
+    @property
+    def picture(self) -> Picture:
+        """The picture that the network was trained on."""
+        return self.bundle.spec.picture
+
+    @property
+    def backend(self) -> Backend:
+        """The backend, built and checked on the bundle's golden frames on first use.
+
+        Raises:
+            BundleParityError: the golden frames give other outputs than recorded.
+            ConfigError: the classifier is closed.
+        """
+        if self._closed:
+            raise ConfigError(
+                "this classifier is closed. Expected an open one; make a new Classifier."
+            )
+        if self._backend is None:
+            self._backend = self.bundle.backend(
+                self.backend_name,
+                device=self.device,
+                precision=self.precision,
+                threads=self.threads,
+            )
+        return self._backend
+
+    def probability(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the calibrated probability of success.
+
+        Args:
+            images: ``(N, H, W, 3)`` uint8 RGB. The bundle says whether another size is resized.
+
+        Returns:
+            ``(N,)`` float32 from 0 to 1.
+
+        Raises:
+            InputError: wrong shape, size or dtype.
+            OutputError: the network returned what cannot be right.
+        """
+        return sigmoid(self._log_odds(images)).astype(np.float32)
+
+    def log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return ``log(p / (1 - p))`` of the calibrated probability, exact where p rounds to 1.
+
+        Args:
+            images: as for :meth:`probability`.
+
+        Returns:
+            ``(N,)`` float32, finite.
+        """
+        return self._log_odds(images).astype(np.float32)
+
+    def score(self, images: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return :meth:`probability` and :meth:`log_odds` from one pass of the network."""
+        odds = self._log_odds(images)
+        return sigmoid(odds).astype(np.float32), odds.astype(np.float32)
+
+    def compute_reward(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return 1.0 where success is claimed and 0.0 elsewhere, ``(N,)`` float32."""
+        claimed = self.probability(images) >= np.float32(self.threshold)
+        return claimed.astype(np.float32)
+
+    def as_reward_fn(self, reward: RewardKind = "claim") -> Callable[..., NDArray[np.float32]]:
+        """Return the reward function that the ``imitation`` library calls.
+
+        It takes ``state, action, next_state, done`` by position or by name and scores
+        ``next_state``: ``(N, H, W, 3)`` or ``(N, 3, H, W)`` uint8. It can be pickled.
+
+        Args:
+            reward: ``"claim"`` (1 or 0), ``"probability"`` or ``"log_odds"``.
+        """
+        return _RewardFunction(self, reward)
+
+    def close(self) -> None:
+        """Free the network; may be called more than once."""
+        self._closed = True
+        if self._backend is not None:
+            self._backend.close()
+            self._backend = None
+
+    def __enter__(self) -> Classifier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_backend": None}
+
+    def __repr__(self) -> str:
+        return f"<Classifier {self.bundle.spec.name} on {self.backend_name}, {self.precision}>"
+
+    def _log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
+        if isinstance(images, np.ndarray) and images.ndim == 4 and len(images) == 0:
+            return np.zeros(0)
+        check_pictures(images)
+        outputs = self.backend.infer(self.bundle.prepare(images))
+        spec = self.bundle.spec
+        scores = (
+            outputs.astype(np.float64) if spec.output == "logits" else _log_probabilities(outputs)
+        )
+        return log_odds(scores, spec.success_index, spec.decision.temperature)
+
+
+class _RewardFunction:
+    """``imitation``'s calling convention; a class so that it can be pickled."""
+
+    def __init__(self, classifier: Classifier, reward: RewardKind) -> None:
+        if reward not in ("claim", "probability", "log_odds"):
+            raise ConfigError(
+                f"as_reward_fn was asked for {reward!r}. Expected 'claim', 'probability' or "
+                "'log_odds'."
+            )
+        self.classifier = classifier
+        self.reward = reward
+
+    def __call__(
+        self,
+        state: NDArray[Any],
+        action: NDArray[Any],
+        next_state: NDArray[Any],
+        done: NDArray[Any],
+    ) -> NDArray[np.float32]:
+        if not isinstance(next_state, np.ndarray) or next_state.ndim != 4:
+            raise InputError(
+                f"next_state has shape {np.shape(next_state)}. Expected pictures, (N, H, W, 3) or "
+                "(N, 3, H, W) uint8; the reward function scores picture observations only."
+            )
+        layout = layout_of(next_state.shape[1:], "next_state")
+        images = to_hwc(next_state, layout)
+        if self.reward == "claim":
+            return self.classifier.compute_reward(images)
+        if self.reward == "probability":
+            return self.classifier.probability(images)
+        return self.classifier.log_odds(images)
+
+
+def log_odds(
+    logits: NDArray[np.float64], success: int, temperature: float = 1.0
+) -> NDArray[np.float64]:
+    """Return ``log p(success) - log p(not success)`` of the softmax of ``logits / temperature``.
+
+    With two classes this is the difference of the logits by the temperature, without rounding.
+
+    Args:
+        logits: ``(N, K)``, K at least 2.
+        success: column of success.
+        temperature: positive.
+
+    Returns:
+        ``(N,)`` float64.
+    """
+    scaled = logits / temperature
+    others = np.delete(scaled, success, axis=1)
+    highest = others.max(axis=1)
+    if others.shape[1] == 1:
+        rest = highest
+    else:
+        rest = highest + np.log(np.exp(others - highest[:, None]).sum(axis=1))
+    return np.asarray(scaled[:, success] - rest)
+
+
+def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``1 / (1 + exp(-x))`` without overflow."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+def _log_probabilities(outputs: NDArray[np.float32]) -> NDArray[np.float64]:
+    values = outputs.astype(np.float64)
+    if values.min() < -1e-4 or np.abs(values.sum(axis=1) - 1.0).max() > 1e-2:
+        raise OutputError(
+            f"the network returned {values[0].round(4).tolist()} as probabilities. Expected "
+            "numbers of at least 0 that sum to 1; if these are logits, say output='logits' in the "
+            "bundle."
+        )
+    return np.asarray(np.log(np.clip(values, _LEAST, 1.0)))

@@ -1,0 +1,140 @@
+"""From probabilities to decisions over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.errors import ConfigError, InputError
+
+Guard = Callable[[Any, float], bool]
+
+
+class SuccessDetector:
+    """Claims success after enough frames in a row, for several environments at once.
+
+    A frame counts when its probability is at least ``enter``, or at least ``exit`` where the frame
+    before it counted too (hysteresis), and when the guard agrees. Success is claimed on every frame
+    that is at least the ``hold``-th counting one in a row. Comparisons are in float32, the
+    precision a classifier gives.
+
+    Args:
+        enter: probability at which frames start to count, 0 to 1.
+        exit: probability below which they stop counting; ``None`` for the same as ``enter``.
+        hold: counting frames in a row that make a success, at least 1.
+        guard: ``guard(observation, probability) -> bool``; a frame it refuses does not count. It
+            is asked only about frames that would count.
+        num_envs: environments, each with its own state.
+
+    Raises:
+        ConfigError: a value that cannot work.
+    """
+
+    def __init__(
+        self,
+        enter: float,
+        exit: float | None = None,
+        hold: int = 1,
+        guard: Guard | None = None,
+        num_envs: int = 1,
+    ) -> None:
+        leave = enter if exit is None else exit
+        # Written so that NaN fails too.
+        if not (0.0 <= leave <= enter <= 1.0):
+            raise ConfigError(
+                f"the success detector was given enter={enter} and exit={exit}. Expected "
+                "0 <= exit <= enter <= 1; success cannot be easier to enter than to keep."
+            )
+        for name, value in (("hold", hold), ("num_envs", num_envs)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise ConfigError(f"{name} is {value!r}. Expected a whole number of at least 1.")
+        if guard is not None and not callable(guard):
+            raise ConfigError(
+                f"guard is {guard!r}. Expected a function guard(observation, probability) -> bool."
+            )
+        self.enter = float(enter)
+        self.exit = float(leave)
+        self.hold = int(hold)
+        self.guard = guard
+        self.num_envs = int(num_envs)
+        self._counter = np.zeros(self.num_envs, dtype=np.int64)
+
+    @property
+    def counter(self) -> NDArray[np.int64]:
+        """Counting frames in a row up to now, at most ``hold``: ``(num_envs,)``, a copy."""
+        return self._counter.copy()
+
+    def update(
+        self,
+        probabilities: NDArray[np.floating[Any]],
+        mask: NDArray[np.bool_] | None = None,
+        observations: Sequence[Any] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Take the next frame of each environment.
+
+        Args:
+            probabilities: ``(num_envs,)`` from 0 to 1; values where ``mask`` is False are ignored.
+            mask: ``(num_envs,)`` bool, the environments that have a new frame; ``None`` for all.
+                The others keep their state.
+            observations: one per environment, for the guard.
+
+        Returns:
+            ``(num_envs,)`` bool: success is claimed with this frame.
+
+        Raises:
+            InputError: a wrong shape, a value that is no probability, or no observations for the
+                guard.
+        """
+        values = np.asarray(probabilities, dtype=np.float32)
+        new = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask)
+        if values.shape != (self.num_envs,) or new.shape != (self.num_envs,):
+            raise InputError(
+                f"the success detector was given {values.shape} probabilities and a mask of "
+                f"{new.shape}. Expected ({self.num_envs},), one per environment."
+            )
+        if new.dtype != np.bool_:
+            raise InputError(f"the mask is {new.dtype}. Expected bool, one per environment.")
+        scored = values[new]
+        # Written so that NaN fails too.
+        if not ((scored >= 0.0) & (scored <= 1.0)).all():
+            raise InputError(
+                f"the success detector was given {scored.tolist()}. Expected probabilities from 0 "
+                "to 1; use Classifier.probability, not log_odds."
+            )
+        limit = np.where(self._counter > 0, np.float32(self.exit), np.float32(self.enter))
+        counts = new & (values >= limit)
+        if self.guard is not None and counts.any():
+            counts &= self._guarded(values, counts, observations)
+        # Capped, so that the counter fits a bounded observation; the decision needs no more.
+        following = np.where(counts, np.minimum(self._counter + 1, self.hold), 0)
+        self._counter = np.where(new, following, self._counter)
+        return np.asarray(new & (self._counter >= self.hold))
+
+    def reset(self, indices: Sequence[int] | NDArray[Any] | None = None) -> None:
+        """Start a new episode in these environments (numbers or a bool mask), or in all."""
+        if indices is None:
+            self._counter[:] = 0
+        else:
+            chosen = np.asarray(indices)
+            self._counter[chosen if chosen.dtype == np.bool_ else chosen.astype(np.int64)] = 0
+
+    def _guarded(
+        self,
+        values: NDArray[np.float32],
+        asked: NDArray[np.bool_],
+        observations: Sequence[Any] | None,
+    ) -> NDArray[np.bool_]:
+        if observations is None or len(observations) != self.num_envs:
+            raise InputError(
+                f"the success detector has a guard and was given "
+                f"{'no' if observations is None else len(observations)} observations. Expected "
+                f"{self.num_envs}, one per environment; pass observations to update()."
+            )
+        allowed = np.zeros(self.num_envs, np.bool_)
+        if self.guard is not None:
+            for index in np.flatnonzero(asked).tolist():
+                allowed[index] = bool(self.guard(observations[index], float(values[index])))
+        return allowed

@@ -1,0 +1,248 @@
+"""LearnedReward for Stable-Baselines3's vector environments."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError, MissingExtraError
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.detector import Guard
+from vinoreward.wrappers.core import (
+    RewardCore,
+    RewardMode,
+    RewardOptions,
+    append_hold,
+    make_classifier,
+    with_hold,
+)
+from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene
+
+try:
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+except ImportError as missing:
+    raise MissingExtraError(
+        "VecLearnedReward needs stable-baselines3, which is not installed. Install it with: "
+        "pip install 'vinoreward[train]'"
+    ) from missing
+
+
+class VecLearnedReward(VecEnvWrapper):
+    """:class:`~vinoreward.LearnedReward` for an SB3 ``VecEnv``, with one batched call per step.
+
+    The picture that is scored is ``terminal_observation`` where an episode ended, because the
+    observation that SB3 returns there belongs to the next episode. For the same reason
+    ``image_source="render"`` is refused: SB3 has reset the environment before it can be rendered.
+
+    ``terminate_on_success``: on a claimed success the sub-environment is reset at once, as SB3 does
+    it for any end of an episode. Therefore this wrapper goes directly around a ``DummyVecEnv`` or
+    ``SubprocVecEnv``; others (``VecNormalize``, ``VecFrameStack``) go around it.
+
+    ``infos[i]["episode"]`` at an episode's end has the return of the learned reward ``r``, the
+    length ``l`` and the seconds ``t``, so that SB3's logs and ``evaluate_policy`` see every
+    episode. What a ``Monitor`` inside wrote about the environment's own reward is kept as
+    ``original_episode``.
+
+    Args:
+        venv: the vector environment.
+        bundle: as :class:`~vinoreward.LearnedReward`, like all other arguments but:
+        image_source: ``"obs"`` by default; a callable is given ``None`` for the environment, one
+            observation at a time.
+    """
+
+    def __init__(
+        self,
+        venv: VecEnv,
+        bundle: Bundle | str | Path,
+        *,
+        backend: str = "openvino",
+        device: str = "CPU",
+        precision: str = "auto",
+        threads: int = 1,
+        image_source: ImageSource = "obs",
+        success_reward: float = 1.0,
+        step_reward: float = 0.0,
+        env_reward_weight: float = 0.0,
+        reward_mode: RewardMode = "sparse",
+        success_threshold: float | None = None,
+        success_hold_steps: int = 1,
+        guard: Guard | None = None,
+        terminate_on_success: bool = True,
+        gamma: float = 0.99,
+        hold_in_observation: bool = False,
+    ) -> None:
+        options = RewardOptions(
+            success_reward=success_reward,
+            step_reward=step_reward,
+            env_reward_weight=env_reward_weight,
+            reward_mode=reward_mode,
+            success_threshold=success_threshold,
+            success_hold_steps=success_hold_steps,
+            guard=guard,
+            terminate_on_success=terminate_on_success,
+            gamma=gamma,
+            hold_in_observation=hold_in_observation,
+        )
+        _check(venv, image_source, terminate_on_success)
+        classifier = make_classifier(bundle, backend, device, precision, threads)
+        space = venv.observation_space
+        self._core = RewardCore(classifier, options, venv.num_envs)
+        self._source = PictureSource(image_source, space, venv.render_mode, classifier.bundle)
+        if not self._source.calls and venv.has_attr("picture_scene"):
+            check_scene(venv.get_attr("picture_scene", indices=[0])[0], classifier.bundle)
+        shown = with_hold(space, success_hold_steps) if hold_in_observation else space
+        super().__init__(venv, observation_space=shown)
+        self._returns = np.zeros(venv.num_envs)
+        self._lengths = np.zeros(venv.num_envs, np.int64)
+        self._started = np.full(venv.num_envs, time.monotonic())
+
+    @property
+    def classifier(self) -> Classifier:
+        """What scores the pictures. It loads at the first one."""
+        return self._core.classifier
+
+    def reset(self) -> Any:
+        """Start new episodes everywhere."""
+        observations = self.venv.reset()
+        self.reset_infos = list(self.venv.reset_infos)
+        everyone = np.ones(self.num_envs, np.bool_)
+        self._begin(everyone, self._rows(observations))
+        return self._observed(observations)
+
+    def step_wait(self) -> Any:
+        """Return SB3's ``(observations, rewards, dones, infos)`` of the step that was begun."""
+        observations, env_rewards, dones, found = self.venv.step_wait()
+        dones = np.array(dones, np.bool_)
+        infos = [dict(info) for info in found]
+        self.reset_infos = list(self.venv.reset_infos)
+        rows = self._rows(observations)
+        last = [
+            infos[i]["terminal_observation"] if dones[i] else rows[i] for i in range(self.num_envs)
+        ]
+        everyone = np.ones(self.num_envs, np.bool_)
+        probability, odds = self._core.look([self._source.picture(None, item) for item in last])
+        terminated = np.array(
+            [
+                bool(done and not info.get("TimeLimit.truncated", False))
+                for done, info in zip(dones, infos, strict=True)
+            ]
+        )
+        scores = self._core.transition(
+            everyone, probability, odds, np.asarray(env_rewards, np.float64), terminated, last
+        )
+        counter = self._core.detector.counter
+        if (scores.terminated & ~dones).any():
+            observations = self._restart(scores.terminated & ~dones, observations, infos, rows)
+        ended = dones | scores.terminated
+        self._returns += scores.rewards
+        self._lengths += 1
+        for i, info in enumerate(infos):
+            if "is_success" in info:
+                info["original_is_success"] = info["is_success"]
+            info["is_success"] = bool(scores.claimed[i])
+            info["reward_prob"] = float(scores.probability[i])
+            info["original_env_rew"] = float(env_rewards[i])
+            if ended[i]:
+                self._end(info, i, bool(scores.terminated[i]), counter[i])
+        if ended.any():
+            self._begin(ended, self._rows(observations))
+        return self._observed(observations), scores.rewards.astype(np.float32), ended, infos
+
+    def close(self) -> None:
+        """Close the environments and free the network."""
+        self._core.classifier.close()
+        self.venv.close()
+
+    def _restart(
+        self, mask: NDArray[np.bool_], observations: Any, infos: list[dict[str, Any]], rows: Any
+    ) -> Any:
+        """Reset sub-environments that do not know that their episode is over."""
+        fresh = _copy(observations)
+        for i in np.flatnonzero(mask).tolist():
+            infos[i]["terminal_observation"] = _copy(rows[i])
+            observation, self.reset_infos[i] = self.venv.env_method("reset", indices=[i])[0]
+            if isinstance(fresh, dict):
+                for key, batch in fresh.items():
+                    batch[i] = observation[key]
+            elif isinstance(fresh, tuple):
+                for batch, part in zip(fresh, observation, strict=True):
+                    batch[i] = part
+            else:
+                fresh[i] = observation
+        return fresh
+
+    def _end(self, info: dict[str, Any], i: int, terminated: bool, counter: np.int64) -> None:
+        info["TimeLimit.truncated"] = not terminated
+        if self._core.options.hold_in_observation:
+            info["terminal_observation"] = append_hold(
+                info["terminal_observation"], np.asarray(counter)
+            )
+        if "episode" in info:
+            info["original_episode"] = info["episode"]
+        info["episode"] = {
+            "r": round(float(self._returns[i]), 6),
+            "l": int(self._lengths[i]),
+            "t": round(time.monotonic() - float(self._started[i]), 6),
+        }
+
+    def _begin(self, mask: NDArray[np.bool_], rows: list[Any]) -> None:
+        first = np.zeros(self.num_envs, np.float32)
+        if self._core.needs_first_pictures:
+            chosen = np.flatnonzero(mask).tolist()
+            pictures = [self._source.picture(None, rows[i]) for i in chosen]
+            first[chosen] = self._core.look(pictures)[0]
+        self._core.begin(mask, first)
+        self._returns[mask], self._lengths[mask] = 0.0, 0
+
+    def _rows(self, observations: Any) -> list[Any]:
+        if isinstance(observations, dict):
+            return [
+                {key: batch[i] for key, batch in observations.items()} for i in range(self.num_envs)
+            ]
+        if isinstance(observations, tuple):
+            return [tuple(batch[i] for batch in observations) for i in range(self.num_envs)]
+        return list(observations)
+
+    def _observed(self, observations: Any) -> Any:
+        if not self._core.options.hold_in_observation:
+            return observations
+        return append_hold(observations, self._core.detector.counter)
+
+
+def _copy(observation: Any) -> Any:
+    if isinstance(observation, dict):
+        return {key: np.array(part) for key, part in observation.items()}
+    if isinstance(observation, tuple):
+        return tuple(np.array(part) for part in observation)
+    return np.array(observation)
+
+
+def _check(venv: VecEnv, source: ImageSource, terminate: bool) -> None:
+    if source == "render":
+        raise ConfigError(
+            "image_source is 'render' in a VecEnv, which resets an environment before it can be "
+            "rendered, so that the frame shows the next episode. Expected the picture in the "
+            "observation (image_source='obs' or 'obs:<key>'), or vinoreward.LearnedReward around "
+            "each environment before it is vectorised (make_vec_env's wrapper_class)."
+        )
+    if not terminate:
+        return
+    if isinstance(venv, VecEnvWrapper):
+        raise ConfigError(
+            f"terminate_on_success is set and the environment is wrapped in {type(venv).__name__}, "
+            "whose state and observations would be wrong when one environment is reset below it. "
+            "Expected a DummyVecEnv or SubprocVecEnv; put the other wrappers around "
+            "VecLearnedReward, or set terminate_on_success=False."
+        )
+    for i, monitored in enumerate(venv.env_is_wrapped(Monitor)):
+        if monitored and not venv.get_attr("allow_early_resets", indices=[i])[0]:
+            raise ConfigError(
+                "terminate_on_success is set and a Monitor refuses early resets. Expected "
+                "Monitor(env, allow_early_resets=True), or terminate_on_success=False."
+            )

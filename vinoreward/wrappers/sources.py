@@ -1,0 +1,151 @@
+"""Where the picture that is scored comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.rewards.pictures import Layout, layout_of
+
+ImageSource = str | Callable[[Any, Any], NDArray[np.uint8]]
+
+
+class PictureSource:
+    """Takes the ``(H, W, 3)`` uint8 picture out of an observation, a rendered frame or a callable.
+
+    Args:
+        source: ``"render"``, ``"obs"``, ``"obs:<key>"`` or ``callable(env, observation)``.
+        space: observation space of one environment.
+        render_mode: of the environment.
+        bundle: what will score the pictures; their size is checked against it where it is known.
+
+    Raises:
+        ConfigError: the environment cannot give such a picture.
+        PictureMismatchError: its size is not one that the bundle takes.
+    """
+
+    def __init__(
+        self, source: ImageSource, space: gym.Space[Any], render_mode: str | None, bundle: Bundle
+    ) -> None:
+        self.renders = source == "render"
+        self._call = source if callable(source) else None
+        self._key: str | None = None
+        self._layout: Layout = "HWC"
+        if self._call is not None:
+            return
+        if self.renders:
+            if render_mode != "rgb_array":
+                raise ConfigError(
+                    f"image_source is 'render' and the environment's render_mode is "
+                    f"{render_mode!r}. Expected 'rgb_array'; make the environment with "
+                    "render_mode='rgb_array', or score picture observations with "
+                    "image_source='obs'."
+                )
+            return
+        if not isinstance(source, str) or (source != "obs" and not source.startswith("obs:")):
+            raise ConfigError(
+                f"image_source is {source!r}. Expected 'render', 'obs', 'obs:<key>' or a function "
+                "(env, observation) -> picture."
+            )
+        picture = space
+        if source != "obs":
+            self._key = source[len("obs:") :]
+            picture = _part(space, self._key)
+        self._layout = _checked(picture, source, space)
+        shape = picture.shape or ()
+        size = shape[:2] if self._layout == "HWC" else shape[1:]
+        bundle.prepare(np.zeros((1, *size, 3), np.uint8))
+
+    @property
+    def calls(self) -> bool:
+        """Whether a user's function makes the picture."""
+        return self._call is not None
+
+    def picture(self, env: Any, observation: Any, frame: Any = None) -> NDArray[np.uint8]:
+        """Return one environment's picture ``(H, W, 3)`` uint8; it may be a view.
+
+        Args:
+            env: given to a callable.
+            observation: one environment's observation.
+            frame: what rendering gave, for ``"render"``.
+
+        Raises:
+            InputError: the frame or what the callable returned is no such picture.
+        """
+        if self.renders:
+            return _picture(frame, "render()")
+        if self._call is not None:
+            return _picture(self._call(env, observation), "the image_source function")
+        found = observation if self._key is None else observation[self._key]
+        picture = np.asarray(found)
+        return picture if self._layout == "HWC" else picture.transpose(1, 2, 0)
+
+
+def check_scene(scene: object, bundle: Bundle) -> None:
+    """Compare an environment's ``picture_scene``, where it has one, with the bundle's.
+
+    Raises:
+        PictureMismatchError: they differ; the message says in what.
+    """
+    expected = bundle.spec.picture.scene
+    if not isinstance(scene, Mapping) or not expected:
+        return
+    differing = sorted(
+        str(key) for key in {*scene, *expected} if scene.get(key) != expected.get(key)
+    )
+    if differing:
+        found = ", ".join(f"{key}={scene.get(key)!r}" for key in differing)
+        wanted = ", ".join(f"{key}={expected.get(key)!r}" for key in differing)
+        raise PictureMismatchError(
+            f"the environment's picture has {found}. Expected {wanted}, on which the bundle "
+            f"{bundle.spec.name!r} was trained; set the environment's camera so, or capture and "
+            "fine-tune at this picture."
+        )
+
+
+def _part(space: gym.Space[Any], key: str) -> gym.Space[Any]:
+    if not isinstance(space, gym.spaces.Dict) or key not in space.spaces:
+        keys = sorted(space.spaces) if isinstance(space, gym.spaces.Dict) else None
+        raise ConfigError(
+            f"image_source is 'obs:{key}' and the observation space is "
+            f"{'a Dict with ' + ', '.join(keys) if keys is not None else space}. Expected a Dict "
+            f"with the key {key!r}; name one of its pictures, or use image_source='obs' or "
+            "'render'."
+        )
+    return space.spaces[key]
+
+
+def _checked(picture: gym.Space[Any], source: str, space: gym.Space[Any]) -> Layout:
+    if isinstance(space, gym.spaces.Dict) and source == "obs":
+        raise ConfigError(
+            f"image_source is 'obs' and the observation is a Dict with "
+            f"{', '.join(sorted(space.spaces))}. Expected one picture; use image_source="
+            "'obs:<key>'."
+        )
+    if not isinstance(picture, gym.spaces.Box) or picture.dtype != np.uint8:
+        raise ConfigError(
+            f"image_source is {source!r}, which is {picture}. Expected a Box of uint8 pictures; "
+            "use image_source='render' if the environment renders, or a function that makes the "
+            "picture."
+        )
+    return layout_of(picture.shape, f"the observation that image_source {source!r} names")
+
+
+def _picture(found: Any, where: str) -> NDArray[np.uint8]:
+    if not isinstance(found, np.ndarray) or found.dtype != np.uint8 or found.ndim != 3:
+        what = (
+            f"{found.dtype} of shape {found.shape}"
+            if isinstance(found, np.ndarray)
+            else type(found).__name__
+        )
+        raise InputError(
+            f"{where} gave {what}. Expected one picture, (height, width, 3) uint8 RGB; look at the "
+            "environment's render_mode or at the function."
+        )
+    return found
