@@ -153,7 +153,9 @@ def rewrite(bundle: Bundle, change: Callable[[dict[str, Any]], object]) -> None:
     path = bundle.path / "bundle.json"
     value = json.loads(path.read_text())
     change(value)
-    path.write_text(json.dumps(value))
+    text = json.dumps(value)
+    path.write_text(text)
+    (bundle.path / "bundle.sha256").write_text(hashlib.sha256(text.encode()).hexdigest())
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -333,10 +335,23 @@ def test_no_pickle_in_the_folder(bundle: Bundle) -> None:
     assert sorted(item.name for item in bundle.path.iterdir()) == [
         "README.md",
         "bundle.json",
+        "bundle.sha256",
         "golden.npz",
         "model.onnx",
         "pictures",
     ]
+
+
+def test_a_threshold_changed_by_hand_is_noticed(bundle: Bundle) -> None:
+    path = bundle.path / "bundle.json"
+    value = json.loads(path.read_text())
+    value["decision"]["threshold"] = 0.01
+    path.write_text(json.dumps(value))
+    with pytest.raises(BundleEditedError, match="success_threshold"):
+        Bundle.load(bundle.path)
+    (bundle.path / "bundle.sha256").unlink()
+    with pytest.raises(BundleEditedError, match="no recorded hash"):
+        Bundle.load(bundle.path)
 
 
 def test_the_card_tells_what_a_reader_needs(bundle: Bundle) -> None:

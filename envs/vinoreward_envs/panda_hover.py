@@ -155,6 +155,11 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         """The classifier that judges, None for the oracle. It loads at the first picture."""
         return self._classifier
 
+    @property
+    def picture_scene(self) -> dict[str, str | int]:
+        """What the picture depends on; a wrapper compares it with its bundle's."""
+        return self.scene.camera_spec.as_dict()
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:

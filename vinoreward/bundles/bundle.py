@@ -16,6 +16,7 @@ from vinoreward.backends.spec import NetworkSpec, Preprocess
 from vinoreward.bundles.golden import Golden, check_parity, read_golden
 from vinoreward.bundles.locate import (
     check_files,
+    check_spec,
     find,
     inside,
     int8_name,
@@ -64,6 +65,8 @@ class Bundle:
         """
         folder = find(path_or_name).absolute()  # a worker may start in another folder
         spec = read_spec(folder)
+        if verify:
+            check_spec(folder)
         check_files(folder, spec, hashes=verify)
         return cls(path=folder, spec=spec)
 

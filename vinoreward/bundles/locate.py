@@ -12,6 +12,7 @@ from vinoreward.files import sha256
 
 GROUP = "vinoreward.bundles"
 SPEC_FILE = "bundle.json"
+SPEC_HASH_FILE = "bundle.sha256"
 MAX_SPEC_BYTES = 1 << 20
 MAX_FILE_BYTES = 512 << 20
 
@@ -82,6 +83,27 @@ def read_spec(folder: Path) -> BundleSpec:
             "model.xml) and golden.npz among them; save the bundle again."
         )
     return spec
+
+
+def check_spec(folder: Path) -> None:
+    """Check that ``bundle.json`` is the one that was saved.
+
+    Raises:
+        BundleEditedError: it was changed, or its recorded hash is missing.
+    """
+    recorded = inside(folder, SPEC_HASH_FILE)
+    expected = (
+        recorded.read_text(encoding="ascii", errors="replace").strip()
+        if (recorded.is_file() and recorded.stat().st_size <= MAX_SPEC_BYTES)
+        else "no recorded hash"
+    )
+    found = sha256(folder / SPEC_FILE)
+    if found != expected:
+        raise BundleEditedError(
+            f"{folder / SPEC_FILE} was changed after the bundle was saved: its SHA-256 is {found}. "
+            f"Expected {expected}, as recorded in {SPEC_HASH_FILE}; restore the file. To use "
+            "another threshold pass success_threshold=… instead of editing the bundle."
+        )
 
 
 def model_name(spec: BundleSpec) -> str | None:

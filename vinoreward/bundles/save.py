@@ -18,7 +18,7 @@ from PIL import Image
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.card import model_card
 from vinoreward.bundles.golden import Golden
-from vinoreward.bundles.locate import SPEC_FILE, model_name, previous_of
+from vinoreward.bundles.locate import SPEC_FILE, SPEC_HASH_FILE, model_name, previous_of
 from vinoreward.bundles.schema import BundleSpec, Quantization, check_file_name
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError, RunFolderError
 from vinoreward.files import sha256, write_json
@@ -104,6 +104,7 @@ def save_bundle(
         text = model_card(spec, ["golden.png", *sorted(pictures)]) if card is None else card
         (folder / "README.md").write_text(text, encoding="utf-8")
         write_json(folder / SPEC_FILE, spec.to_dict())
+        (folder / SPEC_HASH_FILE).write_text(sha256(folder / SPEC_FILE) + "\n", encoding="ascii")
     return Bundle.load(path.absolute(), verify=False)
 
 

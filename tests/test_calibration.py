@@ -1,0 +1,198 @@
+"""Intervals, thresholds and temperatures against independent restatements; and shaping."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy.stats import binom, binomtest
+
+from vinoreward.errors import ConfigError, InputError, TooFewNegativesError
+from vinoreward.rewards.calibration import (
+    clopper_pearson,
+    negatives_needed,
+    temperature,
+    threshold_for_fpr,
+)
+from vinoreward.wrappers.core import shaping
+
+COUNTS = st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
+
+
+@given(counts=COUNTS, confidence=st.floats(0.5, 0.999))
+def test_intervals_are_those_of_the_binomial_test(
+    counts: tuple[int, int], confidence: float
+) -> None:
+    k, n = counts
+    for side, alternative in (("two", "two-sided"), ("upper", "less"), ("lower", "greater")):
+        expected = binomtest(k, n, alternative=alternative).proportion_ci(confidence, "exact")
+        found = clopper_pearson(k, n, confidence, side)  # type: ignore[arg-type]
+        np.testing.assert_allclose(found, (expected.low, expected.high), atol=1e-8)
+
+
+@given(counts=COUNTS)
+def test_the_upper_bound_is_the_rate_at_which_so_few_events_are_rare(
+    counts: tuple[int, int],
+) -> None:
+    k, n = counts
+    upper = clopper_pearson(k, n, 0.95, "upper")[1]
+    if k < n:
+        assert binom.cdf(k, n, upper) == pytest.approx(0.05, abs=1e-6)
+    assert clopper_pearson(0, 0) == (0.0, 1.0)
+
+
+def test_299_negatives_support_one_percent() -> None:
+    assert negatives_needed(0.01) == 299
+    assert clopper_pearson(0, 299, 0.95, "upper")[1] <= 0.01
+    assert clopper_pearson(0, 298, 0.95, "upper")[1] > 0.01
+
+
+@given(target=st.floats(0.001, 0.5), confidence=st.floats(0.5, 0.99))
+def test_no_fewer_negatives_would_do(target: float, confidence: float) -> None:
+    needed = negatives_needed(target, confidence)
+    assert clopper_pearson(0, needed, confidence, "upper")[1] <= target + 1e-9
+    if needed > 1:
+        assert clopper_pearson(0, needed - 1, confidence, "upper")[1] > target - 1e-9
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    negative=hnp.arrays(np.float32, st.integers(60, 200), elements=st.floats(0, 0.875, width=32)),
+    positive=hnp.arrays(np.float32, st.integers(1, 50), elements=st.floats(0, 1, width=32)),
+    per_episode=st.integers(1, 3),
+)
+def test_the_threshold_is_the_smallest_that_holds_both_bounds(
+    negative: np.ndarray, positive: np.ndarray, per_episode: int
+) -> None:
+    target, confidence = 0.1, 0.95
+    probabilities = np.concatenate([negative, positive])
+    labels = np.repeat([0, 1], [len(negative), len(positive)])
+    episodes = np.concatenate(
+        [np.arange(len(negative)) // per_episode, 10_000 + np.arange(len(positive))]
+    )
+    chosen = threshold_for_fpr(probabilities, labels, episodes, target, confidence)
+    enough = len(np.unique(episodes[labels == 0])) >= negatives_needed(target, confidence)
+
+    def holds(value: float) -> bool:
+        wrong = (probabilities >= np.float32(value)) & (labels == 0)
+        frames = binomtest(int(wrong.sum()), len(negative), alternative="less")
+        groups = len(np.unique(episodes[wrong])), len(np.unique(episodes[labels == 0]))
+        by_episode = binomtest(*groups, alternative="less")
+        bounds = [frames.proportion_ci(confidence, "exact").high]
+        if enough:
+            bounds.append(by_episode.proportion_ci(confidence, "exact").high)
+        return max(bounds) <= target
+
+    assert holds(chosen.value)
+    if chosen.value > 0:
+        assert not holds(float(np.nextafter(np.float32(chosen.value), np.float32(-1))))
+    assert chosen.true_positives == int((positive >= np.float32(chosen.value)).sum())
+    assert chosen.recall == chosen.true_positives / len(positive)
+    assert chosen.episodes_reach_target == enough
+    assert bool(chosen.notes) != enough
+    assert chosen.as_dict()["value"] == chosen.value
+
+
+def test_too_few_negatives_are_refused_with_the_number_needed() -> None:
+    probabilities, labels = np.full(298, 0.1), np.zeros(298, int)
+    with pytest.raises(TooFewNegativesError, match="299"):
+        threshold_for_fpr(probabilities, labels, np.arange(298), 0.01)
+    one_more = threshold_for_fpr(np.full(299, 0.1), np.zeros(299, int), np.arange(299), 0.01)
+    assert one_more.false_positives == 0 and one_more.episodes_reach_target
+
+
+def test_few_episodes_are_said_to_be_few() -> None:
+    probabilities, labels = np.linspace(0, 0.9, 400), np.zeros(400, int)
+    chosen = threshold_for_fpr(probabilities, labels, np.arange(400) // 40, 0.01)
+    assert not chosen.episodes_reach_target
+    assert chosen.negative_episodes == 10
+    assert "10 episodes" in chosen.notes[0] and "299" in chosen.notes[0]
+
+
+def test_a_network_that_cannot_separate_is_refused() -> None:
+    with pytest.raises(InputError, match="probability 1"):
+        threshold_for_fpr(np.ones(400), np.zeros(400, int), np.arange(400), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "labels"),
+    [([0.5, 2.0], [0, 1]), ([0.5, float("nan")], [0, 1]), ([0.5, 0.5], [0, 2]), ([0.5], [0, 1])],
+)
+def test_arrays_that_cannot_work_are_refused(probabilities: list[float], labels: list[int]) -> None:
+    with pytest.raises(InputError, match="Expected"):
+        threshold_for_fpr(np.array(probabilities), np.array(labels), np.arange(2))
+
+
+@pytest.mark.parametrize("true", [0.3, 1.0, 4.0])
+def test_the_temperature_that_made_the_labels_is_found(true: float) -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(20_000, 2)) * 3
+    odds = (logits[:, 1] - logits[:, 0]) / true
+    labels = (generator.random(20_000) < 1 / (1 + np.exp(-odds))).astype(int)
+    assert temperature(logits, labels) == pytest.approx(true, rel=0.1)
+
+
+@given(
+    logits=hnp.arrays(np.float64, (30, 2), elements=st.floats(-20, 20)),
+    labels=hnp.arrays(np.int64, 30, elements=st.integers(0, 1)),
+)
+def test_the_temperature_is_never_worse_than_none(logits: np.ndarray, labels: np.ndarray) -> None:
+    def loss(scale: float) -> float:
+        odds = (logits[:, 1] - logits[:, 0]) / scale * np.where(labels == 1, -1, 1)
+        return float(np.logaddexp(0, odds).mean())
+
+    found = temperature(logits, labels)
+    assert 0.05 <= found <= 20.0 + 1e-9
+    assert loss(found) <= min(loss(scale) for scale in (0.05, 0.3, 1.0, 3.0, 20.0)) + 1e-6
+
+
+def test_separated_data_give_the_end_of_the_range() -> None:
+    logits = np.array([[5.0, 0.0], [0.0, 5.0]])
+    assert temperature(logits, np.array([0, 1])) == pytest.approx(0.05)
+
+
+def test_wrong_calibration_data_are_refused() -> None:
+    for logits, labels in (
+        (np.zeros((0, 2)), np.zeros(0, int)),
+        (np.full((1, 2), np.nan), np.zeros(1, int)),
+        (np.zeros((2, 2)), np.array([0, 2])),
+        (np.zeros((2, 1)), np.zeros(2, int)),
+    ):
+        with pytest.raises(InputError, match="Expected"):
+            temperature(logits, labels)
+    with pytest.raises(ConfigError):
+        clopper_pearson(3, 2)
+
+
+# --- shaping keeps the optimal policy ----------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), gamma=st.floats(0.5, 0.95))
+def test_shaping_keeps_the_optimal_policy(seed: int, gamma: float) -> None:
+    """Value iteration on a random MDP with absorbing states, with and without shaping."""
+    generator = np.random.default_rng(seed)
+    states, actions = 8, 3
+    moves = generator.dirichlet(np.ones(states), size=(states, actions))
+    rewards = generator.normal(size=(states, actions, states))
+    ends = np.arange(states) >= 6
+    potential = np.where(ends, 0.0, generator.random(states))
+
+    def action_values(reward: np.ndarray) -> np.ndarray:
+        value = np.zeros(states)
+        q = np.zeros((states, actions))
+        for _ in range(math.ceil(math.log(1e-12) / math.log(gamma))):
+            following = np.where(ends, 0.0, value)
+            q = (moves * (reward + gamma * following)).sum(axis=2)
+            value = q.max(axis=1)
+        return q
+
+    added = shaping(potential[:, None, None], potential[None, None, :], gamma)
+    plain, shaped = action_values(rewards), action_values(rewards + added)
+    inner = ~ends
+    np.testing.assert_allclose(shaped[inner], plain[inner] - potential[inner, None], atol=1e-6)
+    assert np.array_equal(shaped[inner].argmax(axis=1), plain[inner].argmax(axis=1))

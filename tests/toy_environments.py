@@ -1,0 +1,167 @@
+"""Small real environments with pictures, and a real classifier bundle that reads them.
+
+A corridor of eight cells. The picture's red is the position, so that the probability of success is
+known for every cell; its blue is drawn anew for each episode. An episode ends at both ends of the
+corridor and is truncated after six steps. Stepping an episode that ended is an error here, so that
+a wrapper that does it is found out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.schema import BundleSpec, Decision, Picture
+
+HEIGHT, WIDTH = 6, 8
+LAST_CELL = 7
+MAX_STEPS = 6
+SLOPE, MIDDLE = 20.0, 0.7
+
+
+def cell_log_odds(cell: int) -> float:
+    """What the bundle of :func:`save_toy_bundle` must say about a cell, restated."""
+    return SLOPE * (_red(cell) / 255.0 - MIDDLE)
+
+
+def _red(cell: int) -> int:
+    return round(255 * cell / LAST_CELL)
+
+
+class Corridor(gym.Env[Any, Any]):
+    """Action 0 goes left, 1 goes right. Reward: minus the cells to go."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+
+    def __init__(
+        self,
+        observation: str = "vector",
+        render_mode: str | None = None,
+        first_cells: tuple[int, ...] = (1, 2, 3, 4, 5, 6),
+        scene: dict[str, Any] | None = None,
+    ) -> None:
+        self.render_mode = render_mode
+        self.kind = observation
+        self.first_cells = first_cells
+        if scene is not None:
+            self.picture_scene = scene
+        self.action_space = gym.spaces.Discrete(2)
+        picture = gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+        vector = gym.spaces.Box(0, 10, (2,), np.float32)
+        self.observation_space: gym.Space[Any] = {
+            "vector": vector,
+            "picture": picture,
+            "planes": gym.spaces.Box(0, 255, (3, HEIGHT, WIDTH), np.uint8),
+            "dict": gym.spaces.Dict({"image": picture, "position": vector}),
+            "grey": gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 1), np.uint8),
+            "float": gym.spaces.Box(0, 1, (HEIGHT, WIDTH, 3), np.float32),
+            "square": gym.spaces.Box(0, 255, (3, WIDTH, 3), np.uint8),
+        }[observation]
+        self.cell = 0
+        self.blue = 0
+        self.steps = 0
+        self.over = True
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.cell = int(self.np_random.choice(self.first_cells))
+        self.blue = int(self.np_random.integers(256))
+        self.steps = 0
+        self.over = False
+        return self._observe(), {"true_success": False, "blue": self.blue}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.over:
+            raise RuntimeError("stepped an episode that is over")
+        self.cell += 1 if int(action) == 1 else -1
+        self.steps += 1
+        terminated = self.cell in (0, LAST_CELL)
+        truncated = self.steps >= MAX_STEPS
+        self.over = terminated or truncated
+        info = {
+            "true_success": self.cell >= 6,
+            "is_success": self.cell == LAST_CELL,
+            "where": np.array([self.cell, self.steps]),
+        }
+        return self._observe(), float(self.cell - LAST_CELL), terminated, truncated, info
+
+    def render(self) -> Any:
+        picture = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+        picture[..., 0] = _red(self.cell)
+        picture[..., 2] = self.blue
+        return picture
+
+    def _observe(self) -> Any:
+        vector = np.array([self.cell, self.steps], np.float32)
+        picture = self.render()
+        if self.kind == "planes":
+            return picture.transpose(2, 0, 1).copy()
+        if self.kind == "picture":
+            return picture
+        return {"image": picture, "position": vector} if self.kind == "dict" else vector
+
+
+gym.register("ToyCorridor-v0", entry_point="toy_environments:Corridor")
+
+
+def save_toy_network(path: Path, *, probabilities: bool = False) -> Path:
+    """Write a graph: uint8 pictures -> logits (0, SLOPE * (mean red / 255 - MIDDLE))."""
+    constants = {
+        "weights": np.array([[0, SLOPE], [0, 0], [0, 0]], np.float32) / 255,
+        "bias": np.array([0, -SLOPE * MIDDLE], np.float32),
+        "axes": np.array([1, 2], np.int64),
+    }
+    nodes = [
+        helper.make_node("Cast", ["pictures"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["float", "axes"], ["mean"], keepdims=0),
+        helper.make_node("MatMul", ["mean", "weights"], ["product"]),
+        helper.make_node("Add", ["product", "bias"], ["scores" if probabilities else "logits"]),
+    ]
+    if probabilities:
+        nodes.append(helper.make_node("Softmax", ["scores"], ["logits"], axis=1))
+    graph = helper.make_graph(
+        nodes,
+        "red",
+        [helper.make_tensor_value_info("pictures", TensorProto.UINT8, ["N", HEIGHT, WIDTH, 3])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 2])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, str(path))
+    return path
+
+
+def save_toy_bundle(
+    folder: Path,
+    *,
+    decision: Decision | None = None,
+    scene: dict[str, Any] | None = None,
+    probabilities: bool = False,
+) -> Bundle:
+    """Save a bundle around :func:`save_toy_network`."""
+    model = save_toy_network(folder.parent / f"{folder.name}.onnx", probabilities=probabilities)
+    images = np.zeros((LAST_CELL + 1, HEIGHT, WIDTH, 3), np.uint8)
+    images[..., 0] = np.array([_red(cell) for cell in range(LAST_CELL + 1)])[:, None, None]
+    images[..., 2] = 17
+    odds = np.array([cell_log_odds(cell) for cell in range(LAST_CELL + 1)])
+    logits = np.stack([np.zeros_like(odds), odds], axis=1)
+    if probabilities:
+        logits = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    spec = BundleSpec(
+        name="toy-corridor",
+        picture=Picture(
+            height=HEIGHT, width=WIDTH, mean=(0, 0, 0), std=(1, 1, 1), scene=scene or {}
+        ),
+        decision=decision or Decision(threshold=0.5),
+        output="probabilities" if probabilities else "logits",
+    )
+    return save_bundle(folder, spec, {"model.onnx": model}, images, logits.astype(np.float32))
