@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -46,7 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         module = importlib.import_module(f"vinoreward_training.{name}")
         kind: Any = getattr(module, COMMANDS[name][0])
-        config = tyro.cli(kind, prog=f"vinoreward {name}", args=arguments[1:])
+        config = tyro.cli(
+            kind,
+            prog=f"vinoreward {name}",
+            description=inspect.getdoc(kind),
+            args=arguments[1:],
+        )
         return int(module.run(config))
     except VinorewardError as error:
         print(f"vinoreward {name}: {error}", file=sys.stderr)

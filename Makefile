@@ -1,0 +1,55 @@
+# Every target installs what it needs into .venv first. Choose the interpreter with
+# `make PYTHON=python3.10 test`; PyBullet has wheels for 3.10 and 3.11 only, so those come first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.10 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= auto
+OUT ?= runs/demo
+
+# One thread a process: several of them share the cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test test-fast check bench install clean
+
+help:
+	@echo "make demo       a classifier and a policy from nothing, with a report (under 5 minutes)"
+	@echo "make test       the whole suite"
+	@echo "make test-fast  without the slow tests"
+	@echo "make check      ruff, mypy, import-linter"
+	@echo "make bench      every figure of the README (about an hour)"
+	@echo "make install    only make $(VENV)"
+	@echo "make clean      remove $(VENV) and caches; runs/ and data/ stay"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python found: install Python 3.10 or 3.11, or pass PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = (3, 10) <= v < (3, 14); print("using Python %d.%d at %s" % (v + (sys.executable,))); sys.exit(0 if ok else "Expected Python 3.10 to 3.13; pass PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 12) or print("note: PyBullet has no wheel for this Python. The default environments work; motion=\"dynamics\", camera=\"tiny\" and fidelity=\"article\" need Python 3.10 or 3.11.")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/vinoreward demo --out $(OUT)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 900
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 300 -m "not slow"
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/vinoreward bench --rows all --resume
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -not -path './.git/*' -exec rm -rf {} +

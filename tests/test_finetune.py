@@ -1,0 +1,247 @@
+"""From labelled pictures to a bundle: the loop, the threshold, the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vinoreward.backends.torch_networks import WithPreprocess, build
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import (
+    ConfigError,
+    DatasetError,
+    ModelCorruptError,
+    ModelNotFoundError,
+    TooFewNegativesError,
+)
+from vinoreward_training import finetune
+from vinoreward_training.classifier_training import (
+    CHECKPOINT,
+    ChannelsLast,
+    Fit,
+    Recipe,
+    predict,
+)
+from vinoreward_training.dataset import Dataset, load_dataset
+from vinoreward_training.evaluation import average_precision, per_category, rates, roc_curve
+from vinoreward_training.finetune import FinetuneConfig
+from vinoreward_training.finetune_bundle import golden_indices
+from vinoreward_training.network_weights import load_weights
+from vinoreward_training.training_signal import augment, margin_targets
+
+SIZE = (32, 40)
+
+
+def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Make noise pictures; a success has a bright red half."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    images = random.integers(60, 120, (count, *SIZE, 3), dtype=np.uint8)
+    images[labels == 1, :, :20, 0] += 100
+    return images, labels.astype(np.int64)
+
+
+def dataset_of(count: int) -> Dataset:
+    images, labels = pictures(count)
+    return Dataset(
+        images=images,
+        labels=labels,
+        episodes=np.arange(count),
+        categories=np.array(["failure", "success"])[labels],
+        distances=np.full(count, np.nan),
+        files=tuple(str(index) for index in range(count)),
+        scene={},
+        sha256="0" * 64,
+        folder=Path("memory"),
+    )
+
+
+def write_folder(folder: Path, count: int) -> Path:
+    images, labels = pictures(count)
+    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+        path = folder / ("success" if label else "failure") / f"{index:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path, compress_level=1)
+    return folder
+
+
+def network() -> ChannelsLast:
+    torch.manual_seed(0)
+    return ChannelsLast(WithPreprocess(build("squeezenet1_1"), (0.5,) * 3, (0.25,) * 3))
+
+
+def fit_of(folder: Path, *, resume: bool = False, epochs: int = 2) -> Fit:
+    data = dataset_of(24)
+    recipe = Recipe(epochs=epochs, batch_size=8)
+    return Fit(network(), data, np.arange(16), np.arange(16, 24), recipe, folder, resume=resume)
+
+
+class Stop:
+    """Press Ctrl-C after some steps."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __call__(self, step: int, loss: float) -> None:
+        if step == self.after:
+            raise KeyboardInterrupt
+
+
+def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
+    whole = fit_of(tmp_path / "whole")
+    whole.run(lambda step, loss: None, lambda record: None)
+    stopped = fit_of(tmp_path / "stopped")
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(Stop(3), lambda record: None)
+    again = fit_of(tmp_path / "stopped", resume=True)
+    assert again.step == 3
+    again.run(lambda step, loss: None, lambda record: None)
+    assert [record["val_loss"] for record in again.history] == pytest.approx(
+        [record["val_loss"] for record in whole.history], rel=1e-3
+    )
+
+
+def test_a_corrupt_or_foreign_checkpoint_is_an_error(tmp_path: Path) -> None:
+    fit = fit_of(tmp_path)
+    fit.save()
+    (tmp_path / CHECKPOINT).write_bytes(b"not a checkpoint")
+    with pytest.raises(ModelCorruptError, match=r"checkpoint\.pt cannot be read"):
+        fit_of(tmp_path, resume=True)
+    torch.save({"dataset": "other"}, tmp_path / CHECKPOINT)
+    with pytest.raises(DatasetError, match="another dataset"):
+        fit_of(tmp_path, resume=True)
+
+
+def test_augmentation_keeps_shape_and_type_and_is_decided_by_its_seed() -> None:
+    images = torch.from_numpy(pictures(4)[0])
+    one = augment(images, 0.5, torch.Generator().manual_seed(1))
+    two = augment(images, 0.5, torch.Generator().manual_seed(1))
+    assert one.shape == images.shape and one.dtype == torch.uint8
+    assert torch.equal(one, two) and not torch.equal(one, images)
+    assert augment(images, 0.0, torch.Generator()) is images
+
+
+def test_distances_become_log_odds_that_change_sign_at_the_success_distance() -> None:
+    distances = np.array([0.0, 0.032, 0.035, 0.038, np.inf, np.nan, 0.01])
+    labels = np.array([1, 1, 1, 0, 0, 1, 0])
+    targets = margin_targets(distances, labels, 0.035)
+    assert targets[:5] == pytest.approx([6, 1, 0, -1, -6], abs=1e-5)
+    assert np.isnan(targets[5:]).all()  # unknown, and a distance that contradicts its label
+
+
+def test_the_order_of_memory_does_not_change_the_network() -> None:
+    images, _ = pictures(3)
+    module = network()
+    assert predict(module, images) == pytest.approx(predict(module.inner, images), abs=1e-4)
+
+
+def test_weights_of_another_head_are_taken_without_it(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    other = build("squeezenet1_1", classes=5)
+    save_file(other.state_dict(), tmp_path / "w.safetensors")
+    torch.save(other.state_dict(), tmp_path / "w.pt")
+    for name in ("w.safetensors", "w.pt"):
+        net = build("squeezenet1_1")
+        fresh = load_weights(net, tmp_path / name)
+        assert fresh == ["classifier.0.bias", "classifier.0.weight"]
+        key = "features.0.weight"
+        assert torch.equal(net.state_dict()[key], other.state_dict()[key])
+
+
+def test_weights_that_cannot_be_used_are_errors(tmp_path: Path) -> None:
+    net = build("squeezenet1_1")
+    with pytest.raises(ModelNotFoundError, match="--weights"):
+        load_weights(net, tmp_path / "none.pt")
+    (tmp_path / "bad.safetensors").write_bytes(b"\0" * 20)
+    with pytest.raises(ModelCorruptError, match="safetensors"):
+        load_weights(net, tmp_path / "bad.safetensors")
+    torch.save(build("squeezenet1_1"), tmp_path / "pickled.pt")  # a whole module: needs code
+    with pytest.raises(ModelCorruptError, match="plain tensors"):
+        load_weights(net, tmp_path / "pickled.pt")
+    torch.save({"a": torch.zeros(1)}, tmp_path / "foreign.pt")
+    with pytest.raises(ModelCorruptError, match="nothing in"):
+        load_weights(net, tmp_path / "foreign.pt")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=40).filter(
+        lambda pairs: any(label for _, label in pairs)
+    )
+)
+@settings(deadline=None)
+def test_average_precision_is_the_mean_precision_at_each_success(
+    pairs: list[tuple[int, bool]],
+) -> None:
+    scores = np.array([score for score, _ in pairs], dtype=np.float64)
+    labels = np.array([label for _, label in pairs], dtype=np.int64)
+    precisions = [labels[scores >= score].mean() for score in scores[labels == 1]]
+    assert average_precision(scores, labels) == pytest.approx(np.mean(precisions))
+    x, y = roc_curve(scores, labels)
+    assert (np.diff(x) >= 0).all() and (np.diff(y) >= 0).all() and y[-1] == 1
+
+
+def test_rates_count_and_bound() -> None:
+    decisions = np.array([True] * 9 + [False] + [False] * 300)
+    labels = np.array([1] * 10 + [0] * 300)
+    found = rates(decisions, labels)
+    assert (found.true_positives, found.false_negatives, found.false_positives) == (9, 1, 0)
+    assert found.recall == 0.9 and found.recall_low < 0.9 < found.recall_high
+    assert found.fpr_high == pytest.approx(1 - 0.05 ** (1 / 300))
+    table = per_category(decisions, labels, ["a"] * 10 + ["b"] * 300)
+    assert table[0] == {"category": "a", "frames": 10, "wrong": 1, "share wrong": "10.00%"}
+
+
+def test_golden_frames_are_of_both_classes_and_hold_the_closest_ones() -> None:
+    random = np.random.default_rng(0)
+    log_odds, labels = random.normal(size=200), random.integers(0, 2, 200)
+    chosen = golden_indices(log_odds, labels, 0.3)
+    assert len(chosen) == 8 and labels[chosen].sum() == 4
+    assert int(np.argmin(np.abs(log_odds - 0.3))) in chosen
+
+
+def test_too_few_negatives_are_refused_before_training(tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data", 60)
+    with pytest.raises(TooFewNegativesError, match="299"):
+        finetune.run(FinetuneConfig(data=data, out=tmp_path / "run"))
+    assert not (tmp_path / "run" / CHECKPOINT).exists()
+
+
+def test_values_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--epochs 0"):
+        finetune.run(FinetuneConfig(epochs=0, out=tmp_path))
+
+
+@pytest.mark.slow
+def test_an_image_folder_becomes_a_bundle_that_decides_right(tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data", 240)
+    config = FinetuneConfig(
+        data=data, out=tmp_path / "run", epochs=3, batch_size=16, target_fpr=0.2, threads=1
+    )
+    assert finetune.run(config) == 0
+    bundle = Bundle.load(tmp_path / "run" / "bundle")
+    dataset = load_dataset(data)
+    assert bundle.spec.labels == ("failure", "success")
+    assert bundle.spec.dataset["sha256"] == dataset.sha256
+    assert bundle.spec.metrics["test"]["recall"] == 1.0
+    assert bundle.spec.decision.chosen_for["target_fpr"] == 0.2
+    names = {path.name for path in (bundle.path / "pictures").iterdir()}
+    assert {"roc.png", "pr.png", "mistakes.png", "history.png"} <= names
+    assert "Clopper-Pearson" in (bundle.path / "README.md").read_text()
+    assert (tmp_path / "run" / "report.html").is_file()
+    from vinoreward.rewards.classifier import Classifier
+
+    classifier = Classifier(bundle)
+    claimed = classifier.probability(dataset.images) >= classifier.threshold
+    assert (claimed == (dataset.labels == 1)).mean() > 0.95
+    classifier.close()
+    # Continuing a finished run trains nothing and writes the same network again.
+    again = FinetuneConfig(**{**config.__dict__, "resume": True})
+    assert finetune.run(again) == 0
+    assert Bundle.load(bundle.path).golden.logits == pytest.approx(bundle.golden.logits)

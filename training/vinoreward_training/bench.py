@@ -1,0 +1,160 @@
+"""``vinoreward bench``: the paired comparisons behind the README's figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vinoreward.errors import ConfigError, RunFolderError
+from vinoreward.files import write_json, write_text
+from vinoreward_training.bench_settings import BenchConfig
+from vinoreward_training.bench_statistics import Row, markdown
+from vinoreward_training.machine import describe_machine
+from vinoreward_training.run_folder import RunFolder, plain
+
+__all__ = ["ROWS", "BenchConfig", "Row", "run"]
+
+ROWS: dict[str, tuple[str, str]] = {
+    "backends": ("bench_network", "backends_rows"),
+    "reward-path": ("bench_network", "reward_path_rows"),
+    "step": ("bench_env", "step_rows"),
+    "camera": ("bench_camera", "camera_rows"),
+    "classifier": ("bench_classifier", "classifier_rows"),
+    "int8": ("bench_network", "int8_rows"),
+    "memory": ("bench_env", "memory_rows"),
+    "install": ("bench_install", "install_rows"),
+    "overhead": ("bench_train", "overhead_rows"),
+    "solve": ("bench_train", "solve_rows"),
+    "solve-random": ("bench_train", "solve_random_rows"),
+    "wall": ("bench_train", "wall_rows"),
+}
+"""Name of a row to the module and the function ``(BenchConfig) -> list[Row]`` that measure it."""
+
+QUICK = ("backends", "reward-path", "step", "camera", "classifier", "int8", "memory")
+
+
+def chosen(rows: Sequence[str]) -> list[str]:
+    """Return the names of the rows meant, in the table's order.
+
+    Raises:
+        ConfigError: a name that is no row, or no names.
+    """
+    wanted: set[str] = set()
+    for name in rows:
+        if name == "all":
+            wanted |= set(ROWS)
+        elif name == "quick":
+            wanted |= set(QUICK)
+        elif name in ROWS:
+            wanted.add(name)
+        else:
+            raise ConfigError(
+                f"there is no row {name!r}. Expected quick, all or some of {', '.join(ROWS)}."
+            )
+    if not wanted:
+        raise ConfigError(f"no rows were asked for. Expected quick, all or {', '.join(ROWS)}.")
+    return [name for name in ROWS if name in wanted]
+
+
+def measured(folder: Path, name: str) -> list[Row] | None:
+    """Return the rows that a run has written already, None if there are none.
+
+    Raises:
+        RunFolderError: the file is not what this command writes.
+    """
+    path = folder / "rows" / f"{name}.json"
+    if not path.is_file():
+        return None
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return [Row(**row) for row in stored["rows"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read ({error}). Expected what vinoreward bench writes; remove the "
+            "file to measure that row again."
+        ) from error
+
+
+def measure(config: BenchConfig, name: str) -> list[Row]:
+    """Measure one row of the table now."""
+    module, function = ROWS[name]
+    found: list[Row] = getattr(importlib.import_module(f"vinoreward_training.{module}"), function)(
+        config
+    )
+    return found
+
+
+def run(config: BenchConfig) -> int:
+    """Measure, print the table, write ``bench.json`` and ``bench.md``; return 0 or 1.
+
+    1 means that a figure with a target was not reached.
+    """
+    names = chosen(config.rows)
+    with RunFolder(config.out, config, resume=config.resume) as folder:
+        rows: list[Row] = []
+        commands: dict[str, str] = {}
+        for index, name in enumerate(names, 1):
+            commands[name] = f"vinoreward bench --rows {name}"
+            found = measured(folder, name) if config.resume else None
+            if found is not None:
+                print(f"[{index}/{len(names)}] {name}: measured before")
+            else:
+                print(f"[{index}/{len(names)}] {name} …", flush=True)
+                began = time.perf_counter()
+                found = measure(config, name)
+                seconds = time.perf_counter() - began
+                write_json(
+                    folder / "rows" / f"{name}.json",
+                    {
+                        "rows": _as_json(found),
+                        "command": commands[name],
+                        "seconds": seconds,
+                        "machine": describe_machine(),
+                    },
+                )
+                print(f"[{index}/{len(names)}] {name}: {seconds:.0f} s")
+            rows += found
+        machine = describe_machine()
+        write_json(
+            folder / "bench.json",
+            {
+                "machine": machine,
+                "config": plain(config),
+                "commands": commands,
+                "rows": _as_json(rows),
+            },
+        )
+        table = markdown(rows)
+        write_text(folder / "bench.md", _heading(machine, commands) + table)
+    print(f"\n{table}\n{config.out / 'bench.md'}\n{config.out / 'bench.json'}")
+    missed = [row for row in rows if row.met is False]
+    if missed:
+        print(f"{len(missed)} figures fell short of their target: see met = no.")
+    return 1 if missed else 0
+
+
+def _as_json(rows: Sequence[Row]) -> list[Any]:
+    return [plain(dataclasses.asdict(row)) for row in rows]
+
+
+def _heading(machine: dict[str, Any], commands: dict[str, str]) -> str:
+    versions = ", ".join(f"{name} {value}" for name, value in machine["versions"].items() if value)
+    features = ", ".join(name for name, there in machine["cpu_features"].items() if there)
+    lines = [
+        "# Figures",
+        "",
+        f"Machine: {machine['cpu']}, {machine['cores']} cores ({features or 'features unknown'}), "
+        f"{machine['system']}, Python {machine['python']}. Commit {machine['commit']}. {versions}.",
+        "",
+        "Ratios are of processor time where nothing else is said: the candidates took turns in one "
+        "process, the figure is the median of the ratios of each round.",
+        "",
+        "Commands: " + ", ".join(f"`{command}`" for command in commands.values()),
+        "",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,225 @@
+"""Bench rows about one inference and the way from the scene to the reward."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward_training.bench_settings import BenchConfig
+from vinoreward_training.bench_statistics import Row, interleaved, speed_row
+
+if TYPE_CHECKING:
+    from vinoreward.bundles.bundle import Bundle
+    from vinoreward_envs.camera import CameraSpec
+
+ARTICLE_SHORT_SIDE = 224
+"""The article resizes its picture to this on the shorter side."""
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def scene_camera(bundle: Bundle, renderer: Any = "fast") -> CameraSpec:
+    """Return the camera whose pictures the bundle was trained on, drawn by ``renderer``."""
+    from vinoreward_envs.picture_spec import camera_spec
+
+    return camera_spec(renderer, None, None, bundle)
+
+
+def one_thread() -> None:
+    """Keep torch on one thread, as the other candidates are."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def backends_rows(config: BenchConfig) -> list[Row]:
+    """Time one picture on every backend and precision, against eager PyTorch."""
+    from vinoreward.bundles.bundle import Bundle
+
+    one_thread()
+    bundle = Bundle.load(config.bundle)
+    picture = np.ascontiguousarray(bundle.golden.images[:1])
+    quantization = bundle.spec.quantization
+    wanted = [("torch", "fp32"), ("onnxruntime", "fp32"), ("openvino", "fp32")]
+    if quantization is not None and quantization.passed:
+        wanted += [("onnxruntime", "int8"), ("openvino", "int8")]
+    size = f"{bundle.spec.picture.width}x{bundle.spec.picture.height}"
+    with contextlib.ExitStack() as stack:
+        candidates: dict[str, Callable[[], object]] = {}
+        for name, precision in wanted:
+            backend = stack.enter_context(bundle.backend(name, precision=precision))
+            candidates[f"{name} {precision}"] = functools.partial(backend.infer, picture)
+        times = interleaved(candidates, rounds=config.rounds, calls=20, warm_up=20)
+    rows = []
+    for name, timing in times.items():
+        if name == "torch fp32":
+            continue
+        rows.append(
+            speed_row(
+                "backends",
+                f"{bundle.spec.architecture} {size}, batch 1, one thread: {name} against eager "
+                "PyTorch",
+                times["torch fp32"],
+                timing,
+                at_least=5.0 if name == "openvino int8" else None,
+            )
+        )
+    if "openvino int8" not in times:
+        rows.append(
+            Row(
+                "backends",
+                f"{size}, batch 1, one thread: openvino int8 against eager PyTorch",
+                None,
+                target=">= 5 x",
+                met=False,
+                note="the bundle has no INT8 network that passed its gate",
+            )
+        )
+    return rows
+
+
+def article_path(joints: npt.NDArray[Any], pose: npt.NDArray[Any]) -> Callable[[], float]:
+    """Return the article's way from a posed scene to a decision, in PyTorch.
+
+    960x720 from TinyRenderer, PIL resize of the short side to 224, ImageNet normalisation,
+    SqueezeNet 1.0. The weights are not trained: they do not change the time.
+    """
+    import torch
+    from PIL import Image
+
+    from vinoreward.backends.torch_networks import build
+    from vinoreward_envs import constants as c
+    from vinoreward_envs.camera import CameraSpec, make_camera
+
+    camera = make_camera(
+        CameraSpec(height=c.ARTICLE_HEIGHT, width=c.ARTICLE_WIDTH, renderer="tiny", mesh="full")
+    )
+    torch.manual_seed(0)
+    network = build("squeezenet1_0").eval()
+    mean = torch.tensor(IMAGENET_MEAN).view(3, 1, 1)
+    std = torch.tensor(IMAGENET_STD).view(3, 1, 1)
+    width = round(ARTICLE_SHORT_SIDE * c.ARTICLE_WIDTH / c.ARTICLE_HEIGHT)
+
+    def decide() -> float:
+        image = Image.fromarray(camera.render(joints, pose))
+        small = image.resize((width, ARTICLE_SHORT_SIDE), Image.Resampling.BILINEAR)
+        planes = torch.from_numpy(np.array(small)).permute(2, 0, 1).float().div(255.0)
+        with torch.no_grad():
+            logits = network(((planes - mean) / std).unsqueeze(0))
+        return float(torch.softmax(logits, 1)[0, 1])
+
+    return decide
+
+
+def reward_path_rows(config: BenchConfig) -> list[Row]:
+    """Time render, preprocess and inference: ours against the article's, for the same pose."""
+    from vinoreward.bundles.bundle import Bundle
+    from vinoreward.rewards.classifier import Classifier
+    from vinoreward_envs.constants import FIXED_OBJECT
+    from vinoreward_envs.scene import HoverScene
+
+    one_thread()
+    bundle = Bundle.load(config.bundle)
+    with contextlib.ExitStack() as stack:
+        classifier = stack.enter_context(Classifier(bundle))
+        scene = HoverScene(camera=scene_camera(bundle))
+        stack.callback(scene.close)
+        scene.place_object(FIXED_OBJECT)
+        scene.move_gripper((0.55, -0.1))
+        pose = scene.object_pose
+        theirs = article_path(scene.joints, np.eye(4) if pose is None else pose)
+        times = interleaved(
+            {
+                "ours": lambda: classifier.probability(scene.render()[None]),
+                "article": theirs,
+            },
+            rounds=config.rounds,
+            calls={"ours": 50, "article": 1},
+        )
+    return [
+        speed_row(
+            "reward-path",
+            "render + preprocess + infer: ours against the article's with PyTorch",
+            times["article"],
+            times["ours"],
+            at_least=100.0,
+        )
+    ]
+
+
+def boundary_pictures(config: BenchConfig, bundle: Bundle) -> npt.NDArray[np.uint8]:
+    """Return ``config.scenes`` pictures, most of them with the gripper near the success radius."""
+    from vinoreward_envs.scene import HoverScene
+    from vinoreward_training.capture_hover import CATEGORIES, draw, take
+
+    scene = HoverScene(camera=scene_camera(bundle))
+    pictures = []
+    try:
+        for index in range(config.scenes):
+            random = np.random.default_rng([config.seed, 1, index])
+            # Four of five on the boundary, the fifth anything that a capture holds.
+            category = "near_miss" if index % 5 else CATEGORIES[index // 5 % len(CATEGORIES)]
+            placement = draw(category, random)
+            if index % 5 and placement.object_last is not None:
+                gripper = _near_boundary(random, placement.object_last)
+                placement = dataclasses.replace(placement, gripper=gripper)
+            pictures.append(take(scene, placement, category).image)
+    finally:
+        scene.close()
+    return np.stack(pictures)
+
+
+def _near_boundary(random: np.random.Generator, centre: tuple[float, float]) -> tuple[float, float]:
+    """Draw a point of the workspace within 1.5 cm of the success radius around ``centre``."""
+    from vinoreward_envs.constants import SUCCESS_DISTANCE, WORKSPACE_HIGH, WORKSPACE_LOW
+
+    while True:
+        angle = random.uniform(0.0, 2.0 * math.pi)
+        radius = random.uniform(SUCCESS_DISTANCE - 0.015, SUCCESS_DISTANCE + 0.015)
+        x, y = centre[0] + radius * math.cos(angle), centre[1] + radius * math.sin(angle)
+        if (
+            WORKSPACE_LOW[0] <= x <= WORKSPACE_HIGH[0]
+            and WORKSPACE_LOW[1] <= y <= WORKSPACE_HIGH[1]
+        ):
+            return float(x), float(y)
+
+
+def int8_rows(config: BenchConfig) -> list[Row]:
+    """Count the decisions that INT8 changes on pictures near the boundary."""
+    from vinoreward.bundles.bundle import Bundle
+    from vinoreward.rewards.calibration import clopper_pearson
+    from vinoreward.rewards.classifier import Classifier
+
+    bundle = Bundle.load(config.bundle)
+    what = "INT8 against FP32: decisions flipped on a boundary-rich set"
+    if bundle.resolve_precision("openvino", "auto") != "int8":
+        return [
+            Row("int8", what, None, "%", target="<= 0.5 %", met=False, note="no INT8 that passed")
+        ]
+    images = boundary_pictures(config, bundle)
+    with Classifier(bundle, precision="fp32") as exact, Classifier(bundle) as small:
+        before = exact.probability(images) >= np.float32(exact.threshold)
+        after = small.probability(images) >= np.float32(small.threshold)
+    flips = int((before != after).sum())
+    low, high = clopper_pearson(flips, len(images), 0.95)
+    return [
+        Row(
+            "int8",
+            what,
+            100.0 * flips / len(images),
+            "%",
+            low=100.0 * low,
+            high=100.0 * high,
+            spread="95 % Clopper-Pearson interval",
+            target="<= 0.5 %",
+            met=flips / len(images) <= 0.005,
+            details={"flips": flips, "frames": len(images), "claimed": int(before.sum())},
+        )
+    ]

@@ -1,0 +1,49 @@
+"""The options of ``vinoreward bench``; apart from its command so that the rows can import them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Run the paired comparisons behind the README's figures; write a table and JSON.
+
+    Rows: backends, reward-path, step, camera, classifier, int8, memory, install, overhead, solve,
+    solve-random, wall. ``quick`` stands for those that take no training, ``all`` for all.
+
+    Examples:
+        vinoreward bench
+        vinoreward bench --rows backends camera
+        vinoreward bench --rows all --resume
+    """
+
+    rows: tuple[str, ...] = ("quick",)
+    """Names of rows, ``quick`` or ``all``."""
+    out: Path = Path("runs/bench")
+    """Folder for bench.json and bench.md."""
+    resume: bool = False
+    """Keep the rows that are measured already and go on with the rest."""
+    bundle: str = "panda-hover-classifier"
+    """Classifier to measure: an installed name or a folder."""
+    article_bundle: str | None = None
+    """Classifier for the article's setting in ``wall``; None: the same one, on resized pictures."""
+    seed: int = 1_000_000
+    """First seed of scenes; far from those of a capture."""
+    seeds: int = 5
+    """Trainings per row of ``solve``, ``solve-random`` and ``overhead``."""
+    rounds: int = 20
+    """Rounds in which the candidates take turns."""
+    scenes: int = 2000
+    """Scenes of ``camera``, ``classifier`` and ``int8``."""
+    memory_steps: int = 20_000
+    """Environment steps of ``memory``."""
+    train_steps: int = 8000
+    """Most steps of one training on the fixed object."""
+    random_steps: int = 30_000
+    """Most steps of one training on the moving object."""
+    overhead_steps: int = 1500
+    """Steps of each training of ``overhead``."""
+    evaluation_episodes: int = 100
+    """Episodes that decide whether a policy has solved its task."""

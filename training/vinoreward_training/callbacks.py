@@ -1,0 +1,237 @@
+"""What happens beside the learning: tables, evaluations, checkpoints, progress, a clean stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+from tqdm import tqdm
+
+from vinoreward_training.checkpoint import save_checkpoint
+from vinoreward_training.curves import (
+    EPISODE_COLUMNS,
+    EVALUATION_COLUMNS,
+    Row,
+    read_table,
+    write_table,
+)
+from vinoreward_training.evaluate_policy import Evaluation, evaluate
+
+RECENT = 50
+"""Episodes behind the rates of the progress bar and of TensorBoard."""
+
+
+class TrainingStopped(Exception):
+    """Training ends here: the task is solved, or somebody pressed Ctrl-C."""
+
+
+class Interrupt:
+    """Whether somebody pressed Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Turn the first Ctrl-C into a flag, so that training stops between steps, not inside one.
+
+    A second Ctrl-C stops at once. Outside the main thread signals are left as they are.
+    """
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if interrupt.asked:
+            raise KeyboardInterrupt
+        interrupt.asked = True
+
+    previous = signal.signal(signal.SIGINT, ask)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+class RunCallback(BaseCallback):
+    """Keeps a run folder up to date while an SB3 model learns.
+
+    Args:
+        folder: gets ``episodes.csv``, ``evaluations.csv`` and ``checkpoint.pt``.
+        evaluation_env: an environment of its own, so that evaluating does not disturb training.
+        total: training steps in all, for the progress bar.
+        interrupt: stops training when it is asked for.
+        start: steps done already, when resuming.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        evaluation_env: gym.Env[Any, Any],
+        *,
+        total: int,
+        interrupt: Interrupt,
+        start: int = 0,
+        eval_every: int = 500,
+        eval_episodes: int = 20,
+        final_episodes: int = 100,
+        eval_seed: int = 10_000,
+        checkpoint_every: int = 1000,
+        save_replay: bool = True,
+        stop_when_solved: float | None = None,
+        progress: bool = True,
+    ) -> None:
+        super().__init__()
+        self.folder = folder
+        self.episodes: list[Row] = list(read_table(folder / "episodes.csv", until=start))
+        self.evaluations: list[Row] = list(read_table(folder / "evaluations.csv", until=start))
+        self.solved_at: int | None = None
+        self.final: Evaluation | None = None
+        self.interrupted = False
+        self.evaluation_seconds = 0.0
+        self._evaluation_env = evaluation_env
+        self._interrupt = interrupt
+        self._eval_every = eval_every
+        self._eval_episodes = eval_episodes
+        self._final_episodes = final_episodes
+        self._eval_seed = eval_seed
+        self._checkpoint_every = checkpoint_every
+        self._save_replay = save_replay
+        self._stop_when_solved = stop_when_solved
+        self._next_evaluation = _next_multiple(start, eval_every)
+        self._next_checkpoint = _next_multiple(start, checkpoint_every)
+        self._last_checkpoint: int | None = start if start else None
+        self._bar = tqdm(
+            total=total, initial=start, unit="step", disable=not progress, desc="train"
+        )
+
+    def _on_step(self) -> bool:
+        """Note finished episodes.
+
+        Stopping here would lose the step: SB3 stores its transition afterwards.
+        """
+        self._bar.update(self.training_env.num_envs)
+        for info, done in zip(self.locals["infos"], self.locals["dones"], strict=True):
+            if done:
+                self._note_episode(info)
+        return True
+
+    def _note_episode(self, info: dict[str, Any]) -> None:
+        monitor = info["episode"]
+        self.episodes.append(
+            {
+                "step": self.num_timesteps,
+                "reward": round(float(monitor["r"]), 6),
+                "length": int(monitor["l"]),
+                "claimed": _flag(info, "is_success"),
+                "true": _flag(info, "true_success"),
+            }
+        )
+        shown = {}
+        for name in ("claimed", "true"):
+            recent = (row[name] for row in self.episodes[-RECENT:])
+            values = [value for value in recent if value is not None]
+            if values:
+                shown[name] = f"{np.mean(values):.0%}"
+                self.logger.record(f"rollout/{name}_success", float(np.mean(values)))
+        self._bar.set_postfix(shown, refresh=False)
+
+    def _on_rollout_start(self) -> None:
+        """Evaluate and write a checkpoint when due; every transition is in the buffer now.
+
+        Raises:
+            TrainingStopped: the task is solved, or somebody pressed Ctrl-C.
+        """
+        if self.num_timesteps >= self._next_evaluation:
+            self._next_evaluation = _next_multiple(self.num_timesteps, self._eval_every)
+            self.evaluate_now()
+        if self.num_timesteps >= self._next_checkpoint:
+            self._next_checkpoint = _next_multiple(self.num_timesteps, self._checkpoint_every)
+            self.checkpoint_now()
+        self.interrupted = self._interrupt.asked
+        if self.interrupted or self.solved_at is not None:
+            raise TrainingStopped
+
+    def evaluate_now(self) -> None:
+        """Evaluate; where it looks solved, confirm over the final number of episodes."""
+        began = time.perf_counter()
+        found = evaluate(self.model, self._evaluation_env, self._eval_episodes, self._eval_seed)
+        if self.reaches_goal(found):
+            found = self.evaluate_finally()
+            if self.reaches_goal(found):
+                self.solved_at, self.final = self.num_timesteps, found
+        self._note_evaluation(found)
+        self.evaluation_seconds += time.perf_counter() - began
+
+    def evaluate_finally(self, *, note: bool = False) -> Evaluation:
+        """Evaluate over the final number of episodes, with seeds no other evaluation uses.
+
+        Args:
+            note: add it to the table of evaluations.
+        """
+        seed = self._eval_seed + self._eval_episodes
+        found = evaluate(self.model, self._evaluation_env, self._final_episodes, seed)
+        if note:
+            self._note_evaluation(found)
+        return found
+
+    def reaches_goal(self, found: Evaluation) -> bool:
+        """Say whether the true success is the one at which training may stop."""
+        goal = self._stop_when_solved
+        return goal is not None and found.true is not None and found.true.value >= goal
+
+    def _note_evaluation(self, found: Evaluation) -> None:
+        rates = {"claimed": found.claimed, "true": found.true}
+        trials = next((r.trials for r in rates.values() if r is not None), None)
+        self.evaluations.append(
+            {
+                "step": self.num_timesteps,
+                "episodes": trials,
+                "claimed": None if found.claimed is None else found.claimed.value,
+                "true": None if found.true is None else found.true.value,
+                "mean_return": found.mean_return,
+                "mean_length": found.mean_length,
+            }
+        )
+        for name, value in rates.items():
+            if value is not None:
+                self.logger.record(f"eval/{name}_success", value.value)
+        self.logger.record("eval/mean_return", found.mean_return)
+        self.logger.dump(self.num_timesteps)
+        self.write_tables()
+
+    def checkpoint_now(self) -> None:
+        """Write the tables, then the checkpoint that refers to them."""
+        if self._last_checkpoint == self.num_timesteps:
+            return
+        self.write_tables()
+        save_checkpoint(self.folder / "checkpoint.pt", self.model, replay=self._save_replay)
+        self._last_checkpoint = self.num_timesteps
+
+    def write_tables(self) -> None:
+        """Write ``episodes.csv`` and ``evaluations.csv``."""
+        write_table(self.folder / "episodes.csv", EPISODE_COLUMNS, self.episodes)
+        write_table(self.folder / "evaluations.csv", EVALUATION_COLUMNS, self.evaluations)
+
+    def close(self) -> None:
+        """Leave the progress bar as it stands."""
+        self._bar.close()
+
+
+def _flag(info: dict[str, Any], key: str) -> int | None:
+    return int(bool(info[key])) if key in info else None
+
+
+def _next_multiple(value: int, step: int) -> int:
+    return (value // step + 1) * step

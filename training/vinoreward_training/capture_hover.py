@@ -1,0 +1,208 @@
+"""Where arm and object are put for a frame of the hover scene, and what that frame is called.
+
+A frame depends on its seed and number alone, so captures can be resumed, and the same seed
+gives the same pictures however often a capture was stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward_envs.constants import (
+    FIXED_OBJECT,
+    HOVER_HEIGHT,
+    OBJECT_MARGIN,
+    SUCCESS_DISTANCE,
+    WORKSPACE_HIGH,
+    WORKSPACE_LOW,
+)
+
+if TYPE_CHECKING:
+    from vinoreward_envs.scene import HoverScene
+
+CATEGORIES = ("success", "near_miss", "far", "absent", "elsewhere", "home", "moved_after_arrival")
+"""Every kind of hover frame; all but the first are failures."""
+NEAR_MISS_DISTANCE = 0.10
+"""Failures closer than this (metres) are near misses."""
+HEIGHT_TOLERANCE = 0.01
+"""A gripper further than this (metres) from hover height is not hovering."""
+FIXED_SHARE = 0.1
+"""Share of scenes with the object about where ``PandaHover-v0`` has it: policies train there."""
+
+Point = tuple[float, float]
+Random = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What to do with the scene before the picture is taken.
+
+    Attributes:
+        gripper: where the gripper ends; None leaves the arm at home.
+        object_first: the object while the arm moves; None for none.
+        object_last: the object when the picture is taken; None for none.
+    """
+
+    gripper: Point | None
+    object_first: Point | None
+    object_last: Point | None
+
+
+@dataclass(frozen=True)
+class HoverFrame:
+    """One picture with its truth.
+
+    Attributes:
+        image: ``(H, W, 3)`` uint8.
+        success: the simulator's verdict.
+        category: one of ``CATEGORIES``.
+        gripper: x, y in metres.
+        object: x, y in metres, None when absent.
+        distance: horizontal metres between them, infinite when absent.
+    """
+
+    image: npt.NDArray[np.uint8]
+    success: bool
+    category: str
+    gripper: Point
+    object: Point | None
+    distance: float
+
+
+def _anywhere(random: Random, margin: float = 0.0) -> Point:
+    x, y = random.uniform(
+        np.asarray(WORKSPACE_LOW) + margin, np.asarray(WORKSPACE_HIGH) - margin
+    ).tolist()
+    return x, y
+
+
+def _object(random: Random) -> Point:
+    if random.random() < FIXED_SHARE:
+        x, y = (np.asarray(FIXED_OBJECT) + random.uniform(-0.01, 0.01, 2)).tolist()
+        return x, y
+    return _anywhere(random, OBJECT_MARGIN)
+
+
+def _inside(point: Point) -> bool:
+    return all(
+        low <= value <= high
+        for low, value, high in zip(WORKSPACE_LOW, point, WORKSPACE_HIGH, strict=True)
+    )
+
+
+def _around(random: Random, centre: Point, radius: Callable[[Random], float]) -> Point:
+    """Draw a point of the workspace at a random angle and ``radius`` from ``centre``."""
+    while True:
+        angle, distance = random.uniform(0, 2 * math.pi), radius(random)
+        point = (centre[0] + distance * math.cos(angle), centre[1] + distance * math.sin(angle))
+        if _inside(point):
+            return point
+
+
+def _distance(first: Point, second: Point) -> float:
+    return math.hypot(first[0] - second[0], first[1] - second[1])
+
+
+def _away(random: Random, gripper: Point) -> Point:
+    """Draw an object position that is no near miss of ``gripper``."""
+    while True:
+        point = _object(random)
+        if _distance(point, gripper) > NEAR_MISS_DISTANCE:
+            return point
+
+
+def in_disc(random: Random) -> float:
+    """Radius of a point drawn uniformly from the success disc."""
+    return SUCCESS_DISTANCE * math.sqrt(random.random())
+
+
+def in_ring(random: Random) -> float:
+    """Radius of a point drawn uniformly from the area of near misses.
+
+    Not denser towards the boundary: the threshold's error rate is counted on these frames, and
+    would then be that of a task nobody has. What frames near the boundary teach, the distance
+    loss of ``vinoreward finetune`` takes from every near miss.
+    """
+    low, high = SUCCESS_DISTANCE**2, NEAR_MISS_DISTANCE**2
+    return math.sqrt(random.uniform(low, high))
+
+
+def draw(category: str, random: Random) -> Placement:
+    """Draw a placement for ``category``, one of ``CATEGORIES``."""
+    obj = _object(random)
+    if category in {"success", "near_miss"}:
+        gripper = _around(random, obj, in_disc if category == "success" else in_ring)
+        return Placement(gripper, obj, obj)
+    if category == "absent":
+        # Half of them where the object was: the arm's pose must not be the evidence.
+        gripper = _around(random, obj, in_disc) if random.random() < 0.5 else _anywhere(random)
+        return Placement(gripper, obj, None)
+    if category == "home":
+        return Placement(None, None, obj if random.random() < 0.5 else None)
+    if category == "moved_after_arrival":
+        gripper = _around(random, obj, in_disc)
+        if random.random() < 0.5:
+            return Placement(gripper, obj, _around(random, gripper, in_ring))
+        return Placement(gripper, obj, _away(random, gripper))
+    if category == "elsewhere":
+        # The gripper goes where the fixed task has its object, which is somewhere else.
+        x, y = FIXED_OBJECT
+        gripper = _around(random, (x, y), in_disc)
+        place = _away(random, gripper)
+        return Placement(gripper, place, place)
+    gripper = _anywhere(random)
+    place = _away(random, gripper)
+    return Placement(gripper, place, place)
+
+
+def category_of(index: int) -> str:
+    """Return the category of frame ``index``: a third each success, near miss and others."""
+    if index % 3 < 2:
+        return CATEGORIES[index % 3]
+    return CATEGORIES[2 + (index // 3) % (len(CATEGORIES) - 2)]
+
+
+def is_scene(value: Any) -> bool:
+    """Tell whether ``value`` offers what a hover capture needs."""
+    names = ("home", "place_object", "move_gripper", "render", "distance")
+    return all(callable(getattr(value, name, None)) for name in names)
+
+
+def take(scene: HoverScene, placement: Placement, category: str) -> HoverFrame:
+    """Put arm and object in place and take the picture; the simulator says what it shows."""
+    scene.place_object(placement.object_first)
+    scene.home()
+    if placement.gripper is not None:
+        scene.move_gripper(placement.gripper)
+    if placement.object_last != placement.object_first:
+        scene.place_object(placement.object_last)
+    distance = float(scene.distance())
+    gripper = np.asarray(scene.gripper, dtype=np.float64)
+    hovering = abs(float(gripper[2]) - HOVER_HEIGHT) <= HEIGHT_TOLERANCE
+    success = distance <= SUCCESS_DISTANCE and hovering
+    if success:
+        category = "success"
+    elif category == "success":
+        category = "near_miss"
+    where = scene.object_xy
+    return HoverFrame(
+        image=np.array(scene.render(), dtype=np.uint8),
+        success=success,
+        category=category,
+        gripper=(float(gripper[0]), float(gripper[1])),
+        object=None if where is None else (float(where[0]), float(where[1])),
+        distance=distance,
+    )
+
+
+def hover_frame(scene: HoverScene, seed: int, index: int) -> HoverFrame:
+    """Take frame ``index`` of the capture with ``seed``."""
+    random = np.random.default_rng([seed, index])
+    category = category_of(index)
+    return take(scene, draw(category, random), category)

@@ -1,0 +1,270 @@
+"""SB3 models built from plain data, and their checkpoints, without SB3's pickles.
+
+SB3's own ``save`` keeps attributes as pickled bytes and its replay buffer as one pickle: reading
+either runs whatever code the file holds. Here a checkpoint is tensors, numbers and text in one
+file that ``torch.load(weights_only=True)`` reads.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+
+from vinoreward.errors import ConfigError, MissingExtraError, ModelCorruptError, ModelNotFoundError
+from vinoreward.files import atomic_path
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.base_class import BaseAlgorithm
+
+ALGORITHMS = ("SAC", "TD3", "DDPG", "DQN", "PPO", "A2C")
+OFF_POLICY = ("SAC", "TD3", "DDPG", "DQN")
+_REPLAY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+
+
+def algorithm_class(name: str) -> type[BaseAlgorithm]:
+    """Return SB3's class of that name.
+
+    Raises:
+        ConfigError: not one of :data:`ALGORITHMS`.
+        MissingExtraError: Stable-Baselines3 is not installed.
+    """
+    if name not in ALGORITHMS:
+        raise ConfigError(
+            f"found the algorithm {name!r}. Expected one of {', '.join(ALGORITHMS)}; choose one "
+            "with --algorithm."
+        )
+    try:
+        import stable_baselines3
+    except ImportError as error:
+        raise MissingExtraError(
+            "training needs Stable-Baselines3, which is not installed. Expected the training "
+            "extra; run: pip install 'vinoreward[train]'"
+        ) from error
+    found: type[BaseAlgorithm] = getattr(stable_baselines3, name)
+    return found
+
+
+def build_model(
+    algorithm: str,
+    env: gym.Env[Any, Any],
+    arguments: Mapping[str, Any],
+    *,
+    seed: int,
+    device: str = "cpu",
+    replay_size: int | None = None,
+) -> BaseAlgorithm:
+    """Build an untrained SB3 model.
+
+    Args:
+        algorithm: one of :data:`ALGORITHMS`.
+        env: one Gymnasium environment.
+        arguments: of the algorithm, as YAML holds them; ``policy`` may name SB3's policy and
+            ``action_noise`` may be a standard deviation.
+        seed: of weights, exploration and environment.
+        device: torch device.
+        replay_size: replay capacity unless ``buffer_size`` is given; a buffer for SB3's default
+            million transitions is slow to make and never filled by a short run.
+
+    Raises:
+        ConfigError: the algorithm does not take an argument or the environment's spaces.
+    """
+    kind: Any = algorithm_class(algorithm)
+    # A deep copy: SB3 writes into policy_kwargs.
+    given: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in copy.deepcopy(dict(arguments)).items()
+    }
+    policy = given.pop("policy", None) or _policy_for(env.observation_space)
+    if isinstance(noise := given.get("action_noise"), int | float):
+        from stable_baselines3.common.noise import NormalActionNoise
+
+        shape = env.action_space.shape or ()
+        given["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, float(noise)))
+    if algorithm in OFF_POLICY and replay_size is not None:
+        given.setdefault("buffer_size", replay_size)
+    try:
+        model: BaseAlgorithm = kind(policy, env, seed=seed, device=device, **given)
+        return model
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(
+            f"{algorithm} cannot be set up for this environment: {error}. Expected arguments and "
+            "spaces that Stable-Baselines3 documents for it; change --algorithm or "
+            "--algorithm-kwargs."
+        ) from error
+
+
+def _policy_for(space: gym.Space[Any]) -> str:
+    if isinstance(space, gym.spaces.Dict):
+        return "MultiInputPolicy"
+    return "CnnPolicy" if space.shape is not None and len(space.shape) == 3 else "MlpPolicy"
+
+
+def save_checkpoint(path: Path, model: BaseAlgorithm, *, replay: bool = True) -> None:
+    """Write everything training needs to go on, as one file, whole or not at all.
+
+    Call it between rollouts: within one, the newest transition is not in the buffer yet.
+
+    Raises:
+        RunFolderError: the file cannot be written.
+    """
+    import torch
+
+    names = model._get_torch_save_params()[1]
+    variables = {name: getattr(model, name) for name in names}
+    state: dict[str, Any] = {
+        "kind": type(model).__name__,
+        "parameters": model.get_parameters(),
+        "variables": {k: v.detach() for k, v in variables.items() if v is not None},
+        "num_timesteps": model.num_timesteps,
+        "counters": {
+            name: int(getattr(model, name))
+            for name in ("_n_updates", "_episode_num", "_n_calls")
+            if hasattr(model, name)
+        },
+        "torch_rng": torch.get_rng_state(),
+        "rng": json.dumps(_rng_state(model)),
+        "replay": _replay_state(model) if replay else {},
+    }
+    with atomic_path(path) as part:
+        torch.save(state, part)
+
+
+def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
+    """Bring a freshly built model to where :func:`save_checkpoint` left one.
+
+    The episode that was under way is given up: training goes on with a new one.
+
+    Raises:
+        ModelNotFoundError: no such file.
+        ModelCorruptError: not a checkpoint, or one of another algorithm, network or environment.
+    """
+    import torch
+
+    state = read_tensors(path)
+    try:
+        if state["kind"] != type(model).__name__:
+            raise ValueError(f"it is of {state['kind']}, not {type(model).__name__}")
+        model.set_parameters(state["parameters"], device=model.device)
+        for name, value in state["variables"].items():
+            getattr(model, name).data.copy_(value)
+        model.num_timesteps = int(state["num_timesteps"])
+        for name, count in state["counters"].items():
+            setattr(model, name, count)
+        if state["replay"]:
+            _restore_replay(model, state["replay"])
+        torch.set_rng_state(state["torch_rng"])
+        _restore_rng(model, json.loads(state["rng"]))
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise ModelCorruptError(
+            f"the checkpoint {path} does not fit: {error}. Expected one of the same algorithm, "
+            "network and environment; resume with the configuration it was trained with."
+        ) from error
+
+
+def read_tensors(path: Path) -> dict[str, Any]:
+    """Read a table of tensors and plain values; nothing in the file is executed.
+
+    Raises:
+        ModelNotFoundError: no such file.
+        ModelCorruptError: not such a file.
+    """
+    import torch
+
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"no file {path}. Expected what `vinoreward train` writes; check the folder, or train "
+            "first."
+        )
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise ModelCorruptError(
+            f"{path} cannot be read: {type(error).__name__}. Expected tensors as `vinoreward "
+            "train` writes them; restore the file or train anew."
+        ) from error
+    if not isinstance(state, dict):
+        raise ModelCorruptError(
+            f"{path} holds a {type(state).__name__}. Expected a table of tensors; train anew."
+        )
+    return state
+
+
+def _replay_state(model: BaseAlgorithm) -> dict[str, Any]:
+    import torch
+
+    buffer = getattr(model, "replay_buffer", None)
+    if buffer is None:
+        return {}
+    size = buffer.size()
+    # Oldest first, so that a buffer of another capacity takes them as well.
+    order = (np.arange(size) + (buffer.pos if buffer.full else 0)) % buffer.buffer_size
+    arrays: dict[str, Any] = {}
+    for name in _REPLAY:
+        values = getattr(buffer, name, None)
+        if isinstance(values, dict):
+            arrays[name] = {k: torch.from_numpy(v[order].copy()) for k, v in values.items()}
+        elif values is not None:
+            arrays[name] = torch.from_numpy(values[order].copy())
+    return arrays
+
+
+def _restore_replay(model: BaseAlgorithm, arrays: Mapping[str, Any]) -> None:
+    buffer = getattr(model, "replay_buffer", None)
+    if buffer is None:
+        raise ValueError("it holds a replay buffer and this algorithm has none")
+    size = len(arrays["rewards"])
+    kept = min(size, buffer.buffer_size)
+    for name, values in arrays.items():
+        target = getattr(buffer, name)
+        pairs = (
+            [(target[key], values[key]) for key in target]
+            if isinstance(target, dict)
+            else [(target, values)]
+        )
+        for into, tensor in pairs:
+            into[:kept] = tensor.numpy()[size - kept :]
+    buffer.pos = kept % buffer.buffer_size
+    buffer.full = kept == buffer.buffer_size
+
+
+def _generators(model: BaseAlgorithm) -> dict[str, np.random.Generator]:
+    found = {"action_space": model.action_space.np_random}
+    env = model.get_env()
+    inner = getattr(env, "envs", [None])[0]
+    if inner is not None:
+        found["env"] = inner.unwrapped.np_random
+    return found
+
+
+def _rng_state(model: BaseAlgorithm) -> dict[str, Any]:
+    numpy_state = dict(np.random.get_state(legacy=False))
+    numpy_state["state"] = {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}
+    version, internal, following = random.getstate()
+    return {
+        "numpy": numpy_state,
+        "python": [version, list(internal), following],
+        "generators": {k: g.bit_generator.state for k, g in _generators(model).items()},
+    }
+
+
+def _restore_rng(model: BaseAlgorithm, state: Mapping[str, Any]) -> None:
+    inner = state["numpy"]["state"]
+    keys = np.array(inner["key"], dtype=np.uint32)
+    np.random.set_state({**state["numpy"], "state": {**inner, "key": keys}})
+    version, internal, following = state["python"]
+    random.setstate((version, tuple(internal), following))
+    env = model.get_env()
+    if env is not None:
+        # Building the model asked for a seeded reset, which would start the same episodes again.
+        env._reset_seeds()
+    for key, generator in _generators(model).items():
+        if key in state["generators"]:
+            generator.bit_generator.state = state["generators"][key]

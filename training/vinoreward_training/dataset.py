@@ -1,0 +1,269 @@
+"""Labelled pictures in memory: our captures and any other image folder."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import DatasetError
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
+METADATA = "metadata.csv"
+"""The table of a capture; a picture that it does not list is not part of the dataset yet."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Pictures with their labels; frames of one episode share an episode number.
+
+    Attributes:
+        images: ``(N, H, W, 3)`` uint8 RGB.
+        labels: ``(N,)`` int64, 1 = success.
+        episodes: ``(N,)`` int64.
+        categories: ``(N,)`` strings, e.g. ``near_miss``; the class name where none is recorded.
+        distances: ``(N,)`` float64 metres from success's centre, NaN where not recorded.
+        files: path of each picture inside the folder.
+        scene: what drew the pictures (empty when unknown).
+        sha256: hash of file names, labels and pixels.
+        folder: where it was read.
+        resized: whether pictures were resized (PIL bilinear) to get here.
+        seed: the capture's seed, if recorded.
+    """
+
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
+    episodes: npt.NDArray[np.int64]
+    categories: npt.NDArray[np.str_]
+    distances: npt.NDArray[np.float64]
+    files: tuple[str, ...]
+    scene: dict[str, Any]
+    sha256: str
+    folder: Path
+    resized: bool = False
+    seed: int | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Frames per label and per category, and the number of episodes."""
+        values: dict[str, int] = {
+            "frames": len(self.labels),
+            "episodes": len(np.unique(self.episodes)),
+            "success": int(self.labels.sum()),
+            "failure": int((self.labels == 0).sum()),
+        }
+        for name in np.unique(self.categories):
+            values[f"category:{name}"] = int((self.categories == name).sum())
+        return values
+
+
+@dataclass(frozen=True)
+class _Entry:
+    file: str
+    label: int
+    category: str
+    episode: int
+    distance: float
+
+
+def _number(text: str | None) -> float:
+    return float(text) if text not in (None, "") else float("nan")
+
+
+def _from_metadata(folder: Path, success_label: str) -> list[_Entry]:
+    entries = []
+    with (folder / METADATA).open(newline="", encoding="utf-8") as stream:
+        for line, row in enumerate(csv.DictReader(stream), start=2):
+            try:
+                label, file, episode = row["label"], row["file"], int(row["episode"])
+                distance = _number(row.get("distance"))
+            except (KeyError, TypeError, ValueError) as error:
+                raise DatasetError(
+                    f"{folder / METADATA}, line {line}: {error!r}. Expected the columns file, "
+                    "label and episode (a whole number); correct the line or capture again."
+                ) from error
+            entries.append(
+                _Entry(
+                    file,
+                    int(label == success_label),
+                    row.get("category") or label,
+                    episode,
+                    distance,
+                )
+            )
+    return entries
+
+
+def _from_folders(folder: Path, success_label: str) -> list[_Entry]:
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    entries: list[_Entry] = []
+    for name in names:
+        for path in sorted((folder / name).rglob("*")):
+            if path.suffix.lower() in SUFFIXES and path.name[0] != ".":
+                file = path.relative_to(folder).as_posix()
+                entries.append(
+                    _Entry(file, int(name == success_label), name, len(entries), float("nan"))
+                )
+    if entries and success_label not in names:
+        raise DatasetError(
+            f"{folder} has the classes {', '.join(names)} and none is called {success_label!r}. "
+            "Expected one folder per class; name the class that is a success with --success-label."
+        )
+    return entries
+
+
+def _read(path: Path, size: tuple[int, int] | None) -> tuple[npt.NDArray[np.uint8], bool]:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise DatasetError(
+            f"{path} cannot be read as a picture ({error}). Expected a whole PNG, JPEG, BMP or "
+            "WebP; delete or replace that file (capture --resume makes it anew)."
+        ) from error
+    resized = size is not None and image.size != (size[1], size[0])
+    if size is not None and resized:
+        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.asarray(image, dtype=np.uint8), resized
+
+
+def _stack(
+    folder: Path, entries: Sequence[_Entry], size: tuple[int, int] | None
+) -> tuple[npt.NDArray[np.uint8], bool]:
+    first, _ = _read(folder / entries[0].file, size)
+    images = np.empty((len(entries), *first.shape), dtype=np.uint8)
+    resized = False
+    # Decoding PNG releases the interpreter lock, so a few threads help.
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        pictures = pool.map(lambda entry: _read(folder / entry.file, size), entries)
+        for index, (picture, changed) in enumerate(pictures):
+            if picture.shape != first.shape:
+                height, width = first.shape[:2]
+                raise DatasetError(
+                    f"{folder / entries[index].file} has {picture.shape[0]}x{picture.shape[1]} "
+                    f"pixels (height x width), the pictures before it {height}x{width}. Expected "
+                    f"one size; give --image-size {height} {width} to resize them all."
+                )
+            images[index] = picture
+            resized |= changed
+    return images, resized
+
+
+def load_dataset(
+    folder: Path, *, size: tuple[int, int] | None = None, success_label: str = "success"
+) -> Dataset:
+    """Read a capture or an image folder (one folder per class) into memory.
+
+    A capture's ``metadata.csv`` gives episodes, categories and distances. Without it every
+    picture counts as its own episode, and every class but ``success_label`` is a failure.
+
+    Args:
+        folder: the dataset.
+        size: (height, width) to resize to with PIL's bilinear filter; by default all pictures
+            must have one size already.
+        success_label: the class that is a success.
+
+    Raises:
+        DatasetError: no folder, no pictures, one class only, a broken picture, several sizes.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DatasetError(
+            f"{folder} is not a folder. Expected a capture or an image folder with one folder per "
+            f"class; make one with: vinoreward capture --out {folder}"
+        )
+    recorded = (folder / METADATA).is_file()
+    entries = (_from_metadata if recorded else _from_folders)(folder, success_label)
+    if not entries:
+        raise DatasetError(
+            f"{folder} holds no pictures. Expected {', '.join(sorted(SUFFIXES))} files in one "
+            f"folder per class, e.g. {folder}/success and {folder}/failure."
+        )
+    labels = np.array([entry.label for entry in entries], dtype=np.int64)
+    if len(np.unique(labels)) < 2:
+        found = "successes" if labels[0] else "failures"
+        raise DatasetError(
+            f"all {len(labels)} pictures in {folder} are {found}. Expected both classes: a "
+            "classifier is trained on successes and failures; add pictures of the other class."
+        )
+    missing = [entry.file for entry in entries if not (folder / entry.file).is_file()]
+    if missing:
+        raise DatasetError(
+            f"{folder / METADATA} lists {len(missing)} pictures that are not there, the first "
+            f"{missing[0]}. Expected every listed file; run capture --resume to make them anew."
+        )
+    images, resized = _stack(folder, entries, size)
+    digest = hashlib.sha256(str(images.shape).encode())
+    for entry, image in zip(entries, images, strict=True):
+        digest.update(f"{entry.file}\0{entry.label}\0".encode())
+        digest.update(image.tobytes())
+    about: dict[str, Any] = {}
+    if (folder / "dataset.json").is_file():
+        try:
+            about = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DatasetError(
+                f"{folder / 'dataset.json'} is not JSON ({error}). Expected the file capture "
+                "wrote; run capture --resume or delete it."
+            ) from error
+    return Dataset(
+        images=images,
+        labels=labels,
+        episodes=np.array([entry.episode for entry in entries], dtype=np.int64),
+        categories=np.array([entry.category for entry in entries]),
+        distances=np.array([entry.distance for entry in entries], dtype=np.float64),
+        files=tuple(entry.file for entry in entries),
+        scene=dict(about.get("scene") or {}),
+        sha256=digest.hexdigest(),
+        folder=folder,
+        resized=resized,
+        seed=about.get("seed"),
+    )
+
+
+def split_by_episode(
+    dataset: Dataset, *, seed: int, fractions: tuple[float, float] = (0.15, 0.15)
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the indices of (train, validation, test); no episode is in two of them.
+
+    Args:
+        dataset: what to split.
+        seed: decides which episode goes where.
+        fractions: shares of the episodes for validation and test.
+
+    Raises:
+        DatasetError: a part would lack one of the classes.
+    """
+    # Episodes that hold a success and those that do not are dealt out apart, so that small
+    # datasets get both classes everywhere.
+    numbers, inverse = np.unique(dataset.episodes, return_inverse=True)
+    holds = np.zeros(len(numbers), dtype=bool)
+    np.logical_or.at(holds, inverse, dataset.labels == 1)
+    random = np.random.default_rng([seed, 0x5917])
+    part = np.zeros(len(numbers), dtype=np.int64)
+    for kind in (True, False):
+        members = random.permutation(np.flatnonzero(holds == kind))
+        first = round(len(members) * fractions[0])
+        second = first + round(len(members) * fractions[1])
+        part[members[:first]] = 1
+        part[members[first:second]] = 2
+    frames = part[inverse]
+    parts = tuple(np.flatnonzero(frames == which).astype(np.int64) for which in range(3))
+    for name, indices in zip(("training", "validation", "test"), parts, strict=True):
+        if len(np.unique(dataset.labels[indices])) < 2:
+            raise DatasetError(
+                f"the {name} part of {dataset.folder} would have {len(indices)} frames of fewer "
+                f"than two classes ({len(numbers)} episodes in all). Expected successes and "
+                "failures in every part; capture more episodes."
+            )
+    return parts[0], parts[1], parts[2]

@@ -1,0 +1,144 @@
+"""Evaluation of a policy: claimed and true success, counted, with exact intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.errors import ConfigError
+
+
+class Policy(Protocol):
+    """What chooses actions: an SB3 model, or anything with its ``predict``."""
+
+    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[Any, Any]:
+        """Return the action for one observation, and a state that is not used here."""
+        ...  # pragma: no cover
+
+
+@dataclass(frozen=True)
+class Rate:
+    """``successes`` of ``trials`` with its Clopper-Pearson interval."""
+
+    successes: int
+    trials: int
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float:
+        """The observed share, 0 to 1."""
+        return self.successes / self.trials
+
+    def __str__(self) -> str:
+        return (
+            f"{self.successes}/{self.trials} = {self.value:.1%} "
+            f"(95 % interval {self.low:.1%} to {self.high:.1%})"
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a policy did over a number of episodes."""
+
+    claimed: Rate | None
+    """What the environment's classifier said at each episode's last step; None if nobody says."""
+    true: Rate | None
+    """What the simulator knows of that same state; None where the environment does not know."""
+    mean_return: float
+    mean_length: float
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One state of an evaluated episode, for whoever watches."""
+
+    episode: int
+    step: int
+    """0 right after the reset."""
+    action: NDArray[Any] | None
+    reward: float
+    info: Mapping[str, Any]
+    last: bool
+
+
+def rate(successes: int, trials: int, confidence: float = 0.95) -> Rate:
+    """Return a rate with its two-sided Clopper-Pearson interval."""
+    from vinoreward.rewards.calibration import clopper_pearson
+
+    low, high = clopper_pearson(successes, trials, confidence)
+    return Rate(successes, trials, float(low), float(high))
+
+
+def evaluate(
+    model: Policy,
+    env: gym.Env[Any, Any],
+    episodes: int,
+    seed: int,
+    watch: Callable[[Moment], None] | None = None,
+) -> Evaluation:
+    """Run the deterministic policy for ``episodes`` episodes, seeded ``seed``, ``seed + 1``, ….
+
+    Success of an episode is that of the state where the agent stopped, its last step: an agent
+    that passed over the goal and left it did not succeed.
+
+    Args:
+        model: chooses the actions.
+        env: one environment with the five-tuple ``step``; it is left after the last step.
+        episodes: at least one.
+        seed: of the first episode.
+        watch: called after each reset and each step, e.g. to film.
+
+    Raises:
+        ConfigError: fewer than one episode.
+    """
+    if episodes < 1:
+        raise ConfigError(
+            f"found {episodes} evaluation episodes. Expected at least 1; ask for more."
+        )
+    claimed: list[bool] = []
+    true: list[bool] = []
+    returns: list[float] = []
+    lengths: list[int] = []
+    for episode in range(episodes):
+        observation, info = env.reset(seed=seed + episode)
+        if watch is not None:
+            watch(Moment(episode, 0, None, 0.0, info, False))
+        total, steps, over = 0.0, 0, False
+        while not over:
+            action, _ = model.predict(observation, deterministic=True)
+            observation, reward, terminated, truncated, info = env.step(action)
+            over = bool(terminated or truncated)
+            total += float(reward)
+            steps += 1
+            if watch is not None:
+                watch(Moment(episode, steps, np.asarray(action), float(reward), info, over))
+        if "is_success" in info:
+            claimed.append(bool(info["is_success"]))
+        if "true_success" in info:
+            true.append(bool(info["true_success"]))
+        returns.append(total)
+        lengths.append(steps)
+    return Evaluation(
+        claimed=rate(sum(claimed), episodes) if len(claimed) == episodes else None,
+        true=rate(sum(true), episodes) if len(true) == episodes else None,
+        mean_return=float(np.mean(returns)),
+        mean_length=float(np.mean(lengths)),
+    )
+
+
+def rate_row(name: str, found: Rate | None) -> dict[str, object]:
+    """Return a table row for a report."""
+    if found is None:
+        return {"success": name, "episodes": "not known to this environment"}
+    return {
+        "success": name,
+        "episodes": f"{found.successes}/{found.trials}",
+        "rate": f"{found.value:.1%}",
+        "95 % interval": f"{found.low:.1%} to {found.high:.1%}",
+    }

@@ -1,0 +1,206 @@
+"""``vinoreward finetune``: from labelled pictures to a bundle with a threshold one can state."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import ConfigError
+from vinoreward_training.dataset import Dataset, load_dataset, split_by_episode
+from vinoreward_training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from vinoreward.backends.torch_networks import WithPreprocess
+    from vinoreward_training.classifier_training import Fit
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """Train a success classifier and save it as a bundle.
+
+    Examples:
+        vinoreward finetune --data data/hover --out runs/classifier
+        vinoreward finetune --data data/hover --out runs/classifier --resume
+        vinoreward finetune --data my_pictures --success-label good --out runs/mine
+        vinoreward finetune --data data/more --weights runs/classifier/bundle/model.safetensors \\
+            --out runs/better
+    """
+
+    data: Path = Path("data/hover")
+    """A capture, or any folder with one sub-folder of pictures per class."""
+    out: Path = Path("runs/classifier")
+    """Run folder; the bundle is written to OUT/bundle."""
+    name: str = "hover-classifier"
+    """Name of the bundle."""
+    architecture: Literal["squeezenet1_1", "squeezenet1_0"] = "squeezenet1_1"
+    """Network."""
+    weights: Path | None = None
+    """Start from these weights (.safetensors, or .pt read as data only); default: from scratch."""
+    epochs: int = 12
+    """Passes over the training frames."""
+    batch_size: int = 32
+    """Frames of a step."""
+    learning_rate: float = 1e-3
+    """Highest learning rate; it warms up and falls to 0 along a cosine."""
+    augment: float = 0.3
+    """Strength of colour jitter and noise, 0 for none."""
+    margin: float = 1.0
+    """Weight of the distance loss where the capture recorded distances, 0 for labels only."""
+    patience: int = 6
+    """Stop after so many epochs without a better validation loss."""
+    target_fpr: float = 0.01
+    """False-positive rate that the threshold must keep, with 95 % confidence."""
+    image_size: tuple[int, int] | None = None
+    """Resize pictures to HEIGHT WIDTH; default: the pictures' own size."""
+    success_label: str = "success"
+    """Which sub-folder holds the successes."""
+    seed: int = 0
+    """Decides the split, the initial weights and the order."""
+    threads: int = 0
+    """Threads of torch, 0 for one per core."""
+    bf16: Literal["auto", "on", "off"] = "auto"
+    """Train in bfloat16 for the first three quarters; auto: where the processor has it."""
+    resume: bool = False
+    """Continue from the last checkpoint."""
+
+
+def _check(config: FinetuneConfig) -> None:
+    wrong = {
+        "epochs": config.epochs < 1,
+        "batch_size": config.batch_size < 2,
+        "learning_rate": not 0 < config.learning_rate < 1,
+        "augment": not 0 <= config.augment <= 1,
+        "target_fpr": not 0 < config.target_fpr < 1,
+        "threads": config.threads < 0,
+        "seed": config.seed < 0,
+        "patience": config.patience < 1,
+    }
+    for name, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {getattr(config, name)} cannot work. Expected a "
+                "positive number (a rate below 1); see vinoreward finetune --help."
+            )
+
+
+def _train(
+    config: FinetuneConfig,
+    dataset: Dataset,
+    parts: tuple[npt.NDArray[np.int64], ...],
+    folder: Path,
+) -> tuple[WithPreprocess, Fit]:
+    """Train with a progress bar and TensorBoard; return the network in its best state."""
+    import torch
+    from torch.utils.tensorboard import SummaryWriter
+    from tqdm import tqdm
+
+    from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD
+    from vinoreward.backends.torch_networks import WithPreprocess, build
+    from vinoreward_training.classifier_training import (
+        ChannelsLast,
+        Fit,
+        Recipe,
+        has_bf16,
+    )
+    from vinoreward_training.network_weights import load_weights
+
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.manual_seed(config.seed)
+    net = build(config.architecture, 2)
+    if config.weights is not None:
+        fresh = load_weights(net, config.weights)
+        print(f"weights from {config.weights}; left fresh: {', '.join(fresh) or 'none'}")
+    recipe = Recipe(
+        epochs=config.epochs,
+        batch_size=min(config.batch_size, len(parts[0])),
+        learning_rate=config.learning_rate,
+        augment=config.augment,
+        margin=config.margin,
+        patience=config.patience,
+        seed=config.seed,
+        success_distance=_success_distance(),
+        bf16=has_bf16() if config.bf16 == "auto" else config.bf16 == "on",
+    )
+    inner = WithPreprocess(net, IMAGENET_MEAN, IMAGENET_STD)
+    fit = Fit(
+        ChannelsLast(inner), dataset, parts[0], parts[1], recipe, folder, resume=config.resume
+    )
+    writer = SummaryWriter(str(folder / "tensorboard"))
+    try:
+        with tqdm(
+            total=fit.steps * recipe.batch_size,
+            initial=fit.step * recipe.batch_size,
+            desc="finetune",
+            unit="frame",
+            smoothing=0.05,
+        ) as bar:
+
+            def on_step(step: int, loss: float) -> None:
+                bar.update(recipe.batch_size)
+                if step % 10 == 0:
+                    writer.add_scalar("train/loss", loss, step)
+
+            def on_epoch(record: dict[str, float]) -> None:
+                bar.set_postfix(
+                    epoch=int(record["epoch"]),
+                    val_loss=f"{record['val_loss']:.3f}",
+                    AP=f"{record['val_ap']:.4f}",
+                )
+                for name, value in record.items():
+                    if name != "epoch":
+                        writer.add_scalar(name.replace("_", "/", 1), value, int(record["epoch"]))
+
+            fit.run(on_step, on_epoch)
+    finally:
+        writer.close()
+    net.to(memory_format=torch.contiguous_format)
+    inner.eval()
+    return inner, fit
+
+
+def _success_distance() -> float:
+    from vinoreward_envs.constants import SUCCESS_DISTANCE
+
+    return SUCCESS_DISTANCE
+
+
+def run(config: FinetuneConfig) -> int:
+    """Train, calibrate, export and save the bundle; return 0."""
+    from vinoreward_training.finetune_bundle import make_bundle
+
+    _check(config)
+    with RunFolder(config.out, config, resume=config.resume) as folder:
+        dataset = load_dataset(
+            config.data, size=config.image_size, success_label=config.success_label
+        )
+        parts = split_by_episode(dataset, seed=config.seed)
+        _enough(config, dataset, parts[1])
+        print(
+            f"{len(dataset.labels)} frames of {dataset.images.shape[1]}x{dataset.images.shape[2]}: "
+            + ", ".join(
+                f"{len(part)} {name}"
+                for name, part in zip(("train", "validation", "test"), parts, strict=True)
+            )
+        )
+        inner, fit = _train(config, dataset, parts, folder)
+        make_bundle(config, dataset, parts, folder, inner, fit.history)
+    return 0
+
+
+def _enough(config: FinetuneConfig, dataset: Dataset, validation: npt.NDArray[np.int64]) -> None:
+    """Refuse before training what cannot be claimed after it."""
+    from vinoreward.rewards.calibration import threshold_for_fpr
+
+    labels = dataset.labels[validation]
+    # A perfect classifier: if even that cannot support the claim, there are too few negatives.
+    threshold_for_fpr(
+        labels.astype(np.float64) * 0.8 + 0.1,
+        labels,
+        dataset.episodes[validation],
+        config.target_fpr,
+    )

@@ -1,0 +1,193 @@
+"""``vinoreward play``: what a trained policy does, filmed and counted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vinoreward.errors import ConfigError, MissingDisplayError
+from vinoreward.files import write_json
+from vinoreward_training.environments import make_env
+from vinoreward_training.evaluate_policy import Evaluation, Moment, evaluate, rate_row
+from vinoreward_training.report import Section, write_report
+from vinoreward_training.run_folder import plain
+
+Scalar = bool | int | float | str
+MAX_TABLE = 20
+"""Episodes listed one by one in the report."""
+
+
+@dataclass(frozen=True)
+class PlayConfig:
+    """Film a trained policy; count its claimed and its true success over many episodes.
+
+    Examples:
+        vinoreward play --run runs/hover
+
+        vinoreward play --run runs/hover --episodes 500 --film 3 --out hover.gif
+
+        vinoreward play --run runs/hover --human
+    """
+
+    run: Path
+    """Folder that vinoreward train wrote."""
+    episodes: int = 100
+    """Episodes to count."""
+    film: int = 5
+    """How many of them to film, from the first on; 0 for none."""
+    out: Path | None = None
+    """The film, .gif or .mp4 (needs imageio-ffmpeg); None is play.gif in the run's folder."""
+    env: str | None = None
+    """Another environment of the same spaces; None is the one it was trained in."""
+    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    """Arguments of the environment that replace those of training: name value name value ..."""
+    backend: str | None = None
+    """Another backend for the classifier; None is the one of training."""
+    bundle: str | None = None
+    """Another bundle for the claims; None is the one of training."""
+    human: bool = False
+    """Show a window, which needs a display; nothing is filmed then."""
+    seed: int = 1000
+    """Of the first episode; the next ones count on from it."""
+
+
+@dataclass(frozen=True)
+class PlayResult:
+    """What a policy did."""
+
+    evaluation: Evaluation
+    film: Path | None
+    report: Path
+
+
+def play(config: PlayConfig) -> PlayResult:
+    """Play as configured; write the film, ``play.json`` and ``play.html`` into the run's folder.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+        MissingDisplayError: a window is asked for and there is no display.
+        MissingExtraError: the training extra or, for MP4, imageio-ffmpeg is not installed.
+        ModelNotFoundError: the folder holds no policy.
+        ModelCorruptError: the policy cannot be read or does not fit the environment.
+    """
+    from vinoreward_training.film import Filmer, check_film_path, save_film
+    from vinoreward_training.policy_files import load_policy, read_description
+
+    filmed = 0 if config.human else min(config.film, config.episodes)
+    if config.film < 0 or config.episodes < 1:
+        raise ConfigError(
+            f"found {config.episodes} episodes, {config.film} to film. Expected at least 1, and "
+            "not fewer than 0 to film; change --episodes or --film."
+        )
+    film_path = config.run / "play.gif" if config.out is None else config.out
+    if filmed:
+        check_film_path(film_path)
+    if config.human:
+        check_display()
+    description = read_description(config.run)
+    env = _make(config, description, "human" if config.human else "rgb_array" if filmed else None)
+    filmer = Filmer(env, filmed)
+    ends: list[dict[str, object]] = []
+
+    def watch(moment: Moment) -> None:
+        if filmed:
+            filmer(moment)
+        if moment.last:
+            ends.append(_end(moment))
+
+    try:
+        model = load_policy(config.run, env)
+        found = evaluate(model, env, config.episodes, config.seed, watch)
+    finally:
+        filmer.close()
+        env.close()
+    film = save_film(film_path, filmer.frames, filmer.lasts) if filmed else None
+    write_json(
+        config.run / "play.json",
+        {"config": plain(config), "policy": description, "evaluation": plain(found)},
+    )
+    report = _report(config, found, ends, film)
+    return PlayResult(found, film, report)
+
+
+def check_display() -> None:
+    """Raise MissingDisplayError where no window can be opened."""
+    if sys.platform.startswith("linux") and not (
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    ):
+        raise MissingDisplayError(
+            "found no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Expected one for "
+            "--human; leave it out to get a film, or run under a desktop or xvfb-run."
+        )
+
+
+def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | None) -> Any:
+    same = config.env is None or config.env == description["env"]
+    return make_env(
+        description["env"] if config.env is None else config.env,
+        {**(description["env_kwargs"] if same else {}), **config.env_kwargs},
+        backend=config.backend or description["backend"],
+        bundle=config.bundle or description["bundle"],
+        precision=description["precision"],
+        wrap_bundle=description["wrap_bundle"],
+        render_mode=render_mode,
+    )
+
+
+def _end(moment: Moment) -> dict[str, object]:
+    row: dict[str, object] = {"episode": moment.episode + 1, "steps": moment.step}
+    names = (("claimed", "is_success"), ("true", "true_success"), ("P(success)", "reward_prob"))
+    for name, key in names:
+        if key in moment.info:
+            value = moment.info[key]
+            row[name] = float(value) if key == "reward_prob" else bool(value)
+    if "distance" in moment.info:
+        row["distance in cm"] = round(100 * float(moment.info["distance"]), 2)
+    return row
+
+
+def _report(
+    config: PlayConfig, found: Evaluation, ends: list[dict[str, object]], film: Path | None
+) -> Path:
+    wrong = [row for row in ends if row.get("claimed") != row.get("true")]
+    return write_report(
+        config.run / "play.html",
+        f"Playing {config.run.name}",
+        [
+            Section(
+                "Success",
+                "Success of an episode is that of its last state. Claimed is what the classifier "
+                "said, true is what the simulator knows. Intervals are Clopper-Pearson.",
+                [
+                    rate_row("claimed by the classifier", found.claimed),
+                    rate_row("true, by the simulator", found.true),
+                ],
+            ),
+            Section(
+                "Episodes",
+                f"Mean return {found.mean_return:.2f}, mean length {found.mean_length:.2f} steps.",
+            ),
+            *([Section("Film", pictures=[film])] if film is not None else []),
+            Section(
+                "Where claim and truth differ",
+                f"{len(wrong)} of {len(ends)} episodes" + (", the first:" if wrong else "."),
+                wrong[:MAX_TABLE],
+            ),
+            Section(f"The first {min(MAX_TABLE, len(ends))} episodes", rows=ends[:MAX_TABLE]),
+        ],
+    )
+
+
+def run(config: PlayConfig) -> int:
+    """Play, print both rates and where the film is."""
+    result = play(config)
+    print(f"claimed success: {result.evaluation.claimed or 'not known'}")
+    print(f"true success:    {result.evaluation.true or 'not known'}")
+    if result.film is not None:
+        print(f"film:   {result.film}")
+    print(f"report: {result.report}")
+    print("next:   vinoreward profile --help")
+    return 0

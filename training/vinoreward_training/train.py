@@ -1,0 +1,253 @@
+"""``vinoreward train``: a policy learns from the learned reward; the truth is only watched."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vinoreward.errors import MissingExtraError
+from vinoreward_training.environments import make_env
+from vinoreward_training.evaluate_policy import Evaluation, Rate
+from vinoreward_training.run_folder import RunFolder, plain
+from vinoreward_training.train_settings import resolve
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.base_class import BaseAlgorithm
+
+    from vinoreward_training.callbacks import RunCallback
+
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a policy on the learned reward; write curves, checkpoints and a report.
+
+    Examples:
+        vinoreward train --out runs/hover
+
+        vinoreward train --env PandaHoverRandom-v0 --out runs/random --seed 1
+
+        vinoreward train --resume --out runs/hover
+
+        vinoreward train --env Pendulum-v1 --wrap-bundle --bundle bundles/upright --out runs/mine
+
+        vinoreward train --config my.yaml --algorithm-kwargs gamma 0.95 batch_size 128
+    """
+
+    out: Path = Path("runs/hover")
+    """Folder for everything this run writes."""
+    env: str = "PandaHover-v0"
+    """Gymnasium id; package:Id-v0 imports the package first."""
+    algorithm: str = "SAC"
+    """Stable-Baselines3 algorithm: SAC, TD3, DDPG, DQN, PPO or A2C."""
+    timesteps: int | None = None
+    """Environment steps in all; None is the preset's, else 8000."""
+    seed: int = 0
+    """Of weights, exploration and training episodes. One thread, one seed: one curve."""
+    config: Path | None = None
+    """YAML file with these same names (underscores); what is given here wins over it."""
+    backend: str = "openvino"
+    """Runs the classifier: openvino, onnxruntime, torch; oracle rewards by the truth instead."""
+    bundle: str | None = None
+    """Name or folder of the classifier's bundle; None is the environment's own."""
+    precision: str = "auto"
+    """auto takes INT8 where the bundle's gate passed; else fp32, int8."""
+    wrap_bundle: bool = False
+    """Put LearnedReward with --bundle around an environment that has no learned reward."""
+    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    """Further arguments of the environment: name value name value ..."""
+    algorithm_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    """Arguments of the algorithm, as Stable-Baselines3 names them."""
+    eval_every: int = 500
+    """Steps between evaluations."""
+    eval_episodes: int = 20
+    """Episodes of each."""
+    final_episodes: int = 100
+    """Episodes of the final evaluation, which also confirms that the task is solved."""
+    stop_when_solved: float | None = 0.95
+    """Stop at this share of true success, once the final evaluation confirms it; None: never."""
+    checkpoint_every: int = 1000
+    """Steps between checkpoints."""
+    save_replay: bool = True
+    """Keep the replay buffer in checkpoints; with picture observations it is large."""
+    resume: bool = False
+    """Continue the run in --out from its last checkpoint, with its recorded configuration."""
+    threads: int = 1
+    """Threads of the learner. More than one is not exactly repeatable."""
+    device: str = "cpu"
+    """Torch device of the learner; small networks are fastest on the CPU."""
+    progress: bool = True
+    """Show the progress bar."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training came to."""
+
+    folder: Path
+    steps: int
+    """Environment steps done."""
+    solved_at: int | None
+    """Steps after which the final evaluation confirmed the goal; None: it was not reached."""
+    final: Evaluation
+    seconds: float
+    """Wall time of the learning of this process, evaluations included."""
+    evaluation_seconds: float
+    """How much of that went into evaluations."""
+
+
+def train(config: TrainConfig) -> TrainResult:
+    """Train as configured and return what came out; everything is in ``config.out`` as well.
+
+    Raises:
+        ConfigError: a setting that cannot work, or a folder that holds a run already.
+        MissingExtraError: the training extra is not installed.
+        ModelCorruptError: the checkpoint to resume from does not fit.
+        RunFolderError: the folder is in use or cannot be written.
+        KeyboardInterrupt: Ctrl-C; a checkpoint was written first.
+    """
+    settled = resolve(config)
+    try:
+        import stable_baselines3  # noqa: F401
+        import torch
+    except ImportError as error:
+        raise MissingExtraError(
+            f"training needs {error.name}, which is not installed. Expected the training extra; "
+            "run: pip install 'vinoreward[train]'"
+        ) from error
+    torch.set_num_threads(settled.threads)
+    with RunFolder(settled.out, settled, resume=settled.resume) as folder:
+        finished = _finished(folder, settled)
+        return finished if finished is not None else _train(settled, folder)
+
+
+def _train(config: TrainConfig, folder: Path) -> TrainResult:
+    from vinoreward_training.callbacks import RunCallback, TrainingStopped, interruptible
+    from vinoreward_training.checkpoint import build_model, restore_checkpoint
+    from vinoreward_training.policy_files import save_policy
+    from vinoreward_training.train_report import write_summary
+
+    total = config.timesteps or 0
+    env, evaluation_env = _make(config), _make(config)
+    callback: RunCallback | None = None
+    try:
+        model = build_model(
+            config.algorithm,
+            env,
+            config.algorithm_kwargs,
+            seed=config.seed,
+            device=config.device,
+            replay_size=max(total, 1000),
+        )
+        checkpoint = folder / "checkpoint.pt"
+        if config.resume and checkpoint.is_file():
+            restore_checkpoint(checkpoint, model)
+        start = int(model.num_timesteps)
+        with interruptible() as interrupt:
+            callback = RunCallback(
+                folder,
+                evaluation_env,
+                total=total,
+                interrupt=interrupt,
+                start=start,
+                eval_every=config.eval_every,
+                eval_episodes=config.eval_episodes,
+                final_episodes=config.final_episodes,
+                checkpoint_every=config.checkpoint_every,
+                save_replay=config.save_replay,
+                stop_when_solved=config.stop_when_solved,
+                progress=config.progress,
+            )
+            _log_to(model, folder / "logs" / f"from_{start}")
+            began = time.perf_counter()
+            if start < total:
+                with contextlib.suppress(TrainingStopped):
+                    model.learn(total - start, callback=callback, reset_num_timesteps=False)
+            else:
+                callback.init_callback(model)
+            seconds = time.perf_counter() - began
+            callback.checkpoint_now()
+        if callback.interrupted:
+            print(f"\nStopped at step {model.num_timesteps}; the checkpoint is written.")
+            print(f"Continue with: vinoreward train --resume --out {folder}")
+            raise KeyboardInterrupt
+        result = _conclude(model, callback, folder, seconds)
+        save_policy(folder, model, _description(config))
+    finally:
+        if callback is not None:
+            callback.close()
+        env.close()
+        evaluation_env.close()
+    write_summary(config, callback, result)
+    return result
+
+
+def _make(config: TrainConfig) -> Any:
+    return make_env(
+        config.env,
+        config.env_kwargs,
+        backend=config.backend,
+        bundle=config.bundle,
+        precision=config.precision,
+        wrap_bundle=config.wrap_bundle,
+    )
+
+
+def _log_to(model: BaseAlgorithm, folder: Path) -> None:
+    from stable_baselines3.common.logger import configure
+
+    model.set_logger(configure(str(folder), ["tensorboard", "csv"]))
+
+
+def _conclude(
+    model: BaseAlgorithm, callback: RunCallback, folder: Path, seconds: float
+) -> TrainResult:
+    final = callback.final
+    if final is None:
+        final = callback.evaluate_finally(note=True)
+    steps = callback.solved_at or int(model.num_timesteps)
+    solved = callback.solved_at
+    if solved is None and callback.reaches_goal(final):
+        solved = steps
+    model.logger.close()
+    return TrainResult(folder, steps, solved, final, seconds, callback.evaluation_seconds)
+
+
+def _description(config: TrainConfig) -> dict[str, Any]:
+    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", "backend", "bundle")
+    found = {name: plain(getattr(config, name)) for name in (*names, "precision", "wrap_bundle")}
+    return {**found, "seed": config.seed}
+
+
+def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
+    """Return the recorded result where resuming would have nothing left to do."""
+    path = folder / "summary.json"
+    if not config.resume or not path.is_file():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["solved_at"] is None and found["steps"] < (config.timesteps or 0):
+        return None
+    final = found["final"]
+    rates = [None if final[n] is None else Rate(**final[n]) for n in ("claimed", "true")]
+    evaluation = Evaluation(rates[0], rates[1], final["mean_return"], final["mean_length"])
+    seconds = (found["seconds"], found["evaluation_seconds"])
+    return TrainResult(folder, found["steps"], found["solved_at"], evaluation, *seconds)
+
+
+def run(config: TrainConfig) -> int:
+    """Train, print what came out and the next command."""
+    result = train(config)
+    print(f"steps: {result.steps}, {result.seconds:.1f} s")
+    print(f"claimed success: {result.final.claimed or 'not known'}")
+    print(f"true success:    {result.final.true or 'not known'}")
+    if result.solved_at is not None:
+        print(f"solved at step {result.solved_at}")
+    print(f"curve:  {result.folder / 'learning_curve.png'}")
+    print(f"report: {result.folder / 'report.html'}")
+    print(f"next:   vinoreward play --run {result.folder}")
+    return 0

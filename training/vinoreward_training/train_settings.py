@@ -1,0 +1,147 @@
+"""Where a training's settings come from: command line, file, preset, or the run it continues."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+
+from vinoreward.errors import ConfigError, ModelNotFoundError
+
+if TYPE_CHECKING:
+    from vinoreward_training.train import TrainConfig
+
+DEFAULT_TIMESTEPS = 8000
+_POSITIVE = (
+    "timesteps",
+    "eval_every",
+    "eval_episodes",
+    "final_episodes",
+    "checkpoint_every",
+    "threads",
+)
+_FIXED_BY_A_RUN = ("env", "algorithm", "seed")
+_Config = TypeVar("_Config", bound="TrainConfig")
+
+
+def resolve(config: _Config) -> _Config:
+    """Return the configuration with every value settled.
+
+    A value that differs from the default wins; then the YAML file's (``config``); then the
+    preset of the environment, if there is one. When a run is resumed, its recorded configuration
+    takes the place of file and preset. Of the two ``kwargs`` each key is settled by itself.
+
+    Raises:
+        ConfigError: an unknown key, a value of the wrong kind or range, or another environment,
+            algorithm or seed than the run that is to be resumed has.
+        ModelNotFoundError: the YAML file is not there.
+    """
+    defaults = {field.name: _default(field) for field in dataclasses.fields(config)}
+    given = {
+        name: getattr(config, name)
+        for name, value in defaults.items()
+        if getattr(config, name) != value
+    }
+    recorded = Path(config.out) / "config.yaml"
+    if config.resume and recorded.is_file():
+        base = read_yaml(recorded, defaults)
+        for name in _FIXED_BY_A_RUN:
+            if name in given and given[name] != base.get(name, defaults[name]):
+                raise ConfigError(
+                    f"found {name}={given[name]!r}, but the run in {config.out} has "
+                    f"{base.get(name)!r}. Expected the same; leave it out, or start another run "
+                    "with --out."
+                )
+    else:
+        file = read_yaml(Path(config.config), defaults) if config.config is not None else {}
+        env = str(given.get("env", file.get("env", defaults["env"])))
+        algorithm = given.get("algorithm", file.get("algorithm", defaults["algorithm"]))
+        base = _merged(preset(env, defaults, str(algorithm)), file)
+    settled = {**defaults, **_merged(base, given)}
+    settled["out"] = Path(settled["out"])
+    settled["config"] = None if settled["config"] is None else Path(settled["config"])
+    if settled["timesteps"] is None:
+        settled["timesteps"] = DEFAULT_TIMESTEPS
+    _check(settled)
+    return dataclasses.replace(config, **settled)
+
+
+def preset(env: str, defaults: dict[str, Any], algorithm: str) -> dict[str, Any]:
+    """Return the preset of an environment id; empty if there is none.
+
+    The presets' algorithm arguments are SAC's and are left out for other algorithms.
+    """
+    path = files("vinoreward_training") / "presets" / f"{env.rsplit(':', 1)[-1]}.yaml"
+    found = read_yaml(Path(str(path)), defaults) if path.is_file() else {}
+    if algorithm != "SAC":
+        found.pop("algorithm_kwargs", None)
+    return found
+
+
+def read_yaml(path: Path, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Read a YAML file whose keys are those of ``defaults``.
+
+    Raises:
+        ModelNotFoundError: no such file.
+        ConfigError: not YAML, not a table, or a key that is not known.
+    """
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"no configuration file {path}. Expected a YAML file; check the path."
+        )
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} is not YAML: {error}. Expected lines such as `timesteps: 8000`; correct it."
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{path} holds a {type(found).__name__}. Expected a table of settings; write lines "
+            "such as `timesteps: 8000`."
+        )
+    unknown = sorted(set(map(str, found)) - set(defaults))
+    if unknown:
+        raise ConfigError(
+            f"{path} has the unknown keys {', '.join(unknown)}. Expected some of "
+            f"{', '.join(defaults)}; correct or remove them."
+        )
+    return found
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = {**below, **above}
+    for name in ("env_kwargs", "algorithm_kwargs"):
+        parts = [part.get(name) or {} for part in (below, above)]
+        for part in parts:
+            if not isinstance(part, dict):
+                raise ConfigError(
+                    f"found {name}={part!r}. Expected a table of names and values; write it as one."
+                )
+        merged[name] = {**parts[0], **parts[1]}
+    return merged
+
+
+def _check(settled: dict[str, Any]) -> None:
+    for name in _POSITIVE:
+        value = settled[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(
+                f"found {name}={value!r}. Expected a whole number, at least 1; change "
+                f"--{name.replace('_', '-')}."
+            )
+    goal = settled["stop_when_solved"]
+    if goal is not None and not (isinstance(goal, int | float) and 0 < goal <= 1):
+        raise ConfigError(
+            f"found stop_when_solved={goal!r}. Expected a share of episodes above 0 and up to 1, "
+            "or None to use every step; change --stop-when-solved."
+        )
