@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import importlib.util
 import math
 from dataclasses import dataclass
 from types import TracebackType
@@ -11,7 +12,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vinoreward.errors import ConfigError, InputError
+from vinoreward.errors import ConfigError, InputError, MissingExtraError
 from vinoreward_envs import constants as c
 
 Renderer = Literal["fast", "tiny"]
@@ -140,6 +141,31 @@ class Camera(abc.ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+_NEEDS = {
+    "fast": ("warp", "pip install 'vinoreward[panda]' (the package is called warp-lang)"),
+    "tiny": ("pybullet", "pip install 'vinoreward[panda]' on Python 3.10 or 3.11"),
+}
+
+
+def missing_library(renderer: str) -> MissingExtraError:
+    """Return the error for a renderer whose library is not installed."""
+    library, remedy = _NEEDS[renderer]
+    return MissingExtraError(
+        f"Found no {library}; expected it for the camera renderer {renderer!r}. Run {remedy}, or "
+        f"use the renderer {'tiny' if renderer == 'fast' else 'fast'!r}."
+    )
+
+
+def check_renderer(renderer: str) -> None:
+    """Check, without importing it, that the library of a renderer is installed.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if importlib.util.find_spec(_NEEDS[renderer][0]) is None:
+        raise missing_library(renderer)
 
 
 def make_camera(spec: CameraSpec | None = None) -> Camera:

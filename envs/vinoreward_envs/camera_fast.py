@@ -15,11 +15,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vinoreward.errors import ConfigError, MissingExtraError, UnknownDeviceError
+from vinoreward.errors import ConfigError, UnknownDeviceError
 from vinoreward_envs import constants as c
 from vinoreward_envs import scene_assets
 from vinoreward_envs.arm import link_poses
-from vinoreward_envs.camera import LIGHT, Camera, CameraSpec, checked_scene, clip_matrix
+from vinoreward_envs.camera import (
+    LIGHT,
+    Camera,
+    CameraSpec,
+    checked_scene,
+    clip_matrix,
+    missing_library,
+)
 from vinoreward_envs.scene_assets import MESH_LINKS, OBJECT_LINK, SceneMesh
 
 CHUNK: Final = 64
@@ -34,10 +41,7 @@ def _warp() -> Any:
     try:
         import warp
     except ImportError as error:
-        raise MissingExtraError(
-            "Found no warp; expected it for the camera renderer 'fast'. Install "
-            "vinoreward[panda] (the package is called warp-lang), or use the renderer 'tiny'."
-        ) from error
+        raise missing_library("fast") from error
     # A greeting and a line per compiled module are printed at the level below.
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
     with _silent_stderr():

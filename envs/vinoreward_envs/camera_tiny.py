@@ -7,9 +7,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vinoreward.errors import ConfigError, MissingExtraError
+from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
-from vinoreward_envs.camera import Camera, CameraSpec, checked_scene, clip_matrix, view_matrix
+from vinoreward_envs.camera import (
+    Camera,
+    CameraSpec,
+    checked_scene,
+    clip_matrix,
+    missing_library,
+    view_matrix,
+)
 
 # Under the floor, far from the camera: nothing of it can be seen.
 _AWAY: Final = (0.0, 0.0, -50.0)
@@ -21,10 +28,7 @@ def _pybullet() -> tuple[Any, str]:
         import pybullet
         import pybullet_data
     except ImportError as error:
-        raise MissingExtraError(
-            "Found no pybullet; expected it for the camera renderer 'tiny'. Install "
-            "vinoreward[panda] on Python 3.10 or 3.11, or use the renderer 'fast'."
-        ) from error
+        raise missing_library("tiny") from error
     return pybullet, pybullet_data.getDataPath()
 
 

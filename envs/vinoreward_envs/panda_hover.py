@@ -20,7 +20,7 @@ from vinoreward_envs.arguments import (
     checked_object_position,
     place,
 )
-from vinoreward_envs.camera import CameraSpec, Mesh, Renderer
+from vinoreward_envs.camera import CameraSpec, Mesh, Renderer, check_renderer
 from vinoreward_envs.human_view import HumanView
 from vinoreward_envs.picture_spec import camera_spec, check_picture, resized, size_before_crop
 from vinoreward_envs.scene import HoverScene, Motion
@@ -145,6 +145,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         else:
             self.scene = HoverScene(camera=spec, motion=motion)
         self._pixels = observation == "pixels"
+        if self._pixels or self._classifier is not None or render_mode is not None:
+            check_renderer(spec.renderer)
         self.observation_space = self._observation_space(spec)
         self.action_space = gym.spaces.Box(-c.MAX_MOVE, c.MAX_MOVE, (2,), np.float32)
         self._steps: int | None = None

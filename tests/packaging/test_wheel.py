@@ -1,0 +1,181 @@
+"""The wheel: what it holds, and that it works from an unrelated folder without the extras."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+PACKAGES = {"vinoreward", "vinoreward_envs", "vinoreward_training", "vinoreward_assets"}
+
+
+def run_python(python: Path, script: str, folder: Path, *arguments: str) -> str:
+    """Run a script with ``folder`` as the current one; return what it printed."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL"))}
+    done = subprocess.run(
+        [python, "-W", "error::UserWarning", "-c", script, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=project_root,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    top = {name.split("/")[0] for name in names}
+    assert {name for name in top if not name.endswith(".dist-info")} == PACKAGES
+    for package in PACKAGES:
+        assert f"{package}/__init__.py" in names
+        assert f"{package}/py.typed" in names
+
+
+def test_the_wheel_holds_the_assets_with_their_licences(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert any(name.startswith("vinoreward_assets/licences/") for name in names)
+    assert "vinoreward_assets/panda-hover-classifier/bundle.json" in names
+    assert any(name.startswith("vinoreward_assets/scene") for name in names)
+
+
+def test_the_wheel_registers_command_backends_and_bundle(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/entry_points.txt"))
+        text = archive.read(name).decode("utf-8")
+    parser = configparser.ConfigParser()
+    parser.read_string(text)
+    assert dict(parser["console_scripts"]) == {"vinoreward": "vinoreward_training.cli:main"}
+    assert set(parser["vinoreward.backends"]) == {"openvino", "onnxruntime", "torch"}
+    assert set(parser["vinoreward.bundles"]) == {"panda-hover-classifier"}
+
+
+CORE_SCRIPT = """
+import json, sys
+import gymnasium as gym
+import numpy as np
+import vinoreward
+from vinoreward import Bundle, LearnedReward
+from vinoreward.errors import MissingExtraError
+
+bundle = Bundle.load("panda-hover-classifier")
+picture = bundle.spec.picture
+shape = (picture.height, picture.width, 3)
+
+
+class Mine(gym.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    render_mode = "rgb_array"
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+    def render(self):
+        return bundle.golden.images[0]
+
+
+env = LearnedReward(Mine(), bundle, backend="openvino")
+env.reset(seed=0)
+_, reward, terminated, _, info = env.step(0)
+missing = {}
+for backend in ("torch", "onnxruntime"):
+    try:
+        bundle.backend(backend)
+    except MissingExtraError as error:
+        missing[backend] = str(error)
+try:
+    gym.make("PandaHover-v0").reset(seed=0)
+except MissingExtraError as error:
+    missing["camera"] = str(error)
+print(json.dumps({
+    "probability": float(info["reward_prob"]),
+    "claimed": bool(info["is_success"]),
+    "missing": missing,
+    "loaded": [name for name in ("torch", "pybullet", "warp", "nncf") if name in sys.modules],
+    "from": vinoreward.__file__,
+}))
+"""
+
+
+@pytest.mark.slow
+def test_the_core_works_without_torch_and_pybullet(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel)],
+        check=True,
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=600,
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    found = json.loads(run_python(python, CORE_SCRIPT, elsewhere).strip().splitlines()[-1])
+    assert 0.0 <= found["probability"] <= 1.0
+    assert str(tmp_path / "venv") in found["from"]
+    assert found["loaded"] == []
+    assert "pip install 'vinoreward[train]'" in found["missing"]["torch"]
+    assert "pip install 'vinoreward[onnxruntime]'" in found["missing"]["onnxruntime"]
+    assert "pip install 'vinoreward[panda]'" in found["missing"]["camera"]
+    for command in ("capture", "finetune", "train", "play"):
+        # Help needs no extra.
+        run_python(
+            python,
+            "import sys; from vinoreward_training.cli import main; main(sys.argv[1:])",
+            elsewhere,
+            command,
+            "--help",
+        )
+
+
+LIGHT = """
+import sys
+import vinoreward
+heavy = ("torch", "pybullet", "openvino", "warp", "nncf", "onnxruntime", "stable_baselines3")
+print([name for name in heavy if name in sys.modules])
+"""
+
+
+def test_importing_the_library_imports_nothing_heavy(tmp_path: Path) -> None:
+    assert run_python(Path(sys.executable), LIGHT, tmp_path).strip() == "[]"
+
+
+def test_public_names_are_listed_and_found() -> None:
+    import vinoreward
+
+    for name in vinoreward.__all__:
+        assert name in dir(vinoreward)
+        assert getattr(vinoreward, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = vinoreward.Nothing

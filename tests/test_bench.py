@@ -1,0 +1,182 @@
+"""The statistics behind the figures, and how rows are chosen, kept and printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vinoreward.errors import ConfigError, RunFolderError
+from vinoreward_training import bench
+from vinoreward_training.bench_settings import BenchConfig
+from vinoreward_training.bench_statistics import (
+    Row,
+    Timing,
+    figure,
+    interleaved,
+    markdown,
+    paired_ratio,
+    quartiles,
+    speed_row,
+)
+
+times = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30)
+
+
+@given(times)
+def test_quartiles_are_in_order_and_within_the_values(values: list[float]) -> None:
+    low, middle, high = quartiles(values)
+    slack = 1e-9 * max(values)
+    assert min(values) - slack <= low <= middle + slack
+    assert middle <= high + slack
+    assert high <= max(values) + slack
+
+
+@given(times, st.floats(0.1, 10))
+def test_the_ratio_to_a_fixed_multiple_is_that_multiple(values: list[float], factor: float) -> None:
+    ratio = paired_ratio([value * factor for value in values], values)
+    assert ratio.low == pytest.approx(factor)
+    assert ratio.median == pytest.approx(factor)
+    assert ratio.high == pytest.approx(factor)
+
+
+@given(times, st.lists(st.floats(0.1, 10), min_size=30, max_size=30))
+def test_a_round_that_slows_both_does_not_change_the_ratio(
+    values: list[float], slowness: list[float]
+) -> None:
+    slow = [4.0 * value * s for value, s in zip(values, slowness, strict=False)]
+    fast = [value * s for value, s in zip(values, slowness, strict=False)]
+    assert paired_ratio(slow, fast).median == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("slow", "fast"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0])])
+def test_times_that_cannot_be_paired_are_refused(slow: list[float], fast: list[float]) -> None:
+    with pytest.raises(ConfigError, match="cannot be paired"):
+        paired_ratio(slow, fast)
+
+
+def test_quartiles_of_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no values"):
+        quartiles([])
+
+
+def test_candidates_take_turns_and_the_order_turns_round() -> None:
+    order: list[str] = []
+    timings = interleaved(
+        {"a": lambda: order.append("a"), "b": lambda: order.append("b")},
+        rounds=3,
+        calls={"a": 2},
+        warm_up=0,
+    )
+    assert order == ["a", "a", "b", "b", "a", "a", "a", "a", "b"]
+    assert len(timings["a"].wall) == len(timings["b"].cpu) == 3
+    assert min(timings["a"].wall) > 0
+
+
+def test_warm_up_is_not_measured() -> None:
+    calls: list[int] = []
+    timings = interleaved({"a": lambda: calls.append(1)}, rounds=1, calls=1, warm_up=5)
+    assert len(calls) == 6
+    assert len(timings["a"].wall) == 1
+
+
+def test_nothing_to_measure_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one of each"):
+        interleaved({}, rounds=3)
+    with pytest.raises(ConfigError, match="at least one of each"):
+        interleaved({"a": lambda: None}, rounds=0)
+
+
+def test_a_speed_row_compares_processor_time_and_judges_its_target() -> None:
+    slow = Timing(wall=(9.0, 9.0, 9.0), cpu=(6.0, 6.0, 6.0))
+    fast = Timing(wall=(1.0, 1.0, 1.0), cpu=(2.0, 1.0, 1.0))
+    row = speed_row("name", "what", slow, fast, at_least=5.0)
+    assert row.value == 6.0
+    assert row.low == 4.5
+    assert row.met is True
+    assert row.details["ratio_wall"] == [9.0, 9.0, 9.0]
+    assert speed_row("name", "what", slow, fast, at_least=7.0).met is False
+    assert speed_row("name", "what", slow, fast).met is None
+
+
+def test_the_table_says_what_was_not_measured_and_what_was_not_met() -> None:
+    table = markdown(
+        [
+            Row("a", "first", 12.345, low=11.0, high=13.0, spread="quartiles", met=True),
+            Row("b", "second", None, target=">= 5 x", met=False, note="no INT8"),
+        ]
+    )
+    assert "| a | first | 12.3 x | 11 to 13 (quartiles) |  | yes |" in table
+    assert "| b | second (no INT8) | not measured |  | >= 5 x | **no** |" in table
+
+
+def test_figures_are_short() -> None:
+    assert figure(2250, "steps") == "2,250 steps"
+    assert figure(1234.5, "MB") == "1234 MB"
+    assert figure(0.123456, "%") == "0.123 %"
+
+
+def test_rows_are_chosen_by_name_group_or_all() -> None:
+    assert bench.chosen(["all"]) == list(bench.ROWS)
+    assert bench.chosen(["quick"]) == list(bench.QUICK)
+    assert bench.chosen(["camera", "backends", "camera"]) == ["backends", "camera"]
+    with pytest.raises(ConfigError, match="no row 'speed'"):
+        bench.chosen(["speed"])
+    with pytest.raises(ConfigError, match="no rows"):
+        bench.chosen([])
+
+
+def test_measured_rows_are_kept_when_resuming(tmp_path: Path) -> None:
+    row = {"name": "install", "what": "w", "value": 1.0, "unit": "MB"}
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "install.json").write_text(json.dumps({"rows": [row]}), encoding="utf-8")
+    assert bench.run(BenchConfig(rows=("install",), out=tmp_path, resume=True)) == 0
+    stored = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert stored["rows"][0]["value"] == 1.0
+    assert stored["commands"] == {"install": "vinoreward bench --rows install"}
+    assert {"cpu", "cores", "versions", "commit", "python"} <= set(stored["machine"])
+    assert "| install | w | 1 MB |" in (tmp_path / "bench.md").read_text(encoding="utf-8")
+
+
+def test_a_row_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "install.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(RunFolderError, match="remove the file"):
+        bench.measured(tmp_path, "install")
+
+
+def test_every_row_has_a_function() -> None:
+    import importlib
+
+    for module, function in bench.ROWS.values():
+        assert callable(getattr(importlib.import_module(f"vinoreward_training.{module}"), function))
+
+
+@pytest.mark.slow
+def test_the_reward_path_and_the_backends_are_measured_on_the_shipped_bundle(
+    tmp_path: Path,
+) -> None:
+    from vinoreward_training.bench_network import backends_rows
+
+    rows = backends_rows(BenchConfig(out=tmp_path, rounds=3))
+    assert {row.name for row in rows} == {"backends"}
+    assert any("openvino fp32" in row.what for row in rows)
+    assert all(row.value is None or row.value > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_memory_is_measured_in_a_process_without_torch(tmp_path: Path) -> None:
+    from vinoreward_training.bench_env import memory_rows
+
+    resident, growth = memory_rows(BenchConfig(out=tmp_path, memory_steps=200))
+    assert resident.details["imported"] == {
+        "samples": resident.details["imported"]["samples"],
+        "torch": False,
+        "pybullet": False,
+    }
+    assert resident.value is not None
+    assert 20 < resident.value < 2000
+    assert growth.value is not None

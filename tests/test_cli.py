@@ -1,0 +1,70 @@
+"""The console command: help, exit codes, one sentence instead of a traceback."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vinoreward_training.cli import COMMANDS, main
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+
+
+def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert "trian" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help_with_examples(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert f"vinoreward {name}" in text
+    assert "Examples" in text
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_its_configuration_and_run(name: str) -> None:
+    module = importlib.import_module(f"vinoreward_training.{name}")
+    assert COMMANDS[name][0] in vars(module)
+    assert callable(module.run)
+
+
+def test_help_does_not_import_the_heavy_libraries() -> None:
+    script = (
+        "import sys; from vinoreward_training.cli import main\n"
+        "try:\n    main(['train', '--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'openvino', 'pybullet', 'warp', 'nncf', 'matplotlib'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_error_is_one_sentence_and_exit_code_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["play", "--run", str(tmp_path)]) == 1
+    text = capsys.readouterr().err
+    assert text.startswith("vinoreward play: no policy in")
+    assert "Traceback" not in text

@@ -1,0 +1,416 @@
+"""PandaHover: the environments' contract, judged by the truth and by the shipped classifier."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env as gymnasium_check_env
+
+import vinoreward  # noqa: F401  (registers the environments)
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError, InputError, MissingDisplayError, PictureMismatchError
+from vinoreward_envs import constants as c
+from vinoreward_envs.camera import CameraSpec
+from vinoreward_envs.panda_hover import PandaHoverEnv
+
+IDS = ("PandaHover-v0", "PandaHoverRandom-v0", "PandaHoverPixels-v0")
+
+
+def make(id_: str = "PandaHover-v0", **kwargs: Any) -> gym.Env[Any, Any]:
+    return gym.make(id_, **{"backend": "oracle", **kwargs})
+
+
+def approach(env: gym.Env[Any, Any]) -> np.ndarray:
+    """Return the action that leads straight to the object."""
+    scene = env.unwrapped.scene  # type: ignore[attr-defined]
+    return np.clip(np.array(scene.object_xy) - scene.gripper[:2], -0.1, 0.1).astype(np.float32)
+
+
+# --- what every environment does ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id_", IDS)
+def test_gymnasium_accepts_it_without_a_warning(id_: str) -> None:
+    env = make(id_, render_mode="rgb_array")
+    # The render check opens a window as well, which only a machine with a display can do.
+    gymnasium_check_env(env.unwrapped, skip_render_check=not os.environ.get("DISPLAY"))
+    env.reset(seed=0)
+    picture = env.render()
+    assert isinstance(picture, np.ndarray)
+    assert (picture.shape, picture.dtype) == ((96, 128, 3), np.uint8)
+    picture[:] = 0
+    assert np.asarray(env.render()).any()
+    env.close()
+
+
+@pytest.mark.parametrize("id_", IDS)
+# SB3 recommends actions within ±1 for every Box; ours are metres, and SAC rescales them itself.
+@pytest.mark.filterwarnings("ignore:.*symmetric and normalized Box action space:UserWarning")
+def test_stable_baselines_accepts_it_without_a_warning(id_: str) -> None:
+    env_checker = pytest.importorskip("stable_baselines3.common.env_checker")
+    env = make(id_)
+    env_checker.check_env(env.unwrapped)
+    env.close()
+
+
+@pytest.mark.parametrize("id_", IDS)
+def test_the_same_seed_gives_the_same_rollout(id_: str) -> None:
+    envs = [make(id_), make(id_)]
+    rng = np.random.default_rng(3)
+    actions = rng.uniform(-0.12, 0.12, (25, 2)).astype(np.float32)
+    rollouts: list[list[Any]] = [[], []]
+    for env, rollout in zip(envs, rollouts, strict=True):
+        observation, _ = env.reset(seed=5)
+        rollout.append(observation)
+        for action in actions:
+            observation, reward, terminated, truncated, info = env.step(action)
+            rollout += [observation, reward, terminated, truncated, info["distance"]]
+            if terminated or truncated:
+                rollout.append(env.reset()[0])
+        env.close()
+    for left, right in zip(*rollouts, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("id_", IDS)
+def test_going_straight_to_the_object_succeeds(id_: str) -> None:
+    env = make(id_)
+    for seed in range(5):
+        env.reset(seed=seed)
+        for _ in range(c.MAX_EPISODE_STEPS):
+            _, reward, terminated, truncated, info = env.step(approach(env))
+            assert info["is_success"] == info["true_success"] == terminated
+            if terminated:
+                break
+        assert terminated and not truncated
+        assert reward == 100.0
+        assert info["distance"] <= c.SUCCESS_DISTANCE
+    env.close()
+
+
+def test_a_step_costs_one_and_the_tenth_truncates() -> None:
+    env = make()
+    env.reset(seed=0)
+    for step in range(1, 11):
+        _, reward, terminated, truncated, info = env.step(np.zeros(2, np.float32))
+        assert (reward, terminated, truncated) == (-1.0, False, step == 10)
+        assert info.keys() == {"is_success", "true_success", "distance", "refused"}
+    env.close()
+
+
+def test_a_move_out_of_the_workspace_is_refused_and_costs_five() -> None:
+    env = make()
+    observation, _ = env.reset(seed=0)
+    moved, reward, _, _, info = env.step(np.array([-0.1, 0.0], np.float32))
+    assert info["refused"]
+    assert reward == -5.0
+    np.testing.assert_array_equal(moved, observation)
+    env.close()
+
+
+def test_the_very_edge_of_the_workspace_can_be_reached() -> None:
+    env = make()
+    env.reset(seed=0)
+    for _ in range(4):
+        observation, _, _, _, info = env.step(np.array([0.0, 0.1], np.float32))
+        assert not info["refused"]
+    assert observation[1] == pytest.approx(0.4, abs=1e-4)
+    env.close()
+
+
+def test_actions_are_clipped_to_their_bounds() -> None:
+    env = PandaHoverEnv(backend="oracle")
+    before, _ = env.reset(seed=0)
+    after, *_ = env.step(np.array([0.0, 5.0], np.float32))
+    np.testing.assert_allclose(after - before, (0.0, 0.1), atol=1e-5)
+    env.close()
+
+
+def test_observations_say_where_the_gripper_and_the_object_are() -> None:
+    fixed, random = make(), make("PandaHoverRandom-v0")
+    observation, _ = fixed.reset(seed=0)
+    assert observation.shape == (2,)
+    assert observation.dtype == np.float32
+    places = set()
+    for seed in range(20):
+        observation, info = random.reset(seed=seed)
+        scene = random.unwrapped.scene  # type: ignore[attr-defined]
+        np.testing.assert_allclose(observation[2:], scene.object_xy, atol=1e-6)
+        assert info["distance"] == pytest.approx(
+            math.dist(observation[:2], observation[2:]), abs=1e-5
+        )
+        assert (observation[2:] >= np.array(c.WORKSPACE_LOW)).all()
+        assert (observation[2:] <= np.array(c.WORKSPACE_HIGH)).all()
+        places.add(tuple(observation[2:].tolist()))
+    assert len(places) == 20
+    fixed.close()
+    random.close()
+
+
+def test_pixels_are_the_picture_that_is_rendered() -> None:
+    env = make("PandaHoverPixels-v0", render_mode="rgb_array", image_size=(48, 64))
+    observation, _ = env.reset(seed=0)
+    assert observation.shape == (48, 64, 3)
+    assert observation.dtype == np.uint8
+    np.testing.assert_array_equal(env.render(), observation)
+    moved, *_ = env.step(np.array([0.05, 0.1], np.float32))
+    assert (moved != observation).any()
+    env.close()
+
+
+def test_an_episode_can_be_given_its_object_position() -> None:
+    env = make()
+    env.reset(seed=0, options={"object_position": (0.5, 0.2)})
+    assert env.unwrapped.scene.object_xy == (0.5, 0.2)  # type: ignore[attr-defined]
+    env.reset()
+    assert env.unwrapped.scene.object_xy == c.FIXED_OBJECT  # type: ignore[attr-defined]
+    for wrong in ((0.9, 0.0), (0.5, math.nan), (0.5,), "left", None):
+        with pytest.raises(InputError, match="object_position"):
+            env.reset(options={"object_position": wrong})
+    with pytest.raises(ConfigError, match="objekt"):
+        env.reset(options={"objekt": (0.5, 0.2)})
+    env.close()
+
+
+@pytest.mark.parametrize("action", [(math.nan, 0.0), (0.0, math.inf), (0.1,), "left"])
+def test_a_broken_action_is_refused(action: Any) -> None:
+    env = PandaHoverEnv(backend="oracle")
+    env.reset(seed=0)
+    with pytest.raises(InputError, match="two finite numbers"):
+        env.step(action)
+    env.close()
+
+
+def test_stepping_before_the_first_reset_is_an_error() -> None:
+    with pytest.raises(gym.error.ResetNeeded):
+        PandaHoverEnv(backend="oracle").step(np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "found"),
+    [
+        ({"object_position": "left"}, "object_position='left'"),
+        ({"object_position": (2.0, 0.0)}, "object_position"),
+        ({"motion": "magic"}, "motion='magic'"),
+        ({"camera": "phone"}, "camera='phone'"),
+        ({"mesh": "5"}, "mesh='5'"),
+        ({"image_size": (0, 4)}, "image_size"),
+        ({"image_size": "big"}, "image_size"),
+        ({"fidelity": "high"}, "fidelity='high'"),
+        ({"fidelity": "article", "image_size": (9, 9)}, "960x720"),
+        ({"observation": "sound"}, "observation='sound'"),
+        ({"render_mode": "ansi"}, "render_mode='ansi'"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(kwargs: dict[str, Any], found: str) -> None:
+    with pytest.raises(ValueError, match=found):
+        PandaHoverEnv(**{"backend": "oracle", **kwargs})
+
+
+def test_a_window_without_a_display_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    with pytest.raises(MissingDisplayError, match="rgb_array"):
+        PandaHoverEnv(backend="oracle", render_mode="human")
+
+
+def test_closing_twice_is_harmless() -> None:
+    env = PandaHoverEnv(backend="oracle", motion="dynamics")
+    env.close()
+    env.close()
+
+
+def test_holding_success_takes_that_many_steps() -> None:
+    env = PandaHoverEnv(backend="oracle", object_position=(0.45, 0.0), success_hold_steps=3)
+    env.reset(seed=0)
+    claims = [env.step(np.zeros(2, np.float32))[4] for _ in range(3)]
+    assert [info["is_success"] for info in claims] == [False, False, True]
+    assert all(info["true_success"] for info in claims)
+    env.close()
+
+
+# --- motion, workers ------------------------------------------------------------------------
+
+
+def test_dynamic_environments_share_a_process() -> None:
+    envs = [make("PandaHoverRandom-v0", motion="dynamics") for _ in range(2)]
+    first = [env.reset(seed=7)[0] for env in envs]
+    np.testing.assert_array_equal(*first)
+    for _ in range(2):
+        steps = [env.step(np.array([0.05, -0.05], np.float32))[0] for env in envs]
+        np.testing.assert_array_equal(*steps)
+    for env in envs:
+        env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id_", ["PandaHoverRandom-v0", "PandaHoverPixels-v0"])
+def test_spawned_workers_step_as_one_environment_does(id_: str) -> None:
+    workers = gym.make_vec(
+        f"vinoreward:{id_}",
+        num_envs=2,
+        vectorization_mode="async",
+        vector_kwargs={"context": "spawn"},
+        backend="oracle",
+    )
+    single = make(id_)
+    try:
+        observations, _ = workers.reset(seed=11)
+        np.testing.assert_array_equal(observations[0], single.reset(seed=11)[0])
+        action = np.array([0.03, 0.02], np.float32)
+        observations, *_ = workers.step(np.stack([action, action]))
+        np.testing.assert_array_equal(observations[0], single.step(action)[0])
+    finally:
+        workers.close()
+        single.close()
+
+
+def test_the_specification_of_an_environment_is_plain_data() -> None:
+    env = make("PandaHoverRandom-v0", success_hold_steps=2)
+    assert env.spec is not None
+    again = pickle.loads(pickle.dumps(env.spec)).make()
+    assert again.spec.kwargs["success_hold_steps"] == 2
+    assert '"backend": "oracle"' in env.spec.to_json()
+    again.close()
+    env.close()
+
+
+# --- a classifier ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Bundle:
+    """Somebody else's network, for 48x64 pictures: the logit of success is their brightness."""
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [
+            helper.make_node("GlobalAveragePool", ["image"], ["mean"]),
+            helper.make_node("Flatten", ["mean"], ["colour"]),
+            helper.make_node("MatMul", ["colour", "weights"], ["logits"]),
+        ],
+        "brightness",
+        [helper.make_tensor_value_info("image", kind, ["N", 3, 48, 64])],
+        [helper.make_tensor_value_info("logits", kind, ["N", 2])],
+        [helper.make_tensor("weights", kind, (3, 2), [0.0, 1.0, 0.0, 1.0, 0.0, 1.0])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = tmp_path / "brightness.onnx"
+    onnx.save(model, path)
+    return Bundle.from_model(
+        path,
+        labels=("failure", "success"),
+        success_label="success",
+        height=48,
+        width=64,
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        output="logits",
+    )
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
+def test_the_classifier_judges_the_picture_and_the_truth_stands_beside_it(
+    foreign: Bundle, backend: str
+) -> None:
+    env = PandaHoverEnv(backend=backend, bundle=foreign, observation="pixels")
+    observation, info = env.reset(seed=0)
+    assert observation.shape == (48, 64, 3)
+    observation, reward, terminated, _, info = env.step(np.array([0.05, 0.05], np.float32))
+    brightness = observation.mean(axis=(0, 1)).sum() / 255
+    assert info["reward_prob"] == pytest.approx(1 / (1 + np.exp(-brightness)), abs=1e-3)
+    # Bright means success to this network, whatever the simulator knows.
+    assert (info["is_success"], info["true_success"]) == (True, False)
+    assert (reward, terminated) == (100.0, True)
+    env.close()
+
+
+def test_the_threshold_can_be_set(foreign: Bundle) -> None:
+    env = PandaHoverEnv(bundle=foreign, success_threshold=1.0)
+    env.reset(seed=0)
+    *_, info = env.step(np.zeros(2, np.float32))
+    assert info["reward_prob"] < 1.0
+    assert not info["is_success"]
+    env.close()
+
+
+def test_a_foreign_bundle_is_held_to_its_size(foreign: Bundle) -> None:
+    with pytest.raises(PictureMismatchError, match=r"height=96.*height=48"):
+        PandaHoverEnv(bundle=foreign, image_size=(96, 64))
+
+
+def test_a_bundle_of_this_scene_is_held_to_its_whole_picture(foreign: Bundle) -> None:
+    scene = CameraSpec(height=48, width=64, mesh="full").as_dict()
+    picture = dataclasses.replace(foreign.spec.picture, scene=scene)
+    ours = dataclasses.replace(foreign, spec=dataclasses.replace(foreign.spec, picture=picture))
+    env = PandaHoverEnv(bundle=ours)
+    assert env.scene.camera_spec.as_dict() == scene
+    env.close()
+    PandaHoverEnv(bundle=ours, camera="tiny").close()
+    with pytest.raises(PictureMismatchError, match=r"mesh='20'.*mesh='full'"):
+        PandaHoverEnv(bundle=ours, mesh="20")
+    with pytest.raises(PictureMismatchError, match=r"width=128.*width=64"):
+        PandaHoverEnv(bundle=ours, image_size=(48, 128))
+
+
+@pytest.mark.slow
+def test_the_articles_picture_is_resized_to_the_bundles(foreign: Bundle) -> None:
+    env = PandaHoverEnv(bundle=foreign, fidelity="article", render_mode="rgb_array")
+    env.reset(seed=0)
+    *_, info = env.step(np.zeros(2, np.float32))
+    picture = env.render()
+    assert picture is not None
+    assert picture.shape == (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH, 3)
+    brightness = picture.mean(axis=(0, 1)).sum() / 255
+    assert info["reward_prob"] == pytest.approx(1 / (1 + np.exp(-brightness)), abs=1e-2)
+    env.close()
+
+
+# --- the shipped classifier -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime", "torch"])
+def test_the_shipped_classifier_claims_success_over_the_object(backend: str) -> None:
+    env = make("PandaHoverRandom-v0", backend=backend)
+    agreed = steps = 0
+    for seed in range(5):
+        env.reset(seed=seed)
+        for _ in range(c.MAX_EPISODE_STEPS):
+            _, reward, terminated, truncated, info = env.step(approach(env))
+            assert 0.0 <= info["reward_prob"] <= 1.0
+            assert terminated == info["is_success"]
+            assert (reward == 100.0) == info["is_success"]
+            agreed += info["is_success"] == info["true_success"]
+            steps += 1
+            if terminated or truncated:
+                break
+    assert agreed >= 0.8 * steps
+    env.close()
+
+
+def test_a_bundle_refuses_another_picture() -> None:
+    with pytest.raises(PictureMismatchError, match=r"height=48.*height=96"):
+        PandaHoverEnv(image_size=(48, 64))
+    with pytest.raises(PictureMismatchError, match="mesh"):
+        PandaHoverEnv(mesh="full")
+
+
+@pytest.mark.slow
+def test_the_articles_setting_runs_with_the_shipped_bundle() -> None:
+    env = make(fidelity="article", backend="openvino", render_mode="rgb_array")
+    env.reset(seed=0)
+    *_, info = env.step(np.array([0.05, -0.1], np.float32))
+    assert 0.0 <= info["reward_prob"] <= 1.0
+    picture = env.render()
+    assert picture is not None
+    assert np.shape(picture) == (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH, 3)
+    env.close()

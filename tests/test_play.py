@@ -1,0 +1,153 @@
+"""Playing: the counts are the policy's, the film can be looked at."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+
+from vinoreward.errors import (
+    ConfigError,
+    MissingDisplayError,
+    MissingExtraError,
+    ModelCorruptError,
+    ModelNotFoundError,
+)
+from vinoreward_training.cli import main
+from vinoreward_training.environments import make_env
+from vinoreward_training.evaluate_policy import Moment, evaluate
+from vinoreward_training.film import FILM_WIDTH, captioned, save_film
+from vinoreward_training.play import PlayConfig, play
+from vinoreward_training.policy_files import load_policy
+from vinoreward_training.train import TrainConfig, train
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run on the oracle."""
+    out = tmp_path_factory.mktemp("runs") / "hover"
+    small: dict[str, Any] = {"learning_starts": 20, "batch_size": 8}
+    train(
+        TrainConfig(
+            out=out,
+            backend="oracle",
+            timesteps=60,
+            final_episodes=2,
+            algorithm_kwargs=small,
+            progress=False,
+        )
+    )
+    return out
+
+
+def test_play_counts_films_and_reports(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    film = tmp_path / "hover.gif"
+    arguments = ["--run", str(trained), "--episodes", "4", "--film", "2", "--out", str(film)]
+    assert main(["play", *arguments]) == 0
+    text = capsys.readouterr().out
+    assert "claimed success: " in text
+    assert "true success: " in text
+    assert "95 % interval" in text
+    found = json.loads((trained / "play.json").read_text(encoding="utf-8"))["evaluation"]
+    assert found["claimed"]["trials"] == found["true"]["trials"] == 4
+    assert found["claimed"] == found["true"], "the oracle claims the truth"
+    with Image.open(film) as picture:
+        frames = [np.asarray(f.convert("RGB")) for f in ImageSequence.Iterator(picture)]
+    assert 2 <= len(frames) <= 22
+    assert frames[0].shape[1] == FILM_WIDTH
+    assert frames[0].std() > 10, "a picture, not one colour"
+    assert "data:image/gif" in (trained / "play.html").read_text(encoding="utf-8")
+
+
+def test_a_loaded_policy_acts_like_the_one_that_was_saved(trained: Path) -> None:
+    recorded = json.loads((trained / "summary.json").read_text(encoding="utf-8"))["final"]
+    description = json.loads((trained / "policy.json").read_text(encoding="utf-8"))
+    env = make_env(description["env"], backend="oracle")
+    model = load_policy(trained, env)
+    found = evaluate(model, env, 2, seed=10_000)
+    env.close()
+    assert found.mean_return == recorded["mean_return"]
+
+
+def test_the_same_seed_plays_the_same_episodes(trained: Path) -> None:
+    first, second = (play(PlayConfig(run=trained, episodes=3, film=0)) for _ in range(2))
+    assert first.evaluation == second.evaluation
+    assert first.film is None
+
+
+def test_a_policy_does_not_fit_other_spaces(trained: Path) -> None:
+    with pytest.raises(ModelCorruptError, match="does not fit"):
+        play(PlayConfig(run=trained, env="PandaHoverRandom-v0", episodes=1, film=0))
+
+
+def test_an_edited_policy_is_refused(trained: Path, tmp_path: Path) -> None:
+    for name in ("policy.pt", "policy.json"):
+        (tmp_path / name).write_bytes((trained / name).read_bytes())
+    (tmp_path / "policy.pt").write_bytes(b"garbage")
+    with pytest.raises(ModelCorruptError, match=r"policy\.pt"):
+        play(PlayConfig(run=tmp_path, episodes=1, film=0))
+    (tmp_path / "policy.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelCorruptError, match=r"policy\.json"):
+        play(PlayConfig(run=tmp_path, episodes=1, film=0))
+
+
+def test_a_folder_without_a_policy_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="train first"):
+        play(PlayConfig(run=tmp_path))
+
+
+def test_a_window_needs_a_display(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    with pytest.raises(MissingDisplayError, match="--human"):
+        play(PlayConfig(run=trained, human=True))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("imageio_ffmpeg") is not None, reason="imageio-ffmpeg is installed"
+)
+def test_mp4_without_ffmpeg_is_refused_before_anything_is_played(trained: Path) -> None:
+    with pytest.raises(MissingExtraError, match="imageio-ffmpeg"):
+        play(PlayConfig(run=trained, out=trained / "film.mp4"))
+
+
+@pytest.mark.parametrize("changes", [{"episodes": 0}, {"film": -1}, {"out": Path("film.avi")}])
+def test_settings_that_cannot_work(trained: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        play(PlayConfig(run=trained, **changes))
+
+
+def test_captions_keep_the_picture_and_differ_with_what_they_say() -> None:
+    frame = np.zeros((96, 128, 3), np.uint8)
+    frame[:, :64] = 200
+    sheets = []
+    for claimed in (False, True):
+        info = {"is_success": claimed, "true_success": False, "reward_prob": 0.5}
+        sheets.append(captioned(frame, Moment(0, 1, None, 0.0, info, False)))
+    assert sheets[0].shape == (360 + 56, FILM_WIDTH, 3)
+    assert sheets[0].dtype == np.uint8
+    np.testing.assert_array_equal(sheets[0][:360], sheets[1][:360])
+    assert sheets[0][180, 100].tolist() == [200, 200, 200]
+    assert (sheets[0][360:] != sheets[1][360:]).any()
+
+
+def test_the_last_frame_of_an_episode_stays_longer(tmp_path: Path) -> None:
+    frames = [np.full((20, 30, 3), value, np.uint8) for value in (0, 90, 180)]
+    path = save_film(tmp_path / "a.gif", frames, [False, True, False])
+    with Image.open(path) as film:
+        times = [frame.info["duration"] for frame in ImageSequence.Iterator(film)]
+    assert times == [250, 1000, 250]
+
+
+def test_no_frames_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no frames"):
+        save_film(tmp_path / "a.gif", [], [])
+    assert not list(tmp_path.iterdir())

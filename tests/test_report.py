@@ -1,0 +1,80 @@
+"""The report is one file, it shows what it was given, and it runs nothing it was given."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vinoreward.errors import ConfigError, ModelNotFoundError
+from vinoreward_training.report import Section, shown, write_report
+
+
+class Reader(HTMLParser):
+    """Collects cells and checks that elements are closed in order."""
+
+    VOID = ("meta", "img", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.cells: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells.append(data)
+
+
+def test_report_is_one_file_without_outside_references(tmp_path: Path) -> None:
+    picture = tmp_path / "curve.png"
+    Image.new("RGB", (4, 3)).save(picture)
+    film = tmp_path / "film.gif"
+    Image.new("RGB", (4, 3)).save(film)
+    path = write_report(tmp_path / "report.html", "A run", [Section("S", pictures=[picture, film])])
+    text = path.read_text(encoding="utf-8")
+    sources = re.findall(r'(?:src|href)="([^"]{0,30})', text)
+    assert [s.split(";")[0] for s in sources] == ["data:image/png", "data:image/gif"]
+    assert "curve.png" in text
+
+
+def test_table_has_all_columns_and_the_document_is_well_formed(tmp_path: Path) -> None:
+    rows = [{"a": 1, "b": 0.123456}, {"a": True, "c": None}]
+    path = write_report(tmp_path / "r.html", "T", [Section("S", "text", rows)])
+    reader = Reader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    assert reader.open == []
+    assert reader.cells == ["a", "b", "c", "1", "0.1235", "yes", "-"]
+
+
+def test_text_is_escaped_everywhere(tmp_path: Path) -> None:
+    evil = "<script>alert('&')</script>"
+    path = write_report(tmp_path / "r.html", evil, [Section(evil, evil, [{evil: evil}])])
+    text = path.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;") == 6
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (float("nan"), "-"), (False, "no"), (12345.6, "12346"), (3, "3"), ("x", "x")],
+)
+def test_shown(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_a_missing_picture_and_one_no_browser_shows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"gone\.png"):
+        write_report(tmp_path / "r.html", "T", [Section("S", pictures=[tmp_path / "gone.png"])])
+    with pytest.raises(ConfigError, match="cannot show"):
+        write_report(tmp_path / "r.html", "T", [Section("S", pictures=[tmp_path / "a.tiff"])])
+    assert not (tmp_path / "r.html").exists()

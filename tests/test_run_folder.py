@@ -1,0 +1,93 @@
+"""One writer, a recorded configuration, nothing overwritten."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vinoreward.errors import ConfigError, RunFolderError
+from vinoreward_training.run_folder import RunFolder, plain
+
+
+@dataclass(frozen=True)
+class Example:
+    out: Path
+    sizes: tuple[int, ...] = (1, 2)
+
+
+def test_the_configuration_is_recorded_as_plain_yaml(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run", Example(Path("a/b"))) as folder:
+        text = (folder / "config.yaml").read_text(encoding="utf-8")
+    assert yaml.safe_load(text) == {"out": "a/b", "sizes": [1, 2]}
+
+
+def test_a_folder_that_holds_a_run_is_refused_unless_resumed(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, {"a": 1}):
+        pass
+    with pytest.raises(ConfigError, match="--resume"), RunFolder(tmp_path, {"a": 2}):
+        pass
+    assert "a: 1" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    with RunFolder(tmp_path, {"a": 3}, resume=True):
+        pass
+    assert "a: 3" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+
+
+def test_a_refused_folder_is_free_afterwards(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, {}):
+        pass
+    with pytest.raises(ConfigError), RunFolder(tmp_path, {}):
+        pass
+    with RunFolder(tmp_path, {}, resume=True):
+        pass
+
+
+def test_two_writers_in_one_process_are_refused(tmp_path: Path) -> None:
+    with (
+        RunFolder(tmp_path, {}),
+        pytest.raises(RunFolderError, match="in use"),
+        RunFolder(tmp_path, {}, resume=True),
+    ):
+        pass
+
+
+def test_a_writer_in_another_process_is_named_and_its_death_frees_the_folder(
+    tmp_path: Path,
+) -> None:
+    script = (
+        "import sys; from vinoreward_training.run_folder import RunFolder\n"
+        "with RunFolder(sys.argv[1], {}):\n    print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline().strip() == "held"
+    with (
+        pytest.raises(RunFolderError, match=f"process {other.pid}"),
+        RunFolder(tmp_path, {}, resume=True),
+    ):
+        pass
+    other.kill()
+    other.communicate()
+    with RunFolder(tmp_path, {}, resume=True):
+        pass
+
+
+def test_a_file_in_place_of_the_folder_is_a_run_folder_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(RunFolderError, match="--out"), RunFolder(tmp_path / "file", {}):
+        pass
+
+
+def test_plain() -> None:
+    assert plain({1: (Path("a"), Example(Path("b")))}) == {
+        "1": ["a", {"out": "b", "sizes": [1, 2]}]
+    }
