@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,12 @@ from vinoreward_training.evaluation import average_precision, per_category, rate
 from vinoreward_training.finetune import FinetuneConfig
 from vinoreward_training.finetune_bundle import golden_indices
 from vinoreward_training.network_weights import load_weights
-from vinoreward_training.training_signal import augment, margin_targets
+from vinoreward_training.training_signal import (
+    augment,
+    loss_of,
+    margin_targets,
+    sampling_shares,
+)
 
 SIZE = (32, 40)
 
@@ -102,6 +108,7 @@ def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
     again = fit_of(tmp_path / "stopped", resume=True)
     assert again.step == 3
     again.run(lambda step, loss: None, lambda record: None)
+    assert len(whole.history) == 2
     assert [record["val_loss"] for record in again.history] == pytest.approx(
         [record["val_loss"] for record in whole.history], rel=1e-3
     )
@@ -133,6 +140,45 @@ def test_distances_become_log_odds_that_change_sign_at_the_success_distance() ->
     targets = margin_targets(distances, labels, 0.035)
     assert targets[:5] == pytest.approx([6, 1, 0, -1, -6], abs=1e-5)
     assert np.isnan(targets[5:]).all()  # unknown, and a distance that contradicts its label
+
+
+def test_the_distance_loss_is_one_sided_at_its_limit() -> None:
+    limit = 6.0
+    labels = torch.tensor([1, 0])
+    targets = torch.tensor([limit, -limit])
+
+    def distance_loss(log_odds: float) -> float:
+        logits = torch.tensor([[0.0, log_odds], [0.0, -log_odds]])
+        return float(loss_of(logits, labels, targets, 1.0) - loss_of(logits, labels, targets, 0.0))
+
+    assert distance_loss(limit + 5) == distance_loss(limit) == 0
+    assert distance_loss(limit - 1) == pytest.approx(0.5)
+    inner = torch.tensor([1.0, -1.0])  # short of the limit more is as wrong as less
+    logits = torch.tensor([[0.0, 2.0], [0.0, -2.0]])
+    both = loss_of(logits, labels, inner, 1.0) - loss_of(logits, labels, inner, 0.0)
+    assert float(both) == pytest.approx(0.5)
+
+
+@given(
+    st.lists(st.sampled_from([-6.0, -3.0, -0.1, 0.1, 3.0, 6.0, math.nan]), min_size=1),
+    st.floats(1, 10),
+)
+def test_frames_at_the_boundary_are_drawn_more_often_and_each_side_alike(
+    values: list[float], boost: float
+) -> None:
+    targets = np.array(values, dtype=np.float32)
+    shares = sampling_shares(targets, boost)
+    assert shares.sum() == pytest.approx(1) and (shares > 0).all()
+    near = np.abs(targets) < 6
+    inside, outside = near & (targets > 0), near & (targets < 0)
+    if boost == 1 or not (inside.any() and outside.any()):
+        assert np.ptp(shares) == 0
+        return
+    assert shares[inside].sum() == pytest.approx(shares[outside].sum())
+    others = ~near
+    if others.any():
+        ratio = (shares[near].sum() / near.sum()) / (shares[others].sum() / others.sum())
+        assert ratio == pytest.approx(boost)
 
 
 def test_the_order_of_memory_does_not_change_the_network() -> None:

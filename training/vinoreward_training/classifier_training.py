@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from vinoreward.files import atomic_path
 from vinoreward_training.dataset import Dataset
 from vinoreward_training.evaluation import average_precision, log_loss
 from vinoreward_training.network_weights import load_plain
-from vinoreward_training.training_signal import augment, loss_of, margin_targets
+from vinoreward_training.training_signal import augment, loss_of, margin_targets, sampling_shares
 
 CHECKPOINT = "checkpoint.pt"
 SAVE_EVERY = 250
@@ -40,6 +40,8 @@ class Recipe:
         weight_decay: of AdamW.
         augment: strength of the colour jitter and noise, 0 for none, 1 for strong.
         margin: weight of the distance loss where distances are known, 0 for labels only.
+        boost: how many times as often frames near the success distance are drawn for training;
+            validation and test frames are left as they were captured.
         patience: epochs without a better validation loss before training stops.
         seed: decides initial weights, order and augmentation.
         success_distance: metres at which the label changes, for the distance loss.
@@ -53,6 +55,7 @@ class Recipe:
     weight_decay: float = 1e-4
     augment: float = 0.3
     margin: float = 1.0
+    boost: float = 2.0
     patience: int = 6
     seed: int = 0
     success_distance: float = 0.035
@@ -103,7 +106,7 @@ class _State:
     best_loss: float = math.inf
     best_epoch: int = -1
     best: dict[str, Tensor] | None = None
-    history: list[dict[str, float]] | None = None
+    history: list[dict[str, float]] = field(default_factory=list)
 
 
 class Fit:
@@ -139,11 +142,12 @@ class Fit:
         self._data = dataset
         self._train, self._validation = train, validation
         self._targets = margin_targets(dataset.distances, dataset.labels, recipe.success_distance)
+        self._shares = sampling_shares(self._targets[train], recipe.boost)
         self._optimiser = torch.optim.AdamW(
             module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
         self._path = folder / CHECKPOINT
-        self._state = _State(history=[])
+        self._state = _State()
         self.steps_per_epoch = max(1, len(train) // recipe.batch_size)
         if resume and self._path.is_file():
             self._load()
@@ -161,7 +165,7 @@ class Fit:
     @property
     def history(self) -> list[dict[str, float]]:
         """One record per finished epoch: epoch, train_loss, val_loss, val_ap, learning_rate."""
-        return list(self._state.history or [])
+        return list(self._state.history)
 
     def save(self) -> None:
         """Write the checkpoint: weights, optimiser, best weights and the step; atomically."""
@@ -170,11 +174,8 @@ class Fit:
             "dataset": self._data.sha256,
             "model": self.module.state_dict(),
             "optimiser": self._optimiser.state_dict(),
-            "step": state.step,
-            "best_loss": state.best_loss,
-            "best_epoch": state.best_epoch,
+            **vars(state),
             "best": state.best or {},
-            "history": state.history,
         }
         with atomic_path(self._path) as part:
             torch.save(value, part)
@@ -208,6 +209,13 @@ class Fit:
             return self.recipe.learning_rate * (step + 1) / warmup
         done = (step - warmup) / max(1, self.steps - warmup)
         return self.recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return an epoch's frames: all of them once, or drawn by their shares."""
+        random = np.random.default_rng([self.recipe.seed, epoch])
+        if np.ptp(self._shares) == 0:
+            return random.permutation(self._train)
+        return random.choice(self._train, len(self._train), p=self._shares)
 
     def _step(self, indices: npt.NDArray[np.int64]) -> float:
         random = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + self._state.step)
@@ -248,7 +256,7 @@ class Fit:
         if record["val_loss"] < state.best_loss:
             state.best_loss, state.best_epoch = record["val_loss"], epoch
             state.best = {k: v.detach().clone() for k, v in self.module.state_dict().items()}
-        (state.history or []).append(record)
+        state.history.append(record)
         return record
 
     def run(
@@ -271,7 +279,7 @@ class Fit:
                 epoch, position = divmod(state.step, self.steps_per_epoch)
                 if epoch - max(0, state.best_epoch) >= recipe.patience:
                     break
-                order = np.random.default_rng([recipe.seed, epoch]).permutation(self._train)
+                order = self._order(epoch)
                 losses = []
                 for batch in range(position, self.steps_per_epoch):
                     start = batch * recipe.batch_size

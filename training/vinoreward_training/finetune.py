@@ -51,6 +51,8 @@ class FinetuneConfig:
     """Strength of colour jitter and noise, 0 for none."""
     margin: float = 1.0
     """Weight of the distance loss where the capture recorded distances, 0 for labels only."""
+    boost: float = 2.0
+    """How many times as often frames near the success distance are drawn, 1 for all alike."""
     patience: int = 6
     """Stop after so many epochs without a better validation loss."""
     target_fpr: float = 0.01
@@ -75,6 +77,7 @@ def _check(config: FinetuneConfig) -> None:
         "batch_size": config.batch_size < 2,
         "learning_rate": not 0 < config.learning_rate < 1,
         "augment": not 0 <= config.augment <= 1,
+        "boost": not 1 <= config.boost <= 100,
         "target_fpr": not 0 < config.target_fpr < 1,
         "threads": config.threads < 0,
         "seed": config.seed < 0,
@@ -121,6 +124,7 @@ def _train(
         learning_rate=config.learning_rate,
         augment=config.augment,
         margin=config.margin,
+        boost=config.boost,
         patience=config.patience,
         seed=config.seed,
         success_distance=_success_distance(),

@@ -50,14 +50,19 @@ def loss_of(logits: Tensor, labels: Tensor, targets: Tensor, margin: float) -> T
     Args:
         logits: (N, 2), column 1 is success.
         labels: (N,) int64.
-        targets: (N,) float log-odds, NaN where unknown.
+        targets: (N,) float log-odds, NaN where unknown. At ``MARGIN_LIMIT`` either way they are
+            one-sided: more is not wrong there, only less.
         margin: weight of the second part.
     """
     loss = nn.functional.cross_entropy(logits, labels)
     known = ~torch.isnan(targets)
     if margin > 0 and bool(known.any()):
-        log_odds = (logits[:, 1] - logits[:, 0])[known]
-        loss = loss + margin * nn.functional.smooth_l1_loss(log_odds, targets[known])
+        log_odds, wanted = (logits[:, 1] - logits[:, 0])[known], targets[known]
+        # A plateau would cost the network capacity that the boundary needs.
+        error = log_odds - wanted
+        error = torch.where(wanted >= MARGIN_LIMIT, error.clamp(max=0), error)
+        error = torch.where(wanted <= -MARGIN_LIMIT, error.clamp(min=0), error)
+        loss = loss + margin * nn.functional.smooth_l1_loss(error, torch.zeros_like(error))
     return loss
 
 
@@ -73,3 +78,24 @@ def margin_targets(
     # A distance that contradicts the label (an arm that is not at hover height) says nothing.
     agrees = np.isnan(distances) | ((distances <= success_distance) == (labels == 1))
     return np.where(agrees, targets, np.nan).astype(np.float32)
+
+
+def sampling_shares(targets: Floats, boost: float) -> npt.NDArray[np.float64]:
+    """Return how often (N,) each frame is drawn, as shares that sum to 1.
+
+    Frames short of ``MARGIN_LIMIT`` are the boundary. Together they weigh ``boost`` times their
+    number, half of it inside the success distance and half outside: an area holds far fewer near
+    misses at the boundary than its disc holds successes, and false positives come from those.
+
+    Args:
+        targets: (N,) of :func:`margin_targets`.
+        boost: at least 1; 1 draws all frames alike.
+    """
+    near = np.abs(np.nan_to_num(targets, nan=MARGIN_LIMIT)) < MARGIN_LIMIT
+    weights = np.ones(len(targets))
+    inside, outside = near & (targets >= 0), near & (targets < 0)
+    if boost > 1 and inside.any() and outside.any():
+        for side in (inside, outside):
+            weights[side] = boost * near.sum() / (2 * side.sum())
+    shares: npt.NDArray[np.float64] = weights / weights.sum()
+    return shares
