@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,17 @@ from vinoreward_training.bench_statistics import (
     quartiles,
     speed_row,
 )
+from vinoreward_training.bench_train import (
+    TUNED_ON,
+    Training,
+    seeds_note,
+    solved_row,
+    train_to_solved,
+    training_seeds,
+)
+from vinoreward_training.bench_wall import compared
+from vinoreward_training.train import TrainConfig
+from vinoreward_training.train_settings import resolve
 
 times = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30)
 
@@ -180,3 +192,78 @@ def test_memory_is_measured_in_a_process_without_torch(tmp_path: Path) -> None:
     assert resident.value is not None
     assert 20 < resident.value < 2000
     assert growth.value is not None
+
+
+def test_the_command_of_a_row_names_every_option_that_changes_its_figure() -> None:
+    assert bench.command(BenchConfig(), ["camera"]) == "vinoreward bench --rows camera"
+    config = BenchConfig(scenes=300, resume=True, out=Path("runs/quiet"), article_bundle="a/b")
+    assert bench.command(config, ["camera", "int8"]) == (
+        "vinoreward bench --rows camera int8 --article-bundle a/b --scenes 300"
+    )
+
+
+def test_rows_measured_on_another_commit_say_so(tmp_path: Path) -> None:
+    row = {"name": "install", "what": "w", "value": 1.0, "unit": "MB"}
+    machine = {"commit": "0123abc", "cpu": "another processor"}
+    stored = {"rows": [row], "command": "vinoreward bench --rows install", "machine": machine}
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "install.json").write_text(json.dumps(stored), encoding="utf-8")
+    bench.run(BenchConfig(rows=("install",), out=tmp_path, resume=True))
+    text = (tmp_path / "bench.md").read_text(encoding="utf-8")
+    assert "Measured elsewhere: install (commit 0123abc, another processor)." in text
+    stored = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert stored["measured"]["install"]["machine"] == machine
+
+
+def training(seed: int, solved_at: int | None, seconds: float) -> Training:
+    return Training(seed, solved_at, solved_at or 8000, seconds, true=1.0, claimed=1.0, episodes=9)
+
+
+def test_trainings_use_seeds_that_nothing_was_tuned_on() -> None:
+    seeds = training_seeds(BenchConfig())
+    assert list(seeds) == [100, 101, 102, 103, 104]
+    assert not set(seeds) & set(TUNED_ON)
+    assert seeds_note(seeds) == (
+        "training seeds 100 to 104; the hyper-parameters were tuned on seeds 0 to 7"
+    )
+    assert "on some of which" in seeds_note([5, 100])
+
+
+def test_solved_counts_every_seed() -> None:
+    runs = [training(100, 2000, 9.0), training(101, 1500, 9.0), training(102, None, 30.0)]
+    row = solved_row("solve", "what", runs, 8000)
+    assert (row.value, row.low, row.high, row.met) == (1750.0, 1500.0, 2000.0, False)
+    assert "2 of 3 solved" in row.spread
+    assert solved_row("solve", "what", runs[:2], 8000).met is True
+    assert solved_row("solve", "what", runs[:2], 1800).met is False
+    nothing = solved_row("solve", "what", runs[2:], None)
+    assert (nothing.value, nothing.met) == (None, False)
+
+
+def test_wall_times_are_compared_whole_and_per_step() -> None:
+    whole, step = compared(training(100, 2000, 10.0), training(100, 1000, 500.0))
+    assert (whole.value, whole.met) == (50.0, True)
+    assert step.value == pytest.approx(100.0)
+    assert compared(training(100, 2000, 10.0), training(100, 1000, 100.0))[0].met is False
+    bound, _ = compared(training(100, 2000, 10.0), training(100, None, 500.0))
+    assert bound.met is False and "lower bound" in bound.note
+    unsolved, _ = compared(training(100, None, 10.0), training(100, 1000, 500.0))
+    assert unsolved.value is None and unsolved.met is False
+
+
+@pytest.mark.slow
+def test_a_training_for_a_row_uses_the_preset_and_goes_on_where_it_was_stopped(
+    tmp_path: Path,
+) -> None:
+    def trained(steps: int, resume: bool) -> Training:
+        config = BenchConfig(out=tmp_path, evaluation_episodes=2, resume=resume)
+        return train_to_solved(config, "a", "PandaHover-v0", seed=3, steps=steps, backend="oracle")
+
+    first = trained(40, resume=False)
+    settled = yaml.safe_load((tmp_path / "train" / "a" / "config.yaml").read_text(encoding="utf-8"))
+    assert settled["algorithm_kwargs"] == resolve(TrainConfig()).algorithm_kwargs
+    assert (settled["eval_every"], settled["eval_episodes"]) == (250, 2)
+    second = trained(80, resume=True)
+    assert (first.steps, second.steps) == (40, 80)
+    assert second.seconds > first.seconds
+    assert trained(80, resume=True) == second

@@ -203,7 +203,7 @@ specs = st.builds(
         threshold=st.floats(0, 1),
         temperature=positive,
         chosen_for=free,
-        int8_threshold=st.none() | st.floats(0, 1),
+        int8_band=st.none() | st.floats(0, 20),
     ),
     quantization=st.none()
     | st.builds(
@@ -268,7 +268,9 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(decision__threshold=None), "a number"),
         (changed(decision__threshold=float("inf")), "finite"),
         (changed(decision__temperature=0), "positive"),
-        (changed(decision__int8_threshold=2), "0 to 1"),
+        (changed(decision__int8_band=-1), "at least 0"),
+        (changed(decision__int8_band="wide"), "a number"),
+        (changed(decision__int8_threshold=0.7), "no threshold of its own"),
         (changed(kind="policy"), "classifier or encoder"),
         (changed(labels=["success"]), "2 to 1000"),
         (changed(labels=["success", "success"]), "different"),
@@ -560,7 +562,7 @@ PASSED = Quantization(passed=True, flips=1, frames=400, method="nncf-ptq")
 def with_int8(bundle: Bundle, tmp_path: Path, quantization: Quantization = PASSED) -> Bundle:
     coarse = network(tmp_path / "coarse.onnx", weights=COARSE)
     logits = expected_logits(golden_images(), COARSE)
-    return add_int8(bundle, coarse, quantization, logits, int8_threshold=0.75)
+    return add_int8(bundle, coarse, quantization, logits, int8_band=0.75)
 
 
 def test_auto_takes_int8_where_the_gate_passed(bundle: Bundle, tmp_path: Path) -> None:
@@ -573,12 +575,23 @@ def test_auto_takes_int8_where_the_gate_passed(bundle: Bundle, tmp_path: Path) -
     assert quantized.resolve_precision("openvino", "fp32") == "fp32"
     assert quantized.network().path.name == "model.int8.onnx"
     assert quantized.network("fp32").path.name == "model.onnx"
-    assert (quantized.threshold("int8"), quantized.threshold("fp32")) == (0.75, 0.8)
+    assert quantized.spec.decision.int8_band == quantized.second_look_band("int8") == 0.75
+    assert quantized.second_look_band("fp32") is bundle.second_look_band("int8") is None
     for name in ("openvino", "onnxruntime"):
         with quantized.backend(name) as backend:
             assert backend.precision == "int8"
             found = backend.infer(golden_images())
             assert np.allclose(found, expected_logits(golden_images(), COARSE), atol=1e-3)
+
+
+def test_a_bundle_from_before_the_second_look_loads(bundle: Bundle, tmp_path: Path) -> None:
+    quantized = with_int8(bundle, tmp_path)
+    for old in ({}, {"int8_threshold": None}):
+        rewrite(quantized, lambda spec, old=old: (spec["decision"].pop("int8_band", 0),
+                                                  spec["decision"].update(old)))  # fmt: skip
+        again = Bundle.load(quantized.path)
+        assert again.spec.decision.int8_band is None and again.second_look_band("int8") is None
+        assert again.resolve_precision("openvino") == "int8"
 
 
 def test_a_failed_gate_keeps_int8_out(bundle: Bundle, tmp_path: Path) -> None:

@@ -165,3 +165,37 @@ def test_an_unknown_environment_and_an_unwritable_folder_are_errors(tmp_path: Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="--out"):
         capture.run(CaptureConfig(out=tmp_path / "file" / "below"))
+
+
+def test_the_articles_pictures_are_drawn_large_and_resized_as_its_environment_does(
+    tmp_path: Path,
+) -> None:
+    from vinoreward_envs.picture_spec import resized
+    from vinoreward_envs.scene import HoverScene
+    from vinoreward_training.capture import article_camera
+    from vinoreward_training.capture_hover import hover_frame
+
+    out = tmp_path / "article"
+    capture.run(CaptureConfig(out=out, frames=3, fidelity="article"))
+    data = load_dataset(out)
+    assert data.images.shape == (3, 96, 128, 3)
+    assert data.scene["drawn"] == "960x720"
+    assert (data.scene["height"], data.scene["width"], data.scene["mesh"]) == (96, 128, "full")
+    scene = HoverScene(camera=article_camera())
+    try:
+        for episode, image in zip(data.episodes, data.images, strict=True):
+            drawn = hover_frame(scene, 0, int(episode)).image
+            assert drawn.shape == (720, 960, 3)
+            np.testing.assert_array_equal(resized(drawn, 96, 128), image)
+    finally:
+        scene.close()
+    # Pictures of two kinds in one folder would be a data set of neither.
+    with pytest.raises(ConfigError, match="drawn"):
+        capture.run(CaptureConfig(out=out, frames=6, resume=True))
+    capture.run(CaptureConfig(out=out, frames=6, fidelity="article", resume=True))
+    assert len(rows_of(out)) == 6
+
+
+def test_the_articles_pictures_are_of_the_hover_task_only(tmp_path: Path, line_id: str) -> None:
+    with pytest.raises(ConfigError, match="PandaHover"):
+        capture.run(CaptureConfig(out=tmp_path, env=line_id, fidelity="article"))

@@ -43,7 +43,7 @@ def test_every_command_has_help_with_examples(
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_has_its_configuration_and_run(name: str) -> None:
-    module = importlib.import_module(f"vinoreward_training.{name}")
+    module = importlib.import_module(f"vinoreward_training.{name.replace('-', '_')}")
     assert COMMANDS[name][0] in vars(module)
     assert callable(module.run)
 

@@ -12,14 +12,18 @@ from test_finetune import write_folder
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.second_look import unsure
 from vinoreward_training import finetune, quantize
+from vinoreward_training.dataset import load_dataset
 from vinoreward_training.finetune import FinetuneConfig
-from vinoreward_training.quantize import (
-    QuantizeConfig,
+from vinoreward_training.quantize import QuantizeConfig
+from vinoreward_training.quantize_gate import (
     boundary_rich,
+    choose_band,
     count_flips,
     gate,
-    refit_threshold,
+    halves,
 )
 
 
@@ -38,47 +42,85 @@ def test_flips_are_counted_with_a_bound() -> None:
     assert 0.02 < flips.high < 0.1
 
 
+LIMITS = {"boundary": 500, "max_flips": 0.005, "max_second_looks": 0.25, "seed": 0}
+
+
+def test_the_halves_share_no_episode() -> None:
+    episodes = np.repeat(np.arange(101), 3)
+    first = halves(episodes, seed=0)
+    assert first.sum() == 150
+    assert not set(episodes[first]) & set(episodes[~first])
+    assert np.array_equal(first, halves(episodes, seed=0))
+
+
 @given(
-    st.lists(st.tuples(st.booleans(), st.floats(-5, 5)), min_size=2, max_size=30),
+    st.lists(st.tuples(st.floats(-20, 20), st.floats(-9, 9)), min_size=1, max_size=50),
     st.floats(-2, 2),
 )
 @settings(deadline=None)
-def test_no_threshold_flips_fewer_than_the_refitted_one(
-    pairs: list[tuple[bool, float]], start: float
+def test_no_flip_is_left_on_the_frames_on_which_the_band_was_chosen(
+    frames: list[tuple[float, float]], threshold: float
 ) -> None:
-    decisions = np.array([decision for decision, _ in pairs])
-    values = np.array([value for _, value in pairs])
-    fitted = refit_threshold(decisions, values, start)
-    flips = ((values >= fitted) != decisions).sum()
-    middles = (np.sort(values)[1:] + np.sort(values)[:-1]) / 2
-    for other in (start, *middles):
-        assert flips <= ((values >= other) != decisions).sum()
+    before = np.array([value for value, _ in frames])
+    after = before + np.array([error for _, error in frames])
+    band = choose_band(before, {"a": after, "exact": before}, threshold, boundary=20)
+    combined = np.where(unsure(after, threshold, band), before, after)
+    left = (combined >= threshold) != (before >= threshold)
+    # INT8 exactly on the threshold has no distance from it that a band could be wider than.
+    assert not left[after != threshold].any()
 
 
-def test_the_gate_lets_equal_decisions_pass() -> None:
-    before = np.linspace(-3, 3, 1000)
-    result = gate(before, {"a": before + 0.001}, 0.0, max_flips=0.005)
-    assert result.threshold is None and result.flips.share <= 0.005
+def test_errors_that_change_no_decision_do_not_widen_the_band() -> None:
+    before = np.array([9.0, -9.0, 0.2, -8.0])
+    after = np.array([4.0, -4.0, -0.1, -4.0])
+    assert choose_band(before, {"a": after}, 0.0, boundary=1) == pytest.approx(1.25 * 0.3)
 
 
-def test_the_gate_refits_a_shifted_network() -> None:
-    before = np.random.default_rng(0).normal(size=2000)
-    result = gate(before, {"a": before - 0.4, "b": before - 0.4}, 0.2, max_flips=0.005)
-    assert result.threshold == pytest.approx(-0.2, abs=0.01)
-    assert result.flips.frames == 1000  # measured on the half it was not fitted on
-
-
-def test_the_gate_refuses_a_network_that_decides_otherwise() -> None:
+def noisy(scale: float, spread: float = 8.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return FP32 and INT8 log-odds and the first half."""
     random = np.random.default_rng(0)
-    before = random.normal(size=2000)
-    noisy = before + random.normal(size=2000)
-    with pytest.raises(QuantizationRefusedError, match=r"stays FP32.*--max-flips"):
-        gate(before, {"good": before, "bad": noisy}, 0.0, max_flips=0.005)
+    before = spread * random.normal(size=8000)
+    return before, before + scale * random.normal(size=8000), np.arange(8000) % 2 == 0
+
+
+def test_int8_decides_alone_where_it_surely_agrees() -> None:
+    before, after, first = noisy(1e-4)
+    found = gate(before, {"a": after}, first, 0.5, **LIMITS)  # type: ignore[arg-type]
+    assert found.band is None and found.looks_all == 0
+    assert found.flips == found.alone and found.flips.high <= 0.005
+
+
+def test_a_second_look_takes_the_flips_away() -> None:
+    before, after, first = noisy(0.6)
+    found = gate(before, {"a": before, "b": after}, first, 0.5, **LIMITS)  # type: ignore[arg-type]
+    assert found.alone.share > 0.005 >= found.flips.share
+    assert found.band is not None and 1.2 < found.band < 2.4  # two to four times the noise
+    assert found.flips == found.by_backend["b"]  # the worst backend's
+    assert found.flips.frames == 1000 and found.by_backend["a"].count == 0
+    assert 0 < found.looks_all < found.looks_boundary < 1
+
+
+def test_the_gate_refuses_where_fp32_would_have_to_look_too_often() -> None:
+    before, after, first = noisy(0.6, spread=2.0)
+    with pytest.raises(QuantizationRefusedError, match=r"unsure.*stays FP32.*--max-second-looks"):
+        gate(before, {"a": after}, first, 0.5, **LIMITS)  # type: ignore[arg-type]
+    wide = {**LIMITS, "max_second_looks": 1.0}
+    assert gate(before, {"a": after}, first, 0.5, **wide).flips.share <= 0.005  # type: ignore[arg-type]
+
+
+def test_the_gate_refuses_what_the_other_half_did_not_show() -> None:
+    before, after, first = noisy(0.01)
+    random = np.random.default_rng(1)
+    worse = np.where(first, after, before + 3 * random.normal(size=8000))
+    with pytest.raises(QuantizationRefusedError, match=r"although FP32.*--max-flips"):
+        gate(before, {"a": worse}, first, 0.5, **LIMITS)  # type: ignore[arg-type]
 
 
 def test_values_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_flips=2"):
         quantize.run(QuantizeConfig(max_flips=2))
+    with pytest.raises(ConfigError, match="max_second_looks=-1"):
+        quantize.run(QuantizeConfig(max_second_looks=-1))
 
 
 @pytest.mark.slow
@@ -95,9 +137,18 @@ def test_a_bundle_gains_int8_or_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="at least 200"):
         quantize.run(QuantizeConfig(bundle=path, data=few))
     assert (path / "bundle.json").read_bytes() == before
-    assert quantize.run(QuantizeConfig(bundle=path, data=data, max_flips=0.2)) == 0
+    # So few frames never show surely that INT8 alone suffices: there is a band.
+    assert quantize.run(QuantizeConfig(bundle=path, data=data, max_second_looks=1.0)) == 0
     bundle = Bundle.load(path)
-    assert bundle.spec.quantization is not None and bundle.spec.quantization.passed
+    found = bundle.spec.quantization
+    assert found is not None and found.passed
+    assert {"flips_without_second_look", "second_looks_held_out"} <= set(found.detail)
     assert bundle.resolve_precision("openvino") == "int8"
     with bundle.backend("openvino", precision="int8") as backend:  # checks the golden frames
         assert backend.infer(bundle.golden.images).shape == bundle.golden.logits.shape
+    images = load_dataset(data).images
+    with Classifier(bundle) as classifier, Classifier(bundle, precision="fp32") as exact:
+        assert classifier.band == bundle.spec.decision.int8_band is not None
+        agreed = classifier.compute_reward(images) == exact.compute_reward(images)
+        assert agreed.mean() >= 0.99
+        assert 0 <= classifier.second_looks <= classifier.looks == len(images)

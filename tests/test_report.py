@@ -78,3 +78,21 @@ def test_a_missing_picture_and_one_no_browser_shows_are_refused(tmp_path: Path) 
     with pytest.raises(ConfigError, match="cannot show"):
         write_report(tmp_path / "r.html", "T", [Section("S", pictures=[tmp_path / "a.tiff"])])
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_caption_replaces_the_file_name_and_small_pictures_stand_two_in_a_row(
+    tmp_path: Path,
+) -> None:
+    small, large = tmp_path / "small.png", tmp_path / "large.png"
+    Image.new("RGB", (40, 30)).save(small)
+    Image.new("RGB", (900, 30)).save(large)
+    section = Section("S", pictures=[small, large], captions={"small.png": "What it <shows>"})
+    text = write_report(tmp_path / "r.html", "T", [section]).read_text(encoding="utf-8")
+    assert "<figcaption>What it &lt;shows&gt;</figcaption>" in text
+    assert "<figcaption>large.png</figcaption>" in text
+    assert text.count('<figure class="half">') == 1
+
+
+def test_a_table_of_names_and_values_has_no_empty_head(tmp_path: Path) -> None:
+    path = write_report(tmp_path / "r.html", "T", [Section("S", rows=[{"": "a", " ": "b"}])])
+    assert "<thead>" not in path.read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import tyro
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ from vinoreward.errors import (
     RunFolderError,
 )
 from vinoreward_training.checkpoint import build_model, restore_checkpoint, save_checkpoint
-from vinoreward_training.cli import main
+from vinoreward_training.cli import main, named
 from vinoreward_training.curves import read_table, rolling_mean
 from vinoreward_training.environments import make_env
 from vinoreward_training.evaluate_policy import Moment, evaluate
@@ -426,6 +427,23 @@ def test_command_line_wins_over_file_and_file_over_preset(tmp_path: Path) -> Non
     assert (arguments["batch_size"], arguments["tau"], arguments["gamma"]) == (32, 0.1, 0.9)
 
 
+def test_what_is_named_on_the_command_line_wins_even_where_it_is_the_default(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("backend: oracle\nprogress: false\n", encoding="utf-8")
+    words = ["--config", str(file), "--eval-every", "500", "--backend=openvino", "--progress"]
+    config = tyro.cli(TrainConfig, args=words)
+    found = resolve(dataclasses.replace(config, explicit=named(config, words)))
+    assert (found.eval_every, found.backend, found.progress) == (500, "openvino", True)
+    # The preset's, as it was not named.
+    assert found.eval_episodes == 2
+    with pytest.raises(SystemExit):
+        tyro.cli(TrainConfig, args=["--explicit", "seed"], console_outputs=False)
+    silent = resolve(config)
+    assert (silent.eval_every, silent.backend, silent.progress) == (250, "oracle", False)
+
+
 def test_the_preset_is_that_of_the_environment_and_of_sac() -> None:
     assert resolve(TrainConfig(env="PandaHoverRandom-v0")).timesteps == 20_000
     assert resolve(TrainConfig(env="vinoreward:PandaHover-v0")).algorithm_kwargs["gamma"] == 0.9
@@ -479,7 +497,16 @@ def test_the_rl_zoo_example_names_real_arguments() -> None:
 
     path = Path(__file__).parents[1] / "examples" / "rl_zoo" / "sac.yml"
     example = yaml.safe_load(path.read_text(encoding="utf-8"))
-    ((name, arguments),) = example["Pendulum-v1"]["env_wrapper"][0].items()
+    ((name, arguments),) = example["PandaHoverRandom-v0"]["env_wrapper"][0].items()
     assert name == f"{LearnedReward.__module__}.{LearnedReward.__name__}"
     assert set(arguments) <= set(inspect.signature(LearnedReward.__init__).parameters)
     assert all(isinstance(value, bool | int | float | str) for value in arguments.values())
+
+
+@pytest.mark.parametrize("env", ["PandaHover-v0", "PandaHoverRandom-v0"])
+def test_the_rl_zoo_example_says_what_the_preset_says(env: str) -> None:
+    path = Path(__file__).parents[1] / "examples" / "rl_zoo" / "sac.yml"
+    example = yaml.safe_load(path.read_text(encoding="utf-8"))[env]
+    settled = resolve(TrainConfig(env=env))
+    assert example["n_timesteps"] == settled.timesteps
+    assert {name: example[name] for name in settled.algorithm_kwargs} == settled.algorithm_kwargs

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
-from vinoreward.bundles.schema import BundleSpec, Decision, Picture
+from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Picture
 
 HEIGHT, WIDTH = 6, 8
 LAST_CELL = 7
@@ -165,3 +165,173 @@ def save_toy_bundle(
         output="probabilities" if probabilities else "logits",
     )
     return save_bundle(folder, spec, {"model.onnx": model}, images, logits.astype(np.float32))
+
+
+# --- encoders ------------------------------------------------------------------------------------
+
+LATENT = 3
+
+
+class Camera(gym.Env[Any, Any]):
+    """A corridor whose pictures differ in every pixel, in every form that observations have.
+
+    Counts how often it is rendered, so that nothing is rendered twice unseen.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+
+    def __init__(
+        self,
+        observation: str = "picture",
+        render_mode: str | None = None,
+        max_steps: int = 4,
+        scene: dict[str, Any] | None = None,
+    ) -> None:
+        self.render_mode = render_mode
+        self.kind = observation
+        self.max_steps = max_steps
+        self.renders = 0
+        if scene is not None:
+            self.picture_scene = scene
+        self.action_space = gym.spaces.Discrete(2)
+        box = gym.spaces.Box
+        picture = box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+        vector = box(np.float64(-1), np.float64(30), (2,), np.float64)
+        self.observation_space: gym.Space[Any] = {
+            "vector": vector,
+            "picture": picture,
+            "planes": box(0, 255, (3, HEIGHT, WIDTH), np.uint8),
+            "dict": gym.spaces.Dict(
+                {"camera": picture, "gear": gym.spaces.Discrete(3), "joints": vector}
+            ),
+            "two": gym.spaces.Dict({"left": picture, "right": picture}),
+            "stack": box(0, 255, (2, HEIGHT, WIDTH, 3), np.uint8),
+            "stack_planes": box(0, 255, (2, 3, HEIGHT, WIDTH), np.uint8),
+            "channels": box(0, 255, (HEIGHT, WIDTH, 6), np.uint8),
+            "channels_first": box(0, 255, (6, HEIGHT, WIDTH), np.uint8),
+            "uneven": box(0, 255, (HEIGHT, WIDTH, 4), np.uint8),
+            "float": box(0, 1, (HEIGHT, WIDTH, 3), np.float32),
+            "small": box(0, 255, (HEIGHT, WIDTH - 1, 3), np.uint8),
+            "mask": box(0, 1, (HEIGHT, WIDTH, 3), np.uint8),
+        }[observation]
+        self.steps = 0
+        self.over = True
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        self.over = False
+        self._draw()
+        self.before = self.now
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.over:
+            raise RuntimeError("stepped an episode that is over")
+        self.before = self.now
+        self._draw()
+        self.steps += 1
+        terminated = bool(self.steps >= 2 and self.now[0, 0, 0] < 60)
+        truncated = self.steps >= self.max_steps
+        self.over = terminated or truncated
+        return self._observe(), float(action), terminated, truncated, {"steps": self.steps}
+
+    def render(self) -> Any:
+        self.renders += 1
+        return self.now
+
+    def _draw(self) -> None:
+        self.now = self.np_random.integers(0, 256, (HEIGHT, WIDTH, 3)).astype(np.uint8)
+
+    def _observe(self) -> Any:
+        joints = np.array([self.steps, self.now[0, 0, 0] / 10], np.float64)
+        pair = np.stack([self.before, self.now])
+        return {
+            "vector": joints,
+            "picture": self.now,
+            "planes": self.now.transpose(2, 0, 1).copy(),
+            "dict": {"camera": self.now, "gear": np.int64(self.steps % 3), "joints": joints},
+            "stack": pair,
+            "stack_planes": pair.transpose(0, 3, 1, 2).copy(),
+            "channels": np.concatenate([self.before, self.now], axis=2),
+            "channels_first": np.concatenate([self.before, self.now], axis=2).transpose(2, 0, 1),
+        }.get(self.kind, self.now)
+
+
+gym.register("ToyCamera-v0", entry_point="toy_environments:Camera")
+
+
+def toy_latents(pictures: np.ndarray, posterior: bool = True) -> np.ndarray:
+    """What the network of :func:`save_toy_encoder` must give, restated: means, log variances."""
+    flat = pictures.reshape(len(pictures), -1).astype(np.float64) / 255 - 0.5
+    return np.asarray(flat @ _toy_weights(posterior))
+
+
+def _toy_weights(posterior: bool) -> np.ndarray:
+    columns = 2 * LATENT if posterior else LATENT
+    return np.random.default_rng(7).normal(0, 0.25, (HEIGHT * WIDTH * 3, columns))
+
+
+def save_toy_encoder_network(path: Path, *, posterior: bool = True) -> Path:
+    """Write a graph: uint8 pictures -> one random linear map of all pixels."""
+    constants = {
+        "scale": np.array(1 / 255, np.float32),
+        "half": np.array(0.5, np.float32),
+        "shape": np.array([-1, HEIGHT * WIDTH * 3], np.int64),
+        "weights": _toy_weights(posterior).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Cast", ["pictures"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Reshape", ["float", "shape"], ["flat"]),
+        helper.make_node("Mul", ["flat", "scale"], ["scaled"]),
+        helper.make_node("Sub", ["scaled", "half"], ["centred"]),
+        helper.make_node("MatMul", ["centred", "weights"], ["latent"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "linear",
+        [helper.make_tensor_value_info("pictures", TensorProto.UINT8, ["N", HEIGHT, WIDTH, 3])],
+        [
+            helper.make_tensor_value_info(
+                "latent", TensorProto.FLOAT, ["N", constants["weights"].shape[1]]
+            )
+        ],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, str(path))
+    return path
+
+
+def save_toy_encoder(
+    folder: Path,
+    *,
+    posterior: bool = True,
+    bound: float = 20.0,
+    scene: dict[str, Any] | None = None,
+    resize: Any = "none",
+) -> Bundle:
+    """Save a bundle around :func:`save_toy_encoder_network`."""
+    path = folder.parent / f"{folder.name}.onnx"
+    model = save_toy_encoder_network(path, posterior=posterior)
+    images = np.random.default_rng(1).integers(0, 256, (4, HEIGHT, WIDTH, 3)).astype(np.uint8)
+    spec = BundleSpec(
+        name="toy-encoder",
+        kind="encoder",
+        labels=(),
+        latent_size=LATENT,
+        encoding=Encoding(
+            low=(-bound,) * LATENT, high=(bound,) * LATENT, posterior=posterior, std=None
+        ),
+        picture=Picture(
+            height=HEIGHT,
+            width=WIDTH,
+            mean=(0.5, 0.5, 0.5),
+            std=(1, 1, 1),
+            scene=scene or {},
+            resize=resize,
+        ),
+    )
+    return save_bundle(folder, spec, {"model.onnx": model}, images, toy_latents(images, posterior))

@@ -12,10 +12,14 @@ __version__ = "0.1.0"
 _LAZY = {
     "Bundle": "vinoreward.bundles.bundle",
     "Classifier": "vinoreward.rewards.classifier",
+    "Encoder": "vinoreward.encoders.encoder",
     "SuccessDetector": "vinoreward.rewards.detector",
     "LearnedReward": "vinoreward.wrappers.learned_reward",
     "VectorLearnedReward": "vinoreward.wrappers.vector",
     "VecLearnedReward": "vinoreward.wrappers.sb3",
+    "EncodedObservation": "vinoreward.wrappers.encoded",
+    "VectorEncodedObservation": "vinoreward.wrappers.encoded_vector",
+    "VecEncodedObservation": "vinoreward.wrappers.encoded_sb3",
     "load_backend": "vinoreward.backends.registry",
 }
 

@@ -135,10 +135,14 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             from vinoreward.rewards.classifier import Classifier
 
             self._classifier = Classifier(
-                loaded, backend=backend, device=device, precision=precision, threads=threads
+                loaded,
+                backend=backend,
+                device=device,
+                precision=precision,
+                threads=threads,
+                threshold=success_threshold,
             )
-            if success_threshold is None:
-                threshold = self._classifier.threshold
+            threshold = self._classifier.threshold
         self._detector = SuccessDetector(enter=threshold, hold=success_hold_steps)
         if fidelity == "article":
             self.scene = HoverScene(camera=spec, motion="dynamics", ik="article")

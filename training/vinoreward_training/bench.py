@@ -25,13 +25,13 @@ ROWS: dict[str, tuple[str, str]] = {
     "step": ("bench_env", "step_rows"),
     "camera": ("bench_camera", "camera_rows"),
     "classifier": ("bench_classifier", "classifier_rows"),
-    "int8": ("bench_network", "int8_rows"),
+    "int8": ("bench_int8", "int8_rows"),
     "memory": ("bench_env", "memory_rows"),
     "install": ("bench_install", "install_rows"),
     "overhead": ("bench_train", "overhead_rows"),
     "solve": ("bench_train", "solve_rows"),
     "solve-random": ("bench_train", "solve_random_rows"),
-    "wall": ("bench_train", "wall_rows"),
+    "wall": ("bench_wall", "wall_rows"),
 }
 """Name of a row to the module and the function ``(BenchConfig) -> list[Row]`` that measure it."""
 
@@ -94,12 +94,22 @@ def run(config: BenchConfig) -> int:
 
     1 means that a figure with a target was not reached.
     """
+    try:
+        return _run(config)
+    except KeyboardInterrupt:
+        print(
+            f"\nStopped. Continue with: {command(config, config.rows)} --out {config.out} --resume"
+        )
+        raise
+
+
+def _run(config: BenchConfig) -> int:
     names = chosen(config.rows)
     with RunFolder(config.out, config, resume=config.resume) as folder:
         rows: list[Row] = []
         commands: dict[str, str] = {}
         for index, name in enumerate(names, 1):
-            commands[name] = f"vinoreward bench --rows {name}"
+            commands[name] = command(config, [name])
             found = measured(folder, name) if config.resume else None
             if found is not None:
                 print(f"[{index}/{len(names)}] {name}: measured before")
@@ -119,6 +129,9 @@ def run(config: BenchConfig) -> int:
                 )
                 print(f"[{index}/{len(names)}] {name}: {seconds:.0f} s")
             rows += found
+        # What was measured before may come from another commit or with other options.
+        about = {name: _about(folder, name) for name in names}
+        commands |= {name: found["command"] for name, found in about.items() if "command" in found}
         machine = describe_machine()
         write_json(
             folder / "bench.json",
@@ -126,11 +139,12 @@ def run(config: BenchConfig) -> int:
                 "machine": machine,
                 "config": plain(config),
                 "commands": commands,
+                "measured": about,
                 "rows": _as_json(rows),
             },
         )
         table = markdown(rows)
-        write_text(folder / "bench.md", _heading(machine, commands) + table)
+        write_text(folder / "bench.md", _heading(machine, commands, about) + table)
     print(f"\n{table}\n{config.out / 'bench.md'}\n{config.out / 'bench.json'}")
     missed = [row for row in rows if row.met is False]
     if missed:
@@ -142,19 +156,50 @@ def _as_json(rows: Sequence[Row]) -> list[Any]:
     return [plain(dataclasses.asdict(row)) for row in rows]
 
 
-def _heading(machine: dict[str, Any], commands: dict[str, str]) -> str:
+def command(config: BenchConfig, rows: Sequence[str]) -> str:
+    """Return the command that measures ``rows``, with all options that change a figure."""
+    words = ["vinoreward bench --rows", *rows]
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name not in {"rows", "resume", "out"} and value != field.default:
+            words.append(f"--{field.name.replace('_', '-')} {value}")
+    return " ".join(words)
+
+
+def _about(folder: Path, name: str) -> dict[str, Any]:
+    stored = json.loads((folder / "rows" / f"{name}.json").read_text(encoding="utf-8"))
+    return {key: stored[key] for key in ("command", "seconds", "machine") if key in stored}
+
+
+def _heading(
+    machine: dict[str, Any], commands: dict[str, str], about: dict[str, dict[str, Any]]
+) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in machine["versions"].items() if value)
     features = ", ".join(name for name, there in machine["cpu_features"].items() if there)
+    others = {
+        name: where
+        for name, found in about.items()
+        if (where := _where(found.get("machine", machine))) != _where(machine)
+    }
+    elsewhere = [f"Measured elsewhere: {name} ({where})." for name, where in others.items()]
     lines = [
         "# Figures",
         "",
         f"Machine: {machine['cpu']}, {machine['cores']} cores ({features or 'features unknown'}), "
         f"{machine['system']}, Python {machine['python']}. Commit {machine['commit']}. {versions}.",
         "",
-        "Ratios are of processor time where nothing else is said: the candidates took turns in one "
-        "process, the figure is the median of the ratios of each round.",
+        *elsewhere,
+        "A figure in x says how many times; it is of processor time where nothing else is said. "
+        "The candidates took turns in one process: the figure is the median of the ratios of each "
+        "round. Grey levels are of 255. Rows without a target explain others.",
         "",
-        "Commands: " + ", ".join(f"`{command}`" for command in commands.values()),
+        "Commands:",
+        "",
+        *(f"- {name}: `{command}`" for name, command in commands.items()),
         "",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _where(machine: dict[str, Any]) -> str:
+    return f"commit {machine.get('commit')}, {machine.get('cpu')}"

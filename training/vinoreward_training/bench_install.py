@@ -66,6 +66,10 @@ def call(command: list[str]) -> None:
         )
 
 
+def _present(found: dict[str, bool]) -> str:
+    return ", ".join(name for name, there in found.items() if there)
+
+
 def install_rows(config: BenchConfig) -> list[Row]:
     """Install the core, then the core with ``[panda]``, into a new environment; measure both."""
     root = project_root()
@@ -83,12 +87,13 @@ def install_rows(config: BenchConfig) -> list[Row]:
             rows.append(
                 Row(
                     "install",
-                    f"vinoreward{requirement} with all it needs, on disk",
+                    f"pip install vinoreward{requirement}: disk space of the package and all "
+                    "it needs, Python itself not counted",
                     size,
                     "MB",
                     target="" if limit is None else f"<= {limit} MB, without torch",
                     met=None if limit is None else size <= limit and not found["torch"],
-                    note="installs torch" if found["torch"] else "",
+                    note=f"installs {present}" if (present := _present(found)) else "without torch",
                     details={"importable": found},
                 )
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -16,6 +17,8 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
+from vinoreward.errors import RunFolderError
+from vinoreward.files import write_json
 from vinoreward_training.checkpoint import save_checkpoint
 from vinoreward_training.curves import (
     EPISODE_COLUMNS,
@@ -28,6 +31,24 @@ from vinoreward_training.evaluate_policy import Evaluation, evaluate
 
 RECENT = 50
 """Episodes behind the rates of the progress bar and of TensorBoard."""
+
+
+CLOCK = "clock.json"
+"""How long a run has learned up to its checkpoint."""
+
+
+def read_clock(folder: Path) -> tuple[float, float]:
+    """Return the seconds of learning and of evaluating before this process; 0 if not recorded."""
+    try:
+        found = json.loads((folder / CLOCK).read_text(encoding="utf-8"))
+        return float(found["seconds"]), float(found["evaluation_seconds"])
+    except FileNotFoundError:
+        return 0.0, 0.0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{folder / CLOCK} cannot be read ({error}). Expected the seconds that a run has "
+            "learned; remove the file to go on without them."
+        ) from error
 
 
 class TrainingStopped(Exception):
@@ -99,7 +120,8 @@ class RunCallback(BaseCallback):
         self.solved_at: int | None = None
         self.final: Evaluation | None = None
         self.interrupted = False
-        self.evaluation_seconds = 0.0
+        self._seconds_before, self.evaluation_seconds = read_clock(folder) if start else (0.0, 0.0)
+        self._began: float | None = None
         self._evaluation_env = evaluation_env
         self._interrupt = interrupt
         self._eval_every = eval_every
@@ -115,6 +137,15 @@ class RunCallback(BaseCallback):
         self._bar = tqdm(
             total=total, initial=start, unit="step", disable=not progress, desc="train"
         )
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the learning so far, evaluations included, that of earlier processes too."""
+        now = 0.0 if self._began is None else time.perf_counter() - self._began
+        return self._seconds_before + now
+
+    def _on_training_start(self) -> None:
+        self._began = time.perf_counter()
 
     def _on_step(self) -> bool:
         """Note finished episodes.
@@ -217,6 +248,11 @@ class RunCallback(BaseCallback):
             return
         self.write_tables()
         save_checkpoint(self.folder / "checkpoint.pt", self.model, replay=self._save_replay)
+        # After the checkpoint: steps that are repeated must not be timed twice.
+        write_json(
+            self.folder / CLOCK,
+            {"seconds": self.seconds, "evaluation_seconds": self.evaluation_seconds},
+        )
         self._last_checkpoint = self.num_timesteps
 
     def write_tables(self) -> None:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import write_json
 from vinoreward_training.capture_table import Row, Table, make_row
 from vinoreward_training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from vinoreward_envs.camera import CameraSpec
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class CaptureConfig:
         vinoreward capture --out data/hover --frames 6000
         vinoreward capture --out data/hover --frames 20000 --resume
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --truth-key at_goal
+        vinoreward capture --out data/article --fidelity article
     """
 
     out: Path = Path("data/hover")
@@ -48,6 +52,9 @@ class CaptureConfig:
     """Camera of the hover scene."""
     mesh: Literal["full", "20"] = "20"
     """Mesh level of the hover scene."""
+    fidelity: Literal["article"] | None = None
+    """article: the hover pictures of ``fidelity="article"``, drawn at 960x720 with full meshes and
+    resized by PIL to --height x --width. --renderer fast draws them like tiny, 15 times faster."""
     truth_key: str = "true_success"
     """Key in ``info`` that holds the truth, for other environments."""
     save_every: int = 500
@@ -55,6 +62,7 @@ class CaptureConfig:
 
 
 def _hover(config: CaptureConfig, scene: Any, table: Table) -> Iterator[None]:
+    from vinoreward_envs.picture_spec import resized
     from vinoreward_training.capture_hover import hover_frame
 
     done = {int(row["episode"]) for row in table.rows.values()}
@@ -67,7 +75,8 @@ def _hover(config: CaptureConfig, scene: Any, table: Table) -> Iterator[None]:
         if frame.object is not None:
             row["object_x"], row["object_y"] = (f"{value:.6f}" for value in frame.object)
         row["distance"] = f"{frame.distance:.6f}"
-        table.add(frame.image, row)
+        # Only the article's pictures are drawn at another size than they are kept at.
+        table.add(resized(frame.image, config.height, config.width), row)
         yield
 
 
@@ -125,6 +134,14 @@ def _generic(config: CaptureConfig, env: Any, table: Table) -> Iterator[None]:
         episode += 1
 
 
+def article_camera(renderer: Literal["fast", "tiny"] = "fast") -> CameraSpec:
+    """Return the camera of the article's setting: 960x720, full meshes."""
+    from vinoreward_envs.camera import CameraSpec
+    from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH
+
+    return CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer=renderer, mesh="full")
+
+
 def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     """Return (scene or None, environment or None, what draws the pictures)."""
     from vinoreward_training.capture_hover import is_scene
@@ -134,6 +151,12 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
         from vinoreward_envs.camera import CameraSpec
         from vinoreward_envs.scene import HoverScene
 
+        if config.fidelity == "article":
+            spec = article_camera(config.renderer)
+            # "drawn" keeps a bundle trained on these from environments with other pictures.
+            kept = {"height": config.height, "width": config.width}
+            drawn = {"drawn": f"{spec.width}x{spec.height}"}
+            return HoverScene(camera=spec), None, {**spec.as_dict(), **kept, **drawn}
         spec = CameraSpec(
             height=config.height, width=config.width, renderer=config.renderer, mesh=config.mesh
         )
@@ -158,13 +181,22 @@ def _check(config: CaptureConfig) -> None:
             f"frames={config.frames}, seed={config.seed}, {config.height}x{config.width} pixels. "
             "Expected at least 2 frames, a seed of 0 or more and pictures of 16x16 or more."
         )
+    if config.fidelity is not None and "PandaHover" not in config.env:
+        raise ConfigError(
+            f"found fidelity={config.fidelity!r} with {config.env}. Expected it with a PandaHover "
+            "id, whose pictures it is about; leave --fidelity out."
+        )
     about = config.out / "dataset.json"
     if config.resume and about.is_file():
         before = json.loads(about.read_text(encoding="utf-8"))
         asked = {"seed": config.seed, "env": config.env}
         if "PandaHover" in config.env:
-            asked |= {"height": config.height, "width": config.width}
-        found = {name: before.get(name, before.get("picture", {}).get(name)) for name in asked}
+            spec = article_camera() if config.fidelity == "article" else None
+            drawn = None if spec is None else f"{spec.width}x{spec.height}"
+            mesh = config.mesh if spec is None else spec.mesh
+            asked |= {"height": config.height, "width": config.width, "mesh": mesh, "drawn": drawn}
+        scene = before.get("scene", {})
+        found = {name: before.get(name, scene.get(name)) for name in asked}
         if found != asked:
             raise ConfigError(
                 f"{config.out} was captured with {found}, now asked for {asked}. Expected the same "

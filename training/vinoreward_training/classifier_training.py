@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import DatasetError, ModelCorruptError
 from vinoreward.files import atomic_path
+from vinoreward.rewards.calibration import temperature
 from vinoreward_training.dataset import Dataset
 from vinoreward_training.evaluation import average_precision, log_loss
 from vinoreward_training.network_weights import load_plain
@@ -164,7 +165,7 @@ class Fit:
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """One record per finished epoch: epoch, train_loss, val_loss, val_ap, learning_rate."""
+        """One record per finished epoch: epoch, train_loss, val_loss (calibrated), val_ap, …"""
         return list(self._state.history)
 
     def save(self) -> None:
@@ -240,9 +241,10 @@ class Fit:
         return float(loss.detach())
 
     def _evaluate(self, train_loss: float) -> dict[str, float]:
-        logits = predict(self.module, self._data.images[self._validation])
-        log_odds = (logits[:, 1] - logits[:, 0]).astype(np.float64)
+        logits = predict(self.module, self._data.images[self._validation]).astype(np.float64)
         labels = self._data.labels[self._validation]
+        # Calibrated, as the bundle will be: else training stops at the first overconfidence.
+        log_odds = (logits[:, 1] - logits[:, 0]) / temperature(logits, labels)
         state = self._state
         epoch = state.step // self.steps_per_epoch
         record = {

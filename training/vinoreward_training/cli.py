@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import sys
@@ -14,6 +15,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "capture": ("CaptureConfig", "write labelled pictures of successes, near misses and traps"),
     "finetune": ("FinetuneConfig", "train a success classifier and save it as a bundle"),
     "quantize": ("QuantizeConfig", "add an INT8 network, gated on unchanged decisions"),
+    "train-vae": ("TrainVaeConfig", "train a state encoder on pictures without labels"),
+    "import-encoder": ("ImportEncoderConfig", "make a bundle of an encoder trained elsewhere"),
     "train": ("TrainConfig", "train a policy on the learned reward"),
     "play": ("PlayConfig", "film a policy; claimed and true success over many episodes"),
     "profile": ("ProfileConfig", "where the time of a step goes, and what could be gained"),
@@ -27,9 +30,20 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def usage() -> str:
     """Return the top-level help text."""
     lines = ["usage: vinoreward COMMAND [options]", "", "commands:"]
-    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<14} {text}" for name, (_, text) in COMMANDS.items()]
     lines += ["", "vinoreward COMMAND --help shows a command's options with examples."]
     return "\n".join(lines)
+
+
+def named(config: Any, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the fields of ``config`` that are options on the command line."""
+    options = {argument.split("=", 1)[0].replace("_", "-") for argument in arguments}
+    names = (field.name for field in dataclasses.fields(config))
+    return tuple(
+        name
+        for name in names
+        if options & {f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"}
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         import tyro
 
-        module = importlib.import_module(f"vinoreward_training.{name}")
+        module = importlib.import_module(f"vinoreward_training.{name.replace('-', '_')}")
         kind: Any = getattr(module, COMMANDS[name][0])
         config = tyro.cli(
             kind,
@@ -53,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             description=inspect.getdoc(kind),
             args=arguments[1:],
         )
+        if hasattr(config, "explicit"):
+            config = dataclasses.replace(config, explicit=named(config, arguments[1:]))
         return int(module.run(config))
     except VinorewardError as error:
         print(f"vinoreward {name}: {error}", file=sys.stderr)

@@ -111,7 +111,8 @@ def draw_curve(
     axes.set(title=title, xlabel="training steps", ylabel="success", ylim=(-0.04, 1.04))
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right")
+        # Beside the plot: inside, any place may hide an evaluation.
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
     with atomic_path(path) as part:
         figure.savefig(part, format="png")
     return path

@@ -1,271 +1,153 @@
-"""``vinoreward demo``: from nothing to a trained arm, a film and a report, in one go."""
+"""``vinoreward demo``: from pictures to a trained arm, a film and a report, in one go."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+import shlex
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from vinoreward.errors import ConfigError, QuantizationRefusedError, RunFolderError
-from vinoreward.files import write_json
-from vinoreward_training.machine import describe_machine
-from vinoreward_training.report import Section, write_report
 from vinoreward_training.run_folder import RunFolder
 
-STAGES = ("capture", "finetune", "quantize", "train", "play", "report")
+if TYPE_CHECKING:
+    from vinoreward_training.demo_stages import Places
+
+SHIPPED = "panda-hover-classifier"
+"""Name of the bundle that comes with the package."""
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Capture, fine-tune, quantize, train, play and report: under five minutes on two cores.
+    """Capture, fine-tune, quantize, check, train, play and report: under 5 minutes on two cores.
 
-    Stop it with Ctrl-C and run it again: finished stages are not repeated, the one that was
-    stopped goes on where it was.
+    1. capture: labelled pictures of the arm over, next to and away from the object.
+    2. finetune: a classifier learns from them what success looks like. It starts from the weights
+       of the shipped bundle, so few pictures are enough; with --from-scratch from random ones.
+    3. quantize: an INT8 network, kept only if it makes the same decisions.
+    4. check: this classifier and the shipped one judge scenes that neither has seen.
+    5. train: SAC learns to hover; its only reward is what the classifier says of each picture.
+    6. play: a film, and how often the policy truly succeeds (the simulator knows).
+    7. report: all of it in one HTML file.
+
+    Stop it with Ctrl-C and run the same command again: finished stages are not repeated, the one
+    that was stopped goes on where it was.
 
     Examples:
         vinoreward demo
         vinoreward demo --out runs/second --seed 1
-        vinoreward demo --out runs/random --env PandaHoverRandom-v0
+        vinoreward demo --out runs/moving --env PandaHoverRandom-v0
+        vinoreward demo --out runs/scratch --from-scratch
     """
 
     out: Path = Path("runs/demo")
     """Folder for everything."""
     seed: int = 0
-    """Of every stage."""
-    frames: int = 4500
-    """Pictures to capture."""
-    epochs: int = 8
-    """Passes over them."""
+    """Of every stage; the pictures are never those that the shipped bundle was trained on."""
+    from_scratch: bool = False
+    """Start the classifier from random weights. It then needs 24000 pictures and 8 passes
+    (unless --frames, --epochs say otherwise): about 15 minutes on two cores."""
     weights: Path | None = None
-    """Start the classifier from these weights (.safetensors); None is from scratch."""
+    """Start the classifier from these weights (.safetensors) instead of the shipped bundle's."""
+    frames: int | None = None
+    """Pictures to capture; None is 5000, from scratch 24000."""
+    epochs: int | None = None
+    """Passes over them; None is 2, from scratch 8."""
     target_fpr: float = 0.02
     """False-positive rate that the threshold must keep; 1 % needs more pictures than these."""
+    scenes: int = 1000
+    """Fresh scenes on which the classifier is compared with the shipped one."""
     env: str = "PandaHover-v0"
-    """Environment to train in."""
+    """Environment to train in; PandaHoverRandom-v0 takes some minutes more."""
     timesteps: int | None = None
     """Most training steps; None is the preset's. Training stops when the task is solved."""
     episodes: int = 100
     """Episodes that are counted at the end."""
 
 
-class Stages:
-    """Runs stages once: each writes a stamp when it ends, and is skipped where that is there."""
-
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self._folder = folder
-        self._settings = settings
-        self.seconds: dict[str, float] = {}
-        self.facts: dict[str, Any] = {}
-
-    def stage(self, name: str, work: Callable[[], dict[str, Any] | None]) -> None:
-        """Run ``work`` unless it ended before with the same settings; it may return facts.
-
-        Raises:
-            ConfigError: it ended before with other settings.
-            RunFolderError: the stamp cannot be read.
-        """
-        title = f"[{STAGES.index(name) + 1}/{len(STAGES)}] {name}"
-        stamp = self._folder / "stages" / f"{name}.json"
-        if stamp.is_file():
-            try:
-                stored = json.loads(stamp.read_text(encoding="utf-8"))
-                before, seconds = stored["settings"], float(stored["seconds"])
-                facts = dict(stored["facts"])
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise RunFolderError(
-                    f"{stamp} cannot be read ({error}). Expected what the demo writes; remove it "
-                    "to run that stage again."
-                ) from error
-            if before != self._settings:
-                raise ConfigError(
-                    f"{self._folder} holds a demo with {before}, now asked for {self._settings}. "
-                    "Expected the same when continuing; choose another folder with --out."
-                )
-            print(f"{title}: done before ({seconds:.0f} s)", flush=True)
-        else:
-            print(f"{title} …", flush=True)
-            began = time.perf_counter()
-            facts = work() or {}
-            seconds = time.perf_counter() - began
-            write_json(stamp, {"settings": self._settings, "seconds": seconds, "facts": facts})
-            print(f"{title}: {seconds:.0f} s", flush=True)
-        self.seconds[name] = seconds
-        self.facts.update(facts)
-
-
 def run(config: DemoConfig) -> int:
-    """Run what is left of the demo; return 0."""
-    settings = {
-        "seed": config.seed,
-        "frames": config.frames,
-        "epochs": config.epochs,
-        "weights": None if config.weights is None else str(config.weights),
-        "target_fpr": config.target_fpr,
-        "env": config.env,
-        "timesteps": config.timesteps,
-        "episodes": config.episodes,
-    }
-    with RunFolder(config.out, config, resume=True) as folder:
-        stages = Stages(folder, settings)
-        data, classifier, policy = folder / "data", folder / "classifier", folder / "policy"
-        bundle = classifier / "bundle"
-        with _kept_threads():
-            stages.stage("capture", lambda: _capture(config, data))
-            stages.stage("finetune", lambda: _finetune(config, data, classifier))
-            stages.stage("quantize", lambda: _quantize(bundle, data))
-            stages.stage("train", lambda: _train(config, bundle, policy))
-            stages.stage("play", lambda: _play(config, policy))
-        # Cheap, and always about what is there now.
-        began = time.perf_counter()
-        report = _report(config, folder, stages)
-        stages.seconds["report"] = time.perf_counter() - began
-    title = f"[{len(STAGES)}/{len(STAGES)}] report"
-    print(f"{title}: {sum(stages.seconds.values()):.0f} s in all\n")
-    print(f"true success:    {stages.facts['true']}")
-    print(f"claimed success: {stages.facts['claimed']}")
-    print(f"film:   {policy / 'play.gif'}")
-    print(f"curve:  {policy / 'learning_curve.png'}")
-    print(f"card:   {bundle / 'README.md'}")
-    print(f"report: {report}")
+    """Run what is left of the demo; return 0.
+
+    Raises:
+        ConfigError: a setting that cannot work, or the folder holds a demo with other settings.
+        KeyboardInterrupt: Ctrl-C; the same command continues.
+    """
+    from vinoreward_training import demo_stages as stages
+    from vinoreward_training.demo_plan import check_same, make_plan
+    from vinoreward_training.demo_report import report
+
+    # Before torch is loaded: on a machine that does other things too, threads that wait by spinning
+    # take the time of those they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    plan = make_plan(config)
+    check_same(config.out, plan)
+    print(f"classifier starts from {plan.start}", flush=True)
+    try:
+        with RunFolder(config.out, config, resume=True) as folder, stages.kept_threads():
+            places = stages.Places(folder)
+            done = stages.Stages(folder, plan.settings)
+            done.stage("capture", lambda: stages.capture(plan, places))
+            done.stage("finetune", lambda: stages.finetune(plan, places))
+            done.stage("quantize", lambda: stages.quantize(places))
+            done.stage("check", lambda: stages.check(config, places))
+            done.stage("train", lambda: stages.train(config, places))
+            done.stage("play", lambda: stages.play(config, places))
+            commands = next_commands(places)
+            # Cheap, and always about what is there now: never skipped.
+            done.stage("report", lambda: report(plan, places, done, commands), keep=False)
+    except KeyboardInterrupt:
+        print(
+            f"\nStopped; what is done is kept in {config.out}. Run the same command to go on.",
+            file=sys.stderr,
+        )
+        raise
+    print(f"\n{sum(done.seconds.values()):.0f} s in all")
+    print(f"true success:    {done.facts['true']}")
+    print(f"claimed success: {done.facts['claimed']}")
+    print(f"film:   {places.policy / 'play.gif'}")
+    print(f"curve:  {places.policy / 'learning_curve.png'}")
+    print(f"plots:  {places.bundle / 'pictures'}")
+    print(f"card:   {places.bundle / 'README.md'}")
+    print(f"report: {places.report}")
     print("\nnext:")
-    print(f"  vinoreward profile --bundle {bundle}")
-    print(f"  vinoreward train --env PandaHoverRandom-v0 --bundle {bundle} --out runs/random")
-    print("  vinoreward bench --rows quick")
+    for command, _ in commands:
+        print(f"  {command}")
     return 0
 
 
-@contextmanager
-def _kept_threads() -> Iterator[None]:
-    """Give torch back the number of threads it had: stages set their own."""
-    import torch
-
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def program() -> str:
+    """Return how this program is called: its bare name only where that finds the same one."""
+    called = Path(sys.argv[0])
+    if called.name != "vinoreward" or not called.is_file():
+        return "vinoreward"
+    found = shutil.which("vinoreward")
+    same = found is not None and Path(found).resolve() == called.resolve()
+    return "vinoreward" if same else shlex.quote(str(called))
 
 
-def _started(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file()
+def next_commands(places: Places) -> list[tuple[str, str]]:
+    """Return (command, what it does) of what one may try after the demo."""
+    name = program()
+    bundle, run = shlex.quote(str(places.bundle)), shlex.quote(str(places.policy))
 
+    def beside(word: str) -> str:
+        # A folder of its own: the commands' usual ones may hold an earlier run.
+        return shlex.quote(str(places.folder.with_name(f"{places.folder.name}-{word}")))
 
-def _capture(config: DemoConfig, data: Path) -> None:
-    from vinoreward_training import capture
-
-    capture.run(
-        capture.CaptureConfig(
-            out=data, frames=config.frames, seed=config.seed, resume=_started(data)
-        )
-    )
-
-
-def _finetune(config: DemoConfig, data: Path, classifier: Path) -> None:
-    from vinoreward_training import finetune
-
-    finetune.run(
-        finetune.FinetuneConfig(
-            data=data,
-            out=classifier,
-            name="demo-classifier",
-            weights=config.weights,
-            epochs=config.epochs,
-            target_fpr=config.target_fpr,
-            seed=config.seed,
-            resume=_started(classifier),
-        )
-    )
-
-
-def _quantize(bundle: Path, data: Path) -> dict[str, Any]:
-    from vinoreward_training import quantize
-
-    try:
-        quantize.run(quantize.QuantizeConfig(bundle=bundle, data=data))
-    except QuantizationRefusedError as error:
-        # The gate did what it is for. Training goes on with FP32, and the report says so.
-        print(f"INT8 refused, going on with FP32: {error}")
-        return {"int8": str(error)}
-    return {"int8": "passed the gate"}
-
-
-def _train(config: DemoConfig, bundle: Path, policy: Path) -> dict[str, Any]:
-    from vinoreward_training.train import TrainConfig, train
-
-    result = train(
-        TrainConfig(
-            out=policy,
-            env=config.env,
-            bundle=str(bundle),
-            timesteps=config.timesteps,
-            final_episodes=config.episodes,
-            seed=config.seed,
-            resume=_started(policy),
-        )
-    )
-    return {"steps": result.steps, "solved_at": result.solved_at}
-
-
-def _play(config: DemoConfig, policy: Path) -> dict[str, Any]:
-    from vinoreward_training.play import PlayConfig, play
-
-    found = play(PlayConfig(run=policy, episodes=config.episodes)).evaluation
-    return {"true": str(found.true), "claimed": str(found.claimed)}
-
-
-def _report(config: DemoConfig, folder: Path, stages: Stages) -> Path:
-    machine: dict[str, Any] = describe_machine()
-    policy, bundle = folder / "policy", folder / "classifier" / "bundle"
-    pictures = sorted((bundle / "pictures").glob("*.png"))
-    facts = stages.facts
-    solved = facts.get("solved_at")
-    return write_report(
-        folder / "report.html",
-        "vinoreward demo: an arm that learned from pictures alone",
-        [
-            Section(
-                "Result",
-                "Success of an episode is that of its last state. True: by the simulator. Claimed: "
-                "by the classifier, the only reward that training saw.",
-                [
-                    {"what": "true success", "value": facts["true"]},
-                    {"what": "claimed success", "value": facts["claimed"]},
-                    {
-                        "what": "training steps",
-                        "value": f"{facts['steps']}"
-                        + ("" if solved is None else f", solved at {solved}"),
-                    },
-                    {"what": "INT8", "value": facts["int8"]},
-                ],
-                [path for path in [policy / "play.gif"] if path.is_file()],
-            ),
-            Section(
-                "Learning curve",
-                "Where claimed and true part, the policy has found a way to fool the classifier.",
-                pictures=[p for p in [policy / "learning_curve.png"] if p.is_file()],
-            ),
-            Section(
-                "The classifier",
-                "From its model card: what it can tell apart, and its worst mistakes.",
-                pictures=pictures,
-            ),
-            Section(
-                "Time",
-                f"Seconds on {machine['cpu']}, {machine['cores']} cores.",
-                [{"stage": name, "seconds": value} for name, value in stages.seconds.items()],
-            ),
-            Section(
-                "Versions",
-                f"Python {machine['python']}, commit {machine['commit']}, seed {config.seed}.",
-                [
-                    {"package": name, "version": version}
-                    for name, version in machine["versions"].items()
-                    if version
-                ],
-            ),
-        ],
-    )
+    return [
+        (
+            f"{name} profile --bundle {bundle} --out {beside('profile')}",
+            "where the time of a step goes",
+        ),
+        (f"{name} play --run {run} --episodes 500 --seed 5000", "count more episodes"),
+        (
+            f"{name} train --env PandaHoverRandom-v0 --bundle {bundle} --out {beside('random')}",
+            "the object moves in every episode",
+        ),
+        (
+            f"{name} bench --rows quick --out {beside('bench')}",
+            "the comparisons of the README that need no training",
+        ),
+    ]

@@ -111,11 +111,12 @@ def missing_extras() -> list[Finding]:
 
 def devices() -> Finding:
     """Return which devices OpenVINO sees."""
+    from vinoreward.backends.openvino_core import shared_core
     from vinoreward.backends.telemetry import import_openvino
 
     try:
         openvino = import_openvino()
-        found = list(openvino.Core().available_devices)
+        found = list(shared_core(openvino).available_devices)
     except (MissingExtraError, ImportError, RuntimeError) as error:
         return Finding(
             "openvino devices", "broken", str(error), "pip install --force-reinstall openvino", True

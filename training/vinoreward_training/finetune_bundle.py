@@ -187,7 +187,9 @@ def make_bundle(
     from vinoreward_training.classifier_training import predict
     from vinoreward_training.report import Section, write_report
 
-    logits = predict(inner, dataset.images).astype(np.float64)
+    held = np.concatenate(parts[1:])
+    logits = np.zeros((len(dataset.labels), 2))  # of training frames never read
+    logits[held] = predict(inner, dataset.images[held])
     found = _evaluate(config, dataset, logits, parts)
     test, labels = parts[2], dataset.labels
     difference = _export(inner, folder / "model.onnx", dataset)
@@ -232,6 +234,8 @@ def make_bundle(
         "network": f"{config.architecture}, {height}x{width} pixels, FP32",
         "trained on": f"{len(parts[0])} frames ({dataset.counts['episodes']} episodes in all), "
         f"dataset {dataset.sha256[:12]}, seed {config.seed}",
+        # Not the whole path: it means nothing on another machine.
+        "started from": "random weights" if config.weights is None else config.weights.name,
         "epochs": len(history),
         "exported network's largest difference from torch": f"{difference:.2g} in logits",
     }

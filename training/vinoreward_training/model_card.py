@@ -73,7 +73,8 @@ def draw_history(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
     left, right = figure.subplots(1, 2)
     epochs = [record["epoch"] for record in history]
     left.plot(epochs, [record["val_loss"] for record in history], "o-", color="#0068b5")
-    left.set(xlabel="epoch", ylabel="validation cross-entropy", yscale="log")
+    left.set(xlabel="epoch", ylabel="validation cross-entropy, calibrated")
+    left.set_ylim(bottom=0)
     right.plot(epochs, [record["val_ap"] for record in history], "o-", color="#0068b5")
     right.set(xlabel="epoch", ylabel="validation average precision")
     for axes in (left, right):

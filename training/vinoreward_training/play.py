@@ -52,6 +52,8 @@ class PlayConfig:
     """Show a window, which needs a display; nothing is filmed then."""
     seed: int = 1000
     """Of the first episode; the next ones count on from it."""
+    progress: bool = True
+    """Show the progress bar."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def play(config: PlayConfig) -> PlayResult:
         ModelNotFoundError: the folder holds no policy.
         ModelCorruptError: the policy cannot be read or does not fit the environment.
     """
+    from tqdm import tqdm
+
     from vinoreward_training.film import Filmer, check_film_path, save_film
     from vinoreward_training.policy_files import load_policy, read_description
 
@@ -92,15 +96,20 @@ def play(config: PlayConfig) -> PlayResult:
     filmer = Filmer(env, filmed)
     ends: list[dict[str, object]] = []
 
-    def watch(moment: Moment) -> None:
-        if filmed:
-            filmer(moment)
-        if moment.last:
-            ends.append(_end(moment))
-
     try:
         model = load_policy(config.run, env)
-        found = evaluate(model, env, config.episodes, config.seed, watch)
+        with tqdm(
+            total=config.episodes, desc="play", unit="episode", disable=not config.progress
+        ) as bar:
+
+            def watch(moment: Moment) -> None:
+                if filmed:
+                    filmer(moment)
+                if moment.last:
+                    ends.append(_end(moment))
+                    bar.update()
+
+            found = evaluate(model, env, config.episodes, config.seed, watch)
     finally:
         filmer.close()
         env.close()

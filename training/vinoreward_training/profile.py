@@ -92,17 +92,6 @@ class Clock:
         return seconds
 
 
-class TimedBundle:
-    """A bundle whose ``prepare`` is counted; everything else is the bundle's."""
-
-    def __init__(self, bundle: Any, clock: Clock) -> None:
-        self._bundle = bundle
-        self.prepare = clock.timed("preprocess", bundle.prepare)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bundle, name)
-
-
 def amdahl_bound(total: float, part: float) -> float:
     """Return how many times faster ``total`` gets if ``part`` of it takes no time; may be inf.
 
@@ -133,9 +122,10 @@ def shares(samples: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
 
 def time_classifier(classifier: Any, clock: Clock) -> None:
     """Count a classifier's preprocessing and inference from now on."""
-    backend = classifier.backend  # Built here, so that loading is in no step.
-    backend.infer = clock.timed("infer", backend.infer)
-    classifier.bundle = TimedBundle(classifier.bundle, clock)
+    for backend in classifier.backends:  # Built here, so that loading is in no step.
+        backend.infer = clock.timed("infer", backend.infer)
+    runner = classifier.runner
+    runner.prepare = clock.timed("preprocess", runner.prepare)
 
 
 def hover_samples(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:

@@ -1,4 +1,7 @@
-"""``vinoreward quantize``: an INT8 network that decides as the FP32 one does, or none."""
+"""``vinoreward quantize``: an INT8 network that decides as the FP32 one does, or none.
+
+The gate itself is in :mod:`vinoreward_training.quantize_gate`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
+from vinoreward.errors import ConfigError, DatasetError
 from vinoreward_training.dataset import Dataset, load_dataset, split_by_episode
+from vinoreward_training.quantize_gate import Floats, GateResult, gate, halves
 
 if TYPE_CHECKING:
     from vinoreward.backends.spec import NetworkSpec
@@ -22,16 +26,15 @@ BACKENDS = ("openvino", "onnxruntime")
 """Every backend that may run the INT8 network; the gate holds for the worst of them."""
 METHOD = "nncf-ptq"
 
-Floats = npt.NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class QuantizeConfig:
     """Add an INT8 network to a bundle, if it makes the same decisions.
 
-    The gate compares decisions, not errors: on held-out frames, half of them the ones closest to
-    the threshold. Above the limit the INT8 threshold is fitted again on one half of the frames and
-    measured on the other; if that does not help either, the bundle stays as it is.
+    The INT8 network decides where it is sure; a picture close to the threshold is looked at again
+    by the FP32 network. How close, is chosen on one half of the held-out frames. The gate compares
+    decisions on the other half, the frames closest to the threshold and as many random ones: too
+    many flips, or too many second looks, and the bundle stays as it is.
 
     Examples:
         vinoreward quantize --bundle runs/classifier/bundle --data data/hover
@@ -44,6 +47,8 @@ class QuantizeConfig:
     """Pictures of where it will be used, best those it was trained on."""
     max_flips: float = 0.005
     """Largest share of decisions that may differ from FP32."""
+    max_second_looks: float = 0.25
+    """Largest share of held-out frames that FP32 may have to look at again."""
     boundary: int = 1000
     """Frames closest to the threshold in the comparison; as many random ones are added."""
     calibration: int = 300
@@ -54,153 +59,27 @@ class QuantizeConfig:
     """Which sub-folder of the data holds the successes."""
 
 
-@dataclass(frozen=True)
-class Flips:
-    """Decisions that differ between two networks.
-
-    Attributes:
-        count: frames whose decision differs.
-        frames: frames compared.
-        high: one-sided 95 % Clopper-Pearson upper bound of the share.
-    """
-
-    count: int
-    frames: int
-    high: float
-
-    @property
-    def share(self) -> float:
-        """Share of differing decisions."""
-        return self.count / self.frames
-
-
-def count_flips(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> Flips:
-    """Compare decisions (N,) with decisions (N,)."""
-    from vinoreward.rewards.calibration import clopper_pearson
-
-    count = int((before != after).sum())
-    return Flips(count, len(before), clopper_pearson(count, len(before), 0.95, "upper")[1])
-
-
-def boundary_rich(
-    log_odds: Floats, threshold: float, *, boundary: int, seed: int
-) -> npt.NDArray[np.int64]:
-    """Choose the frames closest to the threshold and as many random others, without repeats.
-
-    At most half of the frames count as close: a small set keeps its random half.
-
-    Args:
-        log_odds: (N,) of the FP32 network.
-        threshold: in log-odds.
-        boundary: how many close ones.
-        seed: decides the random ones.
-    """
-    order = np.argsort(np.abs(log_odds - threshold), kind="stable")
-    close = min(boundary, len(order) // 2)
-    others = np.random.default_rng([seed, 0x1E8]).permutation(order[close:])
-    return np.sort(np.concatenate([order[:close], others[:close]]))
-
-
-def refit_threshold(decisions: npt.NDArray[np.bool_], log_odds: Floats, start: float) -> float:
-    """Return the threshold (log-odds) at which ``log_odds`` decides most like ``decisions``.
-
-    Args:
-        decisions: (N,) of the FP32 network.
-        log_odds: (N,) of the INT8 network.
-        start: among equally good thresholds the one closest to this is taken.
-    """
-    values = np.sort(log_odds)
-    candidates = np.concatenate([[start], (values[1:] + values[:-1]) / 2])
-    order = np.argsort(log_odds, kind="stable")
-    positive = np.concatenate([[0], np.cumsum(decisions[order])])
-    below = np.searchsorted(log_odds[order], candidates, side="left")
-    # Positives below the candidate are lost, negatives at or above it are gained.
-    lost = positive[below]
-    gained = (len(decisions) - below) - (positive[-1] - lost)
-    flips = lost + gained
-    best = candidates[flips == flips.min()]
-    return float(best[np.argmin(np.abs(best - start))])
-
-
 def log_odds_of(
     spec: NetworkSpec, backend: str, images: npt.NDArray[np.uint8], bundle: Bundle
 ) -> Floats:
-    """Return the calibrated log-odds (N,) of ``spec`` on ``backend``."""
+    """Return the calibrated log-odds (N,) of ``spec`` on ``backend``, with a progress bar."""
+    from tqdm import tqdm
+
     from vinoreward.backends.registry import load_backend
 
     success = bundle.spec.success_index
     with load_backend(backend, spec) as network:
         logits = np.concatenate(
-            [network.infer(images[start : start + 1]) for start in range(len(images))]
+            [
+                network.infer(images[start : start + 1])
+                for start in tqdm(range(len(images)), desc=f"compare on {backend}", unit="frame")
+            ]
         ).astype(np.float64)
     rest = np.delete(logits, success, axis=1)
     high = rest.max(axis=1, keepdims=True)
     others = high[:, 0] + np.log(np.exp(rest - high).sum(axis=1))
     values: Floats = (logits[:, success] - others) / bundle.spec.decision.temperature
     return values
-
-
-@dataclass(frozen=True)
-class GateResult:
-    """What the gate found.
-
-    Attributes:
-        flips: the worst backend's.
-        by_backend: each backend's.
-        threshold: the INT8 network's own threshold (log-odds) if it was fitted again.
-        notes: what happened, in sentences.
-    """
-
-    flips: Flips
-    by_backend: dict[str, Flips]
-    threshold: float | None
-    notes: tuple[str, ...]
-
-
-def gate(
-    before: Floats, after: dict[str, Floats], threshold: float, *, max_flips: float
-) -> GateResult:
-    """Compare INT8 with FP32 decisions; fit the INT8 threshold again if they differ too often.
-
-    Args:
-        before: (N,) log-odds of the FP32 network.
-        after: per backend (N,) log-odds of the INT8 network.
-        threshold: of the FP32 network, in log-odds.
-        max_flips: allowed share.
-
-    Raises:
-        QuantizationRefusedError: above the limit with either threshold.
-    """
-    decisions = before >= threshold
-    first = {name: count_flips(decisions, values >= threshold) for name, values in after.items()}
-    worst = max(first.values(), key=lambda flips: flips.share)
-    if worst.share <= max_flips:
-        return GateResult(worst, first, None, ("The threshold of FP32 serves.",))
-    # Every other frame, so that both halves hold close and random frames.
-    fit, held = np.arange(0, len(before), 2), np.arange(1, len(before), 2)
-    merged = np.concatenate([values[fit] for values in after.values()])
-    refitted = refit_threshold(np.tile(decisions[fit], len(after)), merged, threshold)
-    second = {
-        name: count_flips(decisions[held], values[held] >= refitted)
-        for name, values in after.items()
-    }
-    again = max(second.values(), key=lambda flips: flips.share)
-    if again.share > max_flips:
-        counts = ", ".join(
-            f"{name} {first[name].count} of {first[name].frames}, with a refitted threshold "
-            f"{flips.count} of {flips.frames}"
-            for name, flips in second.items()
-        )
-        raise QuantizationRefusedError(
-            f"INT8 flips {again.share:.2%} of the decisions ({counts}). Expected at most "
-            f"{max_flips:.2%}; the bundle is unchanged and stays FP32. Train longer or on more "
-            "frames, or accept more with --max-flips."
-        )
-    note = (
-        f"FP32's threshold flipped {worst.count} of {worst.frames}; fitted again on one half, "
-        "measured on the other."
-    )
-    return GateResult(again, second, refitted, (note,))
 
 
 def _frames(
@@ -222,53 +101,54 @@ def _frames(
     return dataset, np.sort(chosen[: config.calibration]), np.sort(held)
 
 
-def _probability(log_odds: float) -> float:
-    from vinoreward_training.evaluation import sigmoid
-
-    return float(sigmoid(np.array([log_odds]))[0])
-
-
 def run(config: QuantizeConfig) -> int:
     """Quantize, gate and save; return 0. The bundle is unchanged if the gate refuses."""
     from vinoreward.backends.int8 import quantize_onnx
+    from vinoreward.backends.registry import load_backend
     from vinoreward.bundles.bundle import Bundle
     from vinoreward.bundles.save import add_int8
     from vinoreward.bundles.schema import Quantization
+    from vinoreward.rewards.second_look import logit
 
-    if not 0 <= config.max_flips < 1 or config.boundary < 1 or config.calibration < 1:
+    if (
+        not 0 <= config.max_flips < 1
+        or not 0 <= config.max_second_looks <= 1
+        or config.boundary < 1
+        or config.calibration < 1
+    ):
         raise ConfigError(
-            f"max_flips={config.max_flips}, boundary={config.boundary}, calibration="
-            f"{config.calibration}. Expected a share below 1 and positive numbers of frames."
+            f"max_flips={config.max_flips}, max_second_looks={config.max_second_looks}, boundary="
+            f"{config.boundary}, calibration={config.calibration}. Expected shares below 1 and "
+            "positive numbers of frames."
         )
     bundle = Bundle.load(config.bundle)
+    if bundle.spec.kind == "encoder":
+        from vinoreward_training.quantize_encoder import run_encoder
+
+        return run_encoder(config, bundle)
     dataset, calibration, held = _frames(config, bundle)
     images = bundle.prepare(dataset.images)
     network = bundle.network("fp32")
-    value = bundle.spec.decision.threshold
-    threshold = float(np.log(value) - np.log1p(-value)) if 0 < value < 1 else np.inf
     print(f"FP32 on {len(held)} held-out frames ...", flush=True)
-    everything = log_odds_of(network, BACKENDS[0], images[held], bundle)
-    chosen = boundary_rich(everything, threshold, boundary=config.boundary, seed=config.seed)
-    before, frames = everything[chosen], images[held][chosen]
+    before = log_odds_of(network, BACKENDS[0], images[held], bundle)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.int8.onnx"
         print(f"NNCF on {len(calibration)} frames ...", flush=True)
         quantize_onnx(network.path, path, images[calibration])
         int8 = dataclasses.replace(network, path=path, sha256=None)
-        after = {name: log_odds_of(int8, name, frames, bundle) for name in BACKENDS}
-        found = gate(before, after, threshold, max_flips=config.max_flips)
-        from vinoreward.backends.registry import load_backend
-
+        print(f"INT8 on the held-out frames, {' and '.join(BACKENDS)} ...", flush=True)
+        found = gate(
+            before,
+            {name: log_odds_of(int8, name, images[held], bundle) for name in BACKENDS},
+            halves(dataset.episodes[held], seed=config.seed),
+            logit(bundle.spec.decision.threshold),
+            boundary=config.boundary,
+            max_flips=config.max_flips,
+            max_second_looks=config.max_second_looks,
+            seed=config.seed,
+        )
         with load_backend(BACKENDS[0], int8) as backend:
             golden = backend.infer(bundle.golden.images)
-        detail = {
-            "boundary_frames": min(config.boundary, len(held) // 2),
-            "flip_rate_upper": found.flips.high,
-            "by_backend": {name: flips.count for name, flips in found.by_backend.items()},
-            "calibration_frames": len(calibration),
-            "dataset_sha256": dataset.sha256,
-            "notes": list(found.notes),
-        }
         add_int8(
             bundle,
             path,
@@ -278,15 +158,36 @@ def run(config: QuantizeConfig) -> int:
                 frames=found.flips.frames,
                 method=METHOD,
                 max_flip_rate=config.max_flips,
-                detail=detail,
+                detail=_detail(found, calibration_frames=len(calibration), data=dataset.sha256),
             ),
             golden,
-            None if found.threshold is None else _probability(found.threshold),
+            found.band,
         )
-    counts = ", ".join(f"{name} {flips.count}" for name, flips in found.by_backend.items())
-    print(
-        f"INT8 flips {found.flips.count} of {found.flips.frames} decisions "
-        f"({found.flips.share:.2%}, at most {found.flips.high:.2%}; {counts}). {found.notes[0]}"
-    )
+    print(_sentences(found))
     print(f"next: vinoreward train --bundle {bundle.path}")
     return 0
+
+
+def _detail(found: GateResult, *, calibration_frames: int, data: str) -> dict[str, object]:
+    return {
+        "flip_rate_upper": found.flips.high,
+        "flips_without_second_look": found.alone.count,
+        "flip_rate_without_second_look": found.alone.share,
+        "second_looks_boundary_rich": found.looks_boundary,
+        "second_looks_held_out": found.looks_all,
+        "by_backend": {name: flips.count for name, flips in found.by_backend.items()},
+        "calibration_frames": calibration_frames,
+        "dataset_sha256": data,
+    }
+
+
+def _sentences(found: GateResult) -> str:
+    if found.band is None:
+        return f"INT8 alone flips {found.flips} of the decisions and needs no second look."
+    return (
+        f"INT8 alone flips {found.alone} of the decisions on the boundary-rich set.\n"
+        f"With FP32 looking again within {found.band:.3g} log-odds of the threshold: "
+        f"{found.flips}.\n"
+        f"Second looks: {found.looks_boundary:.1%} of the boundary-rich set, "
+        f"{found.looks_all:.1%} of all held-out frames."
+    )

@@ -6,7 +6,7 @@ import base64
 import html
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vinoreward.errors import ConfigError, ModelNotFoundError
@@ -32,11 +32,25 @@ h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
 p { white-space: pre-wrap }
 .table { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: left }
-th { background: var(--soft) } td.number { text-align: right }
-figure { margin: 1rem 0 } figcaption { font-size: .85rem; opacity: .75 }
+th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: left;
+  vertical-align: top }
+th { background: var(--soft); vertical-align: bottom } .number { text-align: right }
+td.short { white-space: nowrap }
+.pictures { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start }
+figure { margin: .5rem 0; max-width: 100% }
+.pictures .half { flex: 1 1 18rem; max-width: calc(50% - .5rem) }
+figcaption { font-size: .85rem; opacity: .75 }
+@media (max-width: 40rem) { .pictures .half { flex: none; max-width: 100% }
+  body { margin: 1rem auto } th, td { padding: .3rem .45rem }
+  table { font-size: .9rem } }
 img, video { max-width: 100%; height: auto; background: #fff; border: 1px solid var(--line) }
 """
+
+
+HALF_WIDTH = 600
+"""Of several pictures in a section, those of so many pixels or fewer stand two in a row."""
+SHORT = 24
+"""Cells of so many characters or fewer are kept on one line."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,9 @@ class Section:
     rows: Sequence[Mapping[str, object]] = ()
     """A table: the columns are all keys in order of first appearance."""
     pictures: Sequence[Path] = ()
-    """PNG, JPEG, GIF or MP4 files, embedded whole with their names as captions."""
+    """PNG, JPEG, GIF or MP4 files, embedded whole."""
+    captions: Mapping[str, str] = field(default_factory=dict)
+    """File name to caption; without one the name is the caption."""
 
 
 def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
@@ -78,26 +94,50 @@ def _section(section: Section) -> str:
         parts.append(f"<p>{html.escape(section.text)}</p>")
     if section.rows:
         parts.append(_table(section.rows))
-    parts += [_picture(Path(picture)) for picture in section.pictures]
+    if section.pictures:
+        shown_pictures = [
+            _picture(
+                Path(picture),
+                section.captions.get(Path(picture).name, Path(picture).name),
+                beside=len(section.pictures) > 1,
+            )
+            for picture in section.pictures
+        ]
+        parts.append('<div class="pictures">\n' + "\n".join(shown_pictures) + "\n</div>")
     parts.append("</section>")
     return "\n".join(parts)
 
 
 def _table(rows: Sequence[Mapping[str, object]]) -> str:
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    head = "".join(f"<th>{html.escape(str(column))}</th>" for column in columns)
+    head = "".join(
+        f"<th{_class(_is_number(rows[0].get(column)) and 'number')}>{html.escape(str(column))}</th>"
+        for column in columns
+    )
     lines = [
         "<tr>" + "".join(_cell(row.get(column, "")) for column in columns) + "</tr>" for row in rows
     ]
+    # A table of names and values has nothing to head its columns with.
+    headed = any(str(column).strip() for column in columns)
+    head = f"<thead><tr>{head}</tr></thead>\n" if headed else ""
     return (
-        f'<div class="table"><table>\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{chr(10).join(lines)}\n</tbody></table></div>"
+        f'<div class="table"><table>\n{head}<tbody>\n{chr(10).join(lines)}\n</tbody></table></div>'
     )
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _class(name: str | bool) -> str:
+    return f' class="{name}"' if name else ""
+
+
 def _cell(value: object) -> str:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"<td{' class=number' if number else ''}>{html.escape(shown(value))}</td>"
+    text = shown(value)
+    # A figure with its unit is not broken; sentences are.
+    kind = "number" if _is_number(value) else "short" if len(text) <= SHORT else ""
+    return f"<td{_class(kind)}>{html.escape(text)}</td>"
 
 
 def shown(value: object) -> str:
@@ -113,7 +153,7 @@ def shown(value: object) -> str:
     return str(value)
 
 
-def _picture(path: Path) -> str:
+def _picture(path: Path, caption: str, *, beside: bool) -> str:
     kind = MEDIA_TYPES.get(path.suffix.lower())
     if kind is None:
         raise ConfigError(
@@ -126,10 +166,23 @@ def _picture(path: Path) -> str:
             "the report."
         )
     source = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
-    name = html.escape(path.name)
+    name = html.escape(caption)
+    half = beside and kind.startswith("image") and _width(path) <= HALF_WIDTH
     media = (
         f'<video src="{source}" controls loop muted></video>'
         if kind.startswith("video")
         else f'<img src="{source}" alt="{name}">'
     )
-    return f"<figure>{media}<figcaption>{name}</figcaption></figure>"
+    figure = f"<figure{_class('half' if half else '')}>"
+    return f"{figure}{media}<figcaption>{name}</figcaption></figure>"
+
+
+def _width(path: Path) -> int:
+    """Return a picture's width in pixels, 0 where it cannot be read: the browser then says so."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return picture.width
+    except OSError:
+        return 0

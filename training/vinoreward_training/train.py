@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import tyro
 
 from vinoreward.errors import MissingExtraError
 from vinoreward_training.environments import make_env
@@ -83,6 +84,8 @@ class TrainConfig:
     """Torch device of the learner; small networks are fastest on the CPU."""
     progress: bool = True
     """Show the progress bar."""
+    explicit: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """Names that win over file and preset even where their value is the default."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class TrainResult:
     """Steps after which the final evaluation confirmed the goal; None: it was not reached."""
     final: Evaluation
     seconds: float
-    """Wall time of the learning of this process, evaluations included."""
+    """Wall time of the learning, evaluations included; of a resumed run, all of its parts."""
     evaluation_seconds: float
     """How much of that went into evaluations."""
 
@@ -121,7 +124,9 @@ def train(config: TrainConfig) -> TrainResult:
             "run: pip install 'vinoreward[train]'"
         ) from error
     torch.set_num_threads(settled.threads)
-    with RunFolder(settled.out, settled, resume=settled.resume) as folder:
+    # How the settings came about is no part of them.
+    recorded = {name: value for name, value in plain(settled).items() if name != "explicit"}
+    with RunFolder(settled.out, recorded, resume=settled.resume) as folder:
         finished = _finished(folder, settled)
         return finished if finished is not None else _train(settled, folder)
 
@@ -164,13 +169,12 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
                 progress=config.progress,
             )
             _log_to(model, folder / "logs" / f"from_{start}")
-            began = time.perf_counter()
             if start < total:
                 with contextlib.suppress(TrainingStopped):
                     model.learn(total - start, callback=callback, reset_num_timesteps=False)
             else:
                 callback.init_callback(model)
-            seconds = time.perf_counter() - began
+            seconds = callback.seconds
             callback.checkpoint_now()
         if callback.interrupted:
             print(f"\nStopped at step {model.num_timesteps}; the checkpoint is written.")

@@ -57,7 +57,11 @@ def write_summary(config: TrainConfig, callback: RunCallback, result: TrainResul
             Section("Evaluations", rows=callback.evaluations),
             Section(
                 "Configuration",
-                rows=[{"name": k, "value": str(v)} for k, v in plain(config).items()],
+                rows=[
+                    {"name": name, "value": str(value)}
+                    for name, value in plain(config).items()
+                    if name != "explicit"
+                ],
             ),
         ],
     )

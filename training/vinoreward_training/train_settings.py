@@ -30,9 +30,10 @@ _Config = TypeVar("_Config", bound="TrainConfig")
 def resolve(config: _Config) -> _Config:
     """Return the configuration with every value settled.
 
-    A value that differs from the default wins; then the YAML file's (``config``); then the
-    preset of the environment, if there is one. When a run is resumed, its recorded configuration
-    takes the place of file and preset. Of the two ``kwargs`` each key is settled by itself.
+    A value that was named on the command line (``explicit``) or differs from the default wins;
+    then the YAML file's (``config``); then the preset of the environment, if there is one. When a
+    run is resumed, its recorded configuration takes the place of file and preset. Of the two
+    ``kwargs`` each key is settled by itself.
 
     Raises:
         ConfigError: an unknown key, a value of the wrong kind or range, or another environment,
@@ -40,10 +41,11 @@ def resolve(config: _Config) -> _Config:
         ModelNotFoundError: the YAML file is not there.
     """
     defaults = {field.name: _default(field) for field in dataclasses.fields(config)}
+    del defaults["explicit"]
     given = {
         name: getattr(config, name)
         for name, value in defaults.items()
-        if getattr(config, name) != value
+        if name in config.explicit or getattr(config, name) != value
     }
     recorded = Path(config.out) / "config.yaml"
     if config.resume and recorded.is_file():
@@ -66,7 +68,7 @@ def resolve(config: _Config) -> _Config:
     if settled["timesteps"] is None:
         settled["timesteps"] = DEFAULT_TIMESTEPS
     _check(settled)
-    return dataclasses.replace(config, **settled)
+    return dataclasses.replace(config, explicit=(), **settled)
 
 
 def preset(env: str, defaults: dict[str, Any], algorithm: str) -> dict[str, Any]:

@@ -49,15 +49,15 @@ class ONNXRuntimeBackend(Backend):
             )
         self._session = self._open()
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-        if len(inputs) != 1 or self.spec.output_index >= len(outputs):
+        if len(inputs) != 1 or max(self.spec.outputs) >= len(outputs):
             raise ConfigError(
                 f"{path} has {len(inputs)} inputs and {len(outputs)} outputs. Expected one input "
-                f"and an output number {self.spec.output_index}; give a network with one input, or "
+                f"and an output number {max(self.spec.outputs)}; give a network with one input, or "
                 "another output_index."
             )
         self._check_graph(inputs[0])
         self._source = inputs[0].name
-        self._result = outputs[self.spec.output_index].name
+        self._results = [outputs[index].name for index in self.spec.outputs]
         batch = inputs[0].shape[0] if inputs[0].shape else None
         self._sizes = (batch,) if isinstance(batch, int) and batch > 0 else CHUNKS
 
@@ -135,18 +135,23 @@ class ONNXRuntimeBackend(Backend):
         if self.spec.preprocess is not None:
             batch = preprocess_numpy(batch, self.spec.preprocess)
         try:
-            result: NDArray[Any] = self._session.run([self._result], {self._source: batch})[0]
+            results = self._session.run(self._results, {self._source: batch})
         except (failures.Fail, failures.RuntimeException, failures.InvalidArgument) as error:
             raise OutputError(
                 f"ONNX Runtime failed while running {self.spec.path}. Expected it to return "
                 f"{self.output}; the reason it gives: {error}"
             ) from error
+        result: NDArray[Any] = results[0] if len(results) == 1 else _side_by_side(results)
         return result
 
     def _describe(self) -> dict[str, str | int | float | bool]:
         import onnxruntime
 
         return {"version": str(onnxruntime.__version__), "inference_precision": self.precision}
+
+
+def _side_by_side(results: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate([result.reshape(len(result), -1) for result in results], axis=1)
 
 
 def preprocess_numpy(pictures: NDArray[np.uint8], steps: Preprocess) -> NDArray[np.float32]:

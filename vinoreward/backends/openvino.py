@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.base import CHUNKS, Backend, TensorSpec, chunks
 from vinoreward.backends.checks import check_file
+from vinoreward.backends.openvino_core import shared_core
 from vinoreward.backends.spec import Preprocess
 from vinoreward.backends.telemetry import import_openvino
 from vinoreward.errors import (
@@ -50,7 +51,7 @@ class OpenVINOBackend(Backend):
                 f"{self.spec.path} has no {self.spec.path.stem}.bin beside it. Expected both files "
                 "of the OpenVINO model; copy the .bin too."
             )
-        core = ov.Core()
+        core = shared_core(ov)
         self._check_device(core)
         self._core = core
         self._model = self._read(ov, core)
@@ -116,7 +117,8 @@ class OpenVINOBackend(Backend):
         request = compiled.create_infer_request()
         source = np.zeros(shape, dtype=self.input.dtype)
         request.set_input_tensor(ov.Tensor(source, shared_memory=True))
-        result = request.get_output_tensor(self.spec.output_index).data
+        joined = self.spec.joined_index is not None  # then _read made one output of the two
+        result = request.get_output_tensor(0 if joined else self.spec.output_index).data
         return _Request(compiled, request, source, result)
 
     def _read(self, ov: Any, core: Any) -> Any:
@@ -128,13 +130,15 @@ class OpenVINOBackend(Backend):
                 f"{path} cannot be read as a network. Expected an ONNX file or an OpenVINO .xml "
                 "with its .bin; the file is damaged or of another kind, export it again."
             ) from error
-        if len(model.inputs) != 1 or self.spec.output_index >= len(model.outputs):
+        if len(model.inputs) != 1 or max(self.spec.outputs) >= len(model.outputs):
             raise ConfigError(
                 f"{path} has {len(model.inputs)} inputs and {len(model.outputs)} outputs. Expected "
-                f"one input and an output number {self.spec.output_index}; give a network with one "
+                f"one input and an output number {max(self.spec.outputs)}; give a network with one "
                 "input, or another output_index."
             )
         try:
+            if self.spec.joined_index is not None:
+                model = _joined(ov, model, self.spec.outputs)
             if self.spec.preprocess is not None:
                 model = _with_preprocess(ov, model, self.spec.preprocess, self.input)
             fits = model.input(0).partial_shape.compatible(
@@ -183,6 +187,14 @@ class OpenVINOBackend(Backend):
         if self.device == "CPU":
             described["pinning"] = bool(compiled.get_property("ENABLE_CPU_PINNING"))
         return described
+
+
+def _joined(ov: Any, model: Any, outputs: tuple[int, ...]) -> Any:
+    """Return the model with one output: the columns of these outputs side by side."""
+    # The source of a Result, because concatenating Results is not possible.
+    sources = [model.output(index).node.input_value(0) for index in outputs]
+    together = ov.opset13.concat(sources, 1)
+    return ov.Model([ov.opset13.result(together)], model.get_parameters(), model.friendly_name)
 
 
 def _with_preprocess(ov: Any, model: Any, steps: Preprocess, picture: TensorSpec) -> Any:

@@ -58,7 +58,9 @@ class NetworkSpec:
         preprocess: ``None`` when the graph takes uint8 N, H, W, C itself (every bundle's own
             network does). Otherwise the backend puts these steps in front of the graph.
         output_index: which output of the graph is meant.
-        architecture: name known to :func:`vinoreward.backends.torch_networks.build`.
+        joined_index: another output, whose columns are put behind those of the first.
+        architecture: name known to :func:`vinoreward.backends.torch_networks.build` or
+            :func:`vinoreward.backends.torch_encoders.build_encoder`.
         weights: ``.safetensors`` file with the state dict of that bare network.
         weights_sha256: expected hash of ``weights``.
         mean: per-channel mean of the torch network's input, in units of 0 to 1.
@@ -71,8 +73,15 @@ class NetworkSpec:
     sha256: str | None = None
     preprocess: Preprocess | None = None
     output_index: int = 0
+    joined_index: int | None = None
     architecture: str | None = None
     weights: Path | None = None
     weights_sha256: str | None = None
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The outputs of the graph that make the result, in order."""
+        first = (self.output_index,)
+        return first if self.joined_index is None else (*first, self.joined_index)

@@ -45,6 +45,7 @@ class TorchBackend(Backend):
             import safetensors.torch
             import torch
 
+            from vinoreward.backends.torch_encoders import ARCHITECTURES, build_encoder
             from vinoreward.backends.torch_networks import WithPreprocess, build
         except ImportError as error:
             raise MissingExtraError(
@@ -52,18 +53,22 @@ class TorchBackend(Backend):
                 "here. Install it with: pip install 'vinoreward[train]'"
             ) from error
         self._device = self._find_device(torch)
-        classes = self.output.shape[-1]
-        if classes is None:
+        columns = self.output.shape[-1]
+        if columns is None or None in self.input.shape[1:]:
             raise ConfigError(
-                f"the output is described as {self.output}. Expected a fixed number of classes, "
-                "which the torch backend needs to build the network."
+                f"the network is described as {self.input} to {self.output}. Expected a fixed "
+                "picture size and number of outputs, which the torch backend needs to build it."
             )
-        network = build(architecture, classes)
+        if architecture in ARCHITECTURES:
+            height, width = (int(side or 0) for side in self.input.shape[1:3])
+            network = build_encoder(architecture, height, width, columns)
+        else:
+            network = build(architecture, columns)
         try:
             network.load_state_dict(safetensors.torch.load_file(weights), strict=True)
         except (safetensors.SafetensorError, RuntimeError) as error:
             raise ModelCorruptError(
-                f"{weights} does not hold the weights of {architecture} with {classes} classes. "
+                f"{weights} does not hold the weights of {architecture} with {columns} outputs. "
                 f"Expected its complete state dict in safetensors form; save it again. {error}"
             ) from error
         torch.set_num_threads(self.threads)

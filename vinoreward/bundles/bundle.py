@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +22,16 @@ from vinoreward.bundles.locate import (
     model_name,
     read_spec,
 )
+from vinoreward.bundles.others import FromOthers
 from vinoreward.bundles.picture import prepare
 from vinoreward.bundles.precision import INT8_BACKENDS, resolve
-from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import BundleError, ConfigError
 
 __all__ = ["INT8_BACKENDS", "Bundle"]
 
 
 @dataclass(frozen=True)
-class Bundle:
+class Bundle(FromOthers):
     """A network with all that is needed to use it and to trust it. Plain data; can be pickled.
 
     Example::
@@ -42,12 +41,10 @@ class Bundle:
             logits = backend.infer(bundle.prepare(pictures))  # (N, K) float32
 
     Attributes:
-        path: the bundle's folder, or the model file of a bundle made by :meth:`from_model`.
+        path: the bundle's folder, or the model file of a bundle made by :meth:`from_model` or
+            :meth:`from_encoder`.
         spec: what ``bundle.json`` says.
     """
-
-    path: Path
-    spec: BundleSpec
 
     @classmethod
     def load(cls, path_or_name: str | Path, *, verify: bool = True) -> Bundle:
@@ -69,79 +66,6 @@ class Bundle:
             check_spec(folder)
         check_files(folder, spec, hashes=verify)
         return cls(path=folder, spec=spec)
-
-    @classmethod
-    def from_model(
-        cls,
-        path: str | Path,
-        *,
-        labels: Sequence[str] | None = None,
-        success_label: str | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        scale: float | None = None,
-        color_order: Literal["RGB", "BGR"] | None = None,
-        layout: Literal["NCHW", "NHWC"] | None = None,
-        output: Literal["logits", "probabilities"] | None = None,
-        output_index: int = 0,
-        threshold: float | None = None,
-        crop: tuple[int, int, int, int] | None = None,
-        resize: Literal["none", "pil_bilinear"] = "none",
-        name: str | None = None,
-    ) -> Bundle:
-        """Describe somebody else's ``.onnx`` or OpenVINO ``.xml`` classifier.
-
-        What is not given is read from the graph (size, layout, softmax at the end) and from
-        Intel model_api's ``model_info`` (labels, mean, scale, channel order, threshold) where the
-        file carries it. Nothing else is guessed. The bundle is in memory: it has no golden frames
-        and no hashes until :meth:`save` writes it.
-
-        Args:
-            path: the model file.
-            labels: one per output, in order.
-            success_label: which label means success.
-            height: pixels of the network's input.
-            width: pixels of the network's input.
-            mean: per channel, in the network's channel order, in units of ``pixel / scale``.
-            std: as ``mean``.
-            scale: what pixels are divided by first; 255 unless said.
-            color_order: what the network was trained on; RGB unless said here or in the file.
-            layout: of the network's input.
-            output: whether the graph returns logits or probabilities.
-            output_index: which output of the graph.
-            threshold: probability from which on it is a success; 0.5 unless said.
-            crop: ``(top, left, height, width)`` cut out of the given picture first.
-            resize: how other sizes are brought to ``height`` and ``width``.
-            name: the bundle's name; the file's name unless said.
-
-        Raises:
-            ModelNotFoundError: no such file.
-            ModelCorruptError: the file cannot be read.
-            ConfigError: facts are missing (the message lists the arguments) or contradict.
-        """
-        from vinoreward.bundles.foreign import describe
-
-        spec = describe(
-            Path(path),
-            labels=labels,
-            success_label=success_label,
-            height=height,
-            width=width,
-            mean=mean,
-            std=std,
-            scale=scale,
-            color_order=color_order,
-            layout=layout,
-            output=output,
-            output_index=output_index,
-            threshold=threshold,
-            crop=crop,
-            resize=resize,
-            name=name,
-        )
-        return cls(path=Path(path).absolute(), spec=spec)
 
     @property
     def saved(self) -> bool:
@@ -173,12 +97,15 @@ class Bundle:
         """
         return resolve(self.spec, self.path, backend, precision)
 
-    def threshold(self, precision: str = "fp32") -> float:
-        """Return the probability from which on a frame is a success, at a resolved precision."""
-        decision = self.spec.decision
-        if precision == "int8" and decision.int8_threshold is not None:
-            return decision.int8_threshold
-        return decision.threshold
+    def second_look_band(self, precision: str) -> float | None:
+        """Return the half-width (log-odds) of the second look at a resolved precision, or None.
+
+        None where nothing is looked at twice: another precision than INT8, a bundle whose INT8
+        network decides alone, or one without the FP32 network.
+        """
+        if precision != "int8" or model_name(self.spec) is None:
+            return None
+        return self.spec.decision.int8_band or None
 
     def network(self, precision: str = "auto") -> NetworkSpec:
         """Return the network as backends take it; ``"auto"`` is what OpenVINO would use."""
@@ -201,6 +128,7 @@ class Bundle:
                 layout=picture.layout,
             ),
             output_index=spec.output_index,
+            joined_index=None if spec.encoding is None else spec.encoding.log_variance_output,
             architecture=spec.architecture,
             weights=None if weights is None else self.path / weights,
             weights_sha256=None if weights is None else spec.files[weights],
@@ -264,7 +192,7 @@ class Bundle:
         *,
         overwrite: bool = False,
     ) -> Bundle:
-        """Write a bundle made by :meth:`from_model` as a folder.
+        """Write a bundle made by :meth:`from_model` or :meth:`from_encoder` as a folder.
 
         The outputs recorded for the golden frames are those of OpenVINO in FP32.
 
@@ -282,7 +210,7 @@ class Bundle:
 
         if self.saved:
             raise ConfigError(
-                f"the bundle {self.path} is saved already. Expected one made by Bundle.from_model; "
+                f"the bundle {self.path} is saved already. Expected one made from a model file; "
                 "copy the folder instead."
             )
         images = self.prepare(golden_images)

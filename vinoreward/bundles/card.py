@@ -22,13 +22,17 @@ def model_card(spec: BundleSpec, pictures: Sequence[str] = ()) -> str:
         "probabilities = classifier.probability(pictures)  # (N, height, width, 3) uint8 RGB\n```"
         if spec.kind == "classifier"
         else "## Use it\n\n```python\nimport vinoreward\n\n"
-        'backend = vinoreward.Bundle.load("path/to/this/folder").backend()\n'
-        "latents = backend.infer(pictures)  # (N, height, width, 3) uint8 RGB\n```",
+        'encoder = vinoreward.Encoder("path/to/this/folder")\n'
+        "latents = encoder.encode(pictures)  # (N, height, width, 3) uint8 RGB\n\n"
+        "# or around an environment whose observation is or contains the picture\n"
+        'env = vinoreward.EncodedObservation(env, "path/to/this/folder")\n```',
         "## Picture\n\n" + _table(_picture(spec)),
     ]
     if spec.kind == "classifier":
         sections.append("## Decision\n\n" + _table(_decision(spec)))
-        sections.append("## INT8\n\n" + _quantization(spec))
+    else:
+        sections.append("## Latent vector\n\n" + _table(_encoding(spec)))
+    sections.append("## INT8\n\n" + _quantization(spec))
     if spec.metrics:
         sections.append("## Measured\n\n" + _table(_flat(spec.metrics)))
     if spec.dataset:
@@ -79,19 +83,46 @@ def _decision(spec: BundleSpec) -> dict[str, Any]:
         "success when the probability is at least": decision.threshold,
         "logits are divided by (temperature)": decision.temperature,
     }
-    if decision.int8_threshold is not None:
-        rows["threshold of the INT8 network"] = decision.int8_threshold
+    if decision.int8_band is not None:
+        rows["with INT8, FP32 looks again within (log-odds of the threshold)"] = decision.int8_band
     return rows | {f"chosen for: {key}": item for key, item in _flat(decision.chosen_for).items()}
+
+
+def _encoding(spec: BundleSpec) -> dict[str, Any]:
+    encoding = spec.encoding
+    if encoding is None:
+        return {}
+    rows: dict[str, Any] = {
+        "dimensions": len(encoding.low),
+        "posterior": "mean and log variance" if encoding.posterior else "none: a plain autoencoder",
+        "clipped to at least": list(encoding.low),
+        "clipped to at most": list(encoding.high),
+    }
+    if encoding.std is not None:
+        rows["posterior's standard deviation"] = list(encoding.std)
+    return rows
 
 
 def _quantization(spec: BundleSpec) -> str:
     found = spec.quantization
     if found is None:
         return "No INT8 network. Make one with `vinoreward quantize`."
-    return _table(
+    look = (
+        "The INT8 network decides where it is sure. A picture whose log-odds lie within "
+        f"{found_band:.3g} of the threshold's is looked at again by the FP32 network, whose answer "
+        "counts; the flips below are those that remain.\n\n"
+        if (found_band := spec.decision.int8_band)
+        else ""
+    )
+    counted = (
+        "decisions flipped"
+        if spec.kind == "classifier"
+        else "frames whose vector moves by more than one unit"
+    )
+    return look + _table(
         {
             "gate": "passed" if found.passed else "not passed: INT8 is never chosen",
-            "decisions flipped": f"{found.flips} of {found.frames} ({found.flip_rate:.3%})",
+            counted: f"{found.flips} of {found.frames} ({found.flip_rate:.3%})",
             "allowed": f"{found.max_flip_rate:.3%}",
             "method": found.method,
         }

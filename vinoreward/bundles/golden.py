@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend
+from vinoreward.bundles import latents
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import BundleError, BundleParityError
 
@@ -111,7 +112,7 @@ def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
 
     FP32 may differ by ``1e-2`` of the largest recorded logit (at least of 1). INT8 and bf16 are
     compared as probabilities of success, which may differ by 0.1: every decision with a larger
-    margin is then the same.
+    margin is then the same. An encoder's vectors are compared by :func:`latents.parity`.
 
     Raises:
         BundleParityError: a frame differs more.
@@ -142,8 +143,7 @@ def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
     raise BundleParityError(
         f"golden frame {frame} of the bundle {spec.name!r} gives {_row(found[frame])} on "
         f"{backend.name} ({backend.device}, {backend.precision}). Expected {_row(expected[frame])} "
-        f"as recorded, within {_tolerance(expected, exact):.3g} "
-        f"{'of each output' if exact or spec.kind == 'encoder' else 'in probability'}; "
+        f"as recorded, within {_limit(expected, spec, exact)}; "
         f"{int((~_close(found, expected, spec, exact)).sum())} of {len(found)} frames differ. "
         f"Likely cause: {cause}."
     )
@@ -160,6 +160,8 @@ def _distance(
     found: NDArray[np.float32], expected: NDArray[np.float32], spec: BundleSpec, exact: bool
 ) -> NDArray[np.float64]:
     """Return how far each frame is off, ``(G,)``."""
+    if spec.encoding is not None:
+        return latents.parity(found, expected, spec.encoding, exact)
     if not exact and spec.kind == "classifier" and spec.output == "logits":
         temperature = np.float32(spec.decision.temperature)
         difference = softmax(found / temperature) - softmax(expected / temperature)
@@ -172,16 +174,27 @@ def _distance(
 def _close(
     found: NDArray[np.float32], expected: NDArray[np.float32], spec: BundleSpec, exact: bool
 ) -> NDArray[np.bool_]:
-    limit = _tolerance(expected, exact)
-    if not exact and spec.kind == "encoder":
-        limit *= max(1.0, float(np.abs(expected).max()))
-    return _distance(found, expected, spec, exact) <= limit
+    return _distance(found, expected, spec, exact) <= _tolerance(expected, spec, exact)
 
 
-def _tolerance(expected: NDArray[np.float32], exact: bool) -> float:
+def _tolerance(expected: NDArray[np.float32], spec: BundleSpec, exact: bool) -> float:
+    if spec.encoding is not None:
+        return 1.0
     if exact:
         return FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max()))
     return INT8_TOLERANCE
+
+
+def _limit(expected: NDArray[np.float32], spec: BundleSpec, exact: bool) -> str:
+    if spec.encoding is not None:
+        share = f"{latents.FLOAT_SHARE} of " if exact else ""
+        return (
+            f"{share}the posterior's standard deviation"
+            if spec.encoding.std is not None
+            else f"{share}{latents.RANGE_SHARE:.0%} of the vectors' range"
+        )
+    limit = f"{_tolerance(expected, spec, exact):.3g}"
+    return f"{limit} {'of each output' if exact else 'in probability'}"
 
 
 def _row(values: NDArray[np.float32]) -> str:

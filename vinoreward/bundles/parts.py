@@ -1,4 +1,4 @@
-"""The parts of ``bundle.json``: picture, decision, quantization."""
+"""The parts of ``bundle.json``: picture, decision, encoding, quantization."""
 
 from __future__ import annotations
 
@@ -97,20 +97,66 @@ class Decision:
     """Logits are divided by this before the softmax."""
     chosen_for: dict[str, Any] = field(default_factory=dict)
     """How the threshold was chosen: target rate, bound, counts."""
-    int8_threshold: float | None = None
-    """Threshold for the INT8 network where it was fitted again; ``None``: the same one."""
+    int8_band: float | None = None
+    """Half-width, in calibrated log-odds around the threshold, within which the FP32 network looks
+    at a picture again and its answer counts; ``None``: the INT8 network decides alone."""
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "temperature", "int8_threshold"):
+        for name in ("threshold", "temperature", "int8_band"):
             value = getattr(self, name)
-            if value is not None or name != "int8_threshold":
+            if value is not None or name != "int8_band":
                 object.__setattr__(self, name, finite(f"decision.{name}", value))
-        for value in (self.threshold, self.int8_threshold):
-            if value is not None and not 0.0 <= value <= 1.0:
-                wrong("decision.threshold", value, "a probability from 0 to 1")
+        if not 0.0 <= self.threshold <= 1.0:
+            wrong("decision.threshold", self.threshold, "a probability from 0 to 1")
+        if self.int8_band is not None and self.int8_band < 0:
+            wrong("decision.int8_band", self.int8_band, "a half-width of at least 0, or null")
         if self.temperature <= 0:
             wrong("decision.temperature", self.temperature, "a positive number")
         object.__setattr__(self, "chosen_for", plain(self.chosen_for, "decision.chosen_for"))
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What an encoder's numbers mean. D is the bundle's ``latent_size``."""
+
+    low: tuple[float, ...]
+    """(D,) Stated bounds of the latent vectors, to which they are clipped at run time."""
+    high: tuple[float, ...]
+    """As ``low``; larger in every dimension."""
+    posterior: bool = True
+    """True: the network gives D means, then D natural logarithms of variances. False: D numbers, a
+    plain autoencoder's."""
+    std: tuple[float, ...] | None = None
+    """(D,) Mean posterior standard deviation on held-out frames, in units of the latent: what a
+    difference is measured in. ``None`` where it is not known."""
+    log_variance_output: int | None = None
+    """Which output of the graph has the log variances, where they are not beside the means."""
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high", "std"):
+            values = getattr(self, name)
+            if values is not None or name != "std":
+                if not isinstance(values, (list, tuple)):
+                    wrong(f"encoding.{name}", values, "a list of numbers")
+                found = tuple(finite(f"encoding.{name}", item) for item in values)
+                object.__setattr__(self, name, found)
+        if not len(self.low) == len(self.high) >= 1:
+            wrong(
+                "encoding.low, high",
+                (len(self.low), len(self.high)),
+                "one number each for every dimension of the latent",
+            )
+        if any(low >= high for low, high in zip(self.low, self.high, strict=True)):
+            wrong("encoding.low, high", (self.low[:8], self.high[:8]), "low below high everywhere")
+        if type(self.posterior) is not bool:
+            wrong("encoding.posterior", self.posterior, "true or false")
+        if self.std is not None and (len(self.std) != len(self.low) or min(self.std) <= 0):
+            wrong("encoding.std", self.std[:8], "a positive number for every dimension, or null")
+        output = self.log_variance_output
+        if output is not None and (
+            type(output) is not int or not 0 <= output < 100 or not self.posterior
+        ):
+            wrong("encoding.log_variance_output", output, "0 to 99 with a posterior, or null")
 
 
 @dataclass(frozen=True)
@@ -120,7 +166,7 @@ class Quantization:
     passed: bool
     """Whether INT8 may be chosen by ``precision="auto"``."""
     flips: int
-    """Frames whose decision differs."""
+    """Frames whose decision differs; of an encoder, those whose latent vector moves too far."""
     frames: int
     """Frames compared."""
     method: str
@@ -171,15 +217,31 @@ def read_picture(fields: Fields) -> Picture:
 
 def read_decision(fields: Fields) -> Decision:
     """Return the Decision that an object of ``bundle.json`` describes."""
-    refitted = fields.take("int8_threshold", None)
+    # Written as null before INT8 had a second look; one threshold serves every precision.
+    if (old := fields.take("int8_threshold", None)) is not None:
+        fields.wrong("int8_threshold", old, "null: INT8 has no threshold of its own any more")
     decision = Decision(
         threshold=fields.number("threshold", 0.5),
         temperature=fields.number("temperature", 1.0),
         chosen_for=fields.mapping("chosen_for", {}),
-        int8_threshold=refitted,
+        int8_band=fields.take("int8_band", None),
     )
     fields.done()
     return decision
+
+
+def read_encoding(fields: Fields) -> Encoding:
+    """Return the Encoding that an object of ``bundle.json`` describes."""
+    std = fields.take("std", None)
+    encoding = Encoding(
+        low=fields.numbers("low"),
+        high=fields.numbers("high"),
+        posterior=fields.flag("posterior", True),
+        std=std,
+        log_variance_output=fields.integer("log_variance_output", None),
+    )
+    fields.done()
+    return encoding
 
 
 def read_quantization(fields: Fields) -> Quantization:

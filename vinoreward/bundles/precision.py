@@ -22,9 +22,10 @@ def resolve(spec: BundleSpec, path: Path, backend: str, precision: str) -> str:
             f"precision is {precision!r}. Expected auto, fp32, bf16 or int8; choose one."
         )
     if precision == "int8" and not ready:
+        what = "decisions flipped" if spec.kind == "classifier" else "vectors moved too far"
         found = (
             f"its INT8 network failed the gate ({quantization.flips} of {quantization.frames} "
-            f"decisions flipped, allowed are {quantization.max_flip_rate:.2%})"
+            f"{what}, allowed are {quantization.max_flip_rate:.2%})"
             if quantization is not None and not quantization.passed
             else "it has no INT8 network"
         )

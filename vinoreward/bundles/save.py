@@ -31,6 +31,8 @@ MODEL_FILES = (
     "model.int8.onnx",
     "model.int8.xml",
     "model.int8.bin",
+    "decoder.onnx",
+    "decoder.safetensors",
 )
 _SHEET = 8
 
@@ -53,7 +55,8 @@ def save_bundle(
         path: the new folder.
         spec: the description; its ``files`` are filled in here.
         files: name in the bundle to the file or its content: ``model.onnx`` (or ``model.xml`` and
-            ``model.bin``), optionally ``model.safetensors`` and ``model.int8.onnx``.
+            ``model.bin``), optionally ``model.safetensors``, ``model.int8.onnx`` and an encoder's
+            ``decoder.onnx`` and ``decoder.safetensors``, which are for looking only.
         golden_images: ``(G, H, W, 3)`` uint8 RGB as :func:`prepare` returns them; choose frames of
             every label, in colour, some of them close to the threshold.
         golden_logits: ``(G, K)`` what the FP32 network gives for them.
@@ -113,7 +116,7 @@ def add_int8(
     int8_path: str | Path,
     quantization: Quantization,
     golden_logits_int8: NDArray[Any],
-    int8_threshold: float | None = None,
+    int8_band: float | None = None,
     *,
     card: str | None = None,
 ) -> Bundle:
@@ -127,7 +130,8 @@ def add_int8(
         int8_path: ``.onnx``, or ``.xml`` with its ``.bin`` beside it.
         quantization: what the gate found.
         golden_logits_int8: ``(G, K)`` what the INT8 network gives for the bundle's golden frames.
-        int8_threshold: its own threshold where that was fitted again.
+        int8_band: half-width in calibrated log-odds around the threshold within which the FP32
+            network looks again; ``None``: the INT8 network decides alone.
         card: new text of ``README.md``. Without it a card that was written from the spec is
             written again; one written by hand is kept.
 
@@ -161,7 +165,7 @@ def add_int8(
         dataclasses.replace(
             bundle.spec,
             quantization=quantization,
-            decision=dataclasses.replace(bundle.spec.decision, int8_threshold=int8_threshold),
+            decision=dataclasses.replace(bundle.spec.decision, int8_band=int8_band),
         ),
         files,
         golden.images,

@@ -10,16 +10,18 @@ from typing import Any, Literal, cast
 from vinoreward.bundles.checks import check_file_name, one_of, printable, texts, wrong
 from vinoreward.bundles.parts import (
     Decision,
+    Encoding,
     Picture,
     Quantization,
     read_decision,
+    read_encoding,
     read_picture,
     read_quantization,
 )
 from vinoreward.bundles.reader import Fields, plain
 from vinoreward.errors import BundleError
 
-__all__ = ["BundleSpec", "Decision", "Picture", "Quantization", "check_file_name"]
+__all__ = ["BundleSpec", "Decision", "Encoding", "Picture", "Quantization", "check_file_name"]
 
 SCHEMA_VERSION = 1
 MAX_LABELS = 1000
@@ -44,6 +46,8 @@ class BundleSpec:
     kind: Literal["classifier", "encoder"] = "classifier"
     decision: Decision = field(default_factory=Decision)
     """Not used by an encoder."""
+    encoding: Encoding | None = None
+    """Of an encoder; none for a classifier."""
     quantization: Quantization | None = None
     output: Literal["logits", "probabilities"] = "logits"
     """What the graph returns; ``logits`` for an encoder's latent vectors too."""
@@ -95,9 +99,19 @@ class BundleSpec:
                     (self.labels, self.latent_size),
                     "no labels and a latent_size of 1 to 65536 for an encoder",
                 )
+            if self.encoding is None or len(self.encoding.low) != self.latent_size:
+                wrong(
+                    "encoding",
+                    None if self.encoding is None else f"of {len(self.encoding.low)} dimensions",
+                    f"an encoding of {self.latent_size} dimensions, the latent_size",
+                )
             return
-        if self.latent_size is not None:
-            wrong("latent_size", self.latent_size, "none for a classifier")
+        if self.latent_size is not None or self.encoding is not None:
+            wrong(
+                "latent_size, encoding",
+                (self.latent_size, self.encoding),
+                "none for a classifier",
+            )
         if not 2 <= len(self.labels) <= MAX_LABELS or len(set(self.labels)) != len(self.labels):
             wrong("labels", self.labels[:10], f"2 to {MAX_LABELS} different names")
         for label in self.labels:
@@ -112,8 +126,10 @@ class BundleSpec:
 
     @property
     def width(self) -> int:
-        """Number of columns of the network's output."""
-        return self.latent_size if self.latent_size is not None else len(self.labels)
+        """Number of columns of the network's output: of an encoder D, or 2 D with log variances."""
+        if self.latent_size is None or self.encoding is None:
+            return len(self.labels)
+        return 2 * self.latent_size if self.encoding.posterior else self.latent_size
 
     def to_dict(self) -> dict[str, Any]:
         """Return the value that is written as ``bundle.json``."""
@@ -137,6 +153,7 @@ class BundleSpec:
                 "the newest known here; upgrade vinoreward: pip install --upgrade vinoreward"
             )
         quantization = fields.mapping("quantization", None)
+        encoding = fields.mapping("encoding", None)
         spec = {
             "schema_version": version,
             "name": fields.text("name"),
@@ -145,6 +162,9 @@ class BundleSpec:
             "success_label": fields.text("success_label", "success"),
             "picture": read_picture(Fields(fields.take("picture"), f"{where}: picture")),
             "decision": read_decision(Fields(fields.take("decision", {}), f"{where}: decision")),
+            "encoding": None
+            if encoding is None
+            else read_encoding(Fields(encoding, f"{where}: encoding")),
             "quantization": None
             if quantization is None
             else read_quantization(Fields(quantization, f"{where}: quantization")),

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.picture import check_pictures
+from vinoreward.bundles.runner import Runner, Runs
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.rewards.pictures import layout_of, to_hwc
+from vinoreward.rewards.second_look import logit, unsure
 
 if TYPE_CHECKING:
     from vinoreward.backends.base import Backend
@@ -25,12 +26,16 @@ RewardKind = Literal["claim", "probability", "log_odds"]
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
-class Classifier:
+class Classifier(Runs):
     """A bundle on a backend: calibrated probabilities of success for batches of pictures.
 
     Nothing is loaded until the first picture, so a classifier can be made in one process and used
     in another: it can be pickled, and each process builds its own network. The bundle's golden
     frames are run when the network is built.
+
+    With INT8 a picture close to the threshold is looked at again by the bundle's FP32 network, if
+    the bundle says how close (``decision.int8_band``); that answer counts. :attr:`looks` and
+    :attr:`second_looks` say how often that happened in this process.
 
     Args:
         bundle: a loaded bundle, the folder of one, or the name of an installed one.
@@ -38,9 +43,12 @@ class Classifier:
         device: device name of that backend, e.g. ``"CPU"``.
         precision: ``"auto"`` (INT8 where the bundle's gate passed it), ``"fp32"``, ``"int8"``, …
         threads: threads that one inference may use.
+        threshold: probability from which on success is claimed; ``None`` is the bundle's. The
+            second look is around it, so give it here rather than comparing with another number.
 
     Raises:
-        ConfigError: the bundle is an encoder's, or the backend cannot do what is asked.
+        ConfigError: the bundle is an encoder's, the backend cannot do what is asked, or the
+            threshold is no probability.
         ModelNotFoundError: there is no such bundle.
     """
 
@@ -52,23 +60,33 @@ class Classifier:
         device: str = "CPU",
         precision: str = "auto",
         threads: int = 1,
+        threshold: float | None = None,
     ) -> None:
-        self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+        self._runner = Runner(
+            bundle,
+            "classifier",
+            backend=backend,
+            device=device,
+            precision=precision,
+            threads=threads,
+        )
         spec = self.bundle.spec
-        if spec.kind != "classifier":
+        if threshold is not None and not 0.0 <= threshold <= 1.0:
             raise ConfigError(
-                f"the bundle {spec.name!r} is an {spec.kind}. Expected a classifier's bundle; "
-                "train one with: vinoreward finetune"
+                f"the threshold is {threshold}. Expected a probability from 0 to 1, or None for the"
+                " bundle's."
             )
-        self.backend_name = backend
-        self.device = device
-        self.threads = threads
-        self.precision: str = self.bundle.resolve_precision(backend, precision)
-        """The precision that ``"auto"`` stands for here."""
-        self.threshold: float = self.bundle.threshold(self.precision)
+        self.threshold: float = spec.decision.threshold if threshold is None else float(threshold)
         """Success is claimed where the probability is at least this (compared in float32)."""
-        self._backend: Backend | None = None
-        self._closed = False
+        self.looks = 0
+        """Pictures scored in this process."""
+        self.second_looks = 0
+        """Those of them that the FP32 network looked at again."""
+
+    @property
+    def band(self) -> float | None:
+        """Within this many log-odds of the threshold FP32 looks again; None: nowhere."""
+        return self._runner.band
 
     @property
     def picture(self) -> Picture:
@@ -76,25 +94,16 @@ class Classifier:
         return self.bundle.spec.picture
 
     @property
-    def backend(self) -> Backend:
-        """The backend, built and checked on the bundle's golden frames on first use.
+    def backends(self) -> list[Backend]:
+        """The backend that looks first and, where there is a band, the FP32 one that looks again.
+
+        They are built together and checked on the bundle's golden frames on first use.
 
         Raises:
             BundleParityError: the golden frames give other outputs than recorded.
             ConfigError: the classifier is closed.
         """
-        if self._closed:
-            raise ConfigError(
-                "this classifier is closed. Expected an open one; make a new Classifier."
-            )
-        if self._backend is None:
-            self._backend = self.bundle.backend(
-                self.backend_name,
-                device=self.device,
-                precision=self.precision,
-                threads=self.threads,
-            )
-        return self._backend
+        return self._runner.backends
 
     def probability(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the calibrated probability of success.
@@ -143,30 +152,25 @@ class Classifier:
         """
         return _RewardFunction(self, reward)
 
-    def close(self) -> None:
-        """Free the network; may be called more than once."""
-        self._closed = True
-        if self._backend is not None:
-            self._backend.close()
-            self._backend = None
-
-    def __enter__(self) -> Classifier:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_backend": None}
-
-    def __repr__(self) -> str:
-        return f"<Classifier {self.bundle.spec.name} on {self.backend_name}, {self.precision}>"
+        return {**self.__dict__, "looks": 0, "second_looks": 0}
 
     def _log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        if isinstance(images, np.ndarray) and images.ndim == 4 and len(images) == 0:
+        pictures = self._runner.prepare(images)
+        if pictures is None:
             return np.zeros(0)
-        check_pictures(images)
-        outputs = self.backend.infer(self.bundle.prepare(images))
+        first, *again = self.backends
+        odds = self._odds_on(first, pictures)
+        self.looks += len(odds)
+        if again and self.band is not None:
+            rows = np.flatnonzero(unsure(odds, logit(self.threshold), self.band))
+            if len(rows):
+                odds[rows] = self._odds_on(again[0], pictures[rows])
+                self.second_looks += len(rows)
+        return odds
+
+    def _odds_on(self, backend: Backend, pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
+        outputs = backend.infer(pictures)
         spec = self.bundle.spec
         scores = (
             outputs.astype(np.float64) if spec.output == "logits" else _log_probabilities(outputs)

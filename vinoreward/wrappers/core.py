@@ -29,7 +29,6 @@ class RewardOptions:
     step_reward: float = 0.0
     env_reward_weight: float = 0.0
     reward_mode: RewardMode = "sparse"
-    success_threshold: float | None = None
     success_hold_steps: int = 1
     guard: Guard | None = None
     terminate_on_success: bool = True
@@ -83,9 +82,8 @@ class RewardCore:
     def __init__(self, classifier: Classifier, options: RewardOptions, num_envs: int) -> None:
         self.classifier = classifier
         self.options = options
-        threshold = options.success_threshold
         self.detector = SuccessDetector(
-            enter=classifier.threshold if threshold is None else threshold,
+            enter=classifier.threshold,
             hold=options.success_hold_steps,
             guard=options.guard,
             num_envs=num_envs,
@@ -177,10 +175,22 @@ def shaping(
 
 
 def make_classifier(
-    bundle: Bundle | str | Path, backend: str, device: str, precision: str, threads: int
+    bundle: Bundle | str | Path,
+    backend: str,
+    device: str,
+    precision: str,
+    threads: int,
+    threshold: float | None,
 ) -> Classifier:
     """Return a classifier; it shares nothing with another, so that closing one is safe."""
-    return Classifier(bundle, backend=backend, device=device, precision=precision, threads=threads)
+    return Classifier(
+        bundle,
+        backend=backend,
+        device=device,
+        precision=precision,
+        threads=threads,
+        threshold=threshold,
+    )
 
 
 def with_hold(space: gym.Space[Any], hold: int) -> gym.spaces.Box:

@@ -20,6 +20,7 @@ from vinoreward.wrappers.core import (
     make_classifier,
     with_hold,
 )
+from vinoreward.wrappers.render_once import render_once
 from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene
 
 _ALL = np.ones(1, np.bool_)
@@ -100,14 +101,13 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
             step_reward=step_reward,
             env_reward_weight=env_reward_weight,
             reward_mode=reward_mode,
-            success_threshold=success_threshold,
             success_hold_steps=success_hold_steps,
             guard=guard,
             terminate_on_success=terminate_on_success,
             gamma=gamma,
             hold_in_observation=hold_in_observation,
         )
-        classifier = make_classifier(bundle, backend, device, precision, threads)
+        classifier = make_classifier(bundle, backend, device, precision, threads, success_threshold)
         # Recorded so that env.spec can make this environment again; a path can be written as JSON.
         gym.utils.RecordConstructorArgs.__init__(
             self,
@@ -119,7 +119,7 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
             image_source=image_source,
             **{name: getattr(options, name) for name in options.__dataclass_fields__},
         )
-        gym.Wrapper.__init__(self, env)
+        gym.Wrapper.__init__(self, render_once(env) if image_source == "render" else env)
         self._core = RewardCore(classifier, options, 1)
         self._source = PictureSource(
             image_source, env.observation_space, env.render_mode, classifier.bundle

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, MissingExtraError
+from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.detector import Guard
 from vinoreward.wrappers.core import (
@@ -21,16 +21,16 @@ from vinoreward.wrappers.core import (
     make_classifier,
     with_hold,
 )
+from vinoreward.wrappers.sb3_common import (
+    Monitor,
+    VecEnv,
+    VecEnvWrapper,
+    copied_observation,
+    refuse_render,
+    rows_of,
+    sb3_scene_of,
+)
 from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene
-
-try:
-    from stable_baselines3.common.monitor import Monitor
-    from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
-except ImportError as missing:
-    raise MissingExtraError(
-        "VecLearnedReward needs stable-baselines3, which is not installed. Install it with: "
-        "pip install 'vinoreward[train]'"
-    ) from missing
 
 
 class VecLearnedReward(VecEnvWrapper):
@@ -82,7 +82,6 @@ class VecLearnedReward(VecEnvWrapper):
             step_reward=step_reward,
             env_reward_weight=env_reward_weight,
             reward_mode=reward_mode,
-            success_threshold=success_threshold,
             success_hold_steps=success_hold_steps,
             guard=guard,
             terminate_on_success=terminate_on_success,
@@ -90,12 +89,12 @@ class VecLearnedReward(VecEnvWrapper):
             hold_in_observation=hold_in_observation,
         )
         _check(venv, image_source, terminate_on_success)
-        classifier = make_classifier(bundle, backend, device, precision, threads)
+        classifier = make_classifier(bundle, backend, device, precision, threads, success_threshold)
         space = venv.observation_space
         self._core = RewardCore(classifier, options, venv.num_envs)
         self._source = PictureSource(image_source, space, venv.render_mode, classifier.bundle)
-        if not self._source.calls and venv.has_attr("picture_scene"):
-            check_scene(venv.get_attr("picture_scene", indices=[0])[0], classifier.bundle)
+        if not self._source.calls:
+            check_scene(sb3_scene_of(venv), classifier.bundle)
         shown = with_hold(space, success_hold_steps) if hold_in_observation else space
         super().__init__(venv, observation_space=shown)
         self._returns = np.zeros(venv.num_envs)
@@ -112,7 +111,7 @@ class VecLearnedReward(VecEnvWrapper):
         observations = self.venv.reset()
         self.reset_infos = list(self.venv.reset_infos)
         everyone = np.ones(self.num_envs, np.bool_)
-        self._begin(everyone, self._rows(observations))
+        self._begin(everyone, rows_of(observations, self.num_envs))
         return self._observed(observations)
 
     def step_wait(self) -> Any:
@@ -121,7 +120,7 @@ class VecLearnedReward(VecEnvWrapper):
         dones = np.array(dones, np.bool_)
         infos = [dict(info) for info in found]
         self.reset_infos = list(self.venv.reset_infos)
-        rows = self._rows(observations)
+        rows = rows_of(observations, self.num_envs)
         last = [
             infos[i]["terminal_observation"] if dones[i] else rows[i] for i in range(self.num_envs)
         ]
@@ -151,7 +150,7 @@ class VecLearnedReward(VecEnvWrapper):
             if ended[i]:
                 self._end(info, i, bool(scores.terminated[i]), counter[i])
         if ended.any():
-            self._begin(ended, self._rows(observations))
+            self._begin(ended, rows_of(observations, self.num_envs))
         return self._observed(observations), scores.rewards.astype(np.float32), ended, infos
 
     def close(self) -> None:
@@ -163,9 +162,9 @@ class VecLearnedReward(VecEnvWrapper):
         self, mask: NDArray[np.bool_], observations: Any, infos: list[dict[str, Any]], rows: Any
     ) -> Any:
         """Reset sub-environments that do not know that their episode is over."""
-        fresh = _copy(observations)
+        fresh = copied_observation(observations)
         for i in np.flatnonzero(mask).tolist():
-            infos[i]["terminal_observation"] = _copy(rows[i])
+            infos[i]["terminal_observation"] = copied_observation(rows[i])
             observation, self.reset_infos[i] = self.venv.env_method("reset", indices=[i])[0]
             if isinstance(fresh, dict):
                 for key, batch in fresh.items():
@@ -200,37 +199,14 @@ class VecLearnedReward(VecEnvWrapper):
         self._core.begin(mask, first)
         self._returns[mask], self._lengths[mask] = 0.0, 0
 
-    def _rows(self, observations: Any) -> list[Any]:
-        if isinstance(observations, dict):
-            return [
-                {key: batch[i] for key, batch in observations.items()} for i in range(self.num_envs)
-            ]
-        if isinstance(observations, tuple):
-            return [tuple(batch[i] for batch in observations) for i in range(self.num_envs)]
-        return list(observations)
-
     def _observed(self, observations: Any) -> Any:
         if not self._core.options.hold_in_observation:
             return observations
         return append_hold(observations, self._core.detector.counter)
 
 
-def _copy(observation: Any) -> Any:
-    if isinstance(observation, dict):
-        return {key: np.array(part) for key, part in observation.items()}
-    if isinstance(observation, tuple):
-        return tuple(np.array(part) for part in observation)
-    return np.array(observation)
-
-
 def _check(venv: VecEnv, source: ImageSource, terminate: bool) -> None:
-    if source == "render":
-        raise ConfigError(
-            "image_source is 'render' in a VecEnv, which resets an environment before it can be "
-            "rendered, so that the frame shows the next episode. Expected the picture in the "
-            "observation (image_source='obs' or 'obs:<key>'), or vinoreward.LearnedReward around "
-            "each environment before it is vectorised (make_vec_env's wrapper_class)."
-        )
+    refuse_render(source, "LearnedReward")
     if not terminate:
         return
     if isinstance(venv, VecEnvWrapper):

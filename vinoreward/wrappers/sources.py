@@ -1,9 +1,9 @@
-"""Where the picture that is scored comes from."""
+"""Where the pictures that are scored or encoded come from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
 from vinoreward.rewards.pictures import Layout, layout_of
+from vinoreward.wrappers.stacks import stack_of, unstacked
 
 ImageSource = str | Callable[[Any, Any], NDArray[np.uint8]]
 
@@ -19,11 +20,14 @@ ImageSource = str | Callable[[Any, Any], NDArray[np.uint8]]
 class PictureSource:
     """Takes the ``(H, W, 3)`` uint8 picture out of an observation, a rendered frame or a callable.
 
+    With ``stacked`` the observation may hold several, see :mod:`vinoreward.wrappers.stacks`.
+
     Args:
         source: ``"render"``, ``"obs"``, ``"obs:<key>"`` or ``callable(env, observation)``.
         space: observation space of one environment.
         render_mode: of the environment.
-        bundle: what will score the pictures; their size is checked against it where it is known.
+        bundle: what will take the pictures; their size is checked against it where it is known.
+        stacked: whether an observation of several pictures is allowed.
 
     Raises:
         ConfigError: the environment cannot give such a picture.
@@ -31,9 +35,17 @@ class PictureSource:
     """
 
     def __init__(
-        self, source: ImageSource, space: gym.Space[Any], render_mode: str | None, bundle: Bundle
+        self,
+        source: ImageSource,
+        space: gym.Space[Any],
+        render_mode: str | None,
+        bundle: Bundle,
+        *,
+        stacked: bool = False,
     ) -> None:
         self.renders = source == "render"
+        self.count = 1
+        """Pictures in an observation."""
         self._call = source if callable(source) else None
         self._key: str | None = None
         self._layout: Layout = "HWC"
@@ -57,10 +69,19 @@ class PictureSource:
         if source != "obs":
             self._key = source[len("obs:") :]
             picture = _part(space, self._key)
-        self._layout = _checked(picture, source, space)
-        shape = picture.shape or ()
-        size = shape[:2] if self._layout == "HWC" else shape[1:]
+        shape = _checked(picture, source, space)
+        where = f"the observation that image_source {source!r} names"
+        if stacked:
+            self.count, self._layout, size = stack_of(shape, where, bundle)
+        else:
+            self._layout = layout_of(shape, where)
+            size = (shape[0], shape[1]) if self._layout == "HWC" else (shape[1], shape[2])
         bundle.prepare(np.zeros((1, *size, 3), np.uint8))
+
+    @property
+    def key(self) -> str | None:
+        """The key of the observation that holds the pictures, where it is a Dict."""
+        return self._key
 
     @property
     def calls(self) -> bool:
@@ -78,13 +99,47 @@ class PictureSource:
         Raises:
             InputError: the frame or what the callable returned is no such picture.
         """
+        return self.pictures(env, observation, frame)[-1]
+
+    def pictures(self, env: Any, observation: Any, frame: Any = None) -> list[NDArray[np.uint8]]:
+        """Return :attr:`count` pictures ``(H, W, 3)`` uint8, oldest first; as :meth:`picture`."""
+        if self.renders or self._call is not None:
+            return [self._made(env, observation, frame)]
+        found = np.asarray(observation if self._key is None else observation[self._key])
+        return unstacked(found, self.count, self._layout)
+
+    def _made(self, env: Any, observation: Any, frame: Any) -> NDArray[np.uint8]:
         if self.renders:
             return _picture(frame, "render()")
-        if self._call is not None:
-            return _picture(self._call(env, observation), "the image_source function")
-        found = observation if self._key is None else observation[self._key]
-        picture = np.asarray(found)
-        return picture if self._layout == "HWC" else picture.transpose(1, 2, 0)
+        call = cast("Callable[[Any, Any], Any]", self._call)
+        return _picture(call(env, observation), "the image_source function")
+
+
+def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
+    """Return where pictures are: the observation, its only picture key, else ``"render"``.
+
+    Raises:
+        ConfigError: there is no picture, or more than one.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        keys = [key for key, part in space.spaces.items() if _looks_like_picture(part)]
+        if len(keys) == 1:
+            return f"obs:{keys[0]}"
+        if keys:
+            raise ConfigError(
+                f"the observation has the pictures {', '.join(keys)}. Expected to know which one; "
+                f"give image_source, e.g. 'obs:{keys[0]}'."
+            )
+    elif _looks_like_picture(space):
+        return "obs"
+    if render_mode == "rgb_array":
+        return "render"
+    raise ConfigError(
+        f"the environment's observation is {space} and its render_mode is {render_mode!r}: there "
+        "is no picture. Expected a uint8 picture in the observation or an environment that "
+        "renders; make it with render_mode='rgb_array', or give image_source a function that makes "
+        "the picture."
+    )
 
 
 def check_scene(scene: object, bundle: Bundle) -> None:
@@ -121,7 +176,11 @@ def _part(space: gym.Space[Any], key: str) -> gym.Space[Any]:
     return space.spaces[key]
 
 
-def _checked(picture: gym.Space[Any], source: str, space: gym.Space[Any]) -> Layout:
+def _looks_like_picture(space: gym.Space[Any]) -> bool:
+    return isinstance(space, gym.spaces.Box) and len(space.shape) in (3, 4)
+
+
+def _checked(picture: gym.Space[Any], source: str, space: gym.Space[Any]) -> tuple[int, ...]:
     if isinstance(space, gym.spaces.Dict) and source == "obs":
         raise ConfigError(
             f"image_source is 'obs' and the observation is a Dict with "
@@ -134,7 +193,12 @@ def _checked(picture: gym.Space[Any], source: str, space: gym.Space[Any]) -> Lay
             "use image_source='render' if the environment renders, or a function that makes the "
             "picture."
         )
-    return layout_of(picture.shape, f"the observation that image_source {source!r} names")
+    if picture.high.max(initial=0) <= 1:
+        raise ConfigError(
+            f"image_source is {source!r}, which is {picture}. Expected uint8 pictures from 0 to "
+            "255; scale them, or correct the bounds of the observation space."
+        )
+    return picture.shape
 
 
 def _picture(found: Any, where: str) -> NDArray[np.uint8]:

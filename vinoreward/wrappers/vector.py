@@ -11,7 +11,6 @@ from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.detector import Guard
 from vinoreward.wrappers.core import (
@@ -23,8 +22,9 @@ from vinoreward.wrappers.core import (
     make_classifier,
     with_hold,
 )
+from vinoreward.wrappers.render_once import vector_render_once
 from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene
-from vinoreward.wrappers.vector_checks import checked_mode, scene_of
+from vinoreward.wrappers.vector_checks import check_was_reset, checked_mode, scene_of
 from vinoreward.wrappers.vector_info import copied, joined, put, row, withdraw
 
 Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
@@ -82,16 +82,15 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
             step_reward=step_reward,
             env_reward_weight=env_reward_weight,
             reward_mode=reward_mode,
-            success_threshold=success_threshold,
             success_hold_steps=success_hold_steps,
             guard=guard,
             terminate_on_success=terminate_on_success,
             gamma=gamma,
             hold_in_observation=hold_in_observation,
         )
-        super().__init__(env)
+        super().__init__(vector_render_once(env) if image_source == "render" else env)
         self._mode = checked_mode(env, image_source, terminate_on_success)
-        classifier = make_classifier(bundle, backend, device, precision, threads)
+        classifier = make_classifier(bundle, backend, device, precision, threads, success_threshold)
         self._core = RewardCore(classifier, options, env.num_envs)
         single = env.single_observation_space
         self._source = PictureSource(image_source, single, env.render_mode, classifier.bundle)
@@ -136,12 +135,7 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         Raises:
             ConfigError: DISABLED mode, and an episode that ended was not reset.
         """
-        if self._mode is AutoresetMode.DISABLED and self._over.any():
-            raise ConfigError(
-                f"the sub-environments {np.flatnonzero(self._over).tolist()} ended their episodes "
-                "and were stepped. Expected a reset first, because autoreset is DISABLED: "
-                "env.reset(options={'reset_mask': terminations | truncations})."
-            )
+        check_was_reset(self._mode, self._over)
         observations, env_rewards, terminations, truncations, infos = self.env.step(actions)
         terminations, truncations = np.array(terminations), np.array(truncations)
         env_rewards = np.array(env_rewards, np.float64)

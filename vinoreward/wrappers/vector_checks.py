@@ -1,10 +1,12 @@
-"""Which vector environments a learned reward can be right for."""
+"""Which vector environments the wrappers can be right for."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
 from vinoreward.wrappers.sources import ImageSource
@@ -15,8 +17,13 @@ def checked_mode(
 ) -> AutoresetMode:
     """Return the autoreset mode.
 
+    Args:
+        env: the vector environment.
+        source: where pictures come from.
+        terminate: whether sub-environments are to be reset before they end their episodes.
+
     Raises:
-        ConfigError: with these options some reward would belong to another episode.
+        ConfigError: with these options some picture would belong to another episode.
     """
     mode = env.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
@@ -35,6 +42,8 @@ def checked_mode(
         )
     if not terminate or mode is AutoresetMode.DISABLED:
         return mode
+    while getattr(type(env), "passes_masked_resets", False) and isinstance(env, VectorWrapper):
+        env = env.env
     if not isinstance(env, (SyncVectorEnv, AsyncVectorEnv)):
         raise ConfigError(
             f"terminate_on_success is set and the vector environment is a {type(env).__name__} in "
@@ -50,6 +59,16 @@ def checked_mode(
             "Expected shared_memory=True or another autoreset mode."
         )
     return mode
+
+
+def check_was_reset(mode: AutoresetMode, over: NDArray[np.bool_]) -> None:
+    """Raise ConfigError where autoreset is DISABLED and an episode that ended is stepped on."""
+    if mode is AutoresetMode.DISABLED and over.any():
+        raise ConfigError(
+            f"the sub-environments {np.flatnonzero(over).tolist()} ended their episodes "
+            "and were stepped. Expected a reset first, because autoreset is DISABLED: "
+            "env.reset(options={'reset_mask': terminations | truncations})."
+        )
 
 
 def scene_of(env: VectorEnv[Any, Any, Any]) -> object:

@@ -1,0 +1,253 @@
+"""The demo from its first picture to its report, stopped on the way and continued."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError, ModelNotFoundError, RunFolderError
+from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward_training.demo import DemoConfig, next_commands, program, run
+from vinoreward_training.demo_check import claim_sentence, verdict
+from vinoreward_training.demo_plan import CAPTURE_SEED, check_same, make_plan
+from vinoreward_training.demo_stages import STAGES, Places, Stages, usable_cores
+
+TINY = {
+    "frames": 700,
+    "epochs": 1,
+    "target_fpr": 0.2,
+    "scenes": 24,
+    "timesteps": 60,
+    "episodes": 3,
+}
+
+
+def command(out: Path, **settings: object) -> list[str]:
+    words = [sys.executable, "-m", "vinoreward_training.cli", "demo", "--out", str(out)]
+    for name, value in (TINY | settings).items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
+
+
+def stop_when(words: list[str], seen: str, number: int) -> tuple[int, str]:
+    """Run a command, send it a signal once its output holds ``seen``; return status and output."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    ) as process:
+        assert process.stdout is not None
+        output = b""
+        sent = False
+        while piece := os.read(process.stdout.fileno(), 65536):
+            output += piece
+            if not sent and re.search(seen.encode(), output):
+                time.sleep(0.2)
+                process.send_signal(number)
+                sent = True
+        status = process.wait()
+    return status, output.decode(errors="replace")
+
+
+@pytest.mark.slow
+def test_the_demo_stopped_in_three_stages_goes_on_and_ends_with_all_it_promises(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "a demo"
+    status, text = stop_when(command(out), r"capture: +[1-9]\d*%", signal.SIGINT)
+    assert status == 130, text
+    assert "Run the same command to go on" in text
+    before = len(list((out / "data").glob("*/*.png")))
+    assert 0 < before < TINY["frames"]
+
+    status, text = stop_when(command(out), r"finetune: +[1-9]\d*%", signal.SIGINT)
+    assert status == 130, text
+    assert (out / "stages" / "capture.json").is_file()
+    assert not (out / "stages" / "finetune.json").exists()
+    assert (out / "classifier" / "checkpoint.pt").is_file()
+
+    status, text = stop_when(command(out), r"\[5/7\] train ", signal.SIGKILL)
+    assert status == -signal.SIGKILL, text
+    assert "[1/7] capture: done before" in text
+
+    done = subprocess.run(command(out), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"] {name}: done before" in done.stdout for name in STAGES[:4])
+    assert "next: " not in done.stdout
+    places = Places(out)
+    assert places.data.joinpath("dataset.json").is_file()
+    for path in (places.policy / "play.gif", places.policy / "learning_curve.png", places.report):
+        assert path.stat().st_size > 1000
+        assert str(path) in done.stdout
+    report = places.report.read_text(encoding="utf-8")
+    assert not re.search(r'(?:src|href)="(?!data:)', report)
+    for words in ("shipped", "average precision", "panda-hover-classifier", "Fresh scenes"):
+        assert words in report
+    assert Bundle.load(places.bundle).spec.name == "demo-classifier"
+
+    # Once more: nothing is repeated but the report.
+    again = subprocess.run(command(out), capture_output=True, text=True, check=False)
+    assert again.returncode == 0
+    assert again.stdout.count("done before") == len(STAGES) - 1
+
+    recorded = (out / "config.yaml").read_bytes()
+    other = subprocess.run(command(out, seed=5), capture_output=True, text=True, check=False)
+    assert other.returncode == 1
+    assert "seed 0; now asked for seed 5" in other.stderr
+    assert (out / "config.yaml").read_bytes() == recorded
+
+
+def tiny(out: Path, **settings: object) -> DemoConfig:
+    return dataclasses.replace(DemoConfig(out=out), **{**TINY, **settings})  # type: ignore[arg-type]
+
+
+def test_by_default_it_starts_from_the_shipped_weights_and_other_pictures() -> None:
+    plan = make_plan(DemoConfig())
+    shipped = Bundle.load("panda-hover-classifier")
+    assert plan.weights == shipped.path / "model.safetensors"
+    assert plan.settings["weights_sha256"] == shipped.spec.files["model.safetensors"]
+    assert "shipped" in plan.start
+    assert shipped.spec.dataset["seed"] < CAPTURE_SEED
+
+
+def test_from_scratch_takes_no_weights_and_more_of_everything() -> None:
+    usual, scratch = make_plan(DemoConfig()), make_plan(DemoConfig(from_scratch=True))
+    assert scratch.weights is None
+    assert scratch.frames > usual.frames
+    assert scratch.epochs > usual.epochs
+    assert scratch.learning_rate > usual.learning_rate
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"frames": 300}, ConfigError, "frames"),
+        ({"frames": 1000, "target_fpr": 0.01}, ConfigError, "failures"),
+        ({"episodes": 0}, ConfigError, "--episodes 0"),
+        ({"scenes": 3}, ConfigError, "--scenes 3"),
+        ({"seed": -1}, ConfigError, "--seed -1"),
+        ({"weights": Path("none.safetensors")}, ModelNotFoundError, "none.safetensors"),
+        ({"weights": Path("w.safetensors"), "from_scratch": True}, ConfigError, "one of them"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    tmp_path: Path, settings: dict[str, object], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=re.escape(words)):
+        run(tiny(tmp_path / "out", **settings))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stage_that_ended_is_skipped_and_gives_its_facts_again(tmp_path: Path) -> None:
+    calls = []
+    for _ in range(2):
+        stages = Stages(tmp_path, {"seed": 0})
+        stages.stage("capture", lambda: calls.append(1) or {"fact": 3})
+        assert stages.facts == {"fact": 3}
+    assert calls == [1]
+
+
+def test_the_time_of_a_stopped_stage_counts(tmp_path: Path) -> None:
+    def stopped() -> dict[str, object]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Stages(tmp_path, {}).stage("train", stopped)
+    path = tmp_path / "stages" / "spent" / "train.json"
+    path.write_text(json.dumps({"seconds": 100.0}), encoding="utf-8")
+    stages = Stages(tmp_path, {})
+    stages.stage("train", dict)
+    assert stages.seconds["train"] >= 100
+
+
+def test_next_commands_of_stages_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> dict[str, object]:
+        print("kept\nnext: left out")
+        print("half", end="")
+        return {}
+
+    Stages(tmp_path, {}).stage("capture", work)
+    printed = capsys.readouterr().out
+    assert "kept\n" in printed
+    assert "half" in printed
+    assert "left out" not in printed
+
+
+def test_other_settings_and_a_broken_stamp_are_refused(tmp_path: Path) -> None:
+    plan = make_plan(tiny(tmp_path))
+    Stages(tmp_path, plan.settings)
+    check_same(tmp_path, plan)
+    with pytest.raises(ConfigError, match="episodes 3; now asked for episodes 4"):
+        check_same(tmp_path, make_plan(tiny(tmp_path, episodes=4)))
+    (tmp_path / "stages" / "capture.json").write_text("{", encoding="utf-8")
+    with pytest.raises(RunFolderError, match="remove it"):
+        check_same(tmp_path, plan)
+
+
+def test_more_and_fewer_mistakes_and_no_difference() -> None:
+    right, wrong = np.zeros(40, dtype=np.bool_), np.ones(40, dtype=np.bool_)
+    assert "more mistakes" in verdict(right, wrong)
+    assert "fewer mistakes" in verdict(wrong, right)
+    assert "no difference" in verdict(right, right)
+
+
+@pytest.mark.parametrize(
+    ("target", "mistakes", "scenes", "words"),
+    [
+        (0.02, 0, 600, "They support the claim of 2 %"),
+        (0.02, 30, 600, "They contradict the claim: the rate is above 2 %"),
+        (0.02, 8, 600, "too few to support 2 % or to refute it"),
+        (0.001, 0, 600, "too few to support 0.1 %"),
+    ],
+)
+def test_the_claim_of_the_threshold_is_stated_as_the_counts_support_it(
+    target: float, mistakes: int, scenes: int, words: str
+) -> None:
+    upper = clopper_pearson(1, 500, 0.95, "upper")[1]
+    chosen = {"target_fpr": target, "negatives": 500, "false_positives": 1, "fpr_upper": upper}
+    text = claim_sentence(chosen, mistakes, scenes)
+    assert words in text
+    assert ("these frames do not support" in text) == (upper > target)
+
+
+def test_next_commands_name_real_commands_and_survive_a_folder_with_a_space(
+    tmp_path: Path,
+) -> None:
+    from vinoreward_training.cli import COMMANDS
+
+    places = Places(tmp_path / "a demo")
+    for words, what in next_commands(places):
+        parts = shlex.split(words)
+        assert parts[1] in COMMANDS
+        assert what
+    assert str(places.bundle) in shlex.split(next_commands(places)[0][0])
+
+
+def test_a_program_that_is_not_on_the_path_is_named_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "vinoreward"
+    there.write_text("#!/bin/sh\n", encoding="utf-8")
+    there.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(there)])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert program() == str(there)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() == "vinoreward"
+
+
+def test_at_least_one_core_is_usable() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)

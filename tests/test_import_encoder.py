@@ -1,0 +1,149 @@
+"""Encoders trained elsewhere become bundles, and what was believed of them is checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import BundleParityError, ConfigError
+from vinoreward_training import import_encoder
+from vinoreward_training.import_encoder import ImportEncoderConfig, read_factory
+
+SIZE = (32, 40)
+LATENT = 3
+MODULE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, both=True):
+        super().__init__()
+        self.both = both
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Tanh(), nn.Flatten())
+        self.mu = nn.Linear(4 * 4 * 5, 3)
+        self.logvar = nn.Linear(4 * 4 * 5, 3)
+
+    def forward(self, pictures):
+        found = self.features(pictures)
+        return (self.mu(found), self.logvar(found)) if self.both else self.mu(found)
+
+
+def variational():
+    return Net()
+
+
+def plain():
+    return Net(both=False)
+"""
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nets.py, weights, ONNX files, pictures and one picture's latent."""
+    folder = tmp_path_factory.mktemp("foreign")
+    (folder / "nets.py").write_text(MODULE)
+    torch.manual_seed(0)
+    net: nn.Module = read_factory(f"{folder / 'nets.py'}:variational")().eval()
+    torch.save(net.state_dict(), folder / "weights.pt")
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (80, *SIZE, 3), dtype=np.uint8)
+    images[..., 0] //= 4
+    (folder / "pictures").mkdir()
+    for index, image in enumerate(images):
+        Image.fromarray(image).save(folder / "pictures" / f"{index:03}.png")
+    planes = torch.from_numpy(images[:1]).permute(0, 3, 1, 2).float() / 255
+    with torch.no_grad():
+        np.save(folder / "latent.npy", net(planes)[0].numpy()[0])
+    Image.fromarray(images[0]).save(folder / "golden.png")
+    example = torch.zeros(2, 3, *SIZE)
+    for name, outputs in (("variational", ["mu", "logvar"]), ("plain", ["z"])):
+        module = read_factory(f"{folder / 'nets.py'}:{name}")().eval()
+        module.load_state_dict(net.state_dict())
+        torch.onnx.export(
+            module,
+            (example,),
+            str(folder / f"{name}.onnx"),
+            dynamo=False,
+            input_names=["pictures"],
+            output_names=outputs,
+            dynamic_axes={"pictures": {0: "batch"}},
+        )
+    return folder
+
+
+def config_of(foreign: Path, out: Path, model: str, **changes: object) -> ImportEncoderConfig:
+    return ImportEncoderConfig(  # type: ignore[arg-type]
+        **{
+            "model": foreign / model,
+            "pictures": foreign / "pictures",
+            "out": out,
+            "golden": foreign / "golden.png",
+            "expected": foreign / "latent.npy",
+            "size": SIZE,
+            **changes,
+        }
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("model", "changes", "posterior"),
+    [
+        ("variational.onnx", {}, True),
+        ("plain.onnx", {"posterior": False}, False),
+        ("weights.pt", {"module": "nets.py:variational"}, True),
+        ("weights.pt", {"module": "nets.py:plain", "posterior": False}, False),
+    ],
+)
+def test_every_form_becomes_a_bundle(
+    foreign: Path, tmp_path: Path, model: str, changes: dict[str, object], posterior: bool
+) -> None:
+    if "module" in changes:
+        changes = changes | {"module": f"{foreign}/{changes['module']}"}
+    assert import_encoder.run(config_of(foreign, tmp_path / "bundle", model, **changes)) == 0
+    bundle = Bundle.load(tmp_path / "bundle")
+    encoding = bundle.spec.encoding
+    assert encoding is not None and encoding.posterior is posterior
+    assert (encoding.std is not None) is posterior
+    assert bundle.spec.latent_size == LATENT
+    with bundle.backend("openvino") as backend:
+        found = backend.infer(bundle.golden.images)[:, :LATENT]
+    low, high = np.array(encoding.low), np.array(encoding.high)
+    assert (found > low).all() and (found < high).all()
+    assert (high - low < 100).all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_golden_picture_finds_out_what_is_wrong(foreign: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleParityError, match=r"(?i)rgb|red and blue|colou?r"):
+        import_encoder.run(
+            config_of(foreign, tmp_path / "bundle", "variational.onnx", color_order="BGR")
+        )
+    with pytest.raises(BundleParityError):
+        import_encoder.run(config_of(foreign, tmp_path / "bundle", "variational.onnx", scale=1.0))
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_half_of_a_golden_frame_is_refused(foreign: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Expected both"):
+        import_encoder.run(
+            config_of(foreign, tmp_path / "bundle", "variational.onnx", expected=None)
+        )
+
+
+def test_a_state_dict_needs_its_module(foreign: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a state dict"):
+        import_encoder.run(config_of(foreign, tmp_path / "bundle", "weights.pt"))
+
+
+@pytest.mark.parametrize("text", ["nets", ":x", "nowhere_at_all:make", "json:nothing", "math:pi"])
+def test_what_names_no_function_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="Expected"):
+        read_factory(text)

@@ -1,0 +1,49 @@
+"""One OpenVINO Core per process: signals must still be survived when networks come and go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import gc, os, signal
+from vinoreward.bundles.bundle import Bundle
+
+bundle = Bundle.load("panda-hover-classifier")
+first, second = bundle.backend("openvino"), bundle.backend("openvino")
+for backend in (first, second):
+    backend.close()
+del first, second, backend
+gc.collect()
+caught = []
+signal.signal(signal.SIGINT, lambda *_: caught.append(1))
+os.kill(os.getpid(), signal.SIGINT)
+print("caught", len(caught))
+"""
+
+
+def test_ctrl_c_is_survived_after_two_networks_were_closed_in_the_order_they_were_made() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "caught 1"
+
+
+def test_a_forked_child_has_a_core_of_its_own() -> None:
+    from vinoreward.backends.openvino_core import shared_core
+    from vinoreward.backends.telemetry import import_openvino
+
+    openvino = import_openvino()
+    ours = shared_core(openvino)
+    assert shared_core(openvino) is ours
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if shared_core(openvino) is not ours else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,158 @@
+"""The linear probe: how well a latent vector says where things are.
+
+A policy that sees the latent has to find gripper and object in it. The plainest measure of how hard
+that is: a linear map from the latent to each place, fitted on training frames, judged on held-out
+ones. Pure functions of arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import DatasetError
+
+Floats = npt.NDArray[np.floating]
+Indices = npt.NDArray[np.int64]
+
+MILLIMETRES = 1000.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A fitted linear map.
+
+    Attributes:
+        weights: (D, P) float64.
+        offset: (P,) float64.
+    """
+
+    weights: npt.NDArray[np.float64]
+    offset: npt.NDArray[np.float64]
+
+    def predict(self, latents: Floats) -> npt.NDArray[np.float64]:
+        """Return places (N, P) for latents (N, D)."""
+        places: npt.NDArray[np.float64] = latents.astype(np.float64) @ self.weights + self.offset
+        return places
+
+
+@dataclass(frozen=True)
+class ProbeError:
+    """How far a probe is off on held-out frames.
+
+    Attributes:
+        name: of the thing, e.g. ``"object"``.
+        r2: share of the places' variance that is explained, 1 for all; summed over coordinates.
+        mean_mm: mean distance between the place read and the true one.
+        p95_mm: the distance that 95 % of the frames stay below.
+        chance_mm: mean error of always answering the mean place: what no information gives.
+        frames: held-out frames that show the thing.
+        fitted_on: training frames that show it.
+    """
+
+    name: str
+    r2: float
+    mean_mm: float
+    p95_mm: float
+    chance_mm: float
+    frames: int
+    fitted_on: int
+
+    def as_dict(self) -> dict[str, float | int | str]:
+        """Return the attributes as plain data."""
+        return asdict(self)
+
+
+def fit_probe(latents: Floats, places: Floats) -> Probe:
+    """Fit the least-squares linear map with an offset.
+
+    Args:
+        latents: (N, D).
+        places: (N, P), all finite.
+
+    Raises:
+        DatasetError: fewer than D + 1 frames, which no linear map could be fitted to.
+    """
+    count, size = latents.shape
+    if count <= size:
+        raise DatasetError(
+            f"a linear probe of {size} latent numbers was given {count} frames whose state is "
+            f"known. Expected more than {size}; capture more frames."
+        )
+    values, targets = latents.astype(np.float64), places.astype(np.float64)
+    middle, target_middle = values.mean(0), targets.mean(0)
+    # Columns of one size: a latent number that hardly moves must not be taken for rounding.
+    spread = values.std(0)
+    spread[spread == 0.0] = 1.0
+    solution = np.linalg.lstsq((values - middle) / spread, targets - target_middle, rcond=1e-10)[0]
+    weights = solution / spread[:, None]
+    return Probe(weights=weights, offset=target_middle - middle @ weights)
+
+
+def judge_probe(probe: Probe, name: str, latents: Floats, places: Floats) -> ProbeError:
+    """Compare what the probe reads from latents (N, D) with the true places (N, P) in metres.
+
+    Raises:
+        DatasetError: there is no frame to judge on.
+    """
+    if len(places) == 0:
+        raise DatasetError(
+            f"no held-out frame shows the {name}. Expected some; capture more frames."
+        )
+    truth = places.astype(np.float64)
+    off = probe.predict(latents) - truth
+    spread = truth - truth.mean(0)
+    distances = np.linalg.norm(off, axis=1) * MILLIMETRES
+    variance = float((spread**2).sum())
+    return ProbeError(
+        name=name,
+        r2=1.0 - float((off**2).sum()) / variance if variance > 0 else 0.0,
+        mean_mm=float(distances.mean()),
+        p95_mm=float(np.quantile(distances, 0.95)),
+        chance_mm=float(np.linalg.norm(spread, axis=1).mean()) * MILLIMETRES,
+        frames=len(truth),
+        fitted_on=0,
+    )
+
+
+def probe_places(
+    latents: Floats, places: Mapping[str, Floats], train: Indices, held: Indices
+) -> list[ProbeError]:
+    """Fit on training frames and judge on held-out ones, for each thing by itself.
+
+    Args:
+        latents: (N, D), means without sampling.
+        places: name to (N, P) metres; NaN where the thing is absent, which is left out.
+        train: indices to fit on.
+        held: indices to judge on; of other episodes.
+
+    Raises:
+        DatasetError: too few frames show a thing.
+    """
+    return [
+        judge_places(probe, name, latents, places[name], held, fitted_on)
+        for name, (probe, fitted_on) in fit_places(latents, places, train).items()
+    ]
+
+
+def fit_places(
+    latents: Floats, places: Mapping[str, Floats], train: Indices
+) -> dict[str, tuple[Probe, int]]:
+    """Return for each thing its probe and the number of training frames that show it."""
+    found = {}
+    for name, truth in places.items():
+        shown = train[np.isfinite(truth[train]).all(1)]
+        found[name] = (fit_probe(latents[shown], truth[shown]), len(shown))
+    return found
+
+
+def judge_places(
+    probe: Probe, name: str, latents: Floats, places: Floats, held: Indices, fitted_on: int
+) -> ProbeError:
+    """Judge a probe on those held-out frames that show the thing."""
+    shown = held[np.isfinite(places[held]).all(1)]
+    found = judge_probe(probe, name, latents[shown], places[shown])
+    return ProbeError(**{**asdict(found), "fitted_on": fitted_on})

@@ -1,0 +1,221 @@
+"""The gate of ``vinoreward quantize``: does INT8, with a second look, decide as FP32 does?
+
+Pure functions of log-odds. A second look (see :mod:`vinoreward.rewards.second_look`) leaves one way
+to a flip: INT8 is a band's width or more on the wrong side of the threshold. The band is therefore
+read off the flips of one half of the held-out frames, and what it achieves is measured on the other
+half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import QuantizationRefusedError
+from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward.rewards.second_look import unsure
+
+BAND_MARGIN = 1.25
+"""The band is this times the farthest flip seen: a few frames cannot show the very farthest."""
+NEARLY_ALL = 0.95
+"""Quantile of the errors next to the threshold that the band covers at least."""
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Decisions that differ between two networks.
+
+    Attributes:
+        count: frames whose decision differs.
+        frames: frames compared.
+        high: one-sided 95 % Clopper-Pearson upper bound of the share.
+    """
+
+    count: int
+    frames: int
+    high: float
+
+    @property
+    def share(self) -> float:
+        """Share of differing decisions."""
+        return self.count / self.frames
+
+    def __str__(self) -> str:
+        return f"{self.count} of {self.frames} ({self.share:.2%}, at most {self.high:.2%})"
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """What the gate found on the second half; of several backends the worst.
+
+    Attributes:
+        band: half-width of the second look in log-odds; None where INT8 needs none.
+        flips: with the second look (as it will be used), on the boundary-rich set.
+        alone: without it, on the same frames.
+        looks_boundary: share of second looks on the boundary-rich set.
+        looks_all: share of second looks on all frames of the half.
+        by_backend: each backend's flips with the second look.
+    """
+
+    band: float | None
+    flips: Flips
+    alone: Flips
+    looks_boundary: float
+    looks_all: float
+    by_backend: dict[str, Flips]
+
+
+def count_flips(before: Bools, after: Bools) -> Flips:
+    """Compare decisions (N,) with decisions (N,)."""
+    count = int((before != after).sum())
+    return Flips(count, len(before), clopper_pearson(count, len(before), 0.95, "upper")[1])
+
+
+def boundary_rich(
+    log_odds: Floats, threshold: float, *, boundary: int, seed: int
+) -> npt.NDArray[np.int64]:
+    """Choose the frames closest to the threshold and as many random others, without repeats.
+
+    At most half of the frames count as close: a small set keeps its random half.
+
+    Args:
+        log_odds: (N,) of the FP32 network.
+        threshold: in log-odds.
+        boundary: how many close ones.
+        seed: decides the random ones.
+    """
+    order = np.argsort(np.abs(log_odds - threshold), kind="stable")
+    close = min(boundary, len(order) // 2)
+    others = np.random.default_rng([seed, 0x1E8]).permutation(order[close:])
+    return np.sort(np.concatenate([order[:close], others[:close]]))
+
+
+def halves(episodes: npt.NDArray[np.int64], *, seed: int) -> Bools:
+    """Return (N,) bool, True for the frames of a random half of the episodes.
+
+    Args:
+        episodes: (N,) number of each frame's episode.
+        seed: decides which.
+    """
+    numbers = np.random.default_rng([seed, 0xBA2D]).permutation(np.unique(episodes))
+    return np.isin(episodes, numbers[: len(numbers) // 2])
+
+
+def choose_band(
+    before: Floats, after: Mapping[str, Floats], threshold: float, *, boundary: int
+) -> float:
+    """Return the half-width within which every flip of these frames lies, with room to spare.
+
+    No narrower than nearly every error (``NEARLY_ALL``) next to the threshold, for sets so small
+    that nothing flipped. Farther away errors do not count: INT8 saturates there, and that changes
+    no decision.
+
+    Args:
+        before: (N,) log-odds of the FP32 network.
+        after: per backend (N,) log-odds of the INT8 network.
+        threshold: in log-odds; one for both networks.
+        boundary: frames closest to the threshold whose errors count, at most half of all.
+    """
+    close = np.argsort(np.abs(before - threshold), kind="stable")
+    close = close[: max(1, min(boundary, len(before) // 2))]
+    widest = 0.0
+    for values in after.values():
+        flipped = (before >= threshold) != (values >= threshold)
+        farthest = float(np.abs(values[flipped] - threshold).max(initial=0.0))
+        usual = float(np.quantile(np.abs(values - before)[close], NEARLY_ALL, method="higher"))
+        widest = max(widest, farthest, usual)
+    return BAND_MARGIN * widest
+
+
+def gate(
+    before: Floats,
+    after: Mapping[str, Floats],
+    first: Bools,
+    threshold: float,
+    *,
+    boundary: int,
+    max_flips: float,
+    max_second_looks: float,
+    seed: int,
+) -> GateResult:
+    """Choose the band on one half of the frames and judge it on the other.
+
+    INT8 decides alone, without a band, where its own flips are below the limit with confidence.
+
+    Args:
+        before: (N,) log-odds of the FP32 network.
+        after: per backend (N,) log-odds of the INT8 network.
+        first: (N,) bool, the half on which the band is chosen.
+        threshold: in log-odds; one for both networks.
+        boundary: frames closest to the threshold in the boundary-rich set of a half.
+        max_flips: allowed share of flips, with the second look, on the boundary-rich set.
+        max_second_looks: allowed share of second looks on all frames of the half.
+        seed: decides the random frames.
+
+    Raises:
+        QuantizationRefusedError: above either limit.
+    """
+
+    def rich(half: Bools) -> npt.NDArray[np.int64]:
+        frames = np.flatnonzero(half)
+        return frames[boundary_rich(before[frames], threshold, boundary=boundary, seed=seed)]
+
+    judged, rest = rich(~first), np.flatnonzero(~first)
+    decided = before >= threshold
+    alone = {
+        name: count_flips(decided[judged], (values >= threshold)[judged])
+        for name, values in after.items()
+    }
+    if _worst(alone).high <= max_flips:
+        return GateResult(None, _worst(alone), _worst(alone), 0.0, 0.0, alone)
+    band = choose_band(
+        before[first], {name: values[first] for name, values in after.items()}, threshold,
+        boundary=boundary,
+    )  # fmt: skip
+    again = {name: unsure(values, threshold, band) for name, values in after.items()}
+    flips = {
+        name: count_flips(
+            decided[judged],
+            (np.where(again[name], before, values) >= threshold)[judged],
+        )
+        for name, values in after.items()
+    }
+    found = GateResult(
+        band=band,
+        flips=_worst(flips),
+        alone=_worst(alone),
+        looks_boundary=max(float(mask[judged].mean()) for mask in again.values()),
+        looks_all=max(float(mask[rest].mean()) for mask in again.values()),
+        by_backend=flips,
+    )
+    _check(found, max_flips=max_flips, max_second_looks=max_second_looks)
+    return found
+
+
+def _check(found: GateResult, *, max_flips: float, max_second_looks: float) -> None:
+    if found.flips.share > max_flips:
+        counts = ", ".join(f"{name} {flips.count}" for name, flips in found.by_backend.items())
+        raise QuantizationRefusedError(
+            f"INT8 flips {found.flips} of the decisions although FP32 looks again within "
+            f"{found.band:.3g} log-odds of the threshold ({counts}; without a second look "
+            f"{found.alone}). Expected at most {max_flips:.2%}; the bundle is unchanged and stays "
+            "FP32. Train longer or on more frames, or accept more with --max-flips."
+        )
+    if found.looks_all > max_second_looks:
+        raise QuantizationRefusedError(
+            f"INT8 is unsure (within {found.band:.3g} log-odds of the threshold) about "
+            f"{found.looks_all:.1%} of the held-out frames, and FP32 would have to look at them "
+            f"again. Expected at most {max_second_looks:.1%}, above which INT8 gains little; the "
+            "bundle is unchanged and stays FP32. Train longer or on more frames, or accept more "
+            "with --max-second-looks or --max-flips."
+        )
+
+
+def _worst(flips: Mapping[str, Flips]) -> Flips:
+    return max(flips.values(), key=lambda found: found.share)

@@ -1,0 +1,1 @@
+"""Networks that turn pictures into latent states, and what runs them."""

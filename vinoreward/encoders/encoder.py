@@ -1,0 +1,144 @@
+"""From pictures to latent vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.parts import Encoding
+from vinoreward.bundles.runner import Runner, Runs
+from vinoreward.errors import BundleError, ConfigError
+
+if TYPE_CHECKING:
+    from vinoreward.bundles.schema import Picture
+
+_LOG_VARIANCE = 60.0
+"""Beyond this a variance means nothing, and its exponential would overflow in float32 later."""
+
+
+class Encoder(Runs):
+    """A bundle on a backend: a latent vector for every picture.
+
+    Nothing is loaded until the first picture, so an encoder can be made in one process and used in
+    another: it can be pickled, and each process builds its own network. The bundle's golden frames
+    are run when the network is built.
+
+    Args:
+        bundle: a loaded bundle, the folder of one, or the name of an installed one.
+        backend: ``"openvino"``, ``"torch"``, ``"onnxruntime"`` or another registered name.
+        device: device name of that backend, e.g. ``"CPU"``.
+        precision: ``"auto"`` (INT8 where the bundle's gate passed it), ``"fp32"``, ``"int8"``, …
+        threads: threads that one inference may use.
+
+    Raises:
+        ConfigError: the bundle is a classifier's, or the backend cannot do what is asked.
+        ModelNotFoundError: there is no such bundle.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle | str | Path,
+        *,
+        backend: str = "openvino",
+        device: str = "CPU",
+        precision: str = "auto",
+        threads: int = 1,
+    ) -> None:
+        self._runner = Runner(
+            bundle,
+            "encoder",
+            backend=backend,
+            device=device,
+            precision=precision,
+            threads=threads,
+        )
+        encoding = self.encoding
+        self.low: NDArray[np.float32] = np.array(encoding.low, np.float32)
+        """(D,) Stated lower bounds, to which vectors are clipped."""
+        self.high: NDArray[np.float32] = np.array(encoding.high, np.float32)
+        """(D,) Stated upper bounds."""
+
+    @property
+    def encoding(self) -> Encoding:
+        """What the bundle says about its vectors."""
+        encoding = self.bundle.spec.encoding
+        if encoding is None:  # BundleSpec refuses this too
+            raise BundleError(
+                f"the bundle {self.bundle.spec.name!r} has no encoding. Expected one in an "
+                "encoder's bundle; save it again."
+            )
+        return encoding
+
+    @property
+    def latent_size(self) -> int:
+        """D, the length of a vector."""
+        return len(self.encoding.low)
+
+    @property
+    def picture(self) -> Picture:
+        """The picture that the network was trained on."""
+        return self.bundle.spec.picture
+
+    def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the latent vectors; of a variational encoder the posterior's means.
+
+        Args:
+            images: ``(N, H, W, 3)`` uint8 RGB. The bundle says whether another size is resized.
+
+        Returns:
+            ``(N, D)`` float32 from :attr:`low` to :attr:`high`, to which they are clipped.
+
+        Raises:
+            InputError: wrong shape, size or dtype.
+            OutputError: the network returned what cannot be right.
+        """
+        return self.clip(self._outputs(images)[:, : self.latent_size])
+
+    def posterior(
+        self, images: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+        """Return means and standard deviations ``(N, D)``, not clipped.
+
+        The standard deviations are None for a plain autoencoder.
+        """
+        outputs = self._outputs(images)
+        size = self.latent_size
+        if not self.encoding.posterior:
+            return outputs, None
+        log_variance = np.clip(outputs[:, size:], -_LOG_VARIANCE, _LOG_VARIANCE)
+        return outputs[:, :size], np.exp(0.5 * log_variance)
+
+    def sample(self, images: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.float32]:
+        """Return one draw from each picture's posterior, ``(N, D)`` float32, clipped.
+
+        Raises:
+            ConfigError: a plain autoencoder, which has no posterior.
+        """
+        self.check_samples()
+        mean, std = self.posterior(images)
+        if std is not None:
+            mean = mean + std * random.standard_normal(mean.shape, np.float32)
+        return self.clip(mean)
+
+    def check_samples(self) -> None:
+        """Raise ConfigError unless the encoder has a posterior to draw from."""
+        if not self.encoding.posterior:
+            raise ConfigError(
+                f"a sample was asked of the bundle {self.bundle.spec.name!r}, a plain autoencoder "
+                "without a posterior. Expected a variational encoder; use the vector itself "
+                "(encode, or sample=False)."
+            )
+
+    def clip(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return ``(N, D)`` vectors within the stated bounds, in new memory."""
+        return np.clip(vectors, self.low, self.high)
+
+    def _outputs(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        pictures = self._runner.prepare(images)
+        if pictures is None:
+            return np.zeros((0, self.bundle.spec.width), np.float32)
+        return self.backend.infer(pictures)

@@ -1,0 +1,192 @@
+"""The variational autoencoders that training makes. Imports torch.
+
+The encoders themselves are in :mod:`vinoreward.backends.torch_encoders`, where the torch backend
+finds them too. The decoder is for training and for looking only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vinoreward.backends.torch_encoders import (
+    ARCHITECTURES,
+    KEYPOINTS,
+    ConvEncoder,
+    SpatialEncoder,
+    axes_of,
+    build_encoder,
+    channels_of,
+    check_latent,
+    halvings,
+    map_sizes,
+)
+
+__all__ = [
+    "ARCHITECTURES",
+    "ConvEncoder",
+    "Decoder",
+    "SpatialDecoder",
+    "SpatialEncoder",
+    "Vae",
+    "build_encoder",
+    "build_vae",
+    "halvings",
+]
+
+
+COARSE_CHANNELS = 16
+
+
+def _odd(small: tuple[int, int], large: tuple[int, int]) -> tuple[int, int]:
+    """Return the row and column that doubling ``small`` lacks of ``large``."""
+    return large[0] - 2 * small[0], large[1] - 2 * small[1]
+
+
+class Decoder(nn.Module):
+    """From a latent vector (N, D) to a picture (N, 3, H, W), in units of 0 to 1.
+
+    Args:
+        height: of the pictures in pixels, 32 to 1024.
+        width: likewise.
+        latent_size: D.
+    """
+
+    average: Tensor
+
+    def __init__(self, height: int, width: int, latent_size: int) -> None:
+        super().__init__()
+        check_latent(latent_size)
+        self._sizes = [*halvings(height, width)[::-1], (height, width)]
+        channels = [*channels_of(len(self._sizes) - 1)[::-1], 3]
+        self._start = (channels[0], *self._sizes[0])
+        self.head = nn.Linear(latent_size, channels[0] * self._sizes[0][0] * self._sizes[0][1])
+        layers: list[nn.Module] = []
+        for index, (before, after) in enumerate(itertools.pairwise(channels)):
+            odd = _odd(self._sizes[index], self._sizes[index + 1])
+            layers += [nn.ReLU(), nn.ConvTranspose2d(before, after, 4, 2, 1, output_padding=odd)]
+        self.layers = nn.Sequential(*layers)
+        self.register_buffer("average", torch.zeros(3, height, width))
+
+    def forward(self, latent: Tensor) -> Tensor:
+        """Return pictures (N, 3, H, W) for latent vectors (N, D)."""
+        planes = self.head(latent).view(-1, *self._start)
+        # What all pictures share need not be learned: see Vae.set_average.
+        picture: Tensor = self.layers(planes) + self.average
+        return picture
+
+
+class SpatialDecoder(nn.Module):
+    """From a latent vector (N, D) to a picture, by way of blobs: the mirror of SpatialEncoder.
+
+    A linear layer says where each blob is and how strong; the blobs are drawn into maps, and
+    convolutions make the picture of them. What a blob stands for then moves when its latent numbers
+    move, which is why training finds small things at all, and soon. A coarse layer adds what is not
+    a matter of place.
+
+    Args:
+        height: of the pictures in pixels, 32 to 1024.
+        width: likewise.
+        latent_size: D.
+        keypoints: blobs.
+    """
+
+    average: Tensor
+    across: Tensor
+    down: Tensor
+
+    def __init__(
+        self, height: int, width: int, latent_size: int, keypoints: int = KEYPOINTS
+    ) -> None:
+        super().__init__()
+        check_latent(latent_size)
+        sizes = [*map_sizes(height, width, fewest=2)[::-1], (height, width)]
+        self._map = sizes[0]
+        self._coarse = (COARSE_CHANNELS, *(-(-side // 4) for side in self._map))
+        self.head = nn.Linear(latent_size, 3 * keypoints)
+        with torch.no_grad():
+            self.head.weight *= 1.5
+            self.head.bias[2 * keypoints :] = 1.0
+        # Logarithms of 1 / width, in units of half the map: from large blobs to small ones.
+        self.sharpness = nn.Parameter(torch.linspace(0.5, 2.5, keypoints))
+        self.coarse = nn.Sequential(
+            nn.Linear(latent_size, 64), nn.ReLU(), nn.Linear(64, math.prod(self._coarse))
+        )
+        layers: list[nn.Module] = [nn.Conv2d(keypoints + COARSE_CHANNELS, 64, 3, 1, 1)]
+        channels = [64, *[32] * (len(sizes) - 2), 3]
+        for index, (before, after) in enumerate(itertools.pairwise(channels)):
+            odd = _odd(sizes[index], sizes[index + 1])
+            layers += [nn.ReLU(), nn.ConvTranspose2d(before, after, 4, 2, 1, output_padding=odd)]
+        self.layers = nn.Sequential(*layers)
+        down, across = axes_of(*self._map)
+        self.register_buffer("across", across, persistent=False)
+        self.register_buffer("down", down, persistent=False)
+        self.register_buffer("average", torch.zeros(3, height, width))
+
+    def forward(self, latent: Tensor) -> Tensor:
+        """Return pictures (N, 3, H, W) for latent vectors (N, D)."""
+        with torch.autocast(latent.device.type, enabled=False):
+            latent = latent.float()
+            x, y, strength = (part[:, :, None] for part in self.head(latent).chunk(3, dim=1))
+            sharpness = self.sharpness.exp()[:, None]
+            columns = (-0.5 * ((self.across - x) * sharpness) ** 2).exp()
+            rows = strength * (-0.5 * ((self.down - y) * sharpness) ** 2).exp()
+            blobs = rows[:, :, :, None] * columns[:, :, None, :]
+            coarse = self.coarse(latent).view(-1, *self._coarse)
+            coarse = nn.functional.interpolate(coarse, self._map, mode="nearest")
+            maps = torch.cat([blobs, coarse], 1)
+        picture: Tensor = self.layers(maps) + self.average
+        return picture
+
+
+class Vae(nn.Module):
+    """Encoder and decoder, as they are trained together.
+
+    Args:
+        encoder: float pictures (N, 3, H, W) to (N, 2 D).
+        decoder: (N, D) to pictures.
+        latent_size: D.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, decoder: Decoder | SpatialDecoder, latent_size: int
+    ) -> None:
+        super().__init__()
+        self.latent_size = latent_size
+        self.encoder = encoder
+        self.decoder = decoder
+
+    def set_average(self, picture: Tensor) -> None:
+        """Give the decoder the mean picture (3, H, W), in units of 0 to 1, to start from."""
+        self.decoder.average.copy_(picture)
+
+    def forward(self, pictures: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return pictures made anew (N, 3, H, W), means (N, D) and log variances (N, D).
+
+        Args:
+            pictures: (N, 3, H, W) normalised.
+            noise: (N, D) standard normal; zeros to decode the means.
+        """
+        mean, log_variance = self.encoder(pictures).float().chunk(2, dim=1)
+        latent = mean + noise * (0.5 * log_variance).exp()
+        return self.decoder(latent).float(), mean, log_variance
+
+
+def build_vae(architecture: str, height: int, width: int, latent_size: int) -> Vae:
+    """Build an untrained encoder with the decoder that mirrors it; seeded likewise.
+
+    Args:
+        architecture: ``"conv_vae"`` or ``"spatial_vae"``.
+        height: of the pictures in pixels.
+        width: likewise.
+        latent_size: D.
+
+    Raises:
+        ConfigError: as :func:`build_encoder`.
+    """
+    encoder = build_encoder(architecture, height, width, 2 * latent_size)
+    kind = Decoder if architecture == "conv_vae" else SpatialDecoder
+    return Vae(encoder, kind(height, width, latent_size), latent_size)

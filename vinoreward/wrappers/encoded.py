@@ -1,0 +1,137 @@
+"""EncodedObservation for one Gymnasium environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import gymnasium as gym
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.encoders.encoder import Encoder
+from vinoreward.wrappers.encoding import EncodingCore, EncodingOptions, Pictures, shown
+from vinoreward.wrappers.render_once import render_once
+from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene, default_source
+
+
+class EncodedObservation(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Replace the environment's observation by what an encoder sees in its picture.
+
+    The observation is one flat float32 Box: the latent vectors of the last ``frame_stack`` steps,
+    oldest first, then the kept parts of the environment's own observation, flattened. Its bounds
+    are the bundle's and the parts' own.
+
+    Stacked pictures, ``(k, H, W, 3)``, ``(k, 3, H, W)``, ``(H, W, 3 k)`` or ``(3 k, H, W)``, are
+    encoded one by one, oldest first.
+
+    All arguments but a callable ``image_source`` and a loaded ``bundle`` are YAML values, so that
+    RL Zoo's ``env_wrapper`` can carry them.
+
+    Args:
+        env: the environment.
+        bundle: a loaded encoder bundle, the folder of one, or an installed one's name.
+        backend: ``"openvino"``, ``"torch"``, ``"onnxruntime"`` or another registered one.
+        device: device of the backend.
+        precision: ``"auto"``, ``"fp32"``, ``"int8"``, …
+        threads: threads of one inference.
+        image_source: ``"obs"``, ``"obs:<key>"``, ``"render"`` or ``callable(env, observation)``
+            returning ``(H, W, 3)`` uint8 RGB. None: the observation if it is a picture, its only
+            picture key, else ``"render"``.
+        keep: keys of the observation that the learner sees too, such as joint angles.
+        frame_stack: latent vectors of so many steps; after a reset the first stands for those
+            before it.
+        sample: draw from the posterior instead of taking its mean.
+        seed: of the draws, together with the seeds that ``reset`` is given; None: random where
+            ``reset`` is given none.
+        picture_in_info: put the newest picture into ``info["picture"]``, ``(H, W, 3)`` uint8.
+
+    Raises:
+        ConfigError: arguments that cannot work, on their own or with this environment.
+        PictureMismatchError: the environment's picture is not the bundle's.
+        ModelNotFoundError: no such bundle.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        bundle: Bundle | str | Path,
+        *,
+        backend: str = "openvino",
+        device: str = "CPU",
+        precision: str = "auto",
+        threads: int = 1,
+        image_source: ImageSource | None = None,
+        keep: Sequence[str] = (),
+        frame_stack: int = 1,
+        sample: bool = False,
+        seed: int | None = None,
+        picture_in_info: bool = False,
+    ) -> None:
+        options = EncodingOptions(keep, frame_stack, sample, seed, picture_in_info)
+        encoder = Encoder(
+            bundle, backend=backend, device=device, precision=precision, threads=threads
+        )
+        space = env.observation_space
+        chosen = default_source(space, env.render_mode) if image_source is None else image_source
+        source = PictureSource(chosen, space, env.render_mode, encoder.bundle, stacked=True)
+        if not source.calls:
+            check_scene(getattr(env.unwrapped, "picture_scene", None), encoder.bundle)
+        # Recorded so that env.spec can make this environment again; a path can be written as JSON.
+        gym.utils.RecordConstructorArgs.__init__(
+            self,
+            bundle=bundle if isinstance(bundle, str) else str(encoder.bundle.path),
+            backend=backend,
+            device=device,
+            precision=precision,
+            threads=threads,
+            image_source=image_source,
+            **{name: getattr(options, name) for name in options.__dataclass_fields__},
+        )
+        gym.Wrapper.__init__(self, render_once(env) if source.renders else env)
+        self._core = EncodingCore(encoder, source, space, options, 1)
+        self.observation_space = self._core.space
+
+    @property
+    def encoder(self) -> Encoder:
+        """What encodes the pictures. It loads at the first one."""
+        return self._core.encoder
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._core.seed(0, seed)
+        return self._observe(observation, info, first=True)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the environment and encode the picture it ended with.
+
+        Raises:
+            InputError: the picture has a wrong shape or dtype.
+            OutputError: the network returned NaN or infinity.
+        """
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        seen, info = self._observe(observation, info, first=False)
+        return seen, reward, terminated, truncated, info
+
+    def close(self) -> None:
+        """Close the environment and free the network."""
+        self._core.encoder.close()
+        super().close()
+
+    def _observe(
+        self, observation: Any, info: dict[str, Any], *, first: bool
+    ) -> tuple[Any, dict[str, Any]]:
+        core = self._core
+        frame = self.env.render() if core.source.renders else None
+        pictures: Pictures = core.source.pictures(self.env, observation, frame)
+        latent = core.look([0], [pictures])[0]
+        if first:
+            core.begin(0, latent)
+        else:
+            core.push(0, latent)
+        if core.options.picture_in_info:
+            info = {**info, "picture": shown(pictures[-1])}
+        return core.observation(0, observation), info

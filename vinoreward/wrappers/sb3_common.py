@@ -1,0 +1,70 @@
+"""What the wrappers for Stable-Baselines3's vector environments share. Imports SB3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vinoreward.errors import ConfigError, MissingExtraError
+from vinoreward.wrappers.sources import ImageSource
+
+try:
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+except ImportError as missing:
+    raise MissingExtraError(
+        "VecLearnedReward and VecEncodedObservation need stable-baselines3, which is not "
+        "installed. Install it with: pip install 'vinoreward[train]'"
+    ) from missing
+
+__all__ = [
+    "Monitor",
+    "VecEnv",
+    "VecEnvWrapper",
+    "copied_observation",
+    "refuse_render",
+    "rows_of",
+    "sb3_scene_of",
+]
+
+
+def refuse_render(source: ImageSource, single: str) -> None:
+    """Raise ConfigError where the picture would be rendered.
+
+    Args:
+        source: the image source.
+        single: name of the wrapper for one environment, which can render.
+    """
+    if source == "render":
+        raise ConfigError(
+            "image_source is 'render' in a VecEnv, which resets an environment before it can be "
+            "rendered, so that the frame shows the next episode. Expected the picture in the "
+            f"observation (image_source='obs' or 'obs:<key>'), or vinoreward.{single} around "
+            "each environment before it is vectorised (make_vec_env's wrapper_class)."
+        )
+
+
+def rows_of(observations: Any, num_envs: int) -> list[Any]:
+    """Return one observation per environment, as views."""
+    if isinstance(observations, dict):
+        return [{key: batch[i] for key, batch in observations.items()} for i in range(num_envs)]
+    if isinstance(observations, tuple):
+        return [tuple(batch[i] for batch in observations) for i in range(num_envs)]
+    return list(observations)
+
+
+def copied_observation(observation: Any) -> Any:
+    """Return a copy of an observation, or of a batch of them."""
+    if isinstance(observation, dict):
+        return {key: np.array(part) for key, part in observation.items()}
+    if isinstance(observation, tuple):
+        return tuple(np.array(part) for part in observation)
+    return np.array(observation)
+
+
+def sb3_scene_of(venv: VecEnv) -> object:
+    """Return the environments' ``picture_scene``, None where they have none."""
+    if not venv.has_attr("picture_scene"):
+        return None
+    return venv.get_attr("picture_scene", indices=[0])[0]
