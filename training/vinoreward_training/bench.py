@@ -26,16 +26,19 @@ ROWS: dict[str, tuple[str, str]] = {
     "camera": ("bench_camera", "camera_rows"),
     "classifier": ("bench_classifier", "classifier_rows"),
     "int8": ("bench_int8", "int8_rows"),
+    "encoders": ("bench_encoders", "encoders_rows"),
     "memory": ("bench_env", "memory_rows"),
     "install": ("bench_install", "install_rows"),
     "overhead": ("bench_train", "overhead_rows"),
+    "overhead-pixels": ("bench_pixels", "overhead_pixels_rows"),
     "solve": ("bench_train", "solve_rows"),
     "solve-random": ("bench_train", "solve_random_rows"),
+    "solve-pixels": ("bench_pixels", "solve_pixels_rows"),
     "wall": ("bench_wall", "wall_rows"),
 }
 """Name of a row to the module and the function ``(BenchConfig) -> list[Row]`` that measure it."""
 
-QUICK = ("backends", "reward-path", "step", "camera", "classifier", "int8", "memory")
+QUICK = ("backends", "reward-path", "step", "camera", "classifier", "int8", "encoders", "memory")
 
 
 def chosen(rows: Sequence[str]) -> list[str]:

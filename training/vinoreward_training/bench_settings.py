@@ -10,8 +10,10 @@ from pathlib import Path
 class BenchConfig:
     """Run the paired comparisons behind the README's figures; write a table and JSON.
 
-    Rows: backends, reward-path, step, camera, classifier, int8, memory, install, overhead, solve,
-    solve-random, wall. ``quick`` stands for those that take no training, ``all`` for all.
+    Rows: backends, reward-path, step, camera, classifier, int8, encoders, memory, install,
+    overhead, overhead-pixels, solve, solve-random, solve-pixels, wall. ``quick`` stands for those
+    that take no training, ``all`` for all. Those with pixels, and most of encoders, need an encoder
+    (--encoder); where it is not there, the rows say so.
 
     ``wall`` needs the longest: 10 to 60 minutes for the article's setting. Stopped with Ctrl-C it
     goes on from its last checkpoint with --resume. The article's run is judged by the same bundle,
@@ -38,6 +40,8 @@ class BenchConfig:
     """Keep the rows that are measured already and go on with the rest."""
     bundle: str = "panda-hover-classifier"
     """Classifier to measure: an installed name or a folder."""
+    encoder: str = "panda-hover-encoder"
+    """Encoder to measure: an installed name or a folder."""
     article_bundle: str | None = None
     """Classifier for the article's setting in ``wall``; None: the same one, on resized pictures."""
     seed: int = 1_000_000
@@ -56,7 +60,13 @@ class BenchConfig:
     """Most steps of one training on the fixed object."""
     random_steps: int = 20_000
     """Most steps of one training on the moving object."""
+    pixel_steps: int = 20_000
+    """Most steps of one training on pictures."""
+    pixel_seeds: int = 3
+    """Trainings of ``solve-pixels`` through the encoder, with consecutive seeds."""
+    cnn_steps: int = 0
+    """Most steps of the training with CnnPolicy beside them; 0: those of the slowest of them."""
     overhead_steps: int = 2000
-    """Steps of each training of ``overhead``."""
+    """Steps of each training of ``overhead`` and ``overhead-pixels``."""
     evaluation_episodes: int = 100
     """Episodes that decide whether a policy has solved its task."""

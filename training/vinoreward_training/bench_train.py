@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
 from vinoreward_training.bench_settings import BenchConfig
 from vinoreward_training.bench_statistics import Row, paired_ratio, quartiles
+
+if TYPE_CHECKING:
+    from vinoreward_training.train import TrainConfig
 
 GOAL = 0.95
 """True success rate from which a task counts as solved."""
@@ -54,6 +58,9 @@ def train_to_solved(
     bundle: str | None = None,
     backend: str = "openvino",
     fidelity: str | None = None,
+    encoder: str | None = None,
+    save_replay: bool = True,
+    algorithm_kwargs: Mapping[str, float] | None = None,
 ) -> Training:
     """Run ``vinoreward train``, its preset included, until the task is solved or steps are spent.
 
@@ -75,6 +82,9 @@ def train_to_solved(
             final_episodes=config.evaluation_episodes,
             stop_when_solved=GOAL,
             checkpoint_every=CHECKPOINT_EVERY,
+            encoder=encoder,
+            save_replay=save_replay,
+            algorithm_kwargs=dict(algorithm_kwargs or {}),
             resume=config.resume,
             explicit=("final_episodes", "stop_when_solved", "checkpoint_every", "seed"),
         )
@@ -163,12 +173,23 @@ def solve_random_rows(config: BenchConfig) -> list[Row]:
 
 def overhead_rows(config: BenchConfig) -> list[Row]:
     """Compare training wall time with the learned and the oracle reward, same seeds, in turns."""
+    from vinoreward_training.train import TrainConfig
+    from vinoreward_training.train_settings import resolve
+
     times: dict[str, list[float]] = {"learned": [], "oracle": []}
     processor: dict[str, list[float]] = {"learned": [], "oracle": []}
     for seed in training_seeds(config):
         order = ("learned", "oracle") if seed % 2 == 0 else ("oracle", "learned")
         for kind in order:
-            wall, cpu = _train_seconds(config, kind, seed)
+            # What the preset says: a learner of another size would hide or exaggerate the
+            # reward's share.
+            settled = resolve(TrainConfig(env="PandaHover-v0", timesteps=config.overhead_steps))
+            made = gym.make(
+                "PandaHover-v0",
+                backend="oracle" if kind == "oracle" else "openvino",
+                bundle=config.bundle,
+            )
+            wall, cpu = train_seconds(made, settled, seed)
             times[kind].append(wall)
             processor[kind].append(cpu)
             print(f"  {kind} seed {seed}: {wall:.1f} s", flush=True)
@@ -195,30 +216,26 @@ def overhead_rows(config: BenchConfig) -> list[Row]:
     ]
 
 
-def _train_seconds(config: BenchConfig, kind: str, seed: int) -> tuple[float, float]:
-    """Return wall and processor seconds of a training of fixed length, without making its parts."""
+def train_seconds(env: gym.Env[Any, Any], settled: TrainConfig, seed: int) -> tuple[float, float]:
+    """Return wall and processor seconds of a training of fixed length, without making its parts.
+
+    Args:
+        env: one environment; it is closed.
+        settled: says which learner and how many steps.
+        seed: of both.
+    """
     from vinoreward_training.bench_network import one_thread
     from vinoreward_training.checkpoint import build_model
-    from vinoreward_training.train import TrainConfig
-    from vinoreward_training.train_settings import resolve
 
     one_thread()
-    # What the preset says: a learner of another size would hide or exaggerate the reward's share.
-    settled = resolve(TrainConfig(env="PandaHover-v0", timesteps=config.overhead_steps))
-    backend = "oracle" if kind == "oracle" else "openvino"
-    with contextlib.closing(
-        gym.make("PandaHover-v0", backend=backend, bundle=config.bundle)
-    ) as env:
+    steps = settled.timesteps or 1
+    with contextlib.closing(env):
         # Loads the network and the camera; a run pays that once, whatever its length.
         env.reset(seed=seed)
         env.step(env.action_space.sample())
         learner = build_model(
-            settled.algorithm,
-            env,
-            settled.algorithm_kwargs,
-            seed=seed,
-            replay_size=config.overhead_steps,
+            settled.algorithm, env, settled.algorithm_kwargs, seed=seed, replay_size=steps
         )
         wall, cpu = time.perf_counter(), time.process_time()
-        learner.learn(config.overhead_steps)
+        learner.learn(steps)
         return time.perf_counter() - wall, time.process_time() - cpu

@@ -82,7 +82,7 @@ def build_model(
         key: tuple(value) if isinstance(value, list) else value
         for key, value in copy.deepcopy(dict(arguments)).items()
     }
-    policy = given.pop("policy", None) or _policy_for(env.observation_space)
+    policy = given.pop("policy", None) or policy_for(env.observation_space)
     if isinstance(noise := given.get("action_noise"), int | float):
         from stable_baselines3.common.noise import NormalActionNoise
 
@@ -101,7 +101,8 @@ def build_model(
         ) from error
 
 
-def _policy_for(space: gym.Space[Any]) -> str:
+def policy_for(space: gym.Space[Any]) -> str:
+    """Return the name of SB3's policy for an observation space: pictures need convolutions."""
     if isinstance(space, gym.spaces.Dict):
         return "MultiInputPolicy"
     return "CnnPolicy" if space.shape is not None and len(space.shape) == 3 else "MlpPolicy"

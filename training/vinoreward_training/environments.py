@@ -1,15 +1,18 @@
-"""Environments by id, with a learned reward: those that have one, and any other, wrapped."""
+"""Environments by id, with a learned reward and an encoded picture where they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
 import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, VinorewardError
+
+if TYPE_CHECKING:
+    from vinoreward.bundles.bundle import Bundle
 
 
 def has_own_reward(env_id: str) -> bool:
@@ -37,6 +40,9 @@ def make_env(
     precision: str = "auto",
     wrap_bundle: bool = False,
     render_mode: str | None = None,
+    encoder: str | None = None,
+    encoder_sha256: str | None = None,
+    frame_stack: int = 1,
 ) -> gym.Env[Any, Any]:
     """Make one environment.
 
@@ -48,10 +54,40 @@ def make_env(
         precision: as the backend takes it.
         wrap_bundle: put ``LearnedReward`` around an environment that has no learned reward.
         render_mode: None leaves the choice to the environment (``rgb_array`` if wrapped).
+        encoder: name or folder of an encoder's bundle; the observation is its latent then. It runs
+            on ``backend`` (OpenVINO where that is the oracle) with ``precision``.
+        encoder_sha256: of the network that the encoder must have; see :func:`network_sha256`.
+        frame_stack: latents of so many steps; with an encoder only.
 
     Raises:
-        ConfigError: no such environment, an argument it does not take, or nothing to wrap with.
+        ConfigError: no such environment, an argument it does not take, nothing to wrap with, or
+            another encoder than the one expected.
+        ModelNotFoundError: no such bundle.
+        PictureMismatchError: the encoder is for other pictures.
     """
+    if encoder is not None:
+        loaded = load_encoder(encoder, encoder_sha256)
+        return _encoded(
+            lambda mode: make_env(
+                env_id,
+                env_kwargs,
+                backend=backend,
+                bundle=bundle,
+                precision=precision,
+                wrap_bundle=wrap_bundle,
+                render_mode=mode,
+            ),
+            render_mode,
+            loaded,
+            backend="openvino" if backend == "oracle" else backend,
+            precision=precision,
+            frame_stack=frame_stack,
+        )
+    if frame_stack != 1:
+        raise ConfigError(
+            f"found frame_stack={frame_stack} without an encoder. Expected 1, as the environment's "
+            "own observation is used; add --encoder, or leave --frame-stack out."
+        )
     arguments = {key: _tupled(value) for key, value in (env_kwargs or {}).items()}
     if render_mode is not None:
         arguments["render_mode"] = render_mode
@@ -75,6 +111,65 @@ def make_env(
         backend=backend,
         precision=precision,
     )
+
+
+def network_sha256(bundle: Bundle) -> str | None:
+    """Return the hash of a bundle's FP32 network, or of the only one it has.
+
+    An INT8 network that is added later has passed its gate: it is the same encoder.
+    """
+    files = bundle.spec.files
+    names = ("model.onnx", "model.bin", "model.safetensors", *sorted(files))
+    return next((files[name] for name in names if name in files), None)
+
+
+def load_encoder(path_or_name: str, sha256: str | None = None) -> Bundle:
+    """Load an encoder's bundle and check that it is the one meant.
+
+    Raises:
+        ModelNotFoundError: no such bundle.
+        BundleError: it is damaged.
+        ConfigError: its network has another hash than ``sha256``.
+    """
+    from vinoreward.bundles.bundle import Bundle
+
+    bundle = Bundle.load(path_or_name)
+    found = network_sha256(bundle)
+    if sha256 is not None and found != sha256:
+        raise ConfigError(
+            f"the encoder {path_or_name} has the network {(found or 'unknown')[:12]}, and the "
+            f"policy was trained with {sha256[:12]}. Expected the same, as another encoder's "
+            "latent means nothing to it; name that one with --encoder, or train anew."
+        )
+    return bundle
+
+
+def _encoded(
+    make: Callable[[str | None], gym.Env[Any, Any]],
+    render_mode: str | None,
+    encoder: Bundle,
+    *,
+    backend: str,
+    precision: str,
+    frame_stack: int,
+) -> gym.Env[Any, Any]:
+    """Wrap what ``make`` returns; let it render where its observation is no picture."""
+    from vinoreward.wrappers.encoded import EncodedObservation
+    from vinoreward.wrappers.sources import default_source
+
+    env = make(render_mode)
+    try:
+        if env.render_mode is None and default_source(env.observation_space, "rgb_array") == (
+            "render"
+        ):
+            env.close()
+            env = make("rgb_array")
+        return EncodedObservation(
+            env, encoder, backend=backend, precision=precision, frame_stack=frame_stack
+        )
+    except VinorewardError:
+        env.close()
+        raise
 
 
 def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:

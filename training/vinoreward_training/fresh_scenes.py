@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward_training.capture_hover import draw, take
+from vinoreward_training.capture_hover import HoverFrame, draw, take
 from vinoreward_training.evaluation import Rates, per_category, rates
 
 if TYPE_CHECKING:
@@ -28,6 +28,23 @@ def category_of(index: int) -> str:
     return ("absent", "moved_after_arrival")[(index // 4) % 2]
 
 
+def fresh_frames(count: int, seed: int, *, camera: CameraSpec | None = None) -> list[HoverFrame]:
+    """Draw scenes for evaluation, with their places; the same as :func:`fresh_scenes`."""
+    from vinoreward_envs.camera import CameraSpec
+    from vinoreward_envs.scene import HoverScene
+
+    scene = HoverScene(camera=camera or CameraSpec())
+    try:
+        frames = []
+        for index in range(count):
+            category = category_of(index)
+            random = np.random.default_rng([FRESH, seed, index])
+            frames.append(take(scene, draw(category, random), category))
+    finally:
+        scene.close()
+    return frames
+
+
 def fresh_scenes(
     count: int = 2000, seed: int = 1, *, camera: CameraSpec | None = None
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.str_]]:
@@ -43,18 +60,7 @@ def fresh_scenes(
     Returns:
         pictures (N, H, W, 3) uint8, labels (N,) int64 with 1 = success, categories (N,) strings.
     """
-    from vinoreward_envs.camera import CameraSpec
-    from vinoreward_envs.scene import HoverScene
-
-    scene = HoverScene(camera=camera or CameraSpec())
-    try:
-        frames = []
-        for index in range(count):
-            category = category_of(index)
-            random = np.random.default_rng([FRESH, seed, index])
-            frames.append(take(scene, draw(category, random), category))
-    finally:
-        scene.close()
+    frames = fresh_frames(count, seed, camera=camera)
     return (
         np.stack([frame.image for frame in frames]),
         np.array([frame.success for frame in frames], dtype=np.int64),

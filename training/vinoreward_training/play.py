@@ -48,6 +48,8 @@ class PlayConfig:
     """Another backend for the classifier; None is the one of training."""
     bundle: str | None = None
     """Another bundle for the claims; None is the one of training."""
+    encoder: str | None = None
+    """Where the encoder of training is now; None is where it was."""
     human: bool = False
     """Show a window, which needs a display; nothing is filmed then."""
     seed: int = 1000
@@ -135,6 +137,13 @@ def check_display() -> None:
 
 def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | None) -> Any:
     same = config.env is None or config.env == description["env"]
+    encoder = description.get("encoder")
+    if encoder is None and config.encoder is not None:
+        raise ConfigError(
+            f"found --encoder {config.encoder}, but the policy in {config.run} was trained without "
+            "one. Expected none; leave it out."
+        )
+    encoder = config.encoder or encoder
     return make_env(
         description["env"] if config.env is None else config.env,
         {**(description["env_kwargs"] if same else {}), **config.env_kwargs},
@@ -143,6 +152,10 @@ def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | No
         precision=description["precision"],
         wrap_bundle=description["wrap_bundle"],
         render_mode=render_mode,
+        # Runs of the first version know nothing of encoders.
+        encoder=encoder,
+        encoder_sha256=description.get("encoder_sha256"),
+        frame_stack=description.get("frame_stack", 1),
     )
 
 

@@ -14,9 +14,10 @@ from vinoreward.errors import MissingExtraError
 from vinoreward_training.environments import make_env
 from vinoreward_training.evaluate_policy import Evaluation, Rate
 from vinoreward_training.run_folder import RunFolder, plain
-from vinoreward_training.train_settings import resolve
+from vinoreward_training.train_settings import resolve, settle_encoder
 
 if TYPE_CHECKING:
+    import gymnasium as gym
     from stable_baselines3.common.base_class import BaseAlgorithm
 
     from vinoreward_training.callbacks import RunCallback
@@ -32,6 +33,8 @@ class TrainConfig:
         vinoreward train --out runs/hover
 
         vinoreward train --env PandaHoverRandom-v0 --out runs/random --seed 1
+
+        vinoreward train --env PandaHoverPixels-v0 --encoder panda-hover-encoder --out runs/pixels
 
         vinoreward train --resume --out runs/hover
 
@@ -60,6 +63,13 @@ class TrainConfig:
     """auto takes INT8 where the bundle's gate passed; else fp32, int8."""
     wrap_bundle: bool = False
     """Put LearnedReward with --bundle around an environment that has no learned reward."""
+    encoder: str | None = None
+    """Name or folder of an encoder's bundle: the policy sees its latent instead of the picture. It
+    runs on --backend (OpenVINO beside the oracle) with --precision."""
+    frame_stack: int = 1
+    """Latents of so many steps, with --encoder."""
+    encoder_sha256: tyro.conf.Suppress[str | None] = None
+    """Hash of the encoder's network, recorded by the run."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Further arguments of the environment: name value name value ..."""
     algorithm_kwargs: dict[str, Scalar] = field(default_factory=dict)
@@ -114,7 +124,7 @@ def train(config: TrainConfig) -> TrainResult:
         RunFolderError: the folder is in use or cannot be written.
         KeyboardInterrupt: Ctrl-C; a checkpoint was written first.
     """
-    settled = resolve(config)
+    settled = settle_encoder(resolve(config))
     try:
         import stable_baselines3  # noqa: F401
         import torch
@@ -149,6 +159,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             device=config.device,
             replay_size=max(total, 1000),
         )
+        _say_policy(config, env)
         checkpoint = folder / "checkpoint.pt"
         if config.resume and checkpoint.is_file():
             restore_checkpoint(checkpoint, model)
@@ -199,7 +210,22 @@ def _make(config: TrainConfig) -> Any:
         bundle=config.bundle,
         precision=config.precision,
         wrap_bundle=config.wrap_bundle,
+        encoder=config.encoder,
+        encoder_sha256=config.encoder_sha256,
+        frame_stack=config.frame_stack,
     )
+
+
+def _say_policy(config: TrainConfig, env: gym.Env[Any, Any]) -> None:
+    from vinoreward_training.checkpoint import policy_for
+
+    if config.encoder is not None:
+        size = (env.observation_space.shape or (0,))[0]
+        print(f"the policy sees {size} numbers of the encoder {config.encoder}")
+    elif "policy" not in config.algorithm_kwargs:
+        chosen = policy_for(env.observation_space)
+        if chosen == "CnnPolicy":
+            print("the observation is a picture: Stable-Baselines3's CnnPolicy learns from it")
 
 
 def _log_to(model: BaseAlgorithm, folder: Path) -> None:
@@ -223,9 +249,9 @@ def _conclude(
 
 
 def _description(config: TrainConfig) -> dict[str, Any]:
-    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", "backend", "bundle")
-    found = {name: plain(getattr(config, name)) for name in (*names, "precision", "wrap_bundle")}
-    return {**found, "seed": config.seed}
+    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", "backend", "bundle", "precision")
+    seen = ("wrap_bundle", "encoder", "encoder_sha256", "frame_stack", "seed")
+    return {name: plain(getattr(config, name)) for name in (*names, *seen)}
 
 
 def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:

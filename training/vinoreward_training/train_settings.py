@@ -22,8 +22,9 @@ _POSITIVE = (
     "final_episodes",
     "checkpoint_every",
     "threads",
+    "frame_stack",
 )
-_FIXED_BY_A_RUN = ("env", "algorithm", "seed")
+_FIXED_BY_A_RUN = ("env", "algorithm", "seed", "frame_stack")
 _Config = TypeVar("_Config", bound="TrainConfig")
 
 
@@ -57,6 +58,11 @@ def resolve(config: _Config) -> _Config:
                     f"{base.get(name)!r}. Expected the same; leave it out, or start another run "
                     "with --out."
                 )
+        if "encoder" in given and base.get("encoder") is None:
+            raise ConfigError(
+                f"found encoder={given['encoder']!r}, but the run in {config.out} has none. "
+                "Expected none; leave it out, or start another run with --out."
+            )
     else:
         file = read_yaml(Path(config.config), defaults) if config.config is not None else {}
         env = str(given.get("env", file.get("env", defaults["env"])))
@@ -69,6 +75,22 @@ def resolve(config: _Config) -> _Config:
         settled["timesteps"] = DEFAULT_TIMESTEPS
     _check(settled)
     return dataclasses.replace(config, explicit=(), **settled)
+
+
+def settle_encoder(config: _Config) -> _Config:
+    """Return the configuration with the hash of the encoder's network, checked if recorded.
+
+    Raises:
+        ModelNotFoundError: no such bundle.
+        BundleError: it is damaged.
+        ConfigError: another encoder than the run that is to be resumed has.
+    """
+    if config.encoder is None:
+        return config
+    from vinoreward_training.environments import load_encoder, network_sha256
+
+    bundle = load_encoder(config.encoder, config.encoder_sha256)
+    return dataclasses.replace(config, encoder_sha256=network_sha256(bundle))
 
 
 def preset(env: str, defaults: dict[str, Any], algorithm: str) -> dict[str, Any]:

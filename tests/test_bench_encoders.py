@@ -1,0 +1,221 @@
+"""The rows about encoders: what is compared is the same thing, and what is missing is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from toy_environments import save_toy_encoder
+
+from vinoreward import Encoder
+from vinoreward.backends.export import export_onnx
+from vinoreward.backends.torch_networks import WithPreprocess
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
+from vinoreward.encoders.vae import build_encoder
+from vinoreward_training.bench_encoders import (
+    ENVIRONMENT,
+    Clock,
+    EagerEncoding,
+    alone_rows,
+    encoder_bundle,
+    encoders_rows,
+    step_rows,
+    step_times,
+)
+from vinoreward_training.bench_env import Stepper
+from vinoreward_training.bench_pixels import (
+    cnn_row,
+    each,
+    latent_rows,
+    overhead_pixels_rows,
+    solve_pixels_rows,
+)
+from vinoreward_training.bench_probe import captured_frames, probe_errors, probe_rows
+from vinoreward_training.bench_settings import BenchConfig
+from vinoreward_training.bench_train import Training
+from vinoreward_training.capture_hover import HoverFrame
+
+HEIGHT, WIDTH, SIZE = 32, 40, 5
+MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.6, 0.7)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """An encoder of ours with random weights, for hover pictures made small."""
+    folder = tmp_path_factory.mktemp("encoder")
+    torch.manual_seed(0)
+    network = build_encoder("conv_vae", HEIGHT, WIDTH, 2 * SIZE).eval()
+    export_onnx(WithPreprocess(network, MEAN, STD), folder / "m.onnx", HEIGHT, WIDTH)
+    safetensors.torch.save_file(network.state_dict(), folder / "m.safetensors")
+    golden = np.random.default_rng(0).integers(0, 256, (4, HEIGHT, WIDTH, 3)).astype(np.uint8)
+    with torch.no_grad():
+        outputs = WithPreprocess(network, MEAN, STD)(torch.from_numpy(golden)).numpy()
+    spec = BundleSpec(
+        name="small",
+        kind="encoder",
+        labels=(),
+        latent_size=SIZE,
+        encoding=Encoding(low=(-9,) * SIZE, high=(9,) * SIZE, std=(0.01,) * SIZE),
+        picture=Picture(height=HEIGHT, width=WIDTH, mean=MEAN, std=STD, resize="pil_bilinear"),
+        architecture="conv_vae",
+    )
+    files: dict[str, Path | bytes] = {
+        "model.onnx": folder / "m.onnx",
+        "model.safetensors": folder / "m.safetensors",
+    }
+    return save_bundle(folder / "bundle", spec, files, golden, outputs)
+
+
+def frame(x: int, y: int, shown: bool = True) -> HoverFrame:
+    """Its picture says where the gripper is; the object is beside it."""
+    image = np.zeros((2, 2, 3), np.uint8)
+    image[0, 0] = x, y, 0
+    place = (x / 100, y / 100)
+    there = (place[0] + 0.1, place[1]) if shown else None
+    return HoverFrame(image, False, "far", place, there, 0.1)
+
+
+def test_the_probe_finds_what_the_latent_holds_and_leaves_absent_objects_out() -> None:
+    random = np.random.default_rng(0)
+    fitted = [frame(*random.integers(0, 99, 2).tolist()) for _ in range(20)]
+    fresh = [frame(*random.integers(0, 99, 2).tolist(), shown=i % 4 > 0) for i in range(12)]
+
+    def whole(images: np.ndarray) -> np.ndarray:
+        return images[:, 0, 0, :2].astype(np.float32)
+
+    gripper, thing = probe_errors(whole, fitted, fresh)
+    assert (gripper.name, gripper.frames, gripper.fitted_on) == ("gripper", 12, 20)
+    assert (thing.name, thing.frames, thing.fitted_on) == ("object", 9, 20)
+    assert max(gripper.mean_mm, thing.mean_mm) < 1e-3
+    assert gripper.chance_mm > 100
+
+    def half(images: np.ndarray) -> np.ndarray:
+        return images[:, 0, 0, :1].astype(np.float32)
+
+    assert probe_errors(half, fitted, fresh)[0].mean_mm > 50
+
+
+def test_scenes_to_fit_on_are_not_those_to_judge_on() -> None:
+    from vinoreward_training.fresh_scenes import fresh_frames
+
+    fitted = {frame.gripper for frame in captured_frames(8, 3, None)}
+    assert fitted.isdisjoint({frame.gripper for frame in fresh_frames(8, 3)})
+
+
+def test_the_eager_baseline_computes_what_our_wrapper_does(bundle: Bundle) -> None:
+    env = EagerEncoding(gym.make(ENVIRONMENT, backend="oracle"), bundle)
+    seen, _ = env.reset(seed=4)
+    picture = env.env.unwrapped.render() if env.render_mode else env.unwrapped._picture()
+    with Encoder(bundle) as encoder:
+        np.testing.assert_allclose(seen, encoder.encode(picture[None])[0], atol=1e-3)
+    assert seen.shape == env.observation_space.shape == (SIZE,)
+    env.close()
+
+
+def test_the_clock_counts_what_is_below_the_wrapper(bundle: Bundle) -> None:
+    clock = Clock(gym.make(ENVIRONMENT, backend="oracle"))
+    stepper = Stepper(EagerEncoding(clock, bundle), seed=0)
+    whole, inside = step_times({"eager": stepper}, {"eager": clock}, rounds=2)
+    assert len(whole["eager"].cpu) == len(inside["eager"].wall) == 2
+    for total, part in zip(whole["eager"].wall, inside["eager"].wall, strict=True):
+        assert 0 < part < total
+    clock.close()
+
+
+def test_without_an_encoder_the_rows_say_so(tmp_path: Path) -> None:
+    config = BenchConfig(out=tmp_path, encoder="no-such-encoder")
+    assert encoder_bundle(config) is None
+    for row in [*overhead_pixels_rows(config), *solve_pixels_rows(config)]:
+        assert (row.value, row.met) == (None, False)
+        assert "no-such-encoder" in row.note
+    assert not (tmp_path / "train").exists()
+
+
+def test_cnn_policy_stands_beside_the_latent() -> None:
+    runs = [Training(seed, 4000, 4000, 80.0, true=0.94, claimed=0.96) for seed in (100, 101)]
+    cnn = Training(100, None, 4000, 2000.0, true=0.1, claimed=0.1, episodes=100)
+    row = cnn_row(runs, cnn, 4000)
+    assert (row.value, row.unit, row.met) == (10.0, "%", None)
+    assert "500 ms a step, through the encoder 20 ms" in row.note
+    assert "within 4000 steps" in row.what
+    assert "seed 101: 94% true and 96% claimed success after 4000 steps, 80 s" in each(runs)
+
+
+def test_the_worst_seed_decides() -> None:
+    runs = [
+        Training(seed, 4000, 4000, 80.0, true=true, claimed=0.96, episodes=100)
+        for seed, true in ((100, 0.97), (101, 0.9), (102, 0.93))
+    ]
+    rate, steps = latent_rows("what", ">= 90%", runs)
+    assert (rate.value, rate.met) == (90.0, True)
+    assert "seed 102: 93% true" in rate.note and "seeds 100 to 102" in rate.note
+    assert (steps.value, steps.unit, steps.met) == (4000.0, "steps", None)
+    runs[0] = Training(100, None, 20_000, 400.0, true=0.89, claimed=0.9, episodes=100)
+    assert latent_rows("what", ">= 90%", runs)[0].met is False
+
+
+@pytest.mark.slow
+def test_steps_and_probe_are_measured_on_any_encoder_of_ours(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vinoreward_training.bench_probe.PROBE_FRAMES", 40)
+    config = BenchConfig(out=tmp_path, encoder=str(bundle.path), rounds=2, scenes=16)
+    encoding, whole = step_rows(config, bundle)
+    assert encoding.value is not None and encoding.value > 0
+    assert encoding.target == ">= 4 x"
+    assert "is the environment" in whole.note
+    rows = probe_rows(config, bundle)
+    assert [row.unit for row in rows] == ["mm", "mm"]
+    assert all(row.met is False for row in rows), "random weights know nothing"
+
+
+@pytest.mark.slow
+def test_encoders_alone_are_compared_with_eager_pytorch(tmp_path: Path) -> None:
+    rows = alone_rows(BenchConfig(out=tmp_path, rounds=2), 64, at_least=6.0)
+    names = [row.what.split(": ")[1].split(" against")[0] for row in rows]
+    assert names == ["onnxruntime fp32", "openvino fp32", "onnxruntime int8", "openvino int8"]
+    assert [row.target for row in rows] == ["", "", "", ">= 6 x"]
+    assert all("random weights" in row.note for row in rows)
+
+
+def test_an_encoder_without_weights_for_torch_is_not_compared(tmp_path: Path) -> None:
+    foreign = save_toy_encoder(tmp_path / "foreign", resize="pil_bilinear")
+    (row,) = step_rows(BenchConfig(out=tmp_path), foreign)
+    assert row.value is None and "no weights for PyTorch" in row.note
+
+
+@pytest.mark.slow
+def test_trainings_through_the_encoder_are_measured(bundle: Bundle, tmp_path: Path) -> None:
+    config = BenchConfig(
+        out=tmp_path,
+        encoder=str(bundle.path),
+        seeds=1,
+        pixel_seeds=1,
+        pixel_steps=40,
+        cnn_steps=12,
+        overhead_steps=110,
+        evaluation_episodes=2,
+    )
+    (overhead,) = overhead_pixels_rows(config)
+    assert overhead.value is not None and overhead.value > 0
+    latent, steps, cnn = solve_pixels_rows(config)
+    assert (latent.unit, latent.target) == ("%", ">= 90%, 1 of 1 seeds")
+    assert steps.value == 40
+    assert latent.details["runs"][0]["steps"] == 40
+    assert cnn.details["run"]["steps"] == 12
+    assert (tmp_path / "train" / "pixels-100" / "policy.pt").is_file()
+
+
+def test_without_an_encoder_the_row_of_all_still_measures_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vinoreward_training.bench_encoders.SIZES", ())
+    rows = encoders_rows(BenchConfig(out=tmp_path, encoder="no-such-encoder"))
+    assert [row.met for row in rows] == [False, False]
+    assert rows[-1].target == "<= 5 mm"

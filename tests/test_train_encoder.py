@@ -1,0 +1,214 @@
+"""Training through an encoder: the policy sees the latent, and only ever that encoder's."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import tyro
+import yaml
+from toy_environments import HEIGHT, LATENT, save_toy_bundle, save_toy_encoder
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import (
+    ConfigError,
+    ModelNotFoundError,
+    PictureMismatchError,
+)
+from vinoreward.wrappers.encoded import EncodedObservation
+from vinoreward_training.cli import main, named
+from vinoreward_training.environments import load_encoder, make_env, network_sha256
+from vinoreward_training.play import PlayConfig, play
+from vinoreward_training.policy_files import read_description
+from vinoreward_training.train import TrainConfig, train
+from vinoreward_training.train_settings import resolve
+
+PIXELS = "PandaHoverPixels-v0"
+SMALL: dict[str, Any] = {
+    "learning_starts": 20,
+    "batch_size": 8,
+    "policy_kwargs": {"net_arch": [8]},
+}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Takes the hover scene's pictures, made small."""
+    folder = tmp_path_factory.mktemp("encoder") / "toy"
+    return save_toy_encoder(folder, resize="pil_bilinear")
+
+
+def config(out: Path, encoder: Bundle | None, **changes: Any) -> TrainConfig:
+    """A run of a few seconds."""
+    settings: dict[str, Any] = {
+        "env": PIXELS,
+        "backend": "oracle",
+        "timesteps": 40,
+        "eval_episodes": 1,
+        "eval_every": 100,
+        "final_episodes": 2,
+        "checkpoint_every": 40,
+        "algorithm_kwargs": SMALL,
+        "progress": False,
+        "encoder": None if encoder is None else str(encoder.path),
+    }
+    return TrainConfig(out=out, **{**settings, **changes})
+
+
+@pytest.fixture(scope="module")
+def trained(encoder: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run through the encoder, the oracle rewarding."""
+    out = tmp_path_factory.mktemp("runs") / "pixels"
+    train(config(out, encoder))
+    return out
+
+
+def test_the_policy_sees_the_latent_and_the_run_says_whose(trained: Path, encoder: Bundle) -> None:
+    recorded = yaml.safe_load((trained / "config.yaml").read_text(encoding="utf-8"))
+    described = read_description(trained)
+    for found in (recorded, described):
+        assert found["encoder"] == str(encoder.path)
+        assert found["encoder_sha256"] == encoder.spec.files["model.onnx"]
+        assert found["frame_stack"] == 1
+    weights = torch.load(trained / "policy.pt", weights_only=True)
+    assert weights["actor.latent_pi.0.weight"].shape == (8, LATENT)
+    assert "encoder_sha256" in (trained / "report.html").read_text(encoding="utf-8")
+
+
+def test_play_encodes_as_in_training(trained: Path) -> None:
+    result = play(PlayConfig(run=trained, episodes=2, film=1, progress=False))
+    assert result.evaluation.true is not None
+    assert result.film is not None and result.film.stat().st_size > 0
+    again = play(PlayConfig(run=trained, episodes=2, film=0, progress=False))
+    assert again.evaluation == result.evaluation
+
+
+def test_a_finished_run_is_resumed_through_its_encoder(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "copy"
+    out.mkdir()
+    for file in trained.iterdir():
+        if file.is_file() and file.name != "summary.json":
+            (out / file.name).write_bytes(file.read_bytes())
+    result = train(TrainConfig(out=out, resume=True, timesteps=60, progress=False))
+    assert result.steps == 60
+    recorded = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
+    assert recorded["encoder_sha256"] == read_description(trained)["encoder_sha256"]
+
+
+def test_another_encoder_is_refused_and_the_same_one_elsewhere_is_not(
+    trained: Path, encoder: Bundle, tmp_path: Path
+) -> None:
+    other = save_toy_encoder(tmp_path / "other", resize="pil_bilinear", posterior=False)
+    assert network_sha256(other) != network_sha256(encoder)
+    with pytest.raises(ConfigError, match="another encoder"):
+        play(PlayConfig(run=trained, encoder=str(other.path), film=0, progress=False))
+    with pytest.raises(ConfigError, match="another encoder"):
+        train(TrainConfig(out=trained, resume=True, timesteps=80, encoder=str(other.path)))
+    moved = save_toy_encoder(tmp_path / "moved", resize="pil_bilinear")
+    settings = {"run": trained, "episodes": 1, "film": 0, "progress": False}
+    assert play(PlayConfig(encoder=str(moved.path), **settings)).evaluation.true is not None
+
+
+def test_an_encoder_is_not_taken_up_later(tmp_path: Path, encoder: Bundle) -> None:
+    out = tmp_path / "run"
+    train(config(out, None, env="PandaHover-v0"))
+    with pytest.raises(ConfigError, match="has none"):
+        train(TrainConfig(out=out, resume=True, timesteps=80, encoder=str(encoder.path)))
+    with pytest.raises(ConfigError, match="trained without"):
+        play(PlayConfig(run=out, encoder=str(encoder.path), film=0))
+
+
+def test_both_networks_are_in_the_loop(encoder: Bundle) -> None:
+    env = make_env(PIXELS, encoder=str(encoder.path), frame_stack=3)
+    observation, _ = env.reset(seed=1)
+    assert observation.shape == (3 * LATENT,) and observation.dtype == np.float32
+    seen, _, _, _, info = env.step(np.array([0.1, 0.0], np.float32))
+    np.testing.assert_array_equal(seen[: 2 * LATENT], observation[LATENT:])
+    assert 0.0 <= info["reward_prob"] <= 1.0
+    env.close()
+
+
+def test_an_environment_whose_observation_is_no_picture_renders(encoder: Bundle) -> None:
+    env = make_env("PandaHover-v0", backend="oracle", encoder=str(encoder.path))
+    assert isinstance(env, EncodedObservation)
+    assert env.render_mode == "rgb_array"
+    observation, _ = env.reset(seed=0)
+    assert observation.shape == (LATENT,)
+    env.close()
+
+
+def test_a_learned_reward_is_wrapped_inside(tmp_path: Path) -> None:
+    classifier, encoder = save_toy_bundle(tmp_path / "c"), save_toy_encoder(tmp_path / "e")
+    env = make_env(
+        "ToyCorridor-v0", wrap_bundle=True, bundle=str(classifier.path), encoder=str(encoder.path)
+    )
+    observation, _ = env.reset(seed=0)
+    assert observation.shape == (LATENT,)
+    _, _, _, _, info = env.step(env.action_space.sample())
+    assert 0.0 <= info["reward_prob"] <= 1.0
+    env.close()
+
+
+def test_pictures_without_an_encoder_take_cnn_policy_and_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"learning_starts": 100, "buffer_size": 50}
+    arguments = config(tmp_path / "run", None, timesteps=12, algorithm_kwargs=small)
+    train(arguments)
+    assert "CnnPolicy" in capsys.readouterr().out
+    weights = torch.load(tmp_path / "run" / "policy.pt", weights_only=True)
+    assert any("features_extractor.cnn" in name for name in weights)
+
+
+def test_what_is_seen_is_said(
+    trained: Path, encoder: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--env", PIXELS, "--encoder", str(encoder.path), "--out", str(tmp_path / "run")]
+    words += ["--backend", "oracle", "--timesteps", "12", "--final-episodes", "1"]
+    words += ["--algorithm-kwargs", "learning_starts", "100", "--no-progress"]
+    assert main(["train", *words]) == 0
+    assert f"{LATENT} numbers of the encoder {encoder.path}" in capsys.readouterr().out
+
+
+# --- settings
+
+
+def test_the_encoder_comes_from_command_line_file_or_preset_like_other_settings(
+    tmp_path: Path,
+) -> None:
+    assert resolve(TrainConfig(env=PIXELS)).encoder is None
+    file = tmp_path / "c.yaml"
+    file.write_text(f"env: {PIXELS}\nencoder: from-file\nframe_stack: 2\n", encoding="utf-8")
+    found = resolve(TrainConfig(config=file))
+    assert (found.env, found.encoder, found.frame_stack) == (PIXELS, "from-file", 2)
+    words = ["--config", str(file), "--encoder", "from-line", "--frame-stack", "1"]
+    settings = tyro.cli(TrainConfig, args=words)
+    found = resolve(dataclasses.replace(settings, explicit=named(settings, words)))
+    assert (found.encoder, found.frame_stack) == ("from-line", 1)
+
+
+def test_the_preset_for_pictures_is_used() -> None:
+    found = resolve(TrainConfig(env=PIXELS))
+    assert (found.timesteps, found.algorithm_kwargs["gamma"]) == (20_000, 0.8)
+
+
+def test_errors_name_what_is_wrong(tmp_path: Path, encoder: Bundle) -> None:
+    with pytest.raises(ModelNotFoundError, match="no-such-encoder"):
+        train(dataclasses.replace(config(tmp_path / "a", None), encoder="no-such-encoder"))
+    assert not (tmp_path / "a").exists(), "nothing is left of a run that cannot start"
+    with pytest.raises(ConfigError, match="frame_stack"):
+        train(config(tmp_path / "b", None, frame_stack=2))
+    with pytest.raises(ConfigError, match="frame_stack"):
+        train(config(tmp_path / "c", encoder, frame_stack=0))
+    strict = save_toy_encoder(tmp_path / "strict")
+    with pytest.raises(PictureMismatchError, match=f"{HEIGHT}"):
+        train(config(tmp_path / "d", strict))
+    classifier = save_toy_bundle(tmp_path / "classifier")
+    with pytest.raises(ConfigError, match="classifier"):
+        train(config(tmp_path / "e", classifier))
+    with pytest.raises(ModelNotFoundError):
+        load_encoder(str(tmp_path / "nowhere"))
