@@ -68,3 +68,21 @@ def test_an_error_is_one_sentence_and_exit_code_one(
     text = capsys.readouterr().err
     assert text.startswith("vinoreward play: no policy in")
     assert "Traceback" not in text
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("vinoreward 0.")
+
+
+def test_a_missing_library_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vinoreward_training import doctor
+
+    def run(config: object) -> int:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch.nn")
+
+    monkeypatch.setattr(doctor, "run", run)
+    assert main(["doctor"]) == 1
+    assert "pip install 'vinoreward[train]'" in capsys.readouterr().err

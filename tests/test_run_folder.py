@@ -91,3 +91,13 @@ def test_plain() -> None:
     assert plain({1: (Path("a"), Example(Path("b")))}) == {
         "1": ["a", {"out": "b", "sizes": [1, 2]}]
     }
+
+
+def test_a_run_that_failed_before_it_wrote_anything_leaves_the_folder_free(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError), RunFolder(tmp_path, {"a": 1}):
+        raise ConfigError("mistyped")
+    with pytest.raises(ConfigError), RunFolder(tmp_path, {"a": 2}) as folder:
+        (folder / "result").touch()
+        raise ConfigError("half way")
+    with pytest.raises(ConfigError, match="--resume"), RunFolder(tmp_path, {"a": 3}):
+        pass

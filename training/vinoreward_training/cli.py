@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.metadata
 import inspect
 import sys
 from collections.abc import Sequence
@@ -46,6 +47,26 @@ def named(config: Any, arguments: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+EXTRAS = {
+    "torch": "train",
+    "torchvision": "train",
+    "onnx": "train",
+    "onnxscript": "train",
+    "onnxruntime": "train",
+    "nncf": "train",
+    "scipy": "train",
+    "safetensors": "train",
+    "stable_baselines3": "train",
+    "tensorboard": "train",
+    "matplotlib": "train",
+    "imageio": "train",
+    "psutil": "train",
+    "warp": "panda",
+    "pybullet": "panda",
+}
+"""Name of a library to the extra that installs it."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0, 1 (an error the message explains), 2 (usage) or 130 (Ctrl-C)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -53,6 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if arguments else 2
     name = arguments[0]
+    if name in {"--version", "-V"}:
+        print(f"vinoreward {importlib.metadata.version('vinoreward')}")
+        return 0
     if name not in COMMANDS:
         print(f"vinoreward: no command {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
@@ -72,6 +96,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(module.run(config))
     except VinorewardError as error:
         print(f"vinoreward {name}: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(str(error.name).partition(".")[0])
+        if extra is None:
+            raise
+        print(
+            f"vinoreward {name}: needs {error.name}, which is not installed. Install it with: "
+            f"pip install 'vinoreward[{extra}]'",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
         print(f"\nvinoreward {name}: stopped. What was written is valid.", file=sys.stderr)

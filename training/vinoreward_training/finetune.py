@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, TooFewNegativesError
 from vinoreward_training.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.run_folder import RunFolder
 
@@ -198,13 +199,19 @@ def run(config: FinetuneConfig) -> int:
 
 def _enough(config: FinetuneConfig, dataset: Dataset, validation: npt.NDArray[np.int64]) -> None:
     """Refuse before training what cannot be claimed after it."""
-    from vinoreward.rewards.calibration import threshold_for_fpr
+    from vinoreward.rewards.calibration import negatives_needed
 
-    labels = dataset.labels[validation]
-    # A perfect classifier: if even that cannot support the claim, there are too few negatives.
-    threshold_for_fpr(
-        labels.astype(np.float64) * 0.8 + 0.1,
-        labels,
-        dataset.episodes[validation],
-        config.target_fpr,
+    needed = negatives_needed(config.target_fpr)
+    found = int((dataset.labels[validation] == 0).sum())
+    if found >= needed:
+        return
+    failures = int((dataset.labels == 0).sum())
+    share = len(validation) / len(dataset.labels)
+    # A tenth more than on average: the split is by episode, and parts differ.
+    missing = max(1, math.ceil(1.1 * needed / share) - failures)
+    raise TooFewNegativesError(
+        f"{config.data} holds {failures} failure frames, {found} of them in the {share:.0%} that "
+        f"choose the threshold. Expected at least {needed} there to support a false-positive rate "
+        f"of {config.target_fpr:g} even without a single error; capture about {missing} more "
+        "failures, or accept a higher rate with --target-fpr."
     )

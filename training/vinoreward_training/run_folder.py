@@ -47,6 +47,7 @@ class RunFolder:
         self._config = config
         self._resume = resume
         self._lock: IO[str] | None = None
+        self._fresh = False
 
     def __enter__(self) -> Path:
         """Take the lock and record the configuration; return the folder's path."""
@@ -79,6 +80,7 @@ class RunFolder:
                 f"{self.path} already holds a run. Expected a new folder; add --resume to continue "
                 "that run or choose another folder with --out."
             )
+        self._fresh = not recorded.exists()
         write_text(recorded, yaml.safe_dump(plain(self._config), sort_keys=False))
         return self.path
 
@@ -88,7 +90,13 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the folder back."""
+        """Give the folder back; a run that failed before it wrote anything leaves none."""
         if self._lock is not None:
+            if kind is not None and self._fresh and self._empty():
+                (self.path / "config.yaml").unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
+
+    def _empty(self) -> bool:
+        files = {file.name for file in self.path.rglob("*") if not file.is_dir()}
+        return files <= {"config.yaml", ".lock"}
