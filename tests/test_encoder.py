@@ -529,3 +529,26 @@ def test_the_names_are_there_and_light() -> None:
         "vinoreward.VecEncodedObservation\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_shipped_encoder_reads_where_the_gripper_is() -> None:
+    import vinoreward
+    from vinoreward_envs.camera import CameraSpec
+    from vinoreward_envs.scene import HoverScene
+
+    scene = HoverScene(camera=CameraSpec())
+    scene.place_object((0.6, 0.1))
+    pictures, places = [], []
+    for x in np.linspace(0.42, 0.68, 10):
+        for y in np.linspace(-0.35, 0.35, 14):
+            scene.move_gripper((float(x), float(y)))
+            pictures.append(scene.render())
+            places.append(scene.gripper[:2])
+    scene.close()
+    with vinoreward.Encoder("panda-hover-encoder") as encoder:
+        latents = encoder.encode(np.stack(pictures))
+    columns = np.concatenate([latents, np.ones((len(latents), 1))], axis=1)
+    even = np.arange(len(latents)) % 2 == 0
+    fit = np.linalg.lstsq(columns[even], np.array(places)[even], rcond=1e-3)[0]
+    error = np.linalg.norm(columns[~even] @ fit - np.array(places)[~even], axis=1)
+    assert error.mean() < 0.02

@@ -14,3 +14,8 @@ def folder() -> Path:
 def panda_hover_classifier() -> Path:
     """Return the folder of the shipped hover classifier (a bundle)."""
     return folder() / "panda-hover-classifier"
+
+
+def panda_hover_encoder() -> Path:
+    """Return the folder of the shipped hover state encoder (a bundle)."""
+    return folder() / "panda-hover-encoder"

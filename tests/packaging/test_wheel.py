@@ -60,7 +60,8 @@ def test_the_wheel_holds_the_assets_with_their_licences(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert any(name.startswith("vinoreward_assets/licences/") for name in names)
-    assert "vinoreward_assets/panda-hover-classifier/bundle.json" in names
+    for name in ("panda-hover-classifier", "panda-hover-encoder"):
+        assert f"vinoreward_assets/{name}/bundle.json" in names
     assert any(name.startswith("vinoreward_assets/scene") for name in names)
 
 
@@ -72,7 +73,7 @@ def test_the_wheel_registers_command_backends_and_bundle(wheel: Path) -> None:
     parser.read_string(text)
     assert dict(parser["console_scripts"]) == {"vinoreward": "vinoreward_training.cli:main"}
     assert set(parser["vinoreward.backends"]) == {"openvino", "onnxruntime", "torch"}
-    assert set(parser["vinoreward.bundles"]) == {"panda-hover-classifier"}
+    assert set(parser["vinoreward.bundles"]) == {"panda-hover-classifier", "panda-hover-encoder"}
 
 
 CORE_SCRIPT = """

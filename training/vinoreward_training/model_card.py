@@ -74,10 +74,12 @@ def draw_history(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
     epochs = [record["epoch"] for record in history]
     left.plot(epochs, [record["val_loss"] for record in history], "o-", color="#0068b5")
     left.set(xlabel="epoch", ylabel="validation cross-entropy, calibrated")
-    left.set_ylim(bottom=0)
+    left.set_ylim(0, 1.1 * max(record["val_loss"] for record in history))
     right.plot(epochs, [record["val_ap"] for record in history], "o-", color="#0068b5")
     right.set(xlabel="epoch", ylabel="validation average precision")
     for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.ticklabel_format(useOffset=False)
         axes.grid(alpha=0.3)
     figure.savefig(path)
     return path
