@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from full_disk import nearly_full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -19,6 +20,7 @@ from vinoreward.errors import (
     DatasetError,
     ModelCorruptError,
     ModelNotFoundError,
+    RunFolderError,
     TooFewNegativesError,
 )
 from vinoreward_training import finetune
@@ -112,6 +114,16 @@ def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
     assert [record["val_loss"] for record in again.history] == pytest.approx(
         [record["val_loss"] for record in whole.history], rel=1e-3
     )
+
+
+def test_a_full_disk_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+    fit = fit_of(tmp_path)
+    fit.save()
+    before = (tmp_path / CHECKPOINT).read_bytes()
+    with nearly_full_disk(), pytest.raises(RunFolderError, match=r"checkpoint\.pt.*free space"):
+        fit.save()
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]
 
 
 def test_a_corrupt_or_foreign_checkpoint_is_an_error(tmp_path: Path) -> None:

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from test_finetune import write_folder
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
+from vinoreward.errors import (
+    ConfigError,
+    DatasetError,
+    ModelNotFoundError,
+    QuantizationRefusedError,
+)
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.second_look import unsure
 from vinoreward_training import finetune, quantize
@@ -121,6 +126,15 @@ def test_values_that_cannot_work_are_refused() -> None:
         quantize.run(QuantizeConfig(max_flips=2))
     with pytest.raises(ConfigError, match="max_second_looks=-1"):
         quantize.run(QuantizeConfig(max_second_looks=-1))
+
+
+def test_an_installed_bundle_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = Path("panda-hover-classifier")
+    with pytest.raises(ConfigError, match=r"installed bundle, which is only read.*cp -r"):
+        quantize.run(QuantizeConfig(bundle=name))
+    with pytest.raises(ModelNotFoundError, match="instead of a Path"):
+        Bundle.load(name)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,20 +20,26 @@ import pytest
 import torch
 import tyro
 import yaml
+from full_disk import nearly_full_disk
 from hypothesis import given
 from hypothesis import strategies as st
+from toy_environments import save_toy_bundle
 
 from vinoreward.errors import (
     ConfigError,
+    MissingExtraError,
     ModelCorruptError,
     ModelNotFoundError,
     RunFolderError,
+    UnknownDeviceError,
 )
 from vinoreward_training.checkpoint import build_model, restore_checkpoint, save_checkpoint
 from vinoreward_training.cli import main, named
 from vinoreward_training.curves import read_table, rolling_mean
-from vinoreward_training.environments import make_env
+from vinoreward_training.environments import has_own_reward, make_env
 from vinoreward_training.evaluate_policy import Moment, evaluate
+from vinoreward_training.policy_files import save_policy
+from vinoreward_training.torch_devices import check_device
 from vinoreward_training.train import TrainConfig, train
 from vinoreward_training.train_settings import resolve
 
@@ -291,6 +298,20 @@ def test_files_hold_no_code_to_run(tmp_path: Path) -> None:
     assert not [p for p in (tmp_path / "run").rglob("*") if p.suffix in (".pkl", ".zip")]
 
 
+def test_a_full_disk_is_named_and_the_last_files_stay(tmp_path: Path) -> None:
+    model = model_after(50)
+    description = {"algorithm": "SAC", "algorithm_kwargs": SMALL}
+    save_checkpoint(tmp_path / "c.pt", model)
+    save_policy(tmp_path, model, description)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with nearly_full_disk():
+        with pytest.raises(RunFolderError, match=r"c\.pt.*free space"):
+            save_checkpoint(tmp_path / "c.pt", model)
+        with pytest.raises(RunFolderError, match=r"policy\.pt.*free space"):
+            save_policy(tmp_path, model, description)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off"])
 def test_a_corrupt_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "checkpoint.pt"
@@ -488,6 +509,88 @@ def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
         train(config(tmp_path / "d", env_kwargs={"colour": 3}))
     with pytest.raises(ConfigError, match="--bundle"):
         train(config(tmp_path / "e", env="CartPole-v1", wrap_bundle=True))
+
+
+def test_a_package_is_imported_for_its_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import gymnasium\ngymnasium.register('{}-v0', entry_point='{}')\n"
+    for name, point in (("Fresh", "toy_environments:Corridor"), ("Ours", "vinoreward_envs.x:Y")):
+        file = tmp_path / f"package_of_{name.lower()}.py"
+        file.write_text(text.format(name, point), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not has_own_reward("package_of_fresh:Fresh-v0")
+    assert has_own_reward("package_of_ours:Ours-v0")
+    assert has_own_reward("vinoreward:PandaHover-v0")
+    make_env("package_of_fresh:Fresh-v0").close()
+    for name in ("no_such_package:Fresh-v0", "package_of_fresh:NoSuchEnv-v0", "a.b:c:Fresh-v0"):
+        with pytest.raises(ConfigError, match=name):
+            has_own_reward(name)
+
+
+@pytest.mark.parametrize("device", ["cuda:77", "quantum", "meta", ""])
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path, device: str) -> None:
+    with pytest.raises(UnknownDeviceError, match=f"'{device}'.*cpu.*--device"):
+        train(config(tmp_path / "run", device=device))
+    assert not (tmp_path / "run").exists()
+
+
+def test_devices_that_are_there_are_taken() -> None:
+    kind = torch.accelerator.current_accelerator()
+    for name in ("cpu", "auto", *([kind.type] if torch.accelerator.is_available() else [])):
+        check_device(name)
+
+
+def test_a_bundle_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
+    bundle = str(save_toy_bundle(tmp_path / "toy").path)
+    with pytest.raises(ConfigError, match=r"ToyCorridor-v0.*--wrap-bundle"):
+        train(config(tmp_path / "run", env="ToyCorridor-v0", bundle=bundle))
+    assert not (tmp_path / "run").exists()
+
+
+class Lacking(Corridor):
+    """Needs a package that is not installed, to be made or to be drawn."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+
+    def __init__(self, when: str = "made", render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        if when == "made":
+            self.render()
+
+    def render(self) -> Any:
+        raise gym.error.DependencyNotInstalled('run `pip install "gymnasium[drawing]"`')
+
+
+gym.register("Lacking-v0", entry_point=Lacking)
+
+
+@pytest.mark.parametrize("when", ["made", "drawn"])
+def test_what_an_environment_lacks_is_named(tmp_path: Path, when: str) -> None:
+    changes: dict[str, Any] = {"env": "Lacking-v0", "algorithm": "A2C", "algorithm_kwargs": {}}
+    if when == "drawn":
+        bundle = str(save_toy_bundle(tmp_path / "toy").path)
+        changes |= {"backend": "openvino", "bundle": bundle, "wrap_bundle": True}
+    with pytest.raises(MissingExtraError, match=r"Lacking-v0.*gymnasium\[drawing\]"):
+        train(config(tmp_path / "run", env_kwargs={"when": when}, **changes))
+
+
+def test_the_help_names_environments_that_work_with_what_the_extras_install() -> None:
+    examples = [line.split() for line in (TrainConfig.__doc__ or "").splitlines()]
+    named_there = [words for words in examples if "--env" in words]
+    assert len(named_there) >= 3
+    for words in named_there:
+        env_id = words[words.index("--env") + 1]
+        if env_id.startswith("my_package:"):
+            continue
+        own = {"backend": "oracle"} if has_own_reward(env_id) else {}
+        drawn = "--wrap-bundle" in words
+        with contextlib.closing(
+            make_env(env_id, render_mode="rgb_array" if drawn else None, **own)
+        ) as env:
+            env.reset(seed=0)
+            if drawn:
+                env.render()
 
 
 def test_the_rl_zoo_example_names_real_arguments() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from full_disk import nearly_full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -24,6 +25,7 @@ from vinoreward.errors import (
     DatasetError,
     ModelCorruptError,
     QuantizationRefusedError,
+    RunFolderError,
 )
 from vinoreward_training import train_vae
 from vinoreward_training.classifier_training import CHECKPOINT
@@ -280,6 +282,15 @@ def test_ctrl_c_and_resume_lead_to_the_very_same_weights(tmp_path: Path, stop: i
     assert resumed.history == whole.history
     for name, value in weights_of(whole).items():
         np.testing.assert_array_equal(value, weights_of(resumed)[name])
+
+
+def test_a_full_disk_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+    fit = fit_of(tmp_path / "run", steps=2)
+    fit.save()
+    before = (tmp_path / "run" / CHECKPOINT).read_bytes()
+    with nearly_full_disk(), pytest.raises(RunFolderError, match=r"checkpoint\.pt.*free space"):
+        fit.save()
+    assert (tmp_path / "run" / CHECKPOINT).read_bytes() == before
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:

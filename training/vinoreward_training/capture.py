@@ -234,6 +234,8 @@ def run(config: CaptureConfig) -> int:
     """Capture; return 0. Stopped with Ctrl-C it saves what it has and raises KeyboardInterrupt."""
     from tqdm import tqdm
 
+    from vinoreward_training.environments import dependencies_named
+
     _check(config)
     with RunFolder(config.out, config, resume=config.resume) as folder:
         for label in ("success", "failure"):
@@ -245,9 +247,12 @@ def run(config: CaptureConfig) -> int:
         # Written first, so that a capture killed at any moment can be read and resumed.
         write_json(folder / "dataset.json", _describe(config, table, about, False))
         try:
-            with tqdm(
-                total=config.frames, initial=len(table.rows), desc="capture", unit="frame"
-            ) as bar:
+            with (
+                dependencies_named(config.env),
+                tqdm(
+                    total=config.frames, initial=len(table.rows), desc="capture", unit="frame"
+                ) as bar,
+            ):
                 for _ in work:
                     bar.update()
                     if len(table.rows) % config.save_every == 0:

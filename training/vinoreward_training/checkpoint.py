@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 from vinoreward.errors import ConfigError, MissingExtraError, ModelCorruptError, ModelNotFoundError
-from vinoreward.files import atomic_path
+from vinoreward_training.saved_state import save_state
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
@@ -134,8 +134,7 @@ def save_checkpoint(path: Path, model: BaseAlgorithm, *, replay: bool = True) ->
         "rng": json.dumps(_rng_state(model)),
         "replay": _replay_state(model) if replay else {},
     }
-    with atomic_path(path) as part:
-        torch.save(state, part)
+    save_state(path, state)
 
 
 def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import DatasetError, ModelCorruptError
-from vinoreward.files import atomic_path
 from vinoreward.rewards.calibration import temperature
 from vinoreward_training.dataset import Dataset
 from vinoreward_training.evaluation import average_precision, log_loss
 from vinoreward_training.network_weights import load_plain
+from vinoreward_training.saved_state import save_state
 from vinoreward_training.training_signal import augment, loss_of, margin_targets, sampling_shares
 
 CHECKPOINT = "checkpoint.pt"
@@ -178,8 +178,7 @@ class Fit:
             **vars(state),
             "best": state.best or {},
         }
-        with atomic_path(self._path) as part:
-            torch.save(value, part)
+        save_state(self._path, value)
 
     def _load(self) -> None:
         value = load_plain(self._path)

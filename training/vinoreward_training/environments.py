@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
 import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
-from vinoreward.errors import ConfigError, VinorewardError
+from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
@@ -18,17 +20,53 @@ if TYPE_CHECKING:
 def has_own_reward(env_id: str) -> bool:
     """Say whether the environment judges with a bundle by itself (ours do).
 
+    Args:
+        env_id: a Gymnasium id; of ``package:Id-v0`` the package is imported first.
+
     Raises:
         ConfigError: no environment of that id is registered.
     """
+    package, _, name = env_id.rpartition(":")
     try:
-        spec = gym.spec(env_id)
-    except gym.error.Error as error:
+        if package:
+            importlib.import_module(package)
+        spec = gym.spec(name)
+    except (gym.error.Error, ImportError) as error:
         raise ConfigError(
             f"no environment {env_id!r}: {error}. Expected a registered id such as PandaHover-v0, "
             "or package:Id-v0 for one that a package registers when it is imported."
         ) from error
     return isinstance(spec.entry_point, str) and spec.entry_point.startswith("vinoreward_envs.")
+
+
+def check_bundle_used(env_id: str, bundle: str | None, *, wrap_bundle: bool) -> None:
+    """Refuse a bundle that would be ignored.
+
+    Raises:
+        ConfigError: the environment has no learned reward of its own and is not to be wrapped.
+    """
+    if bundle is not None and not wrap_bundle and not has_own_reward(env_id):
+        raise ConfigError(
+            f"found the bundle {bundle}, but {env_id} has no learned reward of its own and would "
+            "ignore it. Expected --wrap-bundle, which puts the bundle's reward around the "
+            "environment; add it, or leave --bundle out to train on the environment's own reward."
+        )
+
+
+@contextlib.contextmanager
+def dependencies_named(env_id: str) -> Iterator[None]:
+    """Say what to install where an environment lacks something, when made or first rendered.
+
+    Raises:
+        MissingExtraError: with Gymnasium's own advice.
+    """
+    try:
+        yield
+    except gym.error.DependencyNotInstalled as error:
+        raise MissingExtraError(
+            f"{env_id} lacks a package of its own, as Gymnasium says: {error}. Expected everything "
+            "that the environment needs, which vinoreward's extras do not bring; install it."
+        ) from error
 
 
 def make_env(
@@ -62,6 +100,7 @@ def make_env(
     Raises:
         ConfigError: no such environment, an argument it does not take, nothing to wrap with, or
             another encoder than the one expected.
+        MissingExtraError: the environment needs a package that is not installed.
         ModelNotFoundError: no such bundle.
         PictureMismatchError: the encoder is for other pictures.
     """
@@ -174,7 +213,8 @@ def _encoded(
 
 def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:
     try:
-        return gym.make(env_id, **arguments)
+        with dependencies_named(env_id):
+            return gym.make(env_id, **arguments)
     except TypeError as error:
         raise ConfigError(
             f"{env_id} does not take these arguments: {error}. Expected what its class documents; "

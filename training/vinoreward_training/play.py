@@ -10,7 +10,7 @@ from typing import Any
 
 from vinoreward.errors import ConfigError, MissingDisplayError
 from vinoreward.files import write_json
-from vinoreward_training.environments import make_env
+from vinoreward_training.environments import dependencies_named, make_env
 from vinoreward_training.evaluate_policy import Evaluation, Moment, evaluate, rate_row
 from vinoreward_training.report import Section, write_report
 from vinoreward_training.run_folder import plain
@@ -100,9 +100,12 @@ def play(config: PlayConfig) -> PlayResult:
 
     try:
         model = load_policy(config.run, env)
-        with tqdm(
-            total=config.episodes, desc="play", unit="episode", disable=not config.progress
-        ) as bar:
+        with (
+            dependencies_named(config.env or description["env"]),
+            tqdm(
+                total=config.episodes, desc="play", unit="episode", disable=not config.progress
+            ) as bar,
+        ):
 
             def watch(moment: Moment) -> None:
                 if filmed:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 from vinoreward.errors import ModelCorruptError, ModelNotFoundError
-from vinoreward.files import atomic_path, write_json
+from vinoreward.files import write_json
 from vinoreward_training.checkpoint import OFF_POLICY, build_model, read_tensors
+from vinoreward_training.saved_state import save_state
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
@@ -24,11 +25,11 @@ def save_policy(folder: Path, model: BaseAlgorithm, description: Mapping[str, An
         folder: where to.
         model: the trained model.
         description: at least ``algorithm`` and ``algorithm_kwargs``; plain data.
-    """
-    import torch
 
-    with atomic_path(Path(folder) / "policy.pt") as part:
-        torch.save(model.policy.state_dict(), part)
+    Raises:
+        RunFolderError: a file cannot be written.
+    """
+    save_state(Path(folder) / "policy.pt", model.policy.state_dict())
     write_json(Path(folder) / "policy.json", {"schema_version": 1, **description})
 
 

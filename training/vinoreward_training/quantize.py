@@ -42,7 +42,7 @@ class QuantizeConfig:
     """
 
     bundle: Path = Path("runs/classifier/bundle")
-    """The bundle."""
+    """The bundle's folder. An installed bundle is only read: copy it first."""
     data: Path = Path("data/hover")
     """Pictures of where it will be used, best those it was trained on."""
     max_flips: float = 0.005
@@ -102,10 +102,18 @@ def _frames(
 
 
 def run(config: QuantizeConfig) -> int:
-    """Quantize, gate and save; return 0. The bundle is unchanged if the gate refuses."""
+    """Quantize, gate and save; return 0. The bundle is unchanged if the gate refuses.
+
+    Raises:
+        ConfigError: settings that cannot work, or the name of an installed bundle.
+        ModelNotFoundError: no such bundle.
+        DatasetError: the data cannot be used.
+        QuantizationRefusedError: the gate refuses.
+    """
     from vinoreward.backends.int8 import quantize_onnx
     from vinoreward.backends.registry import load_backend
     from vinoreward.bundles.bundle import Bundle
+    from vinoreward.bundles.locate import find, known_names
     from vinoreward.bundles.save import add_int8
     from vinoreward.bundles.schema import Quantization
     from vinoreward.rewards.second_look import logit
@@ -120,6 +128,13 @@ def run(config: QuantizeConfig) -> int:
             f"max_flips={config.max_flips}, max_second_looks={config.max_second_looks}, boundary="
             f"{config.boundary}, calibration={config.calibration}. Expected shares below 1 and "
             "positive numbers of frames."
+        )
+    if not config.bundle.exists() and str(config.bundle) in known_names():
+        installed = find(str(config.bundle))
+        raise ConfigError(
+            f"{config.bundle} is an installed bundle, which is only read. Expected a folder of "
+            f"your own to put the INT8 network into; copy it, cp -r {installed} my-bundle, "
+            "and give the copy with --bundle."
         )
     bundle = Bundle.load(config.bundle)
     if bundle.spec.kind == "encoder":

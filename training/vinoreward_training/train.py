@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from vinoreward.errors import MissingExtraError
-from vinoreward_training.environments import make_env
+from vinoreward_training.environments import check_bundle_used, dependencies_named, make_env
 from vinoreward_training.evaluate_policy import Evaluation, Rate
 from vinoreward_training.run_folder import RunFolder, plain
+from vinoreward_training.torch_devices import check_device
 from vinoreward_training.train_settings import resolve, settle_encoder
 
 if TYPE_CHECKING:
     import gymnasium as gym
     from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.logger import Logger
 
     from vinoreward_training.callbacks import RunCallback
 
@@ -38,7 +40,9 @@ class TrainConfig:
 
         vinoreward train --resume --out runs/hover
 
-        vinoreward train --env Pendulum-v1 --wrap-bundle --bundle bundles/upright --out runs/mine
+        vinoreward train --env CartPole-v1 --algorithm DQN --out runs/cartpole
+
+        vinoreward train --env my_package:MyEnv-v0 --wrap-bundle --bundle my-bundle --out runs/mine
 
         vinoreward train --config my.yaml --algorithm-kwargs gamma 0.95 batch_size 128
     """
@@ -119,12 +123,14 @@ def train(config: TrainConfig) -> TrainResult:
 
     Raises:
         ConfigError: a setting that cannot work, or a folder that holds a run already.
-        MissingExtraError: the training extra is not installed.
+        UnknownDeviceError: torch has no such device on this machine.
+        MissingExtraError: the training extra, or what the environment needs, is not installed.
         ModelCorruptError: the checkpoint to resume from does not fit.
         RunFolderError: the folder is in use or cannot be written.
         KeyboardInterrupt: Ctrl-C; a checkpoint was written first.
     """
     settled = settle_encoder(resolve(config))
+    check_bundle_used(settled.env, settled.bundle, wrap_bundle=settled.wrap_bundle)
     try:
         import stable_baselines3  # noqa: F401
         import torch
@@ -133,12 +139,16 @@ def train(config: TrainConfig) -> TrainResult:
             f"training needs {error.name}, which is not installed. Expected the training extra; "
             "run: pip install 'vinoreward[train]'"
         ) from error
+    check_device(settled.device)
     torch.set_num_threads(settled.threads)
     # How the settings came about is no part of them.
     recorded = {name: value for name, value in plain(settled).items() if name != "explicit"}
     with RunFolder(settled.out, recorded, resume=settled.resume) as folder:
         finished = _finished(folder, settled)
-        return finished if finished is not None else _train(settled, folder)
+        if finished is not None:
+            return finished
+        with dependencies_named(settled.env):
+            return _train(settled, folder)
 
 
 def _train(config: TrainConfig, folder: Path) -> TrainResult:
@@ -150,6 +160,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
     total = config.timesteps or 0
     env, evaluation_env = _make(config), _make(config)
     callback: RunCallback | None = None
+    closing = contextlib.ExitStack()
     try:
         model = build_model(
             config.algorithm,
@@ -179,7 +190,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
                 stop_when_solved=config.stop_when_solved,
                 progress=config.progress,
             )
-            _log_to(model, folder / "logs" / f"from_{start}")
+            closing.callback(_log_to(model, folder / "logs" / f"from_{start}").close)
             if start < total:
                 with contextlib.suppress(TrainingStopped):
                     model.learn(total - start, callback=callback, reset_num_timesteps=False)
@@ -196,6 +207,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
     finally:
         if callback is not None:
             callback.close()
+        closing.close()
         env.close()
         evaluation_env.close()
     write_summary(config, callback, result)
@@ -228,10 +240,12 @@ def _say_policy(config: TrainConfig, env: gym.Env[Any, Any]) -> None:
             print("the observation is a picture: Stable-Baselines3's CnnPolicy learns from it")
 
 
-def _log_to(model: BaseAlgorithm, folder: Path) -> None:
+def _log_to(model: BaseAlgorithm, folder: Path) -> Logger:
     from stable_baselines3.common.logger import configure
 
-    model.set_logger(configure(str(folder), ["tensorboard", "csv"]))
+    logger = configure(str(folder), ["tensorboard", "csv"])
+    model.set_logger(logger)
+    return logger
 
 
 def _conclude(

@@ -15,11 +15,11 @@ from torch import nn
 
 from vinoreward.encoders.vae import Vae
 from vinoreward.errors import DatasetError, ModelCorruptError, OutputError
-from vinoreward.files import atomic_path
 from vinoreward_training.classifier_training import BF16_SHARE, CHECKPOINT
 from vinoreward_training.frames import Frames
 from vinoreward_training.interrupts import interrupt_between
 from vinoreward_training.network_weights import load_plain
+from vinoreward_training.saved_state import save_state
 from vinoreward_training.vae_apply import normalised, planes
 from vinoreward_training.vae_loss import PixelWeights, divergence, reconstruction
 
@@ -134,8 +134,7 @@ class VaeFit:
             "optimiser": self._optimiser.state_dict(),
             **vars(self._state),
         }
-        with atomic_path(self._path) as part:
-            torch.save(value, part)
+        save_state(self._path, value)
 
     def _about(self) -> dict[str, Any]:
         return dict(vars(self.recipe))

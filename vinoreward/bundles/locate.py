@@ -29,12 +29,13 @@ def find(path_or_name: str | Path) -> Path:
         ModelNotFoundError: neither.
         BundleError: the package that registers the name is broken.
     """
-    if isinstance(path_or_name, str) and path_or_name in (entries := _entries()):
+    entries = _entries()
+    if isinstance(path_or_name, str) and path_or_name in entries:
         return _ask(entries[path_or_name])
     folder = Path(path_or_name)
     if folder.is_dir():
         return folder
-    names = ", ".join(known_names()) or "none"
+    names = ", ".join(sorted(entries)) or "none"
     if folder.is_file():
         raise BundleError(
             f"{folder} is a file. Expected a bundle's folder; give the folder, or load a bare "
@@ -45,6 +46,13 @@ def find(path_or_name: str | Path) -> Path:
         raise ModelNotFoundError(
             f"there is no bundle at {folder}, but {previous} is there: saving was interrupted at "
             f"its last step. Expected the folder; rename {previous.name} to {folder.name}."
+        )
+    if not isinstance(path_or_name, str) and str(folder) in entries:
+        # A Path always means a folder, so that a name never hides one.
+        raise ModelNotFoundError(
+            f"there is no folder {folder}, but an installed bundle has that name. Expected its "
+            f"name as text, {str(folder)!r} instead of a Path, to read it; to change it, copy "
+            f"{_ask(entries[str(folder)])} to a folder of your own and give that."
         )
     raise ModelNotFoundError(
         f"there is no bundle {str(path_or_name)!r}. Expected a folder or one of the installed "
