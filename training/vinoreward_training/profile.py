@@ -225,13 +225,16 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
 
 def run(config: ProfileConfig) -> int:
     """Measure, print the table and the bound, write JSON and the bar; return 0."""
-    from vinoreward_training.environments import has_own_reward
+    from vinoreward_training.environments import dependencies_named, has_own_reward
 
     if config.steps < 1:
         raise ConfigError(f"steps is {config.steps}. Expected at least 1.")
     with RunFolder(config.out, config, resume=config.resume) as folder:
         own = has_own_reward(config.env)
-        with learner_step(config) if config.learner else contextlib.nullcontext() as learn:
+        with (
+            dependencies_named(config.env),
+            learner_step(config) if config.learner else contextlib.nullcontext() as learn,
+        ):
             measured = hover_samples if own else foreign_samples
             samples = measured(config, learn)
         table = shares(samples)
