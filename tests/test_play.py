@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +111,22 @@ def test_a_window_needs_a_display(trained: Path, monkeypatch: pytest.MonkeyPatch
         play(PlayConfig(run=trained, human=True))
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("imageio_ffmpeg") is not None, reason="imageio-ffmpeg is installed"
-)
-def test_mp4_without_ffmpeg_is_refused_before_anything_is_played(trained: Path) -> None:
-    with pytest.raises(MissingExtraError, match="imageio-ffmpeg"):
-        play(PlayConfig(run=trained, out=trained / "film.mp4"))
+def test_mp4_without_ffmpeg_is_refused_before_anything_is_played(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)  # as if it were not installed
+    with pytest.raises(MissingExtraError, match="imageio_ffmpeg"):
+        play(PlayConfig(run=trained, out=tmp_path / "film.mp4"))
+    assert not (tmp_path / "film.mp4").exists()
+
+
+@pytest.mark.slow
+def test_a_film_can_be_an_mp4(trained: Path, tmp_path: Path) -> None:
+    import imageio.v2 as imageio
+
+    play(PlayConfig(run=trained, episodes=1, film=1, out=tmp_path / "film.mp4"))
+    with imageio.get_reader(tmp_path / "film.mp4") as film:
+        assert film.get_data(0).ndim == 3
 
 
 @pytest.mark.parametrize("changes", [{"episodes": 0}, {"film": -1}, {"out": Path("film.avi")}])

@@ -191,10 +191,10 @@ def check_film_path(path: Path) -> None:
     if suffix == ".mp4":
         try:
             import imageio.v2  # noqa: F401
-            import imageio_ffmpeg  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+            import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: F401
         except ImportError as error:
             raise MissingExtraError(
                 f"an MP4 film needs {error.name}, which is not installed. Expected it beside "
-                "imageio; run: pip install imageio imageio-ffmpeg, or choose a name that ends in "
+                "imageio; run: pip install 'vinoreward[train]', or choose a name that ends in "
                 ".gif."
             ) from error
