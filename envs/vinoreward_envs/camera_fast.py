@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -44,7 +45,9 @@ def _warp() -> Any:
         raise missing_library("fast") from error
     # A greeting and a line per compiled module are printed at the level below.
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
-    with _silent_stderr():
+    with warnings.catch_warnings(), _silent_stderr():
+        # Of Python 3.10, which the next Warp leaves behind; the extra pins one that still has it.
+        warnings.filterwarnings("ignore", "Support for Python", FutureWarning)
         # Without a graphics driver Warp's C code warns on stderr, at any log level; that is the
         # ordinary case here. Whatever fails raises.
         warp.init()
