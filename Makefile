@@ -17,7 +17,7 @@ help:
 	@echo "make test       the whole suite"
 	@echo "make test-fast  without the slow tests"
 	@echo "make check      ruff, mypy, import-linter"
-	@echo "make bench      every figure of the README (about an hour)"
+	@echo "make bench      every figure of the README (about two hours)"
 	@echo "make install    only make $(VENV)"
 	@echo "make clean      remove $(VENV) and caches; runs/ and data/ stay"
 
