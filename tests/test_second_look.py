@@ -215,3 +215,10 @@ def test_a_band_of_zero_is_none(bundle: Bundle) -> None:
 def test_the_card_explains_the_second_look(bundle: Bundle) -> None:
     card = (bundle.path / "README.md").read_text()
     assert "within 1.5 of the threshold" in card
+
+
+def test_a_mistyped_backend_is_said_when_the_classifier_is_made() -> None:
+    from vinoreward.errors import UnknownBackendError
+
+    with pytest.raises(UnknownBackendError, match="openvino"):
+        Classifier("panda-hover-classifier", backend="openvino2")

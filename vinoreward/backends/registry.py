@@ -38,7 +38,7 @@ def load_backend(
         MissingExtraError: its library is not installed.
         ConfigError: the backend cannot do what is asked.
     """
-    backend = _find(name)
+    backend = find_backend(name)
     problem = _missing(backend)
     if problem is not None:
         raise MissingExtraError(problem)
@@ -60,7 +60,12 @@ def _entries() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
-def _find(name: str) -> type[Backend]:
+def find_backend(name: str) -> type[Backend]:
+    """Return the class of a backend; its library is not imported yet.
+
+    Raises:
+        UnknownBackendError: no backend of that name.
+    """
     entries = _entries()
     if name not in entries:
         raise UnknownBackendError(

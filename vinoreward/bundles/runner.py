@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.backends.registry import find_backend
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.picture import check_pictures
 from vinoreward.errors import ConfigError
@@ -37,6 +38,7 @@ class Runner:
 
     Raises:
         ConfigError: a bundle of another kind, or the backend cannot do what is asked.
+        UnknownBackendError: no backend of that name.
         ModelNotFoundError: there is no such bundle.
     """
 
@@ -58,6 +60,7 @@ class Runner:
                 f"the bundle {spec.name!r} is {article[spec.kind]} {spec.kind}. Expected "
                 f"{article[kind]} {kind}'s bundle; train one with: {_COMMANDS[kind]}"
             )
+        find_backend(backend)  # a mistyped name is said now, not at the first picture
         self.backend_name = backend
         self.device = device
         self.threads = threads
