@@ -7,17 +7,15 @@ import dataclasses
 import statistics
 from dataclasses import asdict
 
-import gymnasium as gym
-
 from vinoreward_training.bench_encoders import ENVIRONMENT, encoder_bundle, not_there
 from vinoreward_training.bench_settings import BenchConfig
-from vinoreward_training.bench_statistics import Row, paired_ratio
+from vinoreward_training.bench_statistics import Row
 from vinoreward_training.bench_train import GOAL as SOLVED
 from vinoreward_training.bench_train import (
     Training,
+    overhead_row,
     seeds_note,
     told,
-    train_seconds,
     train_to_solved,
 )
 from vinoreward_training.environments import make_env
@@ -47,38 +45,17 @@ def overhead_pixels_rows(config: BenchConfig) -> list[Row]:
     )
     if encoder_bundle(config) is None:
         return [not_there(config, "overhead-pixels", what, f"<= {OVERHEAD_LIMIT} x")]
-    settled = resolve(TrainConfig(env=ENVIRONMENT, timesteps=config.overhead_steps))
-    times: dict[str, list[float]] = {"latent": [], "state": []}
-    processor: dict[str, list[float]] = {"latent": [], "state": []}
-    seeds = range(config.first_seed, config.first_seed + config.seeds)
-    for seed in seeds:
-        order = ("latent", "state") if seed % 2 == 0 else ("state", "latent")
-        for kind in order:
-            env: gym.Env[object, object]
-            if kind == "latent":
-                env = make_env(ENVIRONMENT, bundle=config.bundle, encoder=config.encoder)
-            else:
-                env = make_env(STATE_ENVIRONMENT, bundle=config.bundle, backend="oracle")
-            wall, cpu = train_seconds(env, settled, seed)
-            times[kind].append(wall)
-            processor[kind].append(cpu)
-            print(f"  {kind} seed {seed}: {wall:.1f} s", flush=True)
-    ratio = paired_ratio(times["latent"], times["state"])
-    by_cpu = paired_ratio(processor["latent"], processor["state"])
-    return [
-        Row(
-            "overhead-pixels",
-            what,
-            ratio.median,
-            low=ratio.low,
-            high=ratio.high,
-            spread=f"quartiles of {len(seeds)} seeds, wall times",
-            target=f"<= {OVERHEAD_LIMIT} x",
-            met=ratio.median <= OVERHEAD_LIMIT,
-            note=f"by processor time {by_cpu.median:.3g} x",
-            details={"seconds": times, "processor_seconds": processor},
-        )
-    ]
+    return overhead_row(
+        config,
+        "overhead-pixels",
+        what,
+        {
+            "latent": lambda: make_env(ENVIRONMENT, bundle=config.bundle, encoder=config.encoder),
+            "state": lambda: make_env(STATE_ENVIRONMENT, bundle=config.bundle, backend="oracle"),
+        },
+        resolve(TrainConfig(env=ENVIRONMENT, timesteps=config.overhead_steps)),
+        OVERHEAD_LIMIT,
+    )
 
 
 def solve_pixels_rows(config: BenchConfig) -> list[Row]:
