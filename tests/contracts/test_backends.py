@@ -457,6 +457,10 @@ def test_memory_stays_flat_with_varied_batches(backend: Backend) -> None:
             backend.infer(batch[:size])
 
     calls(60)
-    before = process.memory_info().rss
-    calls(400)
-    assert process.memory_info().rss - before < 5e6
+    growth = []
+    for _ in range(5):
+        before = process.memory_info().rss
+        calls(100)
+        growth.append(process.memory_info().rss - before)
+    # A leak grows in every stretch; an allocator that takes a block now and then does not.
+    assert min(growth) < 1e6, growth
