@@ -29,6 +29,7 @@ from vinoreward_training.bench_encoders import (
     step_times,
 )
 from vinoreward_training.bench_env import Stepper
+from vinoreward_training.bench_joint import DrawsAnew, graph_row, render_row
 from vinoreward_training.bench_pixels import (
     cnn_row,
     each,
@@ -219,3 +220,24 @@ def test_without_an_encoder_the_row_of_all_still_measures_the_rest(
     rows = encoders_rows(BenchConfig(out=tmp_path, encoder="no-such-encoder"))
     assert [row.met for row in rows] == [False, False]
     assert rows[-1].target == "<= 5 mm"
+
+
+def test_one_graph_with_both_outputs_gives_what_the_two_give() -> None:
+    bundles = [Bundle.load(f"panda-hover-{kind}") for kind in ("classifier", "encoder")]
+    row = graph_row(BenchConfig(rounds=2), *bundles)
+    assert row.value is not None and row.value > 0
+    found = float(row.note.rpartition(" ")[2])
+    assert found < 1e-3  # of log-odds and latent numbers
+
+
+def test_pictures_of_two_sizes_have_no_graph_in_common(bundle: Bundle) -> None:
+    row = graph_row(BenchConfig(rounds=2), Bundle.load("panda-hover-classifier"), bundle)
+    assert row.value is None and "different sizes" in row.note
+
+
+def test_what_is_drawn_anew_is_what_the_environment_shows() -> None:
+    env = DrawsAnew(gym.make("PandaHoverRandom-v0", backend="oracle", render_mode="rgb_array"))
+    env.reset(seed=3)
+    np.testing.assert_array_equal(env.render(), env.env.render())
+    env.close()
+    assert render_row(BenchConfig(rounds=2)).value is not None

@@ -34,7 +34,7 @@ from vinoreward_training.quantize_encoder import Moved, judge, run_encoder
 from vinoreward_training.train_vae import TrainVaeConfig
 from vinoreward_training.vae_apply import decode, encode
 from vinoreward_training.vae_bundle import bounds
-from vinoreward_training.vae_loss import PixelWeights, divergence, reconstruction
+from vinoreward_training.vae_loss import PixelWeights, PlaceReader, divergence, reconstruction
 from vinoreward_training.vae_training import Recipe, VaeFit
 
 SIZE = (32, 40)
@@ -245,6 +245,43 @@ def fit_of(folder: Path, *, steps: int = 12, resume: bool = False, **changes: ob
     return VaeFit(vae, frames, parts[0], parts[1], recipe, folder, resume=resume)
 
 
+def test_places_that_are_asked_for_are_read_better(tmp_path: Path) -> None:
+    from vinoreward_training.probe import probe_places
+
+    frames = frames_of(400)
+    frames.places["object"][::7] = np.nan  # absent things neither count nor spoil the rest
+    parts = split_frames(frames, seed=0)
+    found = {}
+    for places in (0.0, 100.0):
+        torch.manual_seed(0)
+        vae = build_vae("spatial_vae", *SIZE, 8)
+        recipe = Recipe(steps=150, batch_size=32, places=places)
+        fit = VaeFit(vae, frames, *parts[:2], recipe, tmp_path / str(places))
+        (tmp_path / str(places)).mkdir()
+        fit.run(ignore, ignore)
+        (error,) = probe_places(encode(vae.encoder, frames.images)[0], frames.places, *parts[::2])
+        found[places] = error.mean_mm
+    assert found[100.0] < 0.8 * found[0.0]
+
+
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_the_error_of_places_is_in_square_millimetres(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    places = random.normal(size=(6, 4))
+    places[random.random(6) < 0.4, 2:] = np.nan
+    places[0] = 0.5
+    reader = PlaceReader(3, places)
+    mean = torch.from_numpy(random.normal(size=(6, 3))).float()
+    read = reader.linear(mean).detach().numpy().astype(np.float64)
+    off = np.where(np.isfinite(places), 1000 * (read - places), 0.0)
+    naive = np.mean([row @ row for row in off])
+    loss = reader.squared_error(mean, places)
+    assert float(loss.detach()) == pytest.approx(naive, rel=1e-4)
+    loss.backward()
+    assert all(torch.isfinite(value.grad).all() for value in reader.parameters())
+
+
 def ignore(*_: object) -> None:
     """Take no notice."""
 
@@ -263,20 +300,22 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[0][name], found[1][name])
 
 
-@pytest.mark.parametrize("stop", [1, 7])
-def test_ctrl_c_and_resume_lead_to_the_very_same_weights(tmp_path: Path, stop: int) -> None:
-    whole = fit_of(tmp_path / "whole")
+@pytest.mark.parametrize(("stop", "places"), [(1, 0.0), (7, 0.0), (7, 5.0)])
+def test_ctrl_c_and_resume_lead_to_the_very_same_weights(
+    tmp_path: Path, stop: int, places: float
+) -> None:
+    whole = fit_of(tmp_path / "whole", places=places)
     whole.run(ignore, ignore)
 
     def interrupt(step: int, _: dict[str, float]) -> None:
         if step == stop:
             os.kill(os.getpid(), signal.SIGINT)
 
-    stopped = fit_of(tmp_path / "stopped")
+    stopped = fit_of(tmp_path / "stopped", places=places)
     with pytest.raises(KeyboardInterrupt):
         stopped.run(interrupt, ignore)
     assert stopped.step == stop
-    resumed = fit_of(tmp_path / "stopped", resume=True)
+    resumed = fit_of(tmp_path / "stopped", resume=True, places=places)
     assert resumed.step == stop
     resumed.run(ignore, ignore)
     assert resumed.history == whole.history
@@ -446,6 +485,14 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, changes: dict[str,
     with pytest.raises(ConfigError):
         train_vae.run(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_places_need_a_capture_that_records_them(tmp_path: Path) -> None:
+    config = TrainVaeConfig(
+        data=write_folder(tmp_path / "pictures"), out=tmp_path / "run", places=1.0
+    )
+    with pytest.raises(ConfigError, match="records no places"):
+        train_vae.run(config)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "classifier": ("bench_classifier", "classifier_rows"),
     "int8": ("bench_int8", "int8_rows"),
     "encoders": ("bench_encoders", "encoders_rows"),
+    "joint": ("bench_joint", "joint_rows"),
     "memory": ("bench_env", "memory_rows"),
     "install": ("bench_install", "install_rows"),
     "overhead": ("bench_train", "overhead_rows"),
@@ -38,7 +39,17 @@ ROWS: dict[str, tuple[str, str]] = {
 }
 """Name of a row to the module and the function ``(BenchConfig) -> list[Row]`` that measure it."""
 
-QUICK = ("backends", "reward-path", "step", "camera", "classifier", "int8", "encoders", "memory")
+QUICK = (
+    "backends",
+    "reward-path",
+    "step",
+    "camera",
+    "classifier",
+    "int8",
+    "encoders",
+    "joint",
+    "memory",
+)
 
 
 def chosen(rows: Sequence[str]) -> list[str]:

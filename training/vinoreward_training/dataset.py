@@ -66,7 +66,17 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
+    """One picture of a folder, before it is read.
+
+    Attributes:
+        file: relative to the folder.
+        label: 1 for success.
+        category: of the frame, e.g. ``"near miss"``.
+        episode: frames of one share it.
+        distance: metres from success, NaN if unknown.
+    """
+
     file: str
     label: int
     category: str
@@ -78,7 +88,7 @@ def _number(text: str | None) -> float:
     return float(text) if text not in (None, "") else float("nan")
 
 
-def _from_metadata(folder: Path, success_label: str) -> list[_Entry]:
+def _from_metadata(folder: Path, success_label: str) -> list[Entry]:
     entries = []
     with (folder / METADATA).open(newline="", encoding="utf-8") as stream:
         for line, row in enumerate(csv.DictReader(stream), start=2):
@@ -91,7 +101,7 @@ def _from_metadata(folder: Path, success_label: str) -> list[_Entry]:
                     "label and episode (a whole number); correct the line or capture again."
                 ) from error
             entries.append(
-                _Entry(
+                Entry(
                     file,
                     int(label == success_label),
                     row.get("category") or label,
@@ -102,15 +112,15 @@ def _from_metadata(folder: Path, success_label: str) -> list[_Entry]:
     return entries
 
 
-def _from_folders(folder: Path, success_label: str) -> list[_Entry]:
+def _from_folders(folder: Path, success_label: str) -> list[Entry]:
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    entries: list[_Entry] = []
+    entries: list[Entry] = []
     for name in names:
         for path in sorted((folder / name).rglob("*")):
             if path.suffix.lower() in SUFFIXES and path.name[0] != ".":
                 file = path.relative_to(folder).as_posix()
                 entries.append(
-                    _Entry(file, int(name == success_label), name, len(entries), float("nan"))
+                    Entry(file, int(name == success_label), name, len(entries), float("nan"))
                 )
     if entries and success_label not in names:
         raise DatasetError(
@@ -137,9 +147,22 @@ def _read(path: Path, size: tuple[int, int] | None) -> tuple[npt.NDArray[np.uint
     return np.asarray(image, dtype=np.uint8), resized
 
 
-def _stack(
-    folder: Path, entries: Sequence[_Entry], size: tuple[int, int] | None
+def stack_pictures(
+    folder: Path, entries: Sequence[Entry], size: tuple[int, int] | None
 ) -> tuple[npt.NDArray[np.uint8], bool]:
+    """Read pictures into one array.
+
+    Args:
+        folder: the files are relative to it.
+        entries: at least one.
+        size: (height, width) to resize to, or None: all must have one size already.
+
+    Returns:
+        ``(N, H, W, 3)`` uint8 RGB, and whether any picture was resized.
+
+    Raises:
+        DatasetError: a picture that cannot be read, or of another size.
+    """
     first, _ = _read(folder / entries[0].file, size)
     images = np.empty((len(entries), *first.shape), dtype=np.uint8)
     resized = False
@@ -202,7 +225,7 @@ def load_dataset(
             f"{folder / METADATA} lists {len(missing)} pictures that are not there, the first "
             f"{missing[0]}. Expected every listed file; run capture --resume to make them anew."
         )
-    images, resized = _stack(folder, entries, size)
+    images, resized = stack_pictures(folder, entries, size)
     digest = hashlib.sha256(str(images.shape).encode())
     for entry, image in zip(entries, images, strict=True):
         digest.update(f"{entry.file}\0{entry.label}\0".encode())

@@ -14,9 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, DatasetError
-
-# One reader of pictures for both kinds of training.
-from vinoreward_training.dataset import METADATA, SUFFIXES, _Entry, _stack
+from vinoreward_training.dataset import METADATA, SUFFIXES, Entry, stack_pictures
 
 Indices = npt.NDArray[np.int64]
 LOWEST_COUNT = 64
@@ -162,7 +160,9 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
             f"{folder} holds no pictures. Expected {', '.join(sorted(SUFFIXES))} files; capture "
             "some, or give another folder with --data."
         )
-    images, resized = _stack(folder, [_Entry(file, 0, "", 0, math.nan) for file in files], size)
+    images, resized = stack_pictures(
+        folder, [Entry(file, 0, "", 0, math.nan) for file in files], size
+    )
     about = _about(folder)
     return finished(
         images,

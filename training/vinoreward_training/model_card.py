@@ -15,7 +15,8 @@ Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
 
-def _figure(width: float = 5.0, height: float = 4.0) -> Any:
+def new_figure(width: float = 5.0, height: float = 4.0) -> Any:
+    """Return a matplotlib figure of a size in inches."""
     # The object interface: nothing global, no display, safe beside a user's own pyplot.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -46,7 +47,7 @@ def draw_curves(folder: Path, log_odds: Floats, labels: Labels, threshold: float
     ]
     paths = []
     for name, x, y, point, x_label, y_label in plots:
-        figure = _figure()
+        figure = new_figure()
         axes = figure.add_subplot()
         axes.plot(x, y, color="#0068b5")
         axes.plot(*point, "o", color="#c8102e", label="the threshold")
@@ -69,7 +70,7 @@ def draw_curves(folder: Path, log_odds: Floats, labels: Labels, threshold: float
 
 def draw_history(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
     """Write a picture of loss and average precision by epoch; return its path."""
-    figure = _figure(8.0, 3.4)
+    figure = new_figure(8.0, 3.4)
     left, right = figure.subplots(1, 2)
     epochs = [record["epoch"] for record in history]
     left.plot(epochs, [record["val_loss"] for record in history], "o-", color="#0068b5")
@@ -110,7 +111,7 @@ def draw_mistakes(
     chosen = np.argsort(margin, kind="stable")[:count]
     rows = -(-len(chosen) // 4)
     height, width = images.shape[1:3]
-    figure = _figure(10.0, rows * (2.5 * height / width + 0.35))
+    figure = new_figure(10.0, rows * (2.5 * height / width + 0.35))
     grid = np.atleast_1d(figure.subplots(rows, 4)).reshape(-1)
     for axes in grid:
         axes.axis("off")

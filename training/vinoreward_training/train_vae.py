@@ -35,6 +35,7 @@ class TrainVaeConfig:
     Examples:
         vinoreward train-vae --data data/hover --size 64 64 --out runs/encoder
         vinoreward train-vae --data data/hover --size 64 64 --out runs/encoder --resume
+        vinoreward train-vae --data data/hover --beta 300 --places 300 --out runs/encoder
         vinoreward train-vae --env CartPole-v1 --frames 5000 --size 64 64 --out runs/cartpole
     """
 
@@ -72,6 +73,8 @@ class TrainVaeConfig:
     """Highest weight of pixels of a rare colour, 1 for none: small things are drawn too."""
     denoise: float = 0.0
     """Standard deviation of noise put on the input only, from 0 to 1; 0 for none."""
+    places: float = 0.0
+    """Weight of the squared error (mm) of recorded places, read from the latent; 0: no labels."""
     seed: int = 0
     """Decides the split, the initial weights, the order and the noise."""
     threads: int = 0
@@ -100,6 +103,7 @@ def _check(config: TrainVaeConfig) -> None:
         "foreground": not 0 <= config.foreground <= 1000,
         "rare": not 1 <= config.rare <= 1000,
         "denoise": not 0 <= config.denoise <= 1,
+        "places": not 0 <= config.places < 1e6,
         "threads": config.threads < 0,
         "seed": config.seed < 0,
     }
@@ -146,6 +150,7 @@ def _train(
         foreground=config.foreground,
         rare=config.rare,
         denoise=config.denoise,
+        places=config.places,
         seed=config.seed,
         bf16=has_bf16() if config.bf16 == "auto" else config.bf16 == "on",
     )
@@ -192,6 +197,12 @@ def run(config: TrainVaeConfig) -> int:
     with RunFolder(config.out, config, resume=config.resume) as folder:
         frames = _frames(config)
         check_size((frames.images.shape[1], frames.images.shape[2]))
+        if config.places > 0 and not frames.places:
+            raise ConfigError(
+                f"--places {config.places:g} was given, but {frames.source} records no places. "
+                "Expected a capture whose metadata.csv has columns NAME_x and NAME_y; leave "
+                "--places out to train on pictures alone."
+            )
         parts = split_frames(frames, seed=config.seed)
         print(
             f"{len(frames.images)} frames of {frames.images.shape[1]}x{frames.images.shape[2]}: "

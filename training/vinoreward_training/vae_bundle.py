@@ -203,7 +203,13 @@ def make_bundle(
         "(mean and log variance of each), FP32",
         "trained on": f"{len(parts[0])} frames, dataset {frames.sha256[:12]}, seed {config.seed}",
         "steps": f"{config.steps} of {config.batch_size} frames",
-        "loss": f"sum of squares / (2 * {config.sigma:g}^2) + {config.beta:g} * KL",
+        "loss": f"sum of squares / (2 * {config.sigma:g}^2) + {config.beta:g} * KL"
+        + (
+            f" + {config.places:g} * squared error in mm of recorded places, read linearly: "
+            "trained with these labels"
+            if config.places > 0
+            else "; no labels"
+        ),
         "pixel weights": f"rare colours up to {config.rare:g}, foreground + {config.foreground:g}",
         "exported network's largest difference from torch": f"{difference:.2g}",
     }

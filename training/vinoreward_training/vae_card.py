@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward_training.model_card import _figure, table
+from vinoreward_training.model_card import new_figure, table
 from vinoreward_training.probe import ProbeError
 
 Pictures = npt.NDArray[np.uint8]
@@ -64,7 +64,7 @@ def draw_losses(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
         path: PNG to write.
         history: records of :class:`vinoreward_training.vae_training.VaeFit`.
     """
-    figure = _figure(10.0, 3.4)
+    figure = new_figure(10.0, 3.4)
     steps = [record["step"] for record in history]
     for axes, name, scale in zip(
         figure.subplots(1, 3), ("reconstruction", "kl", "active"), ("log", "linear", "linear"),

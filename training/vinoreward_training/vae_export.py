@@ -63,11 +63,11 @@ def _with_preprocess(encoder: nn.Module) -> nn.Module:
 
 def export_decoder(decoder: nn.Module, path: Path, latent_size: int) -> None:
     """Write the decoder as ONNX: ``latent`` (N, D) float32 to ``pictures`` (N, 3, H, W), 0 to 1."""
-    from vinoreward.backends.export import _quiet
+    from vinoreward.backends.export import quiet_exporter
     from vinoreward.files import atomic_path
 
     decoder = decoder.to(memory_format=torch.contiguous_format).eval()
-    with atomic_path(path) as part, _quiet(), torch.no_grad():
+    with atomic_path(path) as part, quiet_exporter(), torch.no_grad():
         torch.onnx.export(
             decoder,
             (torch.zeros(2, latent_size),),

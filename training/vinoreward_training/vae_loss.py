@@ -1,8 +1,10 @@
-"""What a variational autoencoder is trained on: which pixels count, and the two parts of its loss.
+"""What a variational autoencoder is trained on: which pixels count, and the parts of its loss.
 
 A small thing on a large table is a few pixels: an autoencoder that leaves it out loses next to
 nothing. Two weights mend that without labels. A pixel counts more where it differs from the mean of
 all pictures (what moves), and more where its colour is rare (what is small).
+
+Where a capture recorded places, a third part can ask that they be read linearly from the latent.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 DIFFERENT = 0.06
 """A channel that is so far from the mean picture, in units of 0 to 1, makes a pixel foreground."""
@@ -101,3 +103,33 @@ def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
         log_variance: (N, D).
     """
     return (-0.5 * (1.0 + log_variance - mean**2 - log_variance.exp())).mean(0)
+
+
+class PlaceReader(nn.Module):
+    """A linear map from latent means to places, trained with the autoencoder and then thrown away.
+
+    What it asks of the encoder is what :mod:`vinoreward_training.probe` measures, there with a map
+    fitted anew and on held-out frames.
+
+    Args:
+        latent_size: D.
+        places: (N, P) float64 metres of training frames, NaN where a thing is absent.
+    """
+
+    def __init__(self, latent_size: int, places: npt.NDArray[np.float64]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(latent_size, places.shape[1])
+        with torch.no_grad():
+            self.linear.bias.copy_(torch.from_numpy(np.nanmean(places, axis=0)))
+
+    def squared_error(self, mean: Tensor, places: npt.NDArray[np.float64]) -> Tensor:
+        """Return the squared distance in square millimetres, summed over things, batch mean.
+
+        Args:
+            mean: (B, D).
+            places: (B, P) metres; absent things do not count.
+        """
+        truth = torch.from_numpy(places).float()
+        shown = torch.isfinite(truth)
+        apart = 1000.0 * (self.linear(mean) - truth.nan_to_num())
+        return torch.where(shown, apart, torch.zeros(())).square().sum(1).mean()

@@ -21,7 +21,7 @@ from vinoreward_training.interrupts import interrupt_between
 from vinoreward_training.network_weights import load_plain
 from vinoreward_training.saved_state import save_state
 from vinoreward_training.vae_apply import normalised, planes
-from vinoreward_training.vae_loss import PixelWeights, divergence, reconstruction
+from vinoreward_training.vae_loss import PixelWeights, PlaceReader, divergence, reconstruction
 
 SAVE_EVERY = 500
 """Steps between checkpoints: what a kill can cost."""
@@ -48,6 +48,8 @@ class Recipe:
         foreground: additional weight of pixels that differ from the mean picture.
         rare: highest weight of pixels of a rare colour, 1 for none.
         denoise: standard deviation of noise put on the input only, in units of 0 to 1.
+        places: weight of the squared error, in square millimetres, with which recorded places are
+            read linearly from the latent; 0 to train without them.
         seed: decides initial weights, order and noise.
         bf16: compute in bfloat16 for the first three quarters of the steps.
     """
@@ -61,6 +63,7 @@ class Recipe:
     foreground: float = 0.0
     rare: float = 10.0
     denoise: float = 0.0
+    places: float = 0.0
     seed: int = 0
     bf16: bool = False
 
@@ -108,7 +111,15 @@ class VaeFit:
             frames.images[measured], foreground=recipe.foreground, rare=recipe.rare
         )
         vae.set_average(self._weights.average)
-        self._optimiser = torch.optim.Adam(vae.parameters(), lr=recipe.learning_rate)
+        parameters = list(vae.parameters())
+        self._reader, self._places = None, np.zeros((len(frames.images), 0))
+        if recipe.places > 0:
+            self._places = np.concatenate(
+                [frames.places[name] for name in sorted(frames.places)], 1
+            )
+            self._reader = PlaceReader(vae.latent_size, self._places[train])
+            parameters += self._reader.parameters()
+        self._optimiser = torch.optim.Adam(parameters, lr=recipe.learning_rate)
         self._path = folder / CHECKPOINT
         self._state = _State()
         self._steps_per_epoch = max(1, len(train) // recipe.batch_size)
@@ -131,6 +142,7 @@ class VaeFit:
             "frames": self._frames.sha256,
             "recipe": self._about(),
             "model": self.vae.state_dict(),
+            "reader": None if self._reader is None else self._reader.state_dict(),
             "optimiser": self._optimiser.state_dict(),
             **vars(self._state),
         }
@@ -153,6 +165,8 @@ class VaeFit:
             )
         try:
             self.vae.load_state_dict(value["model"])
+            if self._reader is not None:
+                self._reader.load_state_dict(value["reader"])
             self._optimiser.load_state_dict(value["optimiser"])
             self._state = _State(step=int(value["step"]), history=list(value["history"]))
         except (KeyError, RuntimeError, ValueError) as error:
@@ -186,7 +200,8 @@ class VaeFit:
         rate = self._rate(step)
         for group in self._optimiser.param_groups:
             group["lr"] = rate
-        images = self._frames.images[self._batch(step)]
+        batch = self._batch(step)
+        images = self._frames.images[batch]
         targets = planes(images)
         seen = targets
         if recipe.denoise > 0:
@@ -199,6 +214,11 @@ class VaeFit:
         picture = reconstruction(made, targets, self._weights.of(images, targets), recipe.sigma)
         divergences = divergence(mean, log_variance)
         loss = picture + self._beta(step) * divergences.sum()
+        extra = {}
+        if self._reader is not None:
+            places = self._reader.squared_error(mean, self._places[batch])
+            loss = loss + recipe.places * places
+            extra["places_mm2"] = float(places.detach())
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.vae.parameters(), 1e4)
@@ -208,6 +228,7 @@ class VaeFit:
             "loss": float(loss.detach()),
             "reconstruction": float(picture.detach()),
             "kl": float(divergences.detach().sum()),
+            **extra,
         }
         if not math.isfinite(found["loss"]):
             raise OutputError(

@@ -46,7 +46,7 @@ def export_onnx(module: nn.Module, path: Path, height: int, width: int) -> None:
     training = module.training
     module.eval()
     try:
-        with atomic_path(path) as part, _quiet(), torch.no_grad():
+        with atomic_path(path) as part, quiet_exporter(), torch.no_grad():
             torch.onnx.export(
                 module,
                 (example,),
@@ -64,7 +64,7 @@ def export_onnx(module: nn.Module, path: Path, height: int, width: int) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_exporter() -> Iterator[None]:
     """Keep the exporter's progress lines and its own deprecation warnings from the user."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
