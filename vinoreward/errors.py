@@ -19,7 +19,8 @@
     ├── DatasetError (ValueError)                a capture or image folder that cannot be used
     ├── TooFewNegativesError (ValueError)        too little data for the claimed error rate
     ├── QuantizationRefusedError (RuntimeError)  INT8 flips more decisions than allowed
-    └── RunFolderError (OSError)                 a run folder that is locked, full or unwritable
+    ├── RunFolderError (OSError)                 a run folder that is locked, full or unwritable
+    └── SharedMemoryError (OSError)              shared memory that cannot be had, or has changed
 
 Each message says what was found, what was expected and what to do about it.
 """
@@ -97,3 +98,7 @@ class QuantizationRefusedError(VinorewardError, RuntimeError):
 
 class RunFolderError(VinorewardError, OSError):
     """A run folder that is in use, full or not writable."""
+
+
+class SharedMemoryError(VinorewardError, OSError):
+    """Shared memory that cannot be had, or is no longer what it was."""

@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 from vinoreward.errors import ConfigError, MissingExtraError, ModelCorruptError, ModelNotFoundError
-from vinoreward_training.saved_state import save_state
+from vinoreward.saved_state import save_state
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm

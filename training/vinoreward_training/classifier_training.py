@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import DatasetError, ModelCorruptError
 from vinoreward.rewards.calibration import temperature
+from vinoreward.saved_state import save_state
 from vinoreward_training.dataset import Dataset
 from vinoreward_training.evaluation import average_precision, log_loss
 from vinoreward_training.network_weights import load_plain
-from vinoreward_training.saved_state import save_state
 from vinoreward_training.training_signal import augment, loss_of, margin_targets, sampling_shares
 
 CHECKPOINT = "checkpoint.pt"

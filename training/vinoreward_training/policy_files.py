@@ -11,8 +11,8 @@ import gymnasium as gym
 
 from vinoreward.errors import ModelCorruptError, ModelNotFoundError
 from vinoreward.files import write_json
+from vinoreward.saved_state import save_state
 from vinoreward_training.checkpoint import OFF_POLICY, build_model, read_tensors
-from vinoreward_training.saved_state import save_state
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm

@@ -15,11 +15,11 @@ from torch import nn
 
 from vinoreward.encoders.vae import Vae
 from vinoreward.errors import DatasetError, ModelCorruptError, OutputError
+from vinoreward.interrupts import interrupt_between
+from vinoreward.saved_state import save_state
 from vinoreward_training.classifier_training import BF16_SHARE, CHECKPOINT
 from vinoreward_training.frames import Frames
-from vinoreward_training.interrupts import interrupt_between
 from vinoreward_training.network_weights import load_plain
-from vinoreward_training.saved_state import save_state
 from vinoreward_training.vae_apply import normalised, planes
 from vinoreward_training.vae_loss import PixelWeights, PlaceReader, divergence, reconstruction
 

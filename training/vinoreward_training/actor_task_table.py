@@ -1,0 +1,172 @@
+"""The tasks of the papers on compressed actors, by name, as plain data.
+
+ActorQ: eight tasks of dm_control's suite and three of Gym. AcceRL: twelve Atari games. Ours: the
+hover scene with its learned reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Suite = Literal["dm_control", "gym", "atari", "hover"]
+
+
+@dataclass(frozen=True)
+class PaperResult:
+    """What the paper's table says of a task.
+
+    Attributes:
+        reward: the return that was reached.
+        fp32_seconds: time to it with full-precision actors; None if not published.
+        int8_seconds: with INT8 actors.
+        speedup: as printed.
+    """
+
+    reward: float
+    fp32_seconds: float | None = None
+    int8_seconds: float | None = None
+    speedup: float | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task and what there is to know before it is made.
+
+    Attributes:
+        name: as in :data:`TASKS`.
+        suite: what it is made with; ``"dm_control"`` and ``"atari"`` are extras.
+        source: its id there: Gymnasium's, ``domain-task`` or the game.
+        observation_shape: (D,) float32, or (4, 84, 84) uint8.
+        actions: number of discrete actions, or dimensions of a continuous one.
+        discrete: which of them.
+        max_steps: an episode is truncated there.
+        network: the one that the paper used, by its name in ``actor_networks``.
+        threshold: mean return from which the task counts as solved: Gymnasium's where it states
+            one, else the paper's; None where neither does.
+        paper: the published result, if there is one.
+        title: the paper's name for it.
+        observation_dtype: ``"uint8"`` for pictures.
+    """
+
+    name: str
+    suite: Suite
+    source: str
+    observation_shape: tuple[int, ...]
+    actions: int
+    discrete: bool
+    max_steps: int
+    network: str
+    threshold: float | None = None
+    paper: PaperResult | None = None
+    title: str = ""
+    observation_dtype: Literal["float32", "uint8"] = "float32"
+
+    def solved(self, mean_return: float) -> bool:
+        """Say whether a mean return reaches the threshold; never where there is none."""
+        return self.threshold is not None and mean_return >= self.threshold
+
+
+def _control(
+    name: str, title: str, sizes: tuple[int, int], *paper: float, network: str = "3x2048"
+) -> Task:
+    """Return a task of dm_control's suite; its episodes last 1000 steps and pay 1000 at most."""
+    result = PaperResult(*paper) if paper else None
+    threshold = result.reward if result else None
+    shape, actions = (sizes[0],), sizes[1]
+    return Task(
+        name, "dm_control", name, shape, actions, False, 1000, network, threshold, result, title
+    )
+
+
+def _game(name: str, actions: int, score: float | None = None) -> Task:
+    """Return a game; it is truncated after 108000 frames, four to a step."""
+    paper = None if score is None else PaperResult(score)
+    shape, steps = (4, 84, 84), 27_000
+    return Task(
+        name, "atari", name, shape, actions, True, steps, "original", score, paper, name, "uint8"
+    )
+
+
+def _hover(name: str, size: int) -> Task:
+    return Task(name, "hover", name, (size,), 2, False, 10, "2x256", title=name)
+
+
+ACTORQ = (
+    _control("cartpole-balance", "Cartpole Balance", (5, 1), 941.22, 870.91, 279.00, 3.12),
+    _control("walker-stand", "Walker Stand", (24, 6), 947.74, 871.32, 534.37, 1.63),
+    _control("hopper-stand", "Hopper Stand", (15, 4), 836.41, 2660.41, 1699.17, 1.57),
+    _control("reacher-hard", "Reacher Hard", (6, 2), 948.12, 1597.00, 875.34, 1.82),
+    _control("cheetah-run", "Cheetah Run", (17, 6), 732.31, 2517.30, 891.84, 2.82),
+    _control("finger-spin", "Finger Spin", (9, 2), 810.32, 3256.56, 1065.52, 3.06),
+    _control("humanoid-stand", "Humanoid Stand", (67, 21), 884.89, 13964.92, 9302.82, 1.51),
+    _control("humanoid-walk", "Humanoid Walk", (67, 21), 649.91, 17990.66, 6223.35, 2.89),
+    # CartPole-v1 cut at 200 steps is CartPole-v0, which Gymnasium warns of.
+    Task(
+        "CartPole-v0",
+        "gym",
+        "CartPole-v1",
+        (4,),
+        2,
+        True,
+        200,
+        "3x2048",
+        195.0,
+        PaperResult(198.22, 963.67, 260.10, 3.70),
+        "Cartpole (Gym)",
+    ),
+    Task(
+        "MountainCar-v0",
+        "gym",
+        "MountainCar-v0",
+        (2,),
+        3,
+        True,
+        200,
+        "3x2048",
+        -110.0,
+        PaperResult(-120.62, 2861.80, 1284.32, 2.22),
+        "Mountain Car (Gym)",
+    ),
+    Task(
+        "Acrobot-v1",
+        "gym",
+        "Acrobot-v1",
+        (6,),
+        3,
+        True,
+        500,
+        "3x2048",
+        -100.0,
+        PaperResult(-107.45, 912.24, 168.44, 5.41),
+        "Acrobot (Gym)",
+    ),
+)
+"""The eleven of ActorQ's table, in its order."""
+
+ACCERL = (
+    _game("alien", 18),
+    _game("amidar", 10),
+    _game("beam_rider", 9),
+    _game("name_this_game", 6),
+    _game("riverraid", 18),
+    _game("hero", 18),
+    _game("space_invaders", 6),
+    _game("breakout", 4),
+    _game("road_runner", 18),
+    _game("bank_heist", 18),
+    _game("pong", 6, 20.5),
+    _game("seaquest", 18),
+)
+"""The twelve games of AcceRL's table 4, in its order; it states a score for Pong alone."""
+
+HOVER = (_hover("PandaHover-v0", 2), _hover("PandaHoverRandom-v0", 4))
+
+EASIER = (_control("reacher-easy", "Reacher Easy", (6, 2), network="2x256"),)
+"""Not in the papers: learned in minutes on a few cores."""
+
+TASKS: Mapping[str, Task] = MappingProxyType(
+    {task.name: task for task in (*ACTORQ, *ACCERL, *HOVER, *EASIER)}
+)

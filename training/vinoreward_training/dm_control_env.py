@@ -1,0 +1,196 @@
+"""dm_control's suite as Gymnasium environments: flat float32 observations, seeded, headless.
+
+A time limit truncates and never terminates: dm_control marks it by a last step whose discount is
+not 0 (Tassa et al. 2018, section 3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.error import ResetNeeded
+from numpy.typing import NDArray
+
+from vinoreward.errors import ConfigError, InputError, MissingDisplayError, MissingExtraError
+
+Floats = NDArray[np.float32]
+PICTURE = (240, 320)
+"""Height and width of a rendered picture."""
+_NO_PICTURES = "disable"
+_PICTURE_LIBRARIES = ("glfw", "egl", "osmesa")
+
+
+class DmControlEnv(gym.Env[Floats, Floats]):
+    """One task of the suite.
+
+    Observation: every part that the task observes, in the task's order, in one float32 row.
+    Action: float32 within the bounds of the task's specification (-1 to 1 in the suite's
+    benchmarking set). Reward: the task's, 0 to 1 in each step. ``info`` is empty.
+
+    Args:
+        domain: of the suite, ``"cartpole"``.
+        task: of that domain, ``"balance"``.
+        render_mode: None or ``"rgb_array"``. Without it no OpenGL library is loaded, unless
+            ``MUJOCO_GL`` names one; whichever environment of a process is made first decides.
+
+    Raises:
+        ConfigError: no such task, or another render mode.
+        MissingDisplayError: pictures are wanted and nothing here can draw them.
+        MissingExtraError: dm_control is not installed, or its MuJoCo is one it cannot use.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
+
+    def __init__(self, domain: str, task: str, render_mode: str | None = None) -> None:
+        if render_mode not in (None, "rgb_array"):
+            raise ConfigError(
+                f"found render_mode={render_mode!r}. Expected None or 'rgb_array'; record a film "
+                "of rgb_array to watch a dm_control task."
+            )
+        suite = _import_suite(pictures=render_mode is not None)
+        if (domain, task) not in suite.ALL_TASKS:
+            known = ", ".join("-".join(pair) for pair in suite.ALL_TASKS)
+            raise ConfigError(f"dm_control has no task {domain}-{task}. Expected one of: {known}.")
+        self.render_mode = render_mode
+        # The suite draws from this very generator, which a reset with a seed sets anew.
+        self._random = np.random.RandomState()
+        with _without_deprecations():
+            self._env = _load(suite, domain, task, self._random)
+        self.metadata = {**self.metadata, "render_fps": round(1 / self._env.control_timestep())}
+        size = sum(int(np.prod(part.shape)) for part in self._env.observation_spec().values())
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        bounds = self._env.action_spec()
+        self.action_space = gym.spaces.Box(
+            bounds.minimum.astype(np.float32), bounds.maximum.astype(np.float32), dtype=np.float32
+        )
+        self._seeded = False
+        self._over = True
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Floats, dict[str, Any]]:
+        """Start an episode; with a seed, the same one as in a new environment with that seed."""
+        super().reset(seed=seed)
+        if seed is not None or not self._seeded:
+            self._random.seed(int(self.np_random.integers(2**32)))
+            self._seeded = True
+        self._over = False
+        return _flat(self._env.reset().observation), {}
+
+    def step(self, action: Floats) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
+        """Apply an action for one control step.
+
+        Raises:
+            InputError: an action of another shape, or not finite.
+            ResetNeeded: the episode is over, or there was none.
+        """
+        if self._over:
+            raise ResetNeeded("the episode is over, or has not begun; call reset() first.")
+        values = np.asarray(action)
+        if values.shape != self.action_space.shape or not np.isfinite(values).all():
+            raise InputError(
+                f"found the action {values}. Expected finite numbers of shape "
+                f"{self.action_space.shape}."
+            )
+        time_step = self._env.step(values)
+        self._over = bool(time_step.last())
+        terminated = self._over and time_step.discount == 0.0
+        return (
+            _flat(time_step.observation),
+            float(time_step.reward),
+            terminated,
+            self._over and not terminated,
+            {},
+        )
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """Return the picture of the task's first camera, (240, 320, 3) uint8."""
+        if self.render_mode is None:
+            return None
+        picture: NDArray[np.uint8] = self._env.physics.render(*PICTURE, camera_id=0)
+        return picture
+
+    def close(self) -> None:
+        """Free the simulation."""
+        self._env.close()
+
+
+def _flat(observation: Mapping[str, Any]) -> Floats:
+    parts = [np.ravel(part) for part in observation.values()]
+    return np.concatenate(parts, dtype=np.float32, casting="same_kind")
+
+
+def _import_suite(*, pictures: bool) -> Any:
+    """Import ``dm_control.suite``; without an OpenGL library unless pictures are wanted."""
+    with _picture_library(None if pictures else _NO_PICTURES):
+        try:
+            suite = importlib.import_module("dm_control.suite")
+        except ImportError as error:
+            raise MissingExtraError(
+                f"dm_control's tasks need {error.name}, which is not installed or does not load "
+                f"here. {_how_to_install()}"
+            ) from error
+    if pictures:
+        found = importlib.import_module("dm_control._render").BACKEND
+        if found not in _PICTURE_LIBRARIES:
+            raise MissingDisplayError(
+                f"pictures were asked for, and dm_control was imported with MUJOCO_GL={found}. "
+                f"Expected one of {', '.join(_PICTURE_LIBRARIES)}: make the environment that "
+                "renders before any other dm_control environment of the process, with MUJOCO_GL "
+                "unset or set to a library that is installed (egl where there is no display)."
+            )
+    return suite
+
+
+@contextlib.contextmanager
+def _picture_library(name: str | None) -> Iterator[None]:
+    """Set ``MUJOCO_GL``, which dm_control reads when imported, for a while if it is not set."""
+    if name is None or "MUJOCO_GL" in os.environ:
+        yield
+        return
+    os.environ["MUJOCO_GL"] = name
+    try:
+        yield
+    finally:
+        del os.environ["MUJOCO_GL"]
+
+
+@contextlib.contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """Keep MuJoCo's remarks on the suite's own models off every actor's terminal."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _load(suite: Any, domain: str, task: str, random: np.random.RandomState) -> Any:
+    try:
+        return suite.load(domain, task, task_kwargs={"random": random})
+    except AttributeError as error:
+        # dm_control mirrors MuJoCo's structures by name and does not say which MuJoCo is too new.
+        found = importlib.import_module("mujoco").__version__
+        raise MissingExtraError(
+            f"dm_control cannot use the installed MuJoCo {found} ({error}). Expected one that it "
+            f"was made for. {_how_to_install()}"
+        ) from error
+
+
+def _how_to_install() -> str:
+    if sys.version_info >= (3, 13):
+        return (
+            "dm-control's dependency labmaze has no wheel for Python 3.13: use Python 3.10 to "
+            "3.12, where pip install 'vinoreward[dm-control]' works."
+        )
+    return "Install it with: pip install 'vinoreward[dm-control]'"

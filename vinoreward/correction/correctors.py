@@ -1,0 +1,271 @@
+"""The correctors that come with the library, as frozen dataclasses of their parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from vinoreward.correction.arrays import Doubles, Floats
+from vinoreward.correction.batch import Estimate, OffPolicyBatch
+from vinoreward.correction.corrector import Corrector, Critic, Role
+from vinoreward.correction.importance import effective_sample_size, mixed, truncated_weights
+from vinoreward.correction.q_returns import (
+    lambda_returns,
+    munos_returns,
+    n_step_returns,
+    q_lambda_coefficients,
+    retrace_coefficients,
+    tree_backup_coefficients,
+)
+from vinoreward.correction.vtrace import vtrace
+from vinoreward.errors import ConfigError
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"{name} is {value}; expected a number from 0 to 1.")
+
+
+def _check_limit(name: str, value: float) -> None:
+    if not value > 0.0:
+        raise ConfigError(
+            f"{name} is {value}; expected a truncation above 0, e.g. 1.0, or math.inf for none."
+        )
+
+
+@dataclass(frozen=True)
+class VTrace(Corrector):
+    """V-trace for actor-critic (Espeholt et al. 2018), see :mod:`vinoreward.correction.vtrace`.
+
+    It weights the policy gradient with ``min(rho, rho_t)`` itself; a corrector of role
+    ``policy_gradient`` beside it replaces that weight.
+
+    Raises:
+        ConfigError: ``rho`` or ``c`` not above 0, ``c`` above ``rho``, ``lam`` not in 0 to 1.
+    """
+
+    rho: float = 1.0
+    """Truncation of the temporal difference's ratio: what is learned. ``math.inf`` is ``V^pi``."""
+    c: float = 1.0
+    """Truncation of the trace's ratio: how fast it is learned, and with how much variance."""
+    lam: float = 1.0
+    """Decay of the trace, 0 to 1."""
+
+    role: ClassVar[Role] = "target"
+    critic: ClassVar[Critic | None] = "v"
+
+    def __post_init__(self) -> None:
+        _check_limit("rho", self.rho)
+        _check_limit("c", self.c)
+        _check_share("lam", self.lam)
+        if self.c > self.rho:
+            raise ConfigError(
+                f"c is {self.c} and rho is {self.rho}; V-trace is defined for c <= rho (Espeholt "
+                "et al. 2018, section 4.1). Lower c or raise rho."
+            )
+
+    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+        """Return V-trace's targets, advantages and weights."""
+        log_rhos = batch.log_rhos
+        # An overflow becomes an infinity that the composition refuses with a sentence.
+        with np.errstate(over="ignore", invalid="ignore"):
+            returns = vtrace(
+                log_rhos=log_rhos,
+                discounts=batch.discounts,
+                rewards=batch.rewards,
+                values=batch.values,
+                next_values=batch.successor_values,
+                ends=batch.ends,
+                rho=self.rho,
+                c=self.c,
+                lam=self.lam,
+            )
+        clipped = np.exp(log_rhos) > self.rho
+        return Estimate(returns.targets, returns.advantages, returns.weights, clipped)
+
+
+@dataclass(frozen=True)
+class ImportanceSampling(Corrector):
+    """Truncated importance weights on the policy gradient, ``min(rho, rho_t)``.
+
+    Goes with any corrector of role ``target``. With ``mix`` below 1 the weight is
+    ``(1 - mix) + mix min(rho, rho_t)``; ``mix="ess"`` takes the batch's effective sample size, so
+    the further the data are off, the less a few large ratios decide the gradient.
+
+    Raises:
+        ConfigError: ``rho`` not above 0, ``mix`` neither ``"ess"`` nor in 0 to 1.
+    """
+
+    rho: float = 1.0
+    """Truncation; ``math.inf`` for none."""
+    mix: float | Literal["ess"] = 1.0
+    """Share of the correction: 1 all of it, 0 none, ``"ess"`` by effective sample size."""
+
+    role: ClassVar[Role] = "policy_gradient"
+
+    def __post_init__(self) -> None:
+        _check_limit("rho", self.rho)
+        if isinstance(self.mix, str):
+            if self.mix != "ess":
+                raise ConfigError(f"mix is {self.mix!r}; expected a number from 0 to 1 or 'ess'.")
+        else:
+            _check_share("mix", self.mix)
+
+    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+        """Return the estimate with these weights."""
+        log_rhos = batch.log_rhos
+        share = effective_sample_size(log_rhos) if isinstance(self.mix, str) else self.mix
+        return replace(
+            estimate,
+            weights=mixed(truncated_weights(log_rhos, self.rho), share),
+            clipped=estimate.clipped | (np.exp(log_rhos) > self.rho),
+        )
+
+
+def _munos(batch: OffPolicyBatch, coefficients: Doubles, estimate: Estimate) -> Estimate:
+    """Return the estimate with the returns of the Munos form for these trace coefficients."""
+    targets = munos_returns(
+        rewards=batch.rewards,
+        discounts=batch.discounts,
+        q_values=_q_values(batch),
+        next_values=batch.successor_values,
+        coefficients=coefficients,
+        ends=batch.ends,
+    )
+    return replace(estimate, targets=targets, advantages=targets - batch.values)
+
+
+def _q_values(batch: OffPolicyBatch) -> Floats:
+    if batch.q_values is None:
+        raise ConfigError(
+            "The batch has no q_values; a corrector of action values needs Q(s_t, a_t). Give them, "
+            "or take VTrace() or NoCorrection()."
+        )
+    return batch.q_values
+
+
+@dataclass(frozen=True)
+class Retrace(Corrector):
+    """Retrace for action values: ``c_t = lam min(1, rho_t)`` (Munos et al. 2016).
+
+    Raises:
+        ConfigError: ``lam`` is not in 0 to 1.
+    """
+
+    lam: float = 0.95
+    """Decay of the trace, 0 to 1."""
+
+    role: ClassVar[Role] = "target"
+    critic: ClassVar[Critic | None] = "q"
+
+    def __post_init__(self) -> None:
+        _check_share("lam", self.lam)
+
+    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+        """Return Retrace's targets; the weights stay 1."""
+        log_rhos = batch.log_rhos
+        corrected = _munos(batch, retrace_coefficients(log_rhos, self.lam), estimate)
+        return replace(corrected, clipped=log_rhos > 0.0)
+
+
+@dataclass(frozen=True)
+class TreeBackup(Corrector):
+    """Tree-backup for action values: ``c_t = lam pi(a_t|s_t)`` (Precup et al. 2000).
+
+    Reads no behaviour probability (``log_mu`` only enters the effective sample size), for
+    discrete actions only. Of all correctors the slowest: its traces are short even on-policy.
+
+    Raises:
+        ConfigError: ``lam`` is not in 0 to 1.
+    """
+
+    lam: float = 1.0
+    """Decay of the trace, 0 to 1."""
+
+    role: ClassVar[Role] = "target"
+    critic: ClassVar[Critic | None] = "q"
+
+    def __post_init__(self) -> None:
+        _check_share("lam", self.lam)
+
+    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+        """Return Tree-backup's targets; the weights stay 1."""
+        return _munos(batch, tree_backup_coefficients(batch.log_pi, self.lam), estimate)
+
+
+@dataclass(frozen=True)
+class QLambda(Corrector):
+    """Q(lambda) with off-policy corrections: ``c_t = lam`` (Harutyunyan et al. 2016).
+
+    Reads no behaviour probability. Diverges where the behaviour policy is far from the target
+    policy and ``lam`` is large; :class:`Retrace` does not.
+
+    Raises:
+        ConfigError: ``lam`` is not in 0 to 1.
+    """
+
+    lam: float = 0.5
+    """Decay of the trace, 0 to 1."""
+
+    role: ClassVar[Role] = "target"
+    critic: ClassVar[Critic | None] = "q"
+
+    def __post_init__(self) -> None:
+        _check_share("lam", self.lam)
+
+    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+        """Return Q(lambda)'s targets; the weights stay 1."""
+        return _munos(batch, q_lambda_coefficients(batch.shape, self.lam), estimate)
+
+
+@dataclass(frozen=True)
+class NoCorrection(Corrector):
+    """Uncorrected returns, for state and for action values, said explicitly.
+
+    What is learned is the behaviour policy's return over the horizon of the target and the
+    learner's value after it. With ``steps=1`` nothing is wrong with that for action values.
+
+    Raises:
+        ConfigError: ``steps`` below 1, ``lam`` not in 0 to 1, or both given.
+    """
+
+    steps: int | None = None
+    """Length of n-step returns; ``None`` sums up to the end of the episode or of the array."""
+    lam: float = 1.0
+    """Decay of lambda-returns, 0 to 1."""
+
+    role: ClassVar[Role] = "target"
+
+    def __post_init__(self) -> None:
+        _check_share("lam", self.lam)
+        if self.steps is None:
+            return
+        if self.steps < 1:
+            raise ConfigError(f"steps is {self.steps}; an n-step return needs at least 1.")
+        if self.lam != 1.0:
+            raise ConfigError(
+                f"steps is {self.steps} and lam is {self.lam}; a return is either an n-step return "
+                "or a lambda-return. Give one of them."
+            )
+
+    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+        """Return uncorrected targets; the weights stay 1."""
+        if self.steps is None:
+            targets = lambda_returns(
+                rewards=batch.rewards,
+                discounts=batch.discounts,
+                next_values=batch.successor_values,
+                ends=batch.ends,
+                lam=self.lam,
+            )
+        else:
+            targets = n_step_returns(
+                rewards=batch.rewards,
+                discounts=batch.discounts,
+                next_values=batch.successor_values,
+                ends=batch.ends,
+                steps=self.steps,
+            )
+        return replace(estimate, targets=targets, advantages=targets - batch.values)

@@ -1,0 +1,192 @@
+"""What indicators look at: rows of experience with the outputs of both networks."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import ConfigError, InputError
+from vinoreward.monitoring.returns import PairedReturns
+from vinoreward.policies.distributions import Exploration, kl
+from vinoreward.policies.spec import PolicySpec
+
+Floats = npt.NDArray[np.floating]
+Doubles = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Rows = Literal["compressed", "full", "all"]
+Against = Literal["learner", "source"]
+Direction = Literal["mu_pi", "pi_mu"]
+
+FULL, COMPRESSED = 0, 1
+
+
+@dataclass(frozen=True)
+class MonitorBatch:
+    """Rows of recent experience (not of old replay), as arrays.
+
+    Attributes:
+        spec: head of both networks (their trunks may differ).
+        pi: (N, K) outputs of the learner's network now.
+        mu: (N, K) outputs of the network that acted.
+        versions: (N,) integers, the learner's version that each acting network was made of.
+        learner_version: the learner's now.
+        network: (N,) integers: 0 the full precision network acted, 1 the compressed one.
+        log_pi: (N,) log probabilities of the executed actions under ``pi``, or None if unknown.
+        log_mu: (N,) under ``mu``, or None.
+        exploration: of the actors. ``tanh`` heads need its sigma: the unit of their differences.
+        source: (N, K) outputs of the full precision network of each row's own version, if known:
+            the compressor has them for its probe observations, and a learner may keep its last
+            versions. Held against them, ``mu`` shows compression alone; against ``pi``, compression
+            and staleness. Without them, ``pi`` is the source of rows that are of the learner's very
+            version, and of no others.
+        returns: of a paired evaluation, if there was one since the last batch.
+        after: compressed rows of versions up to this one were made under an earlier setting and are
+            not judged; the Monitor sets it.
+
+    Raises:
+        InputError: arrays that do not fit together.
+        ConfigError: a ``tanh`` head without sigma.
+    """
+
+    spec: PolicySpec
+    pi: Floats
+    mu: Floats
+    versions: npt.NDArray[np.integer]
+    learner_version: int
+    network: npt.NDArray[np.integer]
+    log_pi: Floats | None = None
+    log_mu: Floats | None = None
+    exploration: Exploration = Exploration()  # noqa: RUF009  (frozen)
+    source: Floats | None = None
+    returns: PairedReturns | None = None
+    after: int | None = None
+
+    def __post_init__(self) -> None:
+        rows = len(self.mu)
+        wanted = {
+            "pi": (rows, self.spec.outputs),
+            "mu": (rows, self.spec.outputs),
+            "source": (rows, self.spec.outputs),
+            "versions": (rows,),
+            "network": (rows,),
+            "log_pi": (rows,),
+            "log_mu": (rows,),
+        }
+        for name, shape in wanted.items():
+            array = getattr(self, name)
+            if array is not None and array.shape != shape:
+                raise InputError(
+                    f"the monitor was given {name} of shape {array.shape}. Expected {shape}."
+                )
+        if self.spec.head == "tanh" and self.exploration.sigma <= 0.0:
+            raise ConfigError(
+                "the monitor was given a tanh head without exploration. Expected a sigma above 0: "
+                "the unit in which its actions differ."
+            )
+
+    @classmethod
+    def of_returns(
+        cls, spec: PolicySpec, returns: PairedReturns, learner_version: int
+    ) -> MonitorBatch:
+        """Return a batch without rows that brings a paired evaluation only."""
+        none = np.zeros((0, spec.outputs), dtype=np.float32)
+        whole = np.zeros(0, dtype=np.int64)
+        sigma = 1.0 if spec.head == "tanh" else 0.0
+        return cls(
+            spec, none, none, whole, learner_version, whole, exploration=Exploration(sigma=sigma),
+            returns=returns,
+        )  # fmt: skip
+
+    def judged_after(self, version: int | None) -> MonitorBatch:
+        """Return the batch with compressed rows judged only if they are of later versions."""
+        return dataclasses.replace(self, after=version)
+
+    @cached_property
+    def lag(self) -> npt.NDArray[np.int64]:
+        """(N,) how many versions behind each acting network was.
+
+        0 where it is ahead: a learner restored from a checkpoint meets experience of versions that
+        it has yet to reach again.
+        """
+        behind = self.learner_version - self.versions.astype(np.int64)
+        return np.maximum(behind, 0)
+
+    def mask(self, rows: Rows, against: Against = "learner") -> Mask:
+        """Return (N,) which rows are of that network, of a setting that is judged, and comparable.
+
+        Args:
+            rows: ``"compressed"``, ``"full"`` or ``"all"``.
+            against: ``"source"`` leaves out rows whose source is not known.
+        """
+        compressed: Mask = np.asarray(self.network == COMPRESSED)
+        judged: Mask = np.ones(len(self.mu), dtype=np.bool_)
+        if self.after is not None:
+            judged &= ~compressed | (self.versions > self.after)
+        if against == "source" and self.source is None:
+            judged &= self.versions == self.learner_version
+        if rows == "compressed":
+            return judged & compressed
+        return judged & ~compressed if rows == "full" else judged
+
+    def held_against(self, against: Against) -> Floats:
+        """Return (N, K) what ``mu`` is held against."""
+        return self.source if against == "source" and self.source is not None else self.pi
+
+    def divergences(self, direction: Direction, against: Against = "learner") -> Doubles:
+        """Return (N,) divergences in nats; infinite where an output is not finite.
+
+        Args:
+            direction: ``"mu_pi"``: KL(mu || other); ``"pi_mu"``: KL(other || mu).
+            against: the other.
+        """
+        key = (direction, against if self.source is not None else "learner")
+        if key not in self._kept:
+            other = self.held_against(against)
+            pair = (self.mu, other) if direction == "mu_pi" else (other, self.mu)
+            self._kept[key] = self._divergences(*pair)
+        return self._kept[key]
+
+    def action_errors(self, against: Against = "learner") -> Doubles:
+        """Return (N,) root mean square difference of ``tanh`` heads' actions, in sigmas."""
+        return self._apart(self.mu, self.held_against(against))
+
+    @cached_property
+    def _kept(self) -> dict[tuple[str, str], Doubles]:
+        # Several indicators ask for the same divergences.
+        return {}
+
+    def _apart(self, p: Floats, q: Floats) -> Doubles:
+        apart = np.tanh(p.astype(np.float64)) - np.tanh(q.astype(np.float64))
+        errors: Doubles = np.sqrt((apart**2).mean(1)) / self.exploration.sigma
+        return np.where(np.isfinite(errors), errors, np.inf)
+
+    def _divergences(self, p: Floats, q: Floats) -> Doubles:
+        if self.spec.head == "tanh":
+            # Of Gaussians of that sigma around the actions themselves: before the tanh, saturated
+            # networks differ by many sigmas where their actions are the same.
+            return 0.5 * self.spec.actions * self._apart(p, q) ** 2
+        finite = np.isfinite(p).all(1) & np.isfinite(q).all(1)
+        found = np.full(len(p), np.inf)
+        found[finite] = kl(self.spec, p[finite], q[finite], self.exploration)
+        return found
+
+    def broken(self) -> str:
+        """Return in words which network gave NaN or infinity, or nothing."""
+        acted: Mask = np.asarray(np.isfinite(self.mu).all(1))
+        if self.log_mu is not None:
+            acted &= np.isfinite(self.log_mu)
+        compressed: Mask = np.asarray(self.network == COMPRESSED)
+        words = ""
+        if not acted[compressed].all():
+            count = int((~acted[compressed]).sum())
+            words = f"the compressed network gave NaN or infinity in {count} rows"
+        elif not acted.all():
+            words = f"the full precision network gave NaN or infinity in {(~acted).sum()} rows"
+        elif not all(np.isfinite(self.held_against(each)).all() for each in get_args(Against)):
+            words = "the learner's network gives NaN or infinity, nothing can be held against it"
+        return words

@@ -1,0 +1,248 @@
+"""Indicators: one number each about how far the acting network is from the learner's.
+
+A user's own is a class with a ``name`` and ``update(batch) -> float``, nothing else.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Literal
+
+import numpy as np
+
+from vinoreward.errors import ConfigError
+from vinoreward.monitoring.batch import Against, Direction, Doubles, MonitorBatch, Rows
+from vinoreward.monitoring.window import Window
+from vinoreward.policies.distributions import entropy
+
+NO_READING = float("nan")
+WINDOW = 4096
+"""Rows that indicators look back on: rare observations have to turn up among them."""
+FEWEST = 64
+"""Rows before a mean is told."""
+
+Statistic = Literal["mean", "variance", "max"]
+
+
+class Indicator(abc.ABC):
+    """One number, kept up to date.
+
+    Attributes:
+        name: of the reading that strategies and logs see.
+    """
+
+    name: str
+
+    @abc.abstractmethod
+    def update(self, batch: MonitorBatch) -> float:
+        """Take a batch and return the reading.
+
+        NaN means that there is nothing to say (no rows of the kind, too few of them): no strategy
+        sees such a reading. Infinity means that a network gave numbers that are not finite.
+        """
+
+    def reset(self) -> None:  # noqa: B027  (most have nothing to forget)
+        """Forget everything: the compression was changed, older rows say nothing about it."""
+
+
+class WindowedIndicator(Indicator):
+    """Base of indicators over the last rows; subclasses say which numbers and what is made of them.
+
+    Args:
+        name: of the reading.
+        window: rows to look back on.
+        fewest: rows before there is a reading.
+        columns: numbers for each row.
+    """
+
+    def __init__(self, name: str, window: int, fewest: int, columns: int = 1) -> None:
+        self.name = name
+        self._fewest = fewest
+        self._window = Window(window, columns)
+
+    def update(self, batch: MonitorBatch) -> float:
+        """See :meth:`Indicator.update`."""
+        rows = self._rows(batch)
+        self._window.add(rows)
+        if len(rows) == 0 or len(self._window) < self._fewest:
+            return NO_READING
+        values = self._window.rows()
+        return self._read(values) if np.isfinite(values).all() else float("inf")
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        self._window.clear()
+
+    @abc.abstractmethod
+    def _rows(self, batch: MonitorBatch) -> Doubles:
+        """Return the batch's numbers, (n,) or (n, columns)."""
+
+    @abc.abstractmethod
+    def _read(self, values: Doubles) -> float:
+        """Return the reading of finite numbers (n, columns)."""
+
+
+def _statistic(values: Doubles, statistic: str) -> float:
+    if statistic == "max":
+        return float(values.max())
+    return float(values.var()) if statistic == "variance" else float(values.mean())
+
+
+def _checked(value: str, allowed: tuple[str, ...], what: str) -> str:
+    if value not in allowed:
+        raise ConfigError(f"{what} {value!r} was asked for. Expected one of {', '.join(allowed)}.")
+    return value
+
+
+def _named(name: str, against: Against) -> str:
+    _checked(against, ("learner", "source"), "a comparison with")
+    return f"compression_{name}" if against == "source" else name
+
+
+class KL(WindowedIndicator):
+    """Divergence of the network that acted from the learner's, in nats.
+
+    Logarithms of probabilities are taken to be at least -20, so unbounded logits give finite
+    numbers. ``q`` heads without epsilon are compared as softmax of their values, which depends on
+    the scale of the reward: :class:`QRegret` does not. ``tanh`` heads are compared as Gaussians
+    around their actions with the exploration's sigma: half the squared difference in sigmas.
+
+    Args:
+        statistic: ``"max"`` sees rare, decisive observations; mean and variance do not.
+        direction: ``"mu_pi"``: KL(acted || learner); ``"pi_mu"``: AcceRL's equation 5.
+        rows: of the compressed network; ``"full"`` shows what staleness alone does.
+        against: ``"learner"``: its network now, so compression and staleness together.
+            ``"source"``: the full precision network of the row's own version, so compression
+            alone; rows whose source is not known are left out. The reading's name then begins
+            with ``compression_``.
+        window: rows to look back on.
+    """
+
+    def __init__(
+        self,
+        statistic: Statistic = "max",
+        direction: Direction = "mu_pi",
+        *,
+        rows: Rows = "compressed",
+        against: Against = "learner",
+        window: int = WINDOW,
+    ) -> None:
+        _checked(statistic, ("mean", "variance", "max"), "the statistic")
+        _checked(direction, ("mu_pi", "pi_mu"), "the direction")
+        # A maximum is told from the first row on: one row above the limit is enough to act.
+        fewest = 1 if statistic == "max" else FEWEST
+        _checked(rows, ("compressed", "full", "all"), "rows of")
+        name = _named(f"kl_{direction}_{statistic}", against)
+        super().__init__(name if rows == "compressed" else f"{name}_{rows}", window, fewest)
+        self._statistic: Statistic = statistic
+        self._direction: Direction = direction
+        self._of: Rows = rows
+        self._against: Against = against
+
+    def _rows(self, batch: MonitorBatch) -> Doubles:
+        values = batch.divergences(self._direction, self._against)
+        return values[batch.mask(self._of, self._against)]
+
+    def _read(self, values: Doubles) -> float:
+        return _statistic(values, self._statistic)
+
+
+class ActionError(WindowedIndicator):
+    """Difference of ``tanh`` heads' actions in units of the exploration's sigma; others: none.
+
+    Args:
+        statistic: ``"rmse"`` or ``"max"``, the largest row's.
+        against: as :class:`KL`.
+        window: rows to look back on.
+    """
+
+    def __init__(
+        self,
+        statistic: Literal["rmse", "max"] = "rmse",
+        *,
+        against: Against = "learner",
+        window: int = WINDOW,
+    ) -> None:
+        _checked(statistic, ("rmse", "max"), "the statistic")
+        name = _named(f"action_{statistic}", against)
+        super().__init__(name, window, 1 if statistic == "max" else FEWEST)
+        self._statistic = statistic
+        self._against: Against = against
+
+    def _rows(self, batch: MonitorBatch) -> Doubles:
+        if batch.spec.head != "tanh":
+            return np.zeros(0)
+        return batch.action_errors(self._against)[batch.mask("compressed", self._against)]
+
+    def _read(self, values: Doubles) -> float:
+        return float(np.sqrt((values**2).mean()) if self._statistic == "rmse" else values.max())
+
+
+class QRegret(WindowedIndicator):
+    """What the compressed network's greedy action costs by the learner's own Q; ``q`` heads only.
+
+    ``max_a Q(s, a) - Q(s, argmax of compressed)``, divided by the mean of
+    ``max_a Q - mean_a Q``: 0 is the learner's choice, 1 as costly as choosing at random. The
+    scale of the reward cancels.
+
+    Args:
+        statistic: ``"mean"`` or ``"max"`` over rows.
+        against: as :class:`KL`.
+        window: rows to look back on.
+    """
+
+    def __init__(
+        self,
+        statistic: Literal["mean", "max"] = "mean",
+        *,
+        against: Against = "learner",
+        window: int = WINDOW,
+    ) -> None:
+        _checked(statistic, ("mean", "max"), "the statistic")
+        super().__init__(_named(f"q_regret_{statistic}", against), window, FEWEST, columns=2)
+        self._statistic = statistic
+        self._against: Against = against
+
+    def _rows(self, batch: MonitorBatch) -> Doubles:
+        if batch.spec.head != "q":
+            return np.zeros((0, 2))
+        mask = batch.mask("compressed", self._against)
+        values = batch.held_against(self._against)[mask].astype(np.float64)
+        acted = batch.mu[mask]
+        finite = np.isfinite(values).all(1) & np.isfinite(acted).all(1)
+        found = np.full((len(values), 2), np.inf)
+        values, chosen = values[finite], acted[finite].argmax(1)
+        best = values.max(1)
+        found[finite, 0] = best - values[np.arange(len(values)), chosen]
+        found[finite, 1] = best - values.mean(1)
+        return found
+
+    def _read(self, values: Doubles) -> float:
+        regret, usual = _statistic(values[:, 0], self._statistic), float(values[:, 1].mean())
+        return regret / usual if usual > 0.0 else 0.0
+
+
+class Entropy(WindowedIndicator):
+    """Mean entropy of the policy in nats (of the Gaussian before the tanh); no ``tanh`` heads.
+
+    Args:
+        network: ``"pi"``, the learner's, or ``"mu"``, the one that acted.
+        window: rows to look back on.
+    """
+
+    def __init__(self, network: Literal["pi", "mu"] = "pi", *, window: int = WINDOW) -> None:
+        _checked(network, ("pi", "mu"), "the entropy of")
+        super().__init__("entropy" if network == "pi" else "entropy_mu", window, FEWEST)
+        self._network = network
+
+    def _rows(self, batch: MonitorBatch) -> Doubles:
+        if batch.spec.head == "tanh":
+            return np.zeros(0)
+        outputs = batch.pi if self._network == "pi" else batch.mu
+        finite = np.isfinite(outputs).all(1)
+        found = np.full(len(outputs), np.inf)
+        found[finite] = entropy(batch.spec, outputs[finite], batch.exploration)
+        return found
+
+    def _read(self, values: Doubles) -> float:
+        return float(values.mean())

@@ -1,0 +1,123 @@
+"""Is the compressed policy worse? Full and compressed policy play the same episodes; pure maths.
+
+Returns of the episodes that actors explore in answer another question (with exploration, with yet
+another version), and unpaired evaluation drowns the gap in the spread between start states.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import ConfigError, InputError
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PairedReturns:
+    """Returns of two policies on the same environment seeds, without exploration.
+
+    Attributes:
+        full: (S,) undiscounted returns of the policy in full precision.
+        compressed: (S,) of the same policy compressed, on the same seeds in the same order.
+
+    Raises:
+        InputError: arrays that are not pairs, or not finite.
+    """
+
+    full: Doubles
+    compressed: Doubles
+
+    def __post_init__(self) -> None:
+        full, compressed = np.asarray(self.full, float), np.asarray(self.compressed, float)
+        if (
+            full.ndim != 1
+            or full.shape != compressed.shape
+            or not (np.isfinite(full).all() and np.isfinite(compressed).all())
+        ):
+            raise InputError(
+                f"paired returns have the shapes {full.shape} and {compressed.shape}. Expected two "
+                "equally long rows of finite numbers, one pair for each environment seed."
+            )
+        object.__setattr__(self, "full", full)
+        object.__setattr__(self, "compressed", compressed)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What compression costs in return.
+
+    Attributes:
+        mean: of full minus compressed; positive means that compression costs return.
+        error: standard error of the mean.
+        lower: one-sided lower confidence bound of the true gap (Student's t).
+        scale: what a gap is held against: the spread of the full policy's returns between seeds, or
+            a tenth of their mean where that is larger.
+        worse: whether the gap is certainly larger than the tolerance.
+    """
+
+    mean: float
+    error: float
+    lower: float
+    scale: float
+    worse: bool
+
+
+def paired_gap(returns: PairedReturns, *, confidence: float = 0.95, tolerance: float = 0.0) -> Gap:
+    """Return the gap between two policies and a one-sided decision about it.
+
+    Args:
+        returns: at least 2 pairs.
+        confidence: that a gap within the tolerance is not called worse, from 0.5 to below 1.
+        tolerance: in units of reward; AcceRL's delta.
+
+    Raises:
+        InputError: fewer than 2 pairs.
+        ConfigError: a confidence that cannot be.
+    """
+    if not 0.5 <= confidence < 1.0:
+        raise ConfigError(f"a confidence of {confidence} was asked for. Expected 0.5 to below 1.")
+    count = len(returns.full)
+    if count < 2:
+        raise InputError(f"{count} pairs of returns were given. Expected at least 2.")
+    gaps = returns.full - returns.compressed
+    mean = float(gaps.mean())
+    error = float(gaps.std(ddof=1)) / math.sqrt(count)
+    lower = mean - student_quantile(confidence, count - 1) * error
+    scale = max(float(returns.full.std(ddof=1)), 0.1 * abs(float(returns.full.mean())), 1e-9)
+    return Gap(mean, error, lower, scale, lower > tolerance)
+
+
+def student_cdf(t: float, freedom: int) -> float:
+    """Return P(T <= t) of Student's t with a whole number of degrees of freedom.
+
+    Abramowitz and Stegun (1964), 26.7.3 and 26.7.4: exact sums, so that SciPy is not needed.
+    """
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2 == 1
+    term, total = (cosine if odd else 1.0), 0.0
+    for index in range(freedom // 2):
+        total += term
+        ahead = (2 * index + 2) / (2 * index + 3) if odd else (2 * index + 1) / (2 * index + 2)
+        term *= ahead * cosine**2
+    within = (angle + sine * total) * 2.0 / math.pi if odd else sine * total
+    return 0.5 * (1.0 + within)
+
+
+def student_quantile(probability: float, freedom: int) -> float:
+    """Return t with P(T <= t) = probability, for a probability from 0.5 to below 1."""
+    low, high = 0.0, 1.0
+    while student_cdf(high, freedom) < probability and high < 1e12:
+        high *= 2.0
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        if student_cdf(middle, freedom) < probability:
+            low = middle
+        else:
+            high = middle
+    return high

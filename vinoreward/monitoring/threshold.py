@@ -1,0 +1,151 @@
+"""Strategies that step to a safer compression at once, and back only with patience."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vinoreward.errors import ConfigError
+from vinoreward.monitoring.judge import Judge, Limit
+from vinoreward.monitoring.setting import CompressionSetting, bits_of
+from vinoreward.monitoring.strategy import Readings, Strategy
+
+STOP: Mapping[str, Any] = {"enabled": False}
+
+
+class Threshold(Strategy):
+    """A ladder of safer settings: one rung up when a limit is passed, one down when all is well.
+
+    A stopped compression gives no readings any more. It is tried again after ``retry`` rounds, and
+    after twice as many each time that it fails again.
+
+    Args:
+        limits: of the readings; any that is passed steps up.
+        changes: for each rung, the fields of the setting that it changes, such as
+            ``{"bits": 16}``. Rungs that would change nothing are passed over.
+        patience: good rounds in a row before a step down.
+        cooldown: rounds after a step in which nothing is judged.
+        retry: rounds without any reading before a step down from a stopped compression; None
+            leaves it stopped.
+
+    Raises:
+        ConfigError: no rungs, an unknown field, or numbers that cannot be.
+    """
+
+    remembered = ("judge", "rung", "undo", "silent", "returned")
+
+    def __init__(
+        self,
+        limits: Sequence[Limit],
+        changes: Sequence[Mapping[str, Any]] = (STOP,),
+        *,
+        patience: int = 50,
+        cooldown: int = 3,
+        retry: int | None = 500,
+    ) -> None:
+        if not changes or (retry is not None and retry < 1):
+            raise ConfigError(
+                f"a threshold has {len(changes)} safer settings and retries after {retry} rounds. "
+                "Expected at least one setting, and rounds from 1 or None."
+            )
+        for change in changes:
+            CompressionSetting().changed(change)
+        self.judge = Judge(limits, patience=patience, cooldown=cooldown)
+        self._changes = tuple(dict(change) for change in changes)
+        self._retry = retry
+        self.rung = 0
+        self.undo: list[dict[str, Any]] = []
+        self.silent = 0
+        self.returned = False
+
+    def decide(self, readings: Readings, setting: CompressionSetting) -> CompressionSetting:
+        """See :meth:`Strategy.decide`."""
+        verdict = self.judge.verdict(readings)
+        if verdict == "bad":
+            return self._safer(setting)
+        if verdict == "good":
+            if self.undo:
+                return self._back(setting, self.judge.reason)
+            self.returned = False
+            self.judge.changed(forgiven=True)
+        stopped = bool(self.undo) and not setting.enabled
+        self.silent = self.silent + 1 if stopped and verdict == "absent" else 0
+        if stopped and self._retry and self.silent >= self.judge.lengthened(self._retry):
+            return self._back(setting, f"it has been stopped for {self.silent} rounds: one trial")
+        return setting
+
+    def _safer(self, setting: CompressionSetting) -> CompressionSetting:
+        while self.rung < len(self._changes):
+            change = self._changes[self.rung]
+            found = setting.changed(change)
+            self.rung += 1
+            if found == setting:
+                self.undo.append({})
+                continue
+            self.undo.append({name: getattr(setting, name) for name in change})
+            self.judge.changed(relapsed=self.returned)
+            self.returned = False
+            self.reason = self.judge.reason
+            return found
+        return setting
+
+    def _back(self, setting: CompressionSetting, why: str) -> CompressionSetting:
+        self.silent = 0
+        self.judge.changed()
+        self.returned = True
+        while self.undo:
+            self.rung -= 1
+            found = setting.changed(self.undo.pop())
+            if found != setting:
+                self.reason = why
+                setting = found
+                break
+        while self.undo and not self.undo[-1]:  # rungs that were passed over on the way up
+            self.undo.pop()
+            self.rung -= 1
+        return setting
+
+    def reads(self) -> tuple[str, ...]:
+        """See :meth:`Strategy.reads`."""
+        return self.judge.reads()
+
+
+class SwitchPrecision(Threshold):
+    """Fewer bits while all is well, more when it is not: AcceRL's 8 to 16 at a KL maximum of 14.
+
+    Args:
+        fast: precision while all is well: ``"int2"`` to ``"int8"``, ``"fp16"`` or ``"fp32"``.
+        safe: precision otherwise.
+        limits: of readings; by default the monitor's own ``alarm``: the largest of its readings,
+            each divided by its limit.
+        patience: as :class:`Threshold`.
+        cooldown: as :class:`Threshold`.
+
+    Raises:
+        ConfigError: ``safe`` has no more bits than ``fast``.
+    """
+
+    def __init__(
+        self,
+        fast: str = "int8",
+        safe: str = "fp16",
+        *,
+        limits: Sequence[Limit] = (Limit("alarm", bad=1.0, good=0.25),),
+        patience: int = 50,
+        cooldown: int = 3,
+    ) -> None:
+        self._fast, safer = bits_of(fast), bits_of(safe)
+        if self._fast is None or (safer is not None and safer <= self._fast):
+            raise ConfigError(
+                f"a switch from {fast} to {safe} was asked for. Expected the safe precision to "
+                "have more bits."
+            )
+        super().__init__(limits, ({"bits": safer},), patience=patience, cooldown=cooldown)
+
+    def decide(self, readings: Readings, setting: CompressionSetting) -> CompressionSetting:
+        """See :meth:`Strategy.decide`."""
+        if not self.undo and setting.bits != self._fast:
+            self.judge.changed()
+            self.reason = "it begins with the fast precision"
+            return setting.changed({"bits": self._fast})
+        return super().decide(readings, setting)

@@ -1,0 +1,48 @@
+"""The last rows of a stream, in a fixed amount of memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import ConfigError
+
+Doubles = npt.NDArray[np.float64]
+
+
+class Window:
+    """The last ``size`` rows that were added.
+
+    Args:
+        size: rows kept.
+        columns: numbers in a row.
+
+    Raises:
+        ConfigError: a size below 1.
+    """
+
+    def __init__(self, size: int, columns: int = 1) -> None:
+        if size < 1:
+            raise ConfigError(f"a window of {size} rows was asked for. Expected at least 1.")
+        self._kept = np.zeros((size, columns))
+        self._next = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, rows: Doubles) -> None:
+        """Add rows (n,) or (n, columns), oldest first."""
+        size, columns = self._kept.shape
+        new = rows.reshape(len(rows), columns)[-size:]
+        self._kept[(self._next + np.arange(len(new))) % size] = new
+        self._next = (self._next + len(new)) % size
+        self._count = min(size, self._count + len(new))
+
+    def rows(self) -> Doubles:
+        """Return a view of the rows (n, columns), in no order."""
+        return self._kept[: self._count]
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._next = self._count = 0

@@ -1,0 +1,1 @@
+"""Policies as plain data: layers, weights, and the arithmetic they stand for. No torch needed."""

@@ -1,0 +1,233 @@
+"""From a head's outputs to actions and their probabilities; NumPy is all that actors need.
+
+Exploration is part of the distribution: what an action's probability is asked for is the policy
+that acted, noise included.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import ConfigError
+from vinoreward.policies.spec import PolicySpec
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+LOG_STD = (-20.0, 2.0)
+"""Limits of a Gaussian head's logarithms of standard deviations, the usual ones."""
+LOWEST_LOG = -20.0
+"""Logarithms of probabilities are not taken to be lower: 2e-9 is as good as nought."""
+EDGE = 1.0 - 1e-6
+"""Largest size of an action whose tanh is undone."""
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """How an actor departs from its network's best action.
+
+    Attributes:
+        epsilon: probability of a uniformly random action; for ``q`` heads.
+        sigma: standard deviation of Gaussian noise before the tanh; for ``tanh`` heads.
+        greedy: take the most probable action instead; for evaluation.
+    """
+
+    epsilon: float = 0.0
+    sigma: float = 0.0
+    greedy: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.epsilon <= 1.0 and 0.0 <= self.sigma < 100.0):
+            raise ConfigError(
+                f"exploration was asked for with epsilon={self.epsilon} and sigma={self.sigma}. "
+                "Expected epsilon from 0 to 1 and sigma from 0."
+            )
+
+
+@dataclass(frozen=True)
+class Acted:
+    """Actions that were drawn.
+
+    Attributes:
+        actions: (N,) int64, or (N, A) float32 in [-1, 1].
+        log_mu: (N,) float32 natural logarithm of each action's probability, or density in units of
+            actions in [-1, 1]; 0 where the action is certain.
+    """
+
+    actions: npt.NDArray[np.generic]
+    log_mu: Floats
+
+
+def log_softmax(logits: npt.NDArray[np.floating]) -> Doubles:
+    """Return log probabilities (N, K) for logits (N, K)."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    found: Doubles = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return found
+
+
+def gaussian(
+    spec: PolicySpec, outputs: npt.NDArray[np.floating], sigma: float
+) -> tuple[Doubles, Doubles]:
+    """Return means and log standard deviations (N, A) of actions before the tanh.
+
+    Args:
+        spec: with a ``tanh`` or ``tanh_gaussian`` head.
+        outputs: (N, K).
+        sigma: of the noise put on a ``tanh`` head.
+    """
+    values = outputs.astype(np.float64)
+    if spec.head == "tanh":
+        return values, np.full_like(values, math.log(max(sigma, 1e-9)))
+    mean, log_std = values[:, : spec.actions], values[:, spec.actions :]
+    return mean, np.clip(log_std, *LOG_STD)
+
+
+def log_probabilities(
+    spec: PolicySpec, outputs: npt.NDArray[np.floating], epsilon: float = 0.0
+) -> Doubles:
+    """Return (N, actions) log probabilities of discrete actions, at least -20.
+
+    Args:
+        spec: with a ``logits`` or ``q`` head.
+        outputs: (N, actions).
+        epsilon: of an epsilon-greedy policy on ``q``; ties go to the first action.
+    """
+    if spec.head == "logits":
+        return np.maximum(log_softmax(outputs), LOWEST_LOG)
+    greedy = np.zeros(outputs.shape)
+    greedy[np.arange(len(outputs)), outputs.argmax(1)] = 1.0 - epsilon
+    return np.maximum(np.log(np.maximum(greedy + epsilon / spec.actions, 1e-300)), LOWEST_LOG)
+
+
+def act(
+    spec: PolicySpec,
+    outputs: npt.NDArray[np.floating],
+    random: np.random.Generator,
+    exploration: Exploration = Exploration(),
+) -> Acted:
+    """Draw actions.
+
+    Args:
+        spec: the network's.
+        outputs: (N, K), its head's.
+        random: decides.
+        exploration: how to depart from the best action.
+    """
+    count = len(outputs)
+    if spec.discrete:
+        if exploration.greedy:
+            chosen = outputs.argmax(1).astype(np.int64)
+            return Acted(chosen, np.zeros(count, dtype=np.float32))
+        logs = log_probabilities(spec, outputs, exploration.epsilon)
+        # The largest of logits plus Gumbel noise is a draw from their softmax.
+        noisy = logs + random.gumbel(size=logs.shape)
+        if spec.head == "q":
+            noisy[logs <= LOWEST_LOG] = -np.inf
+        actions = noisy.argmax(1).astype(np.int64)
+        return Acted(actions, logs[np.arange(count), actions].astype(np.float32))
+    mean, log_std = gaussian(spec, outputs, exploration.sigma)
+    certain = exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0)
+    if certain:
+        actions = np.tanh(mean).astype(np.float32)
+        return Acted(actions, np.zeros(count, dtype=np.float32))
+    before = mean + np.exp(log_std) * random.standard_normal(mean.shape)
+    actions = np.clip(np.tanh(before), -EDGE, EDGE).astype(np.float32)
+    log_mu = _squashed_log_density(actions, mean, log_std)
+    return Acted(actions, log_mu.astype(np.float32))
+
+
+def _squashed_log_density(
+    actions: npt.NDArray[np.floating], mean: Doubles, log_std: Doubles
+) -> Doubles:
+    """Return the log density (N,) of tanh-squashed Gaussian actions (N, A)."""
+    bounded = np.clip(actions.astype(np.float64), -EDGE, EDGE)
+    before = np.arctanh(bounded)
+    normal = -0.5 * ((before - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
+    found: Doubles = (normal - np.log1p(-(bounded**2))).sum(1)
+    return found
+
+
+def log_prob(
+    spec: PolicySpec,
+    outputs: npt.NDArray[np.floating],
+    actions: npt.NDArray[np.generic],
+    exploration: Exploration = Exploration(),
+) -> Doubles:
+    """Return (N,) log probabilities (densities) of actions under outputs and exploration.
+
+    Args:
+        spec: the network's.
+        outputs: (N, K).
+        actions: (N,) whole numbers, or (N, A) in [-1, 1].
+        exploration: a greedy one has no density and is refused.
+
+    Raises:
+        ConfigError: a policy that is certain of its action.
+    """
+    if exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0):
+        raise ConfigError(
+            "the log probability of a policy without exploration was asked for. Expected an "
+            "epsilon, a sigma or a stochastic head."
+        )
+    if spec.discrete:
+        logs = log_probabilities(spec, outputs, exploration.epsilon)
+        chosen: Doubles = logs[np.arange(len(outputs)), np.asarray(actions, dtype=np.int64)]
+        return chosen
+    mean, log_std = gaussian(spec, outputs, exploration.sigma)
+    return _squashed_log_density(np.asarray(actions, dtype=np.float64), mean, log_std)
+
+
+def entropy(
+    spec: PolicySpec,
+    outputs: npt.NDArray[np.floating],
+    exploration: Exploration = Exploration(),
+) -> Doubles:
+    """Return the entropy (N,) in nats; of the Gaussian before the tanh for continuous actions."""
+    if spec.discrete:
+        logs = log_probabilities(spec, outputs, exploration.epsilon)
+        found: Doubles = -(np.exp(logs) * logs).sum(1)
+    else:
+        _, log_std = gaussian(spec, outputs, exploration.sigma)
+        found = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(1)
+    return found
+
+
+def kl(
+    spec: PolicySpec,
+    outputs_p: npt.NDArray[np.floating],
+    outputs_q: npt.NDArray[np.floating],
+    exploration: Exploration = Exploration(),
+) -> Doubles:
+    """Return KL(p || q) in nats for each row (N,); a tanh of both changes nothing about it.
+
+    Args:
+        spec: of both networks.
+        outputs_p: (N, K).
+        outputs_q: (N, K).
+        exploration: of both. ``q`` heads without epsilon are compared as softmax of their values,
+            since two greedy policies have no finite divergence; ``tanh`` heads need a sigma.
+    """
+    if spec.discrete:
+        if spec.head == "q" and exploration.epsilon == 0.0:
+            logs_p, logs_q = log_softmax(outputs_p), log_softmax(outputs_q)
+        else:
+            logs_p = log_probabilities(spec, outputs_p, exploration.epsilon)
+            logs_q = log_probabilities(spec, outputs_q, exploration.epsilon)
+        logs_p, logs_q = np.maximum(logs_p, LOWEST_LOG), np.maximum(logs_q, LOWEST_LOG)
+        found: Doubles = (np.exp(logs_p) * (logs_p - logs_q)).sum(1)
+        return np.maximum(found, 0.0)
+    if spec.head == "tanh" and exploration.sigma == 0.0:
+        raise ConfigError(
+            "the divergence of two policies without noise was asked for. Expected a sigma: the "
+            "unit in which their actions differ."
+        )
+    mean_p, log_p = gaussian(spec, outputs_p, exploration.sigma)
+    mean_q, log_q = gaussian(spec, outputs_q, exploration.sigma)
+    ratio = np.exp(2.0 * (log_p - log_q))
+    apart = (mean_p - mean_q) ** 2 * np.exp(-2.0 * log_q)
+    total: Doubles = 0.5 * (ratio + apart - 1.0 - 2.0 * (log_p - log_q)).sum(1)
+    return np.maximum(total, 0.0)

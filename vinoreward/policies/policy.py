@@ -1,0 +1,198 @@
+"""A policy: a spec with its weights, as NumPy arrays, in full precision or quantized."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import ConfigError, InputError
+from vinoreward.policies.spec import PolicySpec
+
+Floats = npt.NDArray[np.float32]
+
+
+def largest_code(bits: int) -> int:
+    """Return the largest code of ``bits`` bits: codes are symmetric, so one pattern is unused."""
+    if not 2 <= bits <= 8:
+        raise ConfigError(f"{bits} bits were asked for. Expected 2 to 8.")
+    return int(2 ** (bits - 1) - 1)
+
+
+@dataclass(frozen=True)
+class QuantizedArray:
+    """Weights as whole numbers: ``value = codes * scales``, symmetric, one scale per output.
+
+    Attributes:
+        codes: (O, ...) int8, from -(2^(bits-1) - 1) to 2^(bits-1) - 1.
+        scales: (O,) float32, positive.
+        bits: 2 to 8; what a code takes when packed.
+    """
+
+    codes: npt.NDArray[np.int8]
+    scales: Floats
+    bits: int = 8
+
+    def __post_init__(self) -> None:
+        largest_code(self.bits)
+        if (
+            self.codes.dtype != np.int8
+            or self.scales.dtype != np.float32
+            or self.scales.shape != self.codes.shape[:1]
+        ):
+            raise InputError(
+                f"quantized weights have codes {self.codes.dtype}{self.codes.shape} and scales "
+                f"{self.scales.dtype}{self.scales.shape}. Expected int8 (O, ...), float32 (O,)."
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weights."""
+        return self.codes.shape
+
+    def dequantized(self) -> Floats:
+        """Return the weights (O, ...) as float32."""
+        scales = self.scales.reshape(-1, *[1] * (self.codes.ndim - 1))
+        found: Floats = self.codes.astype(np.float32) * scales
+        return found
+
+
+def quantize_array(weights: Floats, bits: int = 8) -> QuantizedArray:
+    """Quantize weights (O, ...) to the nearest code, one scale per output.
+
+    Args:
+        weights: finite float32.
+        bits: 2 to 8.
+
+    Raises:
+        ConfigError: another number of bits.
+        InputError: weights that are not finite.
+    """
+    largest = largest_code(bits)
+    if not np.isfinite(weights).all():
+        raise InputError(
+            "the weights to quantize hold NaN or infinity. Expected finite numbers; the learner "
+            "has diverged, lower its learning rate."
+        )
+    rows = weights.reshape(len(weights), -1)
+    highest = np.maximum(rows.max(1, initial=0.0), -rows.min(1, initial=0.0))
+    # Subnormal scales would overflow the division; a row so small is nought to any policy.
+    scales = np.where(highest > 1e-30, highest / largest, 1.0).astype(np.float32)
+    # No code passes the largest one: a scale is off by a part in ten million, not by half a step.
+    nearest = rows / scales[:, None]
+    codes = np.rint(nearest, out=nearest).astype(np.int8).reshape(weights.shape)
+    return QuantizedArray(codes, scales, bits)
+
+
+@dataclass(frozen=True)
+class ActivationRange:
+    """What the input of a layer is clipped to when it is computed in INT8: 256 even levels.
+
+    Attributes:
+        low: at most 0, so that nought stays nought.
+        high: at least 0, above ``low``.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite([self.low, self.high]).all() and self.low <= 0 <= self.high):
+            raise InputError(
+                f"a layer's input has the range {self.low} to {self.high}. Expected finite numbers "
+                "on both sides of 0."
+            )
+        if self.low == self.high:
+            raise InputError("a layer's input has an empty range. Expected low < high.")
+
+    @property
+    def step(self) -> float:
+        """Between two levels."""
+        return (self.high - self.low) / 255.0
+
+
+Parameter = npt.NDArray[Any] | QuantizedArray
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A network with weights, ready for any engine.
+
+    Attributes:
+        spec: the layers.
+        parameters: name to float32 or float16 array, or quantized weights; biases are float32.
+        ranges: layer name to the range of its input. Layers in it that also have 8-bit weights are
+            computed in INT8; all others in float.
+        engine: which executor it was made for.
+        version: the learner's version that it was made of.
+        blob: the engine's compiled form, if compiling is worth doing once for all actors.
+
+    Raises:
+        InputError: parameters that are not those of the spec.
+    """
+
+    spec: PolicySpec
+    parameters: Mapping[str, Parameter]
+    ranges: Mapping[str, ActivationRange] = field(default_factory=dict)
+    engine: str = "numpy"
+    version: int = 0
+    blob: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        wanted = self.spec.parameter_shapes()
+        found = {name: tuple(value.shape) for name, value in self.parameters.items()}
+        if found != wanted:
+            wrong = sorted(
+                name for name in {*found, *wanted} if found.get(name) != wanted.get(name)
+            )
+            raise InputError(
+                f"the parameters {', '.join(wrong)} are not those of the network: found "
+                f"{[found.get(name) for name in wrong]}. Expected "
+                f"{[wanted.get(name) for name in wrong]}."
+            )
+        for name, value in self.parameters.items():
+            if isinstance(value, QuantizedArray):
+                continue
+            if value.dtype not in (np.float32, np.float16):
+                raise InputError(f"{name} is {value.dtype}. Expected float32 or float16.")
+        unknown = set(self.ranges) - {layer.name for layer in self.spec.weighted}
+        if unknown:
+            raise InputError(f"ranges are given for {sorted(unknown)}, which are no layers.")
+        object.__setattr__(self, "parameters", MappingProxyType(dict(self.parameters)))
+        object.__setattr__(self, "ranges", MappingProxyType(dict(self.ranges)))
+
+    def float_parameters(self) -> dict[str, Floats]:
+        """Return every parameter as float32, quantized ones dequantized."""
+        return {
+            name: value.dequantized()
+            if isinstance(value, QuantizedArray)
+            else np.asarray(value, dtype=np.float32)
+            for name, value in self.parameters.items()
+        }
+
+    def in_int8(self, layer: str) -> bool:
+        """Whether a layer is computed with 8-bit weights and inputs."""
+        weight = self.parameters[f"{layer}.weight"]
+        return layer in self.ranges and isinstance(weight, QuantizedArray) and weight.bits == 8
+
+    def replace(self, **changes: Any) -> Policy:
+        """Return a copy with some attributes changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def random_policy(spec: PolicySpec, seed: int, *, gain: float = 1.0) -> Policy:
+    """Return a policy with He-scaled random weights and biases, the same for the same seed."""
+    random = np.random.default_rng(seed)
+    parameters: dict[str, Parameter] = {}
+    for name, shape in spec.parameter_shapes().items():
+        if name.endswith(".bias"):
+            parameters[name] = (0.1 * random.standard_normal(shape)).astype(np.float32)
+        else:
+            scale = gain * np.sqrt(2.0 / np.prod(shape[1:]))
+            parameters[name] = (scale * random.standard_normal(shape)).astype(np.float32)
+    return Policy(spec, parameters)

@@ -1,0 +1,115 @@
+"""What a policy computes, written plainly in NumPy: the oracle that every engine is held against.
+
+INT8 is exact here: the input of a layer is rounded to the 256 levels of its range, the weights are
+their codes times their scales, and sums are taken in float.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import InputError
+from vinoreward.policies.policy import ActivationRange, Floats, Policy
+from vinoreward.policies.spec import Activation, Conv, Dense, PolicySpec
+
+
+def check_observations(spec: PolicySpec, observations: npt.NDArray[np.generic]) -> None:
+    """Raise InputError unless observations are (N, *shape) of the spec's type and finite."""
+    if observations.shape[1:] != spec.observation_shape or observations.dtype != np.dtype(
+        spec.observation_dtype
+    ):
+        raise InputError(
+            f"observations are {observations.dtype}{observations.shape}. Expected "
+            f"{spec.observation_dtype}(N, {', '.join(map(str, spec.observation_shape))})."
+        )
+    # A sum is NaN or infinite if any number is: one pass without a second array.
+    if observations.dtype == np.float32 and not np.isfinite(np.sum(observations)):
+        raise InputError("observations hold NaN or infinity. Expected finite numbers.")
+
+
+def quantized(values: Floats, bounds: ActivationRange) -> Floats:
+    """Round values to the levels of a range, clipped to it."""
+    step = bounds.step
+    levels = np.rint((np.clip(values, bounds.low, bounds.high) - bounds.low) / step)
+    found: Floats = (levels * step + bounds.low).astype(np.float32)
+    return found
+
+
+def activated(values: Floats, activation: Activation) -> Floats:
+    """Apply an activation."""
+    found = values
+    if activation == "relu":
+        found = np.maximum(values, np.float32(0.0))
+    elif activation == "tanh":
+        found = np.tanh(values)
+    return found
+
+
+def _patches(values: Floats, layer: Conv) -> Floats:
+    """Return (N, rows, columns, inputs * kernel * kernel) of pictures (N, C, H, W)."""
+    windows = np.lib.stride_tricks.sliding_window_view(
+        values, (layer.kernel, layer.kernel), axis=(2, 3)
+    )[:, :, :: layer.stride, :: layer.stride]
+    count, _, rows, columns = windows.shape[:4]
+    return windows.transpose(0, 2, 3, 1, 4, 5).reshape(count, rows, columns, -1)
+
+
+def _apply(layer: Dense | Conv, values: Floats, weight: Floats, bias: Floats) -> Floats:
+    if isinstance(layer, Dense):
+        return activated(values @ weight.T + bias, layer.activation)
+    summed = _patches(values, layer) @ weight.reshape(layer.outputs, -1).T + bias
+    return activated(np.ascontiguousarray(summed.transpose(0, 3, 1, 2)), layer.activation)
+
+
+def layer_inputs(policy: Policy, observations: npt.NDArray[np.generic]) -> dict[str, Floats]:
+    """Return what every layer with weights is given, before any rounding; the head's included.
+
+    Args:
+        policy: the network.
+        observations: (N, *shape).
+    """
+    return _run(policy, observations)[1]
+
+
+def _run(
+    policy: Policy, observations: npt.NDArray[np.generic]
+) -> tuple[Floats, dict[str, Floats], Floats | None]:
+    check_observations(policy.spec, observations)
+    parameters = policy.float_parameters()
+    values = observations.astype(np.float32) * np.float32(policy.spec.scale)
+    inputs: dict[str, Floats] = {}
+    for layer in policy.spec.layers:
+        if not isinstance(layer, Dense | Conv):
+            values = values.reshape(len(values), -1)
+            continue
+        inputs[layer.name] = values
+        seen = (
+            quantized(values, policy.ranges[layer.name]) if policy.in_int8(layer.name) else values
+        )
+        values = _apply(
+            layer, seen, parameters[f"{layer.name}.weight"], parameters[f"{layer.name}.bias"]
+        )
+    value = policy.spec.value
+    if value is None:
+        return values, inputs, None
+    features = inputs[policy.spec.layers[-1].name]
+    read = features @ parameters[f"{value.name}.weight"].T + parameters[f"{value.name}.bias"]
+    return values, inputs, read[:, 0]
+
+
+def forward(policy: Policy, observations: npt.NDArray[np.generic]) -> Floats:
+    """Return the head's outputs (N, K) for observations (N, *shape).
+
+    Raises:
+        InputError: observations of another shape or type, or not finite.
+    """
+    return _run(policy, observations)[0]
+
+
+def forward_with_value(
+    policy: Policy, observations: npt.NDArray[np.generic]
+) -> tuple[Floats, Floats | None]:
+    """Return the head's outputs (N, K), and values (N,) if there is a value head."""
+    outputs, _, value = _run(policy, observations)
+    return outputs, value

@@ -1,0 +1,304 @@
+"""What a policy network is made of, as plain data that any process or engine can build it from.
+
+A network is a chain of layers. The last one is the head; a value head may read what the head reads.
+Layers are few on purpose: what these cannot say, no engine here could compress.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from vinoreward.errors import ConfigError
+
+Activation = Literal["none", "relu", "tanh"]
+Head = Literal["logits", "q", "tanh_gaussian", "tanh"]
+ObservationType = Literal["float32", "uint8"]
+MAX_SIDE = 65_536
+"""Largest width of a layer, and largest side of a picture: what is read from elsewhere is data."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """``activation(x @ weight.T + bias)``.
+
+    Attributes:
+        name: unique in the network; parameters are ``NAME.weight`` (outputs, inputs) and
+            ``NAME.bias`` (outputs,).
+        inputs: numbers taken.
+        outputs: numbers given.
+        activation: applied to each.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    activation: Activation = "none"
+
+
+@dataclass(frozen=True)
+class Conv:
+    """Two-dimensional convolution without padding, over (channels, height, width).
+
+    Attributes:
+        name: unique in the network; parameters are ``NAME.weight``
+            (outputs, inputs, kernel, kernel) and ``NAME.bias`` (outputs,).
+        inputs: channels taken.
+        outputs: channels given.
+        kernel: side in pixels.
+        stride: in pixels.
+        activation: applied to each number.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: int
+    activation: Activation = "relu"
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """From (channels, height, width) to one row, channels first."""
+
+    name: str = "flatten"
+
+
+Layer = Dense | Conv | Flatten
+_KINDS: Mapping[str, type[Dense] | type[Conv] | type[Flatten]] = {
+    "dense": Dense,
+    "conv": Conv,
+    "flatten": Flatten,
+}
+
+
+def _kind(layer: Layer) -> str:
+    return next(name for name, kind in _KINDS.items() if isinstance(layer, kind))
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """A policy network without its weights.
+
+    Attributes:
+        observation_shape: of one observation, (D,) or (C, H, W).
+        layers: in order; the last is a Dense head without activation.
+        head: what its outputs are. ``"logits"``: of the actions' probabilities. ``"q"``: action
+            values. ``"tanh"``: actions before the tanh. ``"tanh_gaussian"``: means, then natural
+            logarithms of standard deviations, of actions before the tanh (Haarnoja et al. 2018,
+            appendix C).
+        actions: number of discrete actions, or of dimensions of a continuous one in [-1, 1].
+        value: optional Dense of one output that reads what the head reads.
+        observation_dtype: ``"float32"``, or ``"uint8"`` for pictures.
+        scale: observations are multiplied by it before the first layer (1 / 255 for pictures).
+
+    Raises:
+        ConfigError: layers that do not fit together.
+    """
+
+    observation_shape: tuple[int, ...]
+    layers: tuple[Layer, ...]
+    head: Head
+    actions: int
+    value: Dense | None = None
+    observation_dtype: ObservationType = "float32"
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.head not in get_args(Head) or self.observation_dtype not in get_args(
+            ObservationType
+        ):
+            raise ConfigError(
+                f"the policy has head {self.head!r} and observations of {self.observation_dtype}. "
+                f"Expected one of {', '.join(get_args(Head))}, and float32 or uint8."
+            )
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise ConfigError(f"the policy's scale is {self.scale}. Expected a positive number.")
+        names = [layer.name for layer in self.layers] + ([self.value.name] if self.value else [])
+        if len(set(names)) != len(names) or not all(name and "." not in name for name in names):
+            raise ConfigError(
+                f"the policy's layers are named {names}. Expected names that differ, without dots."
+            )
+        shapes = self.shapes()
+        last = self.layers[-1] if self.layers else None
+        wanted = self.actions * (2 if self.head == "tanh_gaussian" else 1)
+        if (
+            not isinstance(last, Dense)
+            or last.activation != "none"
+            or last.outputs != wanted
+            or self.actions < 1
+        ):
+            raise ConfigError(
+                f"the policy's last layer is {last}. Expected a Dense layer of {wanted} outputs "
+                f"without activation: the head {self.head} for {self.actions} actions."
+            )
+        if self.value is not None and (
+            self.value.outputs != 1
+            or self.value.activation != "none"
+            or (self.value.inputs,) != shapes[-2]
+        ):
+            raise ConfigError(
+                f"the value head is {self.value}. Expected {shapes[-2]} inputs, those of the head, "
+                "and one output without activation."
+            )
+
+    @property
+    def outputs(self) -> int:
+        """K: numbers that the head gives."""
+        shape = self.shapes()[-1]
+        return shape[0]
+
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are numbers from 0, rather than vectors in [-1, 1]."""
+        return self.head in ("logits", "q")
+
+    @property
+    def weighted(self) -> tuple[Dense | Conv, ...]:
+        """The layers that have weights, in order, without the value head."""
+        return tuple(layer for layer in self.layers if not isinstance(layer, Flatten))
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Return the shape before the first layer and after each.
+
+        Raises:
+            ConfigError: a layer that does not fit what comes before it.
+        """
+        shape = tuple(self.observation_shape)
+        if len(shape) not in (1, 3) or not all(1 <= side <= MAX_SIDE for side in shape):
+            raise ConfigError(
+                f"the policy's observations have the shape {shape}. Expected (numbers,) or "
+                "(channels, height, width)."
+            )
+        found = [shape]
+        for layer in self.layers:
+            shape = _after(layer, shape)
+            found.append(shape)
+        return found
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return name to shape of every parameter, in order, the value head's last."""
+        found: dict[str, tuple[int, ...]] = {}
+        for layer in (*self.weighted, *([self.value] if self.value else [])):
+            kernel = (layer.kernel, layer.kernel) if isinstance(layer, Conv) else ()
+            found[f"{layer.name}.weight"] = (layer.outputs, layer.inputs, *kernel)
+            found[f"{layer.name}.bias"] = (layer.outputs,)
+        return found
+
+    def multiply_adds(self) -> int:
+        """Return the multiplications of one action, without the value head."""
+        total = 0
+        for layer, shape in zip(self.layers, self.shapes()[1:], strict=True):
+            if isinstance(layer, Dense):
+                total += layer.inputs * layer.outputs
+            elif isinstance(layer, Conv):
+                total += layer.inputs * layer.kernel**2 * math.prod(shape)
+        return total
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that :meth:`from_dict` takes."""
+        found = asdict(self)
+        found["layers"] = [{"kind": _kind(layer), **asdict(layer)} for layer in self.layers]
+        found["observation_shape"] = list(self.observation_shape)
+        return found
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> PolicySpec:
+        """Build a spec from plain data.
+
+        Raises:
+            ConfigError: anything that :meth:`to_dict` would not have written.
+        """
+        try:
+            layers = tuple(
+                _KINDS[layer["kind"]](**{key: layer[key] for key in layer if key != "kind"})
+                for layer in value["layers"]
+            )
+            return cls(
+                **{
+                    **value,
+                    "observation_shape": tuple(int(side) for side in value["observation_shape"]),
+                    "layers": layers,
+                    "value": None if value.get("value") is None else Dense(**value["value"]),
+                }
+            )
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ConfigError(
+                f"a policy's description cannot be read ({error!r}). Expected what "
+                "PolicySpec.to_dict gives."
+            ) from error
+
+    def digest(self) -> str:
+        """Return a hash that two networks share exactly if their layers are the same."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _after(layer: Layer, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape after ``layer``, given the one before."""
+    if isinstance(layer, Flatten):
+        return (math.prod(shape),)
+    sizes = [layer.inputs, layer.outputs]
+    if isinstance(layer, Conv):
+        sizes += [layer.kernel, layer.stride]
+    if not all(isinstance(size, int) and 1 <= size <= 1_000_000 for size in sizes):
+        raise ConfigError(f"the layer {layer} has sizes that cannot work. Expected 1 to 1000000.")
+    if layer.activation not in get_args(Activation):
+        raise ConfigError(
+            f"the layer {layer} has an unknown activation. Expected one of "
+            f"{', '.join(get_args(Activation))}."
+        )
+    if isinstance(layer, Dense):
+        if shape != (layer.inputs,):
+            raise ConfigError(
+                f"the layer {layer} is given the shape {shape}. Expected ({layer.inputs},); a "
+                "picture needs a Flatten layer first."
+            )
+        return (layer.outputs,)
+    if len(shape) != 3 or shape[0] != layer.inputs or min(shape[1:]) < layer.kernel:
+        raise ConfigError(
+            f"the layer {layer} is given the shape {shape}. Expected {layer.inputs} channels of "
+            f"at least {layer.kernel} x {layer.kernel} pixels."
+        )
+    rows, columns = ((side - layer.kernel) // layer.stride + 1 for side in shape[1:])
+    return (layer.outputs, rows, columns)
+
+
+def mlp(
+    observation_size: int,
+    actions: int,
+    *,
+    head: Head,
+    hidden: Sequence[int] = (256, 256),
+    activation: Activation = "relu",
+    value: bool = False,
+) -> PolicySpec:
+    """Return a network of dense layers.
+
+    Args:
+        observation_size: numbers of an observation.
+        actions: discrete actions, or dimensions of a continuous one.
+        head: see :class:`PolicySpec`.
+        hidden: widths of the layers before the head.
+        activation: of those layers.
+        value: whether there is a value head.
+    """
+    sizes = [observation_size, *hidden]
+    layers: list[Layer] = [
+        Dense(f"dense{index}", sizes[index], sizes[index + 1], activation)
+        for index in range(len(hidden))
+    ]
+    outputs = actions * (2 if head == "tanh_gaussian" else 1)
+    layers.append(Dense("head", sizes[-1], outputs))
+    return PolicySpec(
+        observation_shape=(observation_size,),
+        layers=tuple(layers),
+        head=head,
+        actions=actions,
+        value=Dense("value", sizes[-1], 1) if value else None,
+    )

@@ -1,0 +1,227 @@
+"""Policies as a JSON header and raw bytes: what goes into shared memory or over a network.
+
+Nothing is pickled, and what is read is checked: a header is data from elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import InputError
+from vinoreward.policies.packing import pack, packed_size, unpack
+from vinoreward.policies.policy import (
+    ActivationRange,
+    Parameter,
+    Policy,
+    QuantizedArray,
+    largest_code,
+    quantize_array,
+)
+from vinoreward.policies.spec import PolicySpec
+
+ALIGNMENT = 64
+"""Bytes; matrix kernels read aligned memory half again as fast."""
+FORMAT = 1
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A policy ready to be copied.
+
+    Attributes:
+        header: JSON; says where each array lies in the payload.
+        parts: (offset, bytes) of every array, in order; offsets are multiples of 64.
+        size: bytes of the payload, gaps included.
+    """
+
+    header: bytes
+    parts: tuple[tuple[int, Bytes], ...]
+    size: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire: header and arrays, without the gaps that alignment leaves."""
+        return len(self.header) + sum(part.size for _, part in self.parts)
+
+    def write(self, buffer: Bytes) -> None:
+        """Copy the payload into ``buffer``, at least ``size`` bytes."""
+        for offset, part in self.parts:
+            buffer[offset : offset + part.size] = part
+
+    def payload(self) -> Bytes:
+        """Return the payload by itself."""
+        buffer = np.zeros(self.size, dtype=np.uint8)
+        self.write(buffer)
+        return buffer
+
+
+def _bytes(array: npt.NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def lowered(policy: Policy, bits: int) -> Policy:
+    """Return a policy whose float weights have at most ``bits`` bits: 2 to 8, 16, or 32.
+
+    Biases stay float32: they are few, and quantizing them saves nothing.
+
+    Raises:
+        ConfigError: another number of bits.
+        InputError: weights that are not finite, or too large for 16 bits.
+    """
+    if bits not in (16, 32):
+        largest_code(bits)
+    if bits == 32:
+        return policy
+    parameters: dict[str, Parameter] = {}
+    for name, value in policy.parameters.items():
+        if isinstance(value, QuantizedArray) or name.endswith(".bias"):
+            parameters[name] = value
+        elif bits == 16:
+            parameters[name] = to_float16(name, value)
+        else:
+            parameters[name] = quantize_array(value.astype(np.float32), bits)
+    return policy.replace(parameters=parameters)
+
+
+def to_float16(name: str, value: npt.NDArray[Any]) -> npt.NDArray[np.float16]:
+    """Return weights in half precision.
+
+    Raises:
+        InputError: NaN, infinity, or numbers above 65504, which half precision cannot hold.
+    """
+    with np.errstate(over="ignore"):
+        half: npt.NDArray[np.float16] = value.astype(np.float16)
+    if not np.isfinite(half).all():
+        raise InputError(
+            f"{name} holds numbers that 16 bits cannot: NaN, infinity, or above 65504. Expected "
+            "finite, moderate weights; the learner has diverged, lower its learning rate."
+        )
+    return half
+
+
+def encode(policy: Policy, *, bits: int = 32) -> Encoded:
+    """Lay a policy out as header and bytes.
+
+    Args:
+        policy: float weights are sent with ``bits`` bits, quantized ones with their own.
+        bits: communication quantization; 2 to 8, 16 (float16) or 32 (nothing is lost).
+
+    Raises:
+        ConfigError: another number of bits.
+    """
+    parts: list[tuple[int, Bytes]] = []
+    table: list[dict[str, Any]] = []
+    end = 0
+
+    def add(data: Bytes) -> dict[str, int]:
+        nonlocal end
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        parts.append((offset, data))
+        end = offset + data.size
+        return {"offset": offset, "bytes": int(data.size)}
+
+    for name, value in lowered(policy, bits).parameters.items():
+        entry: dict[str, Any] = {"name": name, "shape": list(value.shape)}
+        if isinstance(value, QuantizedArray):
+            entry |= {"bits": value.bits, "codes": add(pack(value.codes, value.bits))}
+            entry["scales"] = add(_bytes(value.scales))
+        else:
+            entry |= {"dtype": value.dtype.name, "data": add(_bytes(value))}
+        table.append(entry)
+    header = {
+        "format": FORMAT,
+        "spec": policy.spec.to_dict(),
+        "parameters": table,
+        "ranges": {name: [found.low, found.high] for name, found in policy.ranges.items()},
+        "engine": policy.engine,
+        "version": policy.version,
+        "blob": None if policy.blob is None else add(np.frombuffer(policy.blob, dtype=np.uint8)),
+    }
+    return Encoded(json.dumps(header, separators=(",", ":")).encode(), tuple(parts), end)
+
+
+def _part(buffer: Bytes, place: Mapping[str, Any]) -> Bytes:
+    offset, size = int(place["offset"]), int(place["bytes"])
+    if offset < 0 or size < 0 or offset + size > buffer.size:
+        raise InputError(
+            f"a policy's header places {size} bytes at {offset} of {buffer.size}. Expected a place "
+            "inside the payload; header and payload do not belong together."
+        )
+    return buffer[offset : offset + size]
+
+
+def _parameter(entry: Mapping[str, Any], buffer: Bytes) -> Parameter:
+    shape = tuple(int(side) for side in entry["shape"])
+    if "bits" in entry:
+        bits = int(entry["bits"])
+        scales = _part(buffer, entry["scales"]).view(np.float32)
+        return QuantizedArray(unpack(_part(buffer, entry["codes"]), bits, shape), scales, bits)
+    dtype = {"float32": np.float32, "float16": np.float16}[entry["dtype"]]
+    found: npt.NDArray[Any] = _part(buffer, entry["data"]).view(dtype).reshape(shape)
+    return found
+
+
+def decode(header: bytes, buffer: Bytes) -> Policy:
+    """Return the policy that header and payload describe.
+
+    Float arrays and 8-bit codes are views of ``buffer``, which must not change while they are used;
+    smaller codes are unpacked into memory of their own.
+
+    Args:
+        header: as :func:`encode` gave it.
+        buffer: (size,) uint8, aligned to 4 bytes at least.
+
+    Raises:
+        InputError: header or payload are not what encode writes, or layers do not fit together.
+    """
+    try:
+        value = json.loads(header)
+        if value["format"] != FORMAT:
+            raise InputError(
+                f"a policy has the format {value['format']}. Expected {FORMAT}; both sides must "
+                "run the same version of vinoreward."
+            )
+        return Policy(
+            spec=PolicySpec.from_dict(value["spec"]),
+            parameters={entry["name"]: _parameter(entry, buffer) for entry in value["parameters"]},
+            ranges={
+                name: ActivationRange(float(low), float(high))
+                for name, (low, high) in value["ranges"].items()
+            },
+            engine=str(value["engine"]),
+            version=int(value["version"]),
+            blob=None if value["blob"] is None else _part(buffer, value["blob"]).tobytes(),
+        )
+    except InputError:
+        raise
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise InputError(
+            f"a policy cannot be read ({error!r}). Expected a header and payload that encode wrote."
+        ) from error
+
+
+def wire_bytes(spec: PolicySpec, bits: int) -> int:
+    """Return the bytes of a float policy's arrays when sent with ``bits`` bits."""
+    total = 0
+    for name, shape in spec.parameter_shapes().items():
+        count = int(np.prod(shape))
+        if bits in (16, 32) or name.endswith(".bias"):
+            total += count * (2 if bits == 16 and not name.endswith(".bias") else 4)
+        else:
+            total += packed_size(count, bits) + 4 * shape[0]
+    return total
