@@ -433,6 +433,11 @@ def test_int8_is_gated_and_added(trained: Path) -> None:
     assert bundle.spec.quantization is not None and bundle.spec.quantization.passed
     assert set(bundle.spec.quantization.detail["probe_int8_mm"]) == {"object"}
     assert bundle.resolve_precision("openvino") == "int8"
+    card = (bundle.path / "README.md").read_text()
+    assert card.count("## In INT8") == 1 and "mm in INT8" in card and "## Limits" in card
+    # Quantized again, the section is replaced.
+    assert run_encoder(Settings(), bundle) == 0
+    assert (bundle.path / "README.md").read_text().count("## In INT8") == 1
 
 
 def moved(share: float = 0.0, **probe_mm: float) -> Moved:

@@ -36,6 +36,10 @@ ROWS: dict[str, tuple[str, str]] = {
     "solve-random": ("bench_train", "solve_random_rows"),
     "solve-pixels": ("bench_pixels", "solve_pixels_rows"),
     "wall": ("bench_wall", "wall_rows"),
+    "actor-step": ("bench_actors", "actor_step_rows"),
+    "actor-refresh": ("bench_actors", "actor_refresh_rows"),
+    "actor-tasks": ("bench_actors", "actor_task_rows"),
+    "actor-wire": ("bench_actors", "wire_rows"),
 }
 """Name of a row to the module and the function ``(BenchConfig) -> list[Row]`` that measure it."""
 

@@ -10,8 +10,9 @@ from pathlib import Path
 class BenchConfig:
     """Run the paired comparisons behind the README's figures; write a table and JSON.
 
-    Rows: backends, reward-path, step, camera, classifier, int8, encoders, memory, install,
-    overhead, overhead-pixels, solve, solve-random, solve-pixels, wall. ``quick`` stands for those
+    Rows: backends, reward-path, step, camera, classifier, int8, encoders, joint, memory, install,
+    overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, and those of compressed
+    actors: actor-step, actor-refresh, actor-tasks, actor-wire. ``quick`` stands for those
     that take no training, ``all`` for all. Those with pixels, and most of encoders, need an encoder
     (--encoder); where it is not there, the rows say so.
 
@@ -66,6 +67,8 @@ class BenchConfig:
     """Trainings of ``solve-pixels`` through the encoder, with consecutive seeds."""
     cnn_steps: int = 0
     """Most steps of the training with CnnPolicy beside them; 0: those of the slowest of them."""
+    actor_steps: int = 150_000
+    """Most environment steps of one training of ``actor-cartpole``."""
     overhead_steps: int = 2000
     """Steps of each training of ``overhead`` and ``overhead-pixels``."""
     evaluation_episodes: int = 100

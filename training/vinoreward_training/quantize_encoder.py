@@ -15,6 +15,7 @@ import numpy.typing as npt
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
 from vinoreward_training.frames import Frames, Indices, load_frames, split_frames
 from vinoreward_training.probe import fit_places, judge_places
+from vinoreward_training.vae_card import with_int8
 
 if TYPE_CHECKING:
     from vinoreward.backends.spec import NetworkSpec
@@ -137,6 +138,19 @@ def outputs_of(spec: NetworkSpec, backend: str, images: npt.NDArray[np.uint8]) -
     return np.concatenate(parts).astype(np.float32)
 
 
+def _facts(worst: Moved, fp32_mm: Mapping[str, float], *, posterior: bool) -> dict[str, str]:
+    """Return for the model card what the gate measured."""
+    unit = "posterior standard deviation" if posterior else "twentieth of its range"
+    facts = {
+        f"latents that move by more than one {unit} in any number": f"{worst.beyond} of "
+        f"{worst.frames} held-out frames (at most {MAX_MOVED:.0%} may)",
+        "mean movement": f"{worst.mean_units:.3f} of it",
+    }
+    for name, error in worst.probe_mm.items():
+        facts[f"linear probe, {name}"] = f"{fp32_mm[name]:.2f} mm in FP32, {error:.2f} mm in INT8"
+    return facts
+
+
 def _some(indices: Indices, count: int, seed: int, purpose: int) -> Indices:
     chosen = np.random.default_rng([seed, purpose]).permutation(indices)[:count]
     return np.sort(chosen)
@@ -212,7 +226,8 @@ def run_encoder(config: Settings, bundle: Bundle) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.int8.onnx"
         print(f"NNCF on {len(calibration)} frames ...", flush=True)
-        quantize_onnx(network.path, path, bundle.prepare(frames.images[calibration]))
+        seen_by_nncf = bundle.prepare(frames.images[calibration])
+        quantize_onnx(network.path, path, seen_by_nncf, exact_bias=True)
         int8 = dataclasses.replace(network, path=path, sha256=None)
         print(f"INT8 on the held-out frames, {' and '.join(BACKENDS)} ...", flush=True)
         found = {}
@@ -241,6 +256,10 @@ def run_encoder(config: Settings, bundle: Bundle) -> int:
                 },
             ),
             outputs_of(int8, BACKENDS[0], bundle.golden.images),
+            card=with_int8(
+                (bundle.path / "README.md").read_text(encoding="utf-8"),
+                _facts(worst, fp32_mm, posterior=encoding.std is not None),
+            ),
         )
     print(
         f"INT8 moves {worst.beyond} of {worst.frames} held-out frames by more than one unit; "

@@ -144,3 +144,18 @@ def card(
         "frames and a new training. The decoder is for looking; nothing at run time needs it.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+INT8_TITLE = "## In INT8"
+
+
+def with_int8(card: str, facts: Mapping[str, str]) -> str:
+    """Return a card with a section on INT8 at its end, in place of an earlier one.
+
+    Args:
+        card: Markdown.
+        facts: what the gate measured, in words.
+    """
+    kept = card.partition(f"\n{INT8_TITLE}\n")[0].rstrip()
+    lines = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    return f"{kept}\n\n{INT8_TITLE}\n\n{lines}\n"

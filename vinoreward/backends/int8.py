@@ -33,6 +33,7 @@ def quantize_onnx(
     frames: NDArray[np.uint8],
     *,
     accuracy_check: Callable[[Path], None] | None = None,
+    exact_bias: bool = False,
 ) -> None:
     """Quantize ``model`` into ``out``; deterministic for the same file and frames.
 
@@ -43,6 +44,9 @@ def quantize_onnx(
             every kind that it will see. The first 300 are used.
         accuracy_check: called with the path of the quantized file before it is put in place. To
             refuse it, raise; ``out`` is then left as it was.
+        exact_bias: correct each layer's bias by running the network quantized so far, instead of
+            estimating the shift layer by layer. Slower to quantize and as fast to run; what a
+            latent needs, of which every number counts.
 
     Raises:
         InputError: the frames are not uint8 pictures of the network's size.
@@ -80,6 +84,7 @@ def quantize_onnx(
             calibration,
             preset=nncf.QuantizationPreset.PERFORMANCE,
             subset_size=MAX_CALIBRATION_FRAMES,
+            fast_bias_correction=not exact_bias,
             ignored_scope=in_floats,
         )
     with atomic_path(out) as part:
