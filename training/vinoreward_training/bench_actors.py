@@ -1,0 +1,199 @@
+"""Bench rows about compressed actors: a step, new weights, whole actor steps, bits on the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from vinoreward.actor_learner.environments import Environments, EnvironmentSpec
+from vinoreward.actor_learner.executors.registry import make_executor
+from vinoreward.errors import MissingExtraError
+from vinoreward.policies.distributions import Exploration, act
+from vinoreward.policies.policy import random_policy
+from vinoreward.policies.spec import PolicySpec, mlp
+from vinoreward.policies.wire import encode
+from vinoreward_training.actor_networks import network
+from vinoreward_training.actor_task_table import ACTORQ
+from vinoreward_training.actor_tasks import make_task
+from vinoreward_training.bench_actor_step import (
+    Arm,
+    eager,
+    halved,
+    policy_for,
+    refresh_rows,
+    step_rows,
+)
+from vinoreward_training.bench_settings import BenchConfig
+from vinoreward_training.bench_statistics import Row, interleaved, speed_row
+
+BITS = (32, 16, 8, 6, 4, 3, 2)
+ENGINES = ("openvino", "onnxruntime")
+MANY = 8
+"""Environments of one actor, where batching is compared with compressing."""
+REFRESH_FP32_MS, REFRESH_INT8_MS = 1.0, 60.0
+TASK_TIMES = 2.3
+
+
+def _wide() -> PolicySpec:
+    return mlp(24, 6, head="tanh", hidden=(2048,) * 3, activation="tanh")
+
+
+def _narrow() -> PolicySpec:
+    return mlp(24, 6, head="tanh", hidden=(256,) * 2)
+
+
+def actor_step_rows(config: BenchConfig) -> list[Row]:
+    """Time one action of every network, engine and precision against eager PyTorch."""
+    rows: list[Row] = []
+    for name, spec, targets in (
+        ("3x2048", _wide(), {"openvino int8": 5.0}),
+        ("2x256", _narrow(), {"onnxruntime fp32": 4.0}),
+        ("Atari Original", network("pong", "original"), {"openvino int8": 4.5}),
+    ):
+        arms = [
+            Arm(name, spec, engine, precision, batch, targets.get(f"{engine} {precision}"))
+            for batch in (1, MANY)
+            for engine in ENGINES
+            for precision in ("fp32", "int8")
+        ]
+        # Only the papers' setting, one environment, has a figure to reach.
+        arms = [arm if arm.batch == 1 else dataclasses.replace(arm, target=None) for arm in arms]
+        arms += _smaller(name, spec)
+        if name != "Atari Original":
+            arms += [Arm(name, spec, "numpy"), Arm(name, spec, "openvino", "w8")]
+        arms.append(Arm(name, spec, "torch_inference"))
+        rows += step_rows(
+            eager(name, spec), arms, rounds=config.rounds, seed=config.seed, name="actor-step"
+        )
+    return rows
+
+
+def _smaller(name: str, spec: PolicySpec) -> list[Arm]:
+    """Return what pruning by half, or the paper's smaller networks, make of a network."""
+    if name == "3x2048":
+        half = halved(spec)
+        return [
+            Arm("3x2048 pruned by half", half, "openvino", "fp32"),
+            Arm("3x2048 pruned by half", half, "openvino", "int8", target=15.0),
+        ]
+    if name == "Atari Original":
+        found = []
+        for student in ("net1", "net2", "net3"):
+            layers = network("pong", student)
+            found += [
+                Arm(f"Atari {student}", layers, "openvino", "fp32"),
+                Arm(
+                    f"Atari {student}",
+                    layers,
+                    "openvino",
+                    "int8",
+                    target=20.0 if student == "net3" else None,
+                ),
+            ]
+        return found
+    return []
+
+
+def actor_refresh_rows(config: BenchConfig) -> list[Row]:
+    """Time new weights until they act: swapped in place, or compiled in advance."""
+    wide, narrow = _wide(), _narrow()
+    return refresh_rows(
+        [
+            (Arm("3x2048", wide, "openvino", "fp32"), REFRESH_FP32_MS),
+            (Arm("3x2048", wide, "openvino", "int8"), REFRESH_INT8_MS),
+            (Arm("3x2048", wide, "openvino", "int8", blob=False), None),
+            (Arm("3x2048", wide, "onnxruntime", "fp32"), None),
+            (Arm("3x2048", wide, "onnxruntime", "int8"), None),
+            (Arm("2x256", narrow, "openvino", "fp32"), None),
+            (Arm("2x256", narrow, "onnxruntime", "fp32"), None),
+        ],
+        rounds=config.rounds,
+        seed=config.seed,
+        name="actor-refresh",
+    )
+
+
+def actor_task_rows(config: BenchConfig) -> list[Row]:
+    """Time whole actor steps (act and step) on ActorQ's eleven tasks, with 3x2048."""
+    rows = []
+    for name in (task.name for task in ACTORQ):
+        try:
+            rows += _task(config, name)
+        except MissingExtraError as error:
+            rows.append(Row("actor-tasks", name, None, note=str(error)))
+    return rows
+
+
+def _task(config: BenchConfig, name: str) -> list[Row]:
+    task = make_task(name)
+    algorithm = "impala" if hasattr(task.action_space, "n") else "d4pg"
+    task.close()
+    spec = network(name, "3x2048", algorithm)
+    arms = {
+        "eager": eager(name, spec),
+        "openvino fp32": Arm(name, spec, "openvino"),
+        "openvino int8": Arm(name, spec, "openvino", "int8"),
+    }
+    with contextlib.ExitStack() as stack:
+        steps = {label: _acting(stack, name, arm, config.seed) for label, arm in arms.items()}
+        times = interleaved(steps, rounds=config.rounds, calls=20, warm_up=20)
+    return [
+        speed_row(
+            "actor-tasks",
+            f"{name}, 3x2048, one environment, act and step: {label} against eager PyTorch",
+            times["eager"],
+            times[label],
+            at_least=TASK_TIMES if label == "openvino int8" else None,
+            note=f"{times['eager'].median_cpu * 1e3:.2f} and {times[label].median_cpu * 1e3:.2f} "
+            "ms of processor time",
+        )
+        for label in ("openvino fp32", "openvino int8")
+    ]
+
+
+class _Acting:
+    """One actor's loop without a learner: act, step, reset where an episode ends."""
+
+    def __init__(self, environments: Environments, arm: Arm, seed: int) -> None:
+        self._environments = environments
+        self._spec = arm.spec
+        self._executor = make_executor(arm.engine, 1)
+        self._executor.refresh(policy_for(arm, seed))
+        self._random = np.random.default_rng(seed)
+        self._exploration = Exploration(sigma=0.1 if arm.spec.head == "tanh" else 0.0)
+
+    def __call__(self) -> None:
+        outputs = self._executor.infer(self._environments.observations)
+        acted = act(self._spec, outputs, self._random, self._exploration)
+        self._environments.step(acted.actions)
+
+    def close(self) -> None:
+        self._environments.close()
+        self._executor.close()
+
+
+def _acting(stack: contextlib.ExitStack, name: str, arm: Arm, seed: int) -> _Acting:
+    made = EnvironmentSpec("vinoreward_training.actor_tasks:make_task", {"name": name})
+    found = _Acting(Environments(made, arm.spec, 1, seed), arm, seed)
+    stack.callback(found.close)
+    return found
+
+
+def wire_rows(config: BenchConfig, bits: Sequence[int] = BITS) -> list[Row]:
+    """Count the bytes of a push of 3x2048 at every number of bits."""
+    policy = random_policy(_wide(), config.seed)
+    whole = encode(policy).nbytes
+    return [
+        Row(
+            "actor-wire",
+            f"a push of 3x2048 with {count} bits per weight, header included",
+            encode(policy, bits=count).nbytes / 1e6,
+            "MB",
+            note=f"{encode(policy, bits=count).nbytes / whole:.3f} of the float32 push; "
+            f"{count / 32:.3f} without scales, biases and header",
+        )
+        for count in bits
+    ]

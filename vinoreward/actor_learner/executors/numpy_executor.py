@@ -1,0 +1,139 @@
+"""The executor without any library but NumPy: small networks, and machines with nothing else.
+
+A matrix product runs on as many threads as the BLAS was told to use before NumPy was imported:
+start actors with ``OMP_NUM_THREADS=1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.actor_learner.executors.base import Executor
+from vinoreward.actor_learner.executors.folded import float_array, folded
+from vinoreward.policies.policy import Floats, Policy
+from vinoreward.policies.spec import Activation, Conv, Dense, Flatten
+
+Step = Callable[[Floats], Floats]
+
+
+class NumpyExecutor(Executor):
+    """Runs a policy with NumPy, into buffers made once for each set of weights.
+
+    INT8 is computed with the same rounding as elsewhere, on floats: NumPy has no fast product of
+    bytes, so it is exact and not faster.
+    """
+
+    name: ClassVar[str] = "numpy"
+
+    def _load(self, policy: Policy) -> None:
+        self._steps = _steps(policy, self.batch)
+        self._scale = np.float32(policy.spec.scale)
+        self._seen = np.empty((self.batch, *policy.spec.observation_shape), dtype=np.float32)
+
+    def _infer(self, observations: npt.NDArray[Any]) -> Floats:
+        values = self._seen
+        np.multiply(observations, self._scale, out=values, dtype=np.float32)
+        for step in self._steps:
+            values = step(values)
+        return values.copy()
+
+    def _unload(self) -> None:
+        self._steps = []
+
+
+def _steps(policy: Policy, batch: int) -> list[Step]:
+    found: list[Step] = []
+    shapes = policy.spec.shapes()
+    for layer, before, after in zip(policy.spec.layers, shapes, shapes[1:], strict=False):
+        if isinstance(layer, Flatten):
+            found.append(lambda values: values.reshape(len(values), -1))
+            continue
+        if policy.in_int8(layer.name):
+            whole = folded(policy, layer.name)
+            found.append(_rounding((batch, *before), whole.bounds.low, whole.bounds.step))
+            weight, scales, bias = whole.codes.astype(np.float32), whole.scales, whole.bias
+        else:
+            weight = float_array(policy, f"{layer.name}.weight")
+            scales, bias = None, float_array(policy, f"{layer.name}.bias")
+        rows = weight.reshape(layer.outputs, -1)
+        if isinstance(layer, Dense):
+            found.append(_dense(rows, scales, bias, layer.activation, batch))
+        else:
+            found.append(_conv(layer, rows, scales, bias, batch, before, after))
+    return found
+
+
+def _rounding(shape: tuple[int, ...], low: float, step: float) -> Step:
+    """Return the levels, 0 to 255, of values of one range."""
+    out = np.empty(shape, dtype=np.float32)
+
+    def run(values: Floats) -> Floats:
+        np.subtract(values, np.float32(low), out=out)
+        np.divide(out, np.float32(step), out=out)
+        np.rint(out, out=out)
+        np.clip(out, 0.0, 255.0, out=out)
+        return out
+
+    return run
+
+
+def _activate(values: Floats, activation: Activation) -> None:
+    if activation == "relu":
+        np.maximum(values, np.float32(0.0), out=values)
+    elif activation == "tanh":
+        np.tanh(values, out=values)
+
+
+def _dense(
+    rows: Floats, scales: Floats | None, bias: Floats, activation: Activation, batch: int
+) -> Step:
+    turned = rows.T
+    out = np.empty((batch, len(rows)), dtype=np.float32)
+
+    def run(values: Floats) -> Floats:
+        np.dot(values, turned, out=out)
+        if scales is not None:
+            np.multiply(out, scales, out=out)
+        np.add(out, bias, out=out)
+        _activate(out, activation)
+        return out
+
+    return run
+
+
+def _conv(
+    layer: Conv,
+    rows: Floats,
+    scales: Floats | None,
+    bias: Floats,
+    batch: int,
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+) -> Step:
+    channels, height, width = after
+    patches = np.empty(
+        (batch, height, width, before[0], layer.kernel, layer.kernel), dtype=np.float32
+    )
+    table = patches.reshape(-1, rows.shape[1])
+    summed = np.empty((len(table), channels), dtype=np.float32)
+    out = np.empty((batch, channels, height, width), dtype=np.float32)
+    turned = rows.T
+
+    def run(values: Floats) -> Floats:
+        windows = np.lib.stride_tricks.sliding_window_view(
+            values, (layer.kernel, layer.kernel), axis=(2, 3)
+        )[:, :, :: layer.stride, :: layer.stride]
+        np.copyto(patches, windows.transpose(0, 2, 3, 1, 4, 5))
+        np.dot(table, turned, out=summed)
+        if scales is not None:
+            np.multiply(summed, scales, out=summed)
+        np.add(summed, bias, out=summed)
+        _activate(summed, layer.activation)
+        np.copyto(out, summed.reshape(batch, height, width, channels).transpose(0, 3, 1, 2))
+        return out
+
+    return run

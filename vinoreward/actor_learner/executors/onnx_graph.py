@@ -1,0 +1,160 @@
+"""A policy as an ONNX graph whose weights are inputs, or constants for packed INT8 products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.actor_learner.executors.folded import float_array, folded, int8_layers
+from vinoreward.actor_learner.executors.onnx_bytes import Node, Value, model_bytes, type_number
+from vinoreward.policies.policy import Policy
+from vinoreward.policies.spec import Conv, Flatten
+
+Array = npt.NDArray[Any]
+SOURCE, RESULT, ZERO = "observations", "outputs", "zero"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a graph depends on besides the spec: two policies of one shape share a session.
+
+    Attributes:
+        int8: layers in INT8.
+        shifted: those whose range does not start at 0.
+        direct: whether the first layer takes bytes of a picture as its levels, as they are.
+    """
+
+    int8: tuple[str, ...]
+    shifted: tuple[str, ...]
+    direct: bool
+
+
+def shape_of(policy: Policy) -> Shape:
+    """Return what a policy's graph depends on."""
+    int8 = int8_layers(policy)
+    first = policy.spec.weighted[0].name
+    bounds = policy.ranges.get(first)
+    direct = (
+        first in int8
+        and bounds is not None
+        and policy.spec.observation_dtype == "uint8"
+        and bounds.low == 0.0
+        and bool(np.isclose(bounds.step, policy.spec.scale, rtol=1e-6, atol=0.0))
+    )
+    return Shape(int8, tuple(name for name in int8 if policy.ranges[name].low != 0.0), direct)
+
+
+def weights_of(policy: Policy, ready: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    """Return name to array of everything the graph needs of a policy, in the graph's layout.
+
+    Args:
+        policy: the network.
+        ready: what :func:`int8_arrays` gave for it, if somebody has done that already.
+    """
+    int8 = int8_arrays(policy) if ready is None else ready
+    whole = int8_layers(policy)
+    found: dict[str, Array] = dict(int8)
+    for layer in policy.spec.weighted:
+        if layer.name not in whole:
+            for kind in ("weight", "bias"):
+                found[f"{layer.name}.{kind}"] = float_array(policy, f"{layer.name}.{kind}")
+    return found
+
+
+def int8_arrays(policy: Policy) -> dict[str, Array]:
+    """Return name to array for the layers in INT8.
+
+    Dense ones are multiplied as bytes. Convolutions get the levels as floats, and weights that are
+    floats again: ONNX Runtime's ConvInteger takes longer than its FP32 convolution.
+    """
+    shape = shape_of(policy)
+    found: dict[str, Array] = {}
+    for layer in policy.spec.weighted:
+        name = layer.name
+        if name not in shape.int8:
+            continue
+        whole = folded(policy, name)
+        if isinstance(layer, Conv):
+            scales = whole.scales.reshape(-1, 1, 1, 1)
+            found[f"{name}.weight"] = whole.codes.astype(np.float32) * scales
+            found[f"{name}.bias"] = whole.bias
+        else:
+            # MatMulInteger has no transposition of its own.
+            found[f"{name}.weight"] = np.ascontiguousarray(whole.codes.T)
+            found[f"{name}.scales"] = whole.scales.reshape(1, -1)
+            found[f"{name}.bias"] = whole.bias.reshape(1, -1)
+        if not (shape.direct and layer is policy.spec.weighted[0]):
+            found[f"{name}.step"] = np.array(whole.bounds.step, dtype=np.float32)
+        if name in shape.shifted:
+            found[f"{name}.low"] = np.array(whole.bounds.low, dtype=np.float32)
+    return found
+
+
+def policy_model(policy: Policy, batch: int, *, constants: bool) -> bytes:
+    """Return a policy's ONNX model.
+
+    Args:
+        policy: to take layers from, and weights if they are constants.
+        batch: observations of one call.
+        constants: whether the weights are part of the model; else they are inputs named as
+            :func:`weights_of` names them.
+    """
+    spec = policy.spec
+    weights = weights_of(policy)
+    inputs = [Value(SOURCE, spec.observation_dtype, (batch, *spec.observation_shape))]
+    fixed: dict[str, Array] = {ZERO: np.array(0, dtype=np.uint8)}
+    if constants:
+        fixed |= weights
+    else:
+        inputs += [Value(name, array.dtype.name, array.shape) for name, array in weights.items()]
+    nodes = _nodes(policy, fixed)
+    nodes[-1] = Node(nodes[-1].kind, nodes[-1].inputs, RESULT, nodes[-1].attributes)
+    return model_bytes(nodes, inputs, Value(RESULT, "float32", (batch, spec.outputs)), fixed)
+
+
+def _nodes(policy: Policy, fixed: dict[str, Array]) -> list[Node]:
+    spec, shape = policy.spec, shape_of(policy)
+    nodes: list[Node] = []
+    current = SOURCE
+
+    def then(kind: str, name: str, *others: str, **attributes: Any) -> None:
+        nonlocal current
+        nodes.append(Node(kind, [current, *others], name, attributes))
+        current = name
+
+    if not shape.direct:
+        if spec.observation_dtype == "uint8":
+            then("Cast", "floats", to=type_number("float32"))
+        if spec.scale != 1.0:
+            fixed["scale"] = np.array(spec.scale, dtype=np.float32)
+            then("Mul", "scaled", "scale")
+    for layer in spec.layers:
+        name = layer.name
+        if isinstance(layer, Flatten):
+            then("Flatten", f"{name} rows", axis=1)
+            continue
+        if name in shape.int8:
+            if name in shape.shifted:
+                then("Sub", f"{name} shifted", f"{name}.low")
+            if current != SOURCE or not shape.direct:
+                then("QuantizeLinear", f"{name} levels", f"{name}.step", ZERO)
+        if isinstance(layer, Conv):
+            if name in shape.int8:
+                then("Cast", f"{name} float levels", to=type_number("float32"))
+            strides = [layer.stride] * 2
+            then("Conv", f"{name} biased", f"{name}.weight", f"{name}.bias", strides=strides)
+        elif name in shape.int8:
+            then("MatMulInteger", f"{name} sums", f"{name}.weight")
+            then("Cast", f"{name} float sums", to=type_number("float32"))
+            then("Mul", f"{name} products", f"{name}.scales")
+            then("Add", f"{name} biased", f"{name}.bias")
+        else:
+            then("Gemm", f"{name} biased", f"{name}.weight", f"{name}.bias", transB=1)
+        if layer.activation != "none":
+            kind = "Relu" if layer.activation == "relu" else "Tanh"
+            then(kind, f"{name} activated")
+    return nodes

@@ -1,0 +1,120 @@
+"""The ONNX Runtime executor: the fastest for small networks."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.actor_learner.executors.base import Executor
+from vinoreward.actor_learner.executors.folded import int8_layers, weight_count
+from vinoreward.actor_learner.executors.onnx_blob import read_blob
+from vinoreward.actor_learner.executors.onnx_graph import (
+    RESULT,
+    SOURCE,
+    policy_model,
+    shape_of,
+    weights_of,
+)
+from vinoreward.errors import ConfigError, MissingExtraError, OutputError
+from vinoreward.policies.policy import Floats, Policy
+
+Array = npt.NDArray[Any]
+CONSTANTS = 1_000_000
+"""INT8 weights from which, with several observations, they are part of the session: only constants
+are packed beforehand. With one observation, weights as inputs cost 0.23 instead of 0.14 ms a call
+for 3x2048, and save a session of 45 ms at every refresh."""
+
+
+class ONNXRuntimeExecutor(Executor):
+    """Runs a policy in one session whose inputs and output are bound once.
+
+    Weights are inputs: a refresh binds the policy's arrays. Large INT8 weights are transposed first
+    unless ``policy.blob`` holds them so; for several observations they are constants of a new
+    session. Quantized weights of float layers are dequantized when
+    they arrive.
+
+    Raises:
+        MissingExtraError: onnxruntime is not installed.
+    """
+
+    name: ClassVar[str] = "onnxruntime"
+
+    def __init__(self, batch: int) -> None:
+        super().__init__(batch)
+        try:
+            import onnxruntime
+            from onnxruntime.capi import onnxruntime_pybind11_state as failures
+        except ImportError as error:
+            raise MissingExtraError(
+                "onnxruntime is not installed or does not load here. Install it with: "
+                "pip install 'vinoreward[onnxruntime]'"
+            ) from error
+        self._library = onnxruntime
+        self._failures = (failures.Fail, failures.RuntimeException, failures.InvalidArgument)
+        self._refusals = (
+            *self._failures,
+            failures.InvalidProtobuf,
+            failures.InvalidGraph,
+            failures.NotImplemented,
+        )
+        self._session: Any = None
+        self._binding: Any = None
+        self._key: object = None
+        self._bound: dict[str, Array] = {}
+
+    def _load(self, policy: Policy) -> None:
+        whole = weight_count(policy.spec, int8_layers(policy))
+        constants = self.batch > 1 and whole >= CONSTANTS
+        key = (policy.spec, shape_of(policy), constants)
+        if constants or self._session is None or key != self._key:
+            self._key = None
+            self._open(policy_model(policy, self.batch, constants=constants), policy)
+            self._key = key
+        bound = {} if constants else weights_of(policy, read_blob(policy))
+        for name, array in bound.items():
+            self._bind(name, array)
+        # Only now may the memory of the weights before these be used for something else.
+        self._bound = bound
+
+    def _open(self, model: bytes, policy: Policy) -> None:
+        options = self._library.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4  # failures arrive as exceptions
+        try:
+            self._session = self._library.InferenceSession(
+                model, options, providers=["CPUExecutionProvider"]
+            )
+        except self._refusals as error:
+            raise ConfigError(
+                "ONNX Runtime cannot open the policy. Expected a network that it runs; use "
+                f"engine='numpy', and report this. The reason it gives: {error}"
+            ) from error
+        spec = policy.spec
+        self._binding = self._session.io_binding()
+        self._source = np.zeros((self.batch, *spec.observation_shape), spec.observation_dtype)
+        self._result = np.zeros((self.batch, spec.outputs), dtype=np.float32)
+        self._bind(SOURCE, self._source)
+        self._binding.bind_output(
+            RESULT, "cpu", 0, np.float32, self._result.shape, self._result.ctypes.data
+        )
+
+    def _bind(self, name: str, array: Array) -> None:
+        # By address: nothing is copied, and the array has to be kept.
+        self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+    def _infer(self, observations: npt.NDArray[Any]) -> Floats:
+        np.copyto(self._source, observations)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except self._failures as error:
+            raise OutputError(
+                "ONNX Runtime failed while running the policy. Expected outputs; the reason it "
+                f"gives: {error}"
+            ) from error
+        return self._result.copy()
+
+    def _unload(self) -> None:
+        self._session = self._binding = self._key = None
+        self._bound = {}

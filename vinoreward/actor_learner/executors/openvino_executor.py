@@ -1,0 +1,134 @@
+"""The OpenVINO executor: weights bound in place where that is fast, compiled in where it is not."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.actor_learner.executors.base import Executor
+from vinoreward.actor_learner.executors.folded import int8_layers
+from vinoreward.actor_learner.executors.openvino_constants import (
+    compiled,
+    constant_model,
+    import_blob,
+    wants_constants,
+)
+from vinoreward.actor_learner.executors.openvino_swap import Swappable
+from vinoreward.backends.openvino_core import shared_core
+from vinoreward.backends.telemetry import import_openvino
+from vinoreward.errors import ConfigError, OutputError
+from vinoreward.policies.policy import Floats, Policy
+
+Array = npt.NDArray[Any]
+
+
+class OpenVINOExecutor(Executor):
+    """Runs a policy with one OpenVINO request whose inputs and output are bound once.
+
+    FP32 weights, and small INT8 ones, are inputs of the graph: a refresh points them at the
+    policy's arrays. Large INT8 or weight-only ones are compiled in, or imported from
+    ``policy.blob`` if it fits.
+
+    Raises:
+        MissingExtraError: OpenVINO is not installed.
+    """
+
+    name: ClassVar[str] = "openvino"
+
+    def __init__(self, batch: int) -> None:
+        super().__init__(batch)
+        self._openvino = import_openvino()
+        self._core = shared_core(self._openvino)
+        self._compiled: Any = None
+        self._request: Any = None
+        self._swappable: Swappable | None = None
+        self._key: object = None
+        self._bound: list[Array] = []
+        self._imported = False
+
+    @property
+    def imported(self) -> bool:
+        """Whether the weights in use came from the policy's blob."""
+        return self._imported
+
+    def kernels(self) -> dict[str, tuple[str, str]]:
+        """Return what runs: node name to (kind, precision), as OpenVINO reports it.
+
+        Raises:
+            ConfigError: there are no weights yet.
+        """
+        if self._compiled is None:
+            raise ConfigError("the openvino executor has no weights yet. Expected refresh first.")
+        found = {}
+        for node in self._compiled.get_runtime_model().get_ordered_ops():
+            info = node.get_rt_info()
+            found[node.get_friendly_name()] = (
+                info["layerType"].astype(str),
+                info["runtimePrecision"].astype(str),
+            )
+        return found
+
+    def _load(self, policy: Policy) -> None:
+        self._imported = False
+        if wants_constants(policy):
+            model = import_blob(self._openvino, self._core, policy, self.batch)
+            self._imported = model is not None
+            if model is None:
+                graph = constant_model(self._openvino, policy, self.batch)
+                model = compiled(self._openvino, self._core, graph)
+            self._open(model, policy)
+            self._swappable, self._key, self._bound = None, None, []
+            return
+        key = (policy.spec, int8_layers(policy))
+        if self._swappable is None or key != self._key:
+            self._swappable = Swappable(self._openvino, policy, self.batch)
+            self._key = key
+            self._open(compiled(self._openvino, self._core, self._swappable.model), policy)
+        arrays = [_writable(array) for array in self._swappable.arrays(policy)]
+        for number, array in enumerate(arrays, start=1):
+            self._request.set_input_tensor(number, self._tensor(array))
+        # Only now may the memory of the weights before these be used for something else.
+        self._bound = arrays
+
+    def _open(self, model: Any, policy: Policy) -> None:
+        spec = policy.spec
+        self._compiled, self._request = model, model.create_infer_request()
+        self._source = np.zeros((self.batch, *spec.observation_shape), spec.observation_dtype)
+        self._result = np.zeros((self.batch, spec.outputs), dtype=np.float32)
+        self._request.set_input_tensor(0, self._tensor(self._source))
+        self._request.set_output_tensor(0, self._tensor(self._result))
+
+    def _tensor(self, array: Array) -> Any:
+        return self._openvino.Tensor(array, shared_memory=True)
+
+    def _infer(self, observations: npt.NDArray[Any]) -> Floats:
+        np.copyto(self._source, observations)
+        try:
+            self._request.infer(share_outputs=True)
+        except RuntimeError as error:
+            raise OutputError(
+                "OpenVINO failed while running the policy. Expected outputs; the reason it gives: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        return self._result.copy()
+
+    def _unload(self) -> None:
+        self._request = self._compiled = self._swappable = self._key = None
+        self._core = None
+        self._bound = []
+
+
+class _Alias:
+    """The same memory as an array's, said to be writable: OpenVINO asks for that and only reads."""
+
+    def __init__(self, array: Array) -> None:
+        self.source = array
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+
+
+def _writable(array: Array) -> Array:
+    return array if array.flags.writeable else np.asarray(_Alias(array))

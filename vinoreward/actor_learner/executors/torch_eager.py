@@ -1,0 +1,132 @@
+"""PyTorch without compilation: what the papers' actors ran, kept to be measured against.
+
+The only executor that imports torch, and only when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.actor_learner.executors.base import Executor
+from vinoreward.actor_learner.executors.folded import float_array
+from vinoreward.errors import MissingExtraError
+from vinoreward.policies.policy import ActivationRange, Floats, Policy
+from vinoreward.policies.spec import Conv, Dense, PolicySpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class TorchExecutor(Executor):
+    """Runs a policy as an ``nn.Sequential``; weights are copied into it.
+
+    Torch is set to one thread, for the whole process.
+
+    Args:
+        batch: observations of one call.
+        autograd: record the graph for a gradient that nobody asks for, as the published actors do.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+    """
+
+    name: ClassVar[str] = "torch"
+
+    def __init__(self, batch: int, *, autograd: bool = True) -> None:
+        super().__init__(batch)
+        try:
+            import torch
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                "torch is not installed. Install it with: pip install 'vinoreward[train]'"
+            ) from error
+        self._torch = torch
+        self._autograd = autograd
+        self._module: nn.Sequential | None = None
+        self._key: object = None
+        if torch.get_num_threads() != 1:
+            torch.set_num_threads(1)
+
+    def _load(self, policy: Policy) -> None:
+        torch = self._torch
+        bounds = {name: found for name, found in policy.ranges.items() if policy.in_int8(name)}
+        key = (policy.spec, tuple(bounds.items()))
+        if self._module is None or key != self._key:
+            self._module, self._key = _sequential(policy.spec, bounds), key
+        with torch.no_grad():
+            for name in policy.spec.parameter_shapes():
+                layer, _, kind = name.partition(".")
+                if policy.spec.value is not None and layer == policy.spec.value.name:
+                    continue
+                # Torch takes no read-only arrays; it copies from this one anyway.
+                source = torch.from_numpy(np.require(float_array(policy, name), requirements="W"))
+                self._module.get_submodule(layer).get_parameter(kind).copy_(source)
+
+    def _infer(self, observations: npt.NDArray[Any]) -> Floats:
+        torch, module = self._torch, self._module
+        if module is None:
+            raise self._refusal(observations)
+        seen = torch.from_numpy(np.require(observations, requirements=["C", "W"]))
+        if self._autograd:
+            outputs = module(seen).detach()
+        else:
+            with torch.inference_mode():
+                outputs = module(seen)
+        found: Floats = outputs.numpy()
+        return found
+
+    def _unload(self) -> None:
+        self._module = None
+
+
+def _sequential(spec: PolicySpec, bounds: dict[str, ActivationRange]) -> nn.Sequential:
+    import torch
+    from torch import Tensor, nn
+    from torch.nn.utils import skip_init
+
+    # Drawing random weights takes longer than all the rest, for nothing: they are loaded next.
+    _empty: Callable[..., nn.Module] = skip_init
+
+    class Scaled(nn.Module):
+        """Pictures as floats."""
+
+        def forward(self, values: Tensor) -> Tensor:
+            return values.to(torch.float32) * spec.scale
+
+    class Rounded(nn.Module):
+        """Values on the levels of a range."""
+
+        def __init__(self, found: ActivationRange) -> None:
+            super().__init__()
+            self.found = found
+
+        def forward(self, values: Tensor) -> Tensor:
+            low, step = self.found.low, self.found.step
+            levels = torch.round((values.clamp(low, self.found.high) - low) / step)
+            return levels * step + low
+
+    network = nn.Sequential()
+    if spec.observation_dtype == "uint8" or spec.scale != 1.0:
+        network.add_module("the scale", Scaled())
+    for layer in spec.layers:
+        module: nn.Module
+        if not isinstance(layer, Dense | Conv):
+            network.add_module(f"{layer.name} rows", nn.Flatten())
+            continue
+        if layer.name in bounds:
+            network.add_module(f"{layer.name} rounding", Rounded(bounds[layer.name]))
+        if isinstance(layer, Dense):
+            module = _empty(nn.Linear, layer.inputs, layer.outputs)
+        else:
+            module = _empty(nn.Conv2d, layer.inputs, layer.outputs, layer.kernel, layer.stride)
+        network.add_module(layer.name, module)
+        if layer.activation != "none":
+            network.add_module(
+                f"{layer.name} {layer.activation}",
+                nn.ReLU() if layer.activation == "relu" else nn.Tanh(),
+            )
+    return network

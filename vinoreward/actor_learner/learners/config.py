@@ -1,0 +1,76 @@
+"""Settings that all learners share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from vinoreward.actor_learner.learners.precision import Precision
+from vinoreward.errors import ConfigError
+from vinoreward.policies.policy import Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """What all learners written here can be told.
+
+    Attributes:
+        gamma: discount per step, the only one: targets of any length use its powers.
+        learning_rate: of every network, unless a learner has one more.
+        optimizer: ``"adam"``, or ``"rmsprop"`` as in the IMPALA paper.
+        epsilon: of the optimiser, added to the root of the squared gradients.
+        clip_norm: largest norm of a gradient.
+        reward_clip: rewards are clipped to so much on both sides; ``None`` leaves them.
+        device: ``"auto"`` takes CUDA where there is any.
+        precision: ``"fp32"``, ``"bf16"`` (autocast), or ``"auto"``: the faster, found by timing
+            at the first update where the hardware computes in bfloat16. Runs that must repeat to
+            the bit on any machine say ``"fp32"``.
+        data_parallel: ``"auto"`` shares batches among several CUDA devices if that is faster.
+        seed: of initial weights and of whatever is drawn at random.
+    """
+
+    gamma: float = 0.99
+    learning_rate: float = 3e-4
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    epsilon: float = 1e-8
+    clip_norm: float = 40.0
+    reward_clip: float | None = None
+    device: str = "auto"
+    precision: Precision = "auto"
+    data_parallel: Literal["auto", "off"] = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        positive = {
+            "learning_rate": self.learning_rate,
+            "epsilon": self.epsilon,
+            "clip_norm": self.clip_norm,
+            "reward_clip": 1.0 if self.reward_clip is None else self.reward_clip,
+        }
+        wrong = {name: value for name, value in positive.items() if not value > 0}
+        if wrong or not 0.0 <= self.gamma <= 1.0 or self.optimizer not in ("adam", "rmsprop"):
+            raise ConfigError(
+                f"the learner was asked for with gamma={self.gamma}, optimizer={self.optimizer!r} "
+                f"and {wrong or 'all else well'}. Expected gamma from 0 to 1, adam or rmsprop, and "
+                "positive numbers."
+            )
+
+    def make_optimizer(
+        self, parameters: Iterator[nn.Parameter], learning_rate: float | None = None
+    ) -> torch.optim.Optimizer:
+        """Return the optimiser of some parameters."""
+        rate = self.learning_rate if learning_rate is None else learning_rate
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=rate, eps=self.epsilon)
+        return torch.optim.RMSprop(parameters, lr=rate, alpha=0.99, eps=self.epsilon)
+
+    def rewards(self, rewards: Floats) -> Floats:
+        """Return rewards as they are learned from."""
+        if self.reward_clip is None:
+            return rewards
+        return np.clip(rewards, -self.reward_clip, self.reward_clip)

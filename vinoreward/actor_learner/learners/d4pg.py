@@ -1,0 +1,154 @@
+"""Distributional deterministic policy gradients (Barth-Maron et al. 2018).
+
+Noise is the actors': normally distributed, in units of the policy's output before the tanh, so that
+no action is ever cut off at a bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vinoreward.actor_learner.learners.base import check_head, seeded
+from vinoreward.actor_learner.learners.critics import Critic
+from vinoreward.actor_learner.learners.distributional import project, support
+from vinoreward.actor_learner.learners.off_policy import (
+    ReplayConfig,
+    ReplayLearner,
+    follow,
+    target_of,
+)
+from vinoreward.actor_learner.learners.replay import Windows
+from vinoreward.errors import ConfigError
+from vinoreward.policies.distributions import Exploration
+from vinoreward.policies.spec import PolicySpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class D4PGConfig(ReplayConfig):
+    """Settings of :class:`D4PG`.
+
+    With ``n_step`` above 1 only ``(NoCorrection(),)`` is possible: a deterministic policy gives an
+    action no probability. The bias is small while actors lag behind by few updates.
+
+    Attributes:
+        critic_learning_rate: of the critic; ``learning_rate`` is the policy's.
+        hidden: widths of the critic's dense layers.
+        atoms: returns that the critic tells apart.
+        low: smallest return.
+        high: largest return.
+        target_period: updates between copies to the target networks.
+        sigma: standard deviation of the noise that actors should explore with, before the tanh.
+        saturation: weight of the square of what outputs exceed 2 in size before the tanh; noise
+            before a saturated tanh would explore nothing.
+    """
+
+    learning_rate: float = 1e-4
+    critic_learning_rate: float = 1e-4
+    hidden: tuple[int, ...] = (512, 512, 256)
+    atoms: int = 51
+    low: float = -150.0
+    high: float = 150.0
+    target_period: int = 100
+    sigma: float = 0.3
+    saturation: float = 1e-2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.atoms < 2 or not self.low < self.high or self.target_period < 1:
+            raise ConfigError(
+                f"{self.atoms} atoms from {self.low} to {self.high} and target_period="
+                f"{self.target_period} were asked for. Expected two atoms or more, low < high, and "
+                "a period of at least 1."
+            )
+        if not (self.critic_learning_rate > 0 and self.sigma >= 0 and self.saturation >= 0):
+            raise ConfigError(
+                f"critic_learning_rate={self.critic_learning_rate}, sigma={self.sigma} and "
+                f"saturation={self.saturation} were asked for. Expected a positive rate, the rest "
+                "from 0."
+            )
+
+
+class D4PG(ReplayLearner):
+    """A deterministic policy and a critic of the returns' distribution, from a replay.
+
+    Args:
+        spec: with a ``tanh`` head.
+        config: settings.
+    """
+
+    def __init__(self, spec: PolicySpec, config: D4PGConfig = D4PGConfig()) -> None:
+        check_head(spec, "D4PG", "tanh")
+        super().__init__(spec, config)
+        if not self._plain:
+            raise ConfigError(
+                f"D4PG was given {self.correction}. Expected n_step=1, or (NoCorrection(),): what "
+                "is learned is a distribution, and a deterministic policy has no probabilities to "
+                "correct it with."
+            )
+        self._d4pg = config
+        with seeded(config.seed + 1):
+            self.critic = Critic(spec, config.hidden, config.atoms, normalised=True).to(self.device)
+        self.atoms = support(config.low, config.high, config.atoms, self.device)
+        self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
+        self.optimizer = config.make_optimizer(self.actor.parameters())
+        self.critic_optimizer = config.make_optimizer(
+            self.critic.parameters(), config.critic_learning_rate
+        )
+        self._parts |= {
+            "critic": self.critic,
+            "target_actor": self.target_actor,
+            "target_critic": self.target_critic,
+            "optimizer": self.optimizer,
+            "critic_optimizer": self.critic_optimizer,
+        }
+
+    @property
+    def exploration(self) -> Exploration:
+        """Noise before the tanh."""
+        return Exploration(sigma=self._d4pg.sigma)
+
+    def _learn(self, windows: Windows) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
+        observations, actions = self.first(windows)
+        self.speed.probe(self.critic, observations, actions)
+        with torch.no_grad():
+            targets = self._targets(windows)
+        logits = self.speed(self.critic, observations, actions)
+        errors = -(targets * functional.log_softmax(logits, 1)).sum(1)
+        critic_loss = (self.tensor(windows.weights) * errors).mean()
+        critic_norm = self.step(critic_loss, self.critic_optimizer, self.critic.parameters())
+
+        outputs = self.speed(self.actor, observations)[0]
+        value = self._mean(self.speed(self.critic, observations, torch.tanh(outputs))).mean()
+        excess = functional.relu(outputs.abs() - 2.0).square().mean()
+        actor_loss = self._d4pg.saturation * excess - value
+        norm = self.step(actor_loss, self.optimizer, self.actor.parameters())
+        if (self.updates + 1) % self._d4pg.target_period == 0:
+            follow(self.target_actor, self.actor, 1.0)
+            follow(self.target_critic, self.critic, 1.0)
+        metrics = {
+            "loss": float(critic_loss.detach()),
+            "actor_loss": float(actor_loss.detach()),
+            "value": float(value.detach()),
+            "gradient_norm": norm,
+            "critic_gradient_norm": critic_norm,
+        }
+        found: npt.NDArray[np.float32] = errors.detach().cpu().numpy()
+        return metrics, found
+
+    def _targets(self, windows: Windows) -> Tensor:
+        """Return the distributions (B, atoms) that the critic should give."""
+        returns, discounts, following = self.summed(windows)
+        actions = torch.tanh(self.speed(self.target_actor, following)[0])
+        logits = self.speed(self.target_critic, following, actions)
+        self.check_finite("action values", logits)
+        return project(functional.softmax(logits, 1), returns, discounts, self.atoms)
+
+    def _mean(self, logits: Tensor) -> Tensor:
+        """Return the expected return (N,) of logits (N, atoms)."""
+        return (functional.softmax(logits, 1) * self.atoms).sum(1)

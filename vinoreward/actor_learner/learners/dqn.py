@@ -1,0 +1,143 @@
+"""Deep Q-learning: double Q (van Hasselt et al. 2016), a target network, one or several steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vinoreward.actor_learner.learners.base import check_head
+from vinoreward.actor_learner.learners.off_policy import (
+    ReplayConfig,
+    ReplayLearner,
+    follow,
+    target_of,
+)
+from vinoreward.actor_learner.learners.replay import Windows
+from vinoreward.errors import ConfigError
+from vinoreward.policies.distributions import Exploration
+from vinoreward.policies.spec import PolicySpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(ReplayConfig):
+    """Settings of :class:`DQN`.
+
+    Attributes:
+        double: the present network chooses the successor's action, the target network values it;
+            otherwise the target network does both.
+        target_period: updates between copies to the target network.
+        huber: error from which on the loss is linear.
+        target_epsilon: share of random actions of the policy that is learned; for correctors, whose
+            traces a policy without any would cut at each explored action.
+        epsilon_first: share of random actions that actors should begin with.
+        epsilon_last: what it falls to.
+        epsilon_steps: transitions over which it falls, linearly.
+    """
+
+    clip_norm: float = 10.0
+    batch: int = 64
+    double: bool = True
+    target_period: int = 100
+    huber: float = 1.0
+    target_epsilon: float = 0.0
+    epsilon_first: float = 1.0
+    epsilon_last: float = 0.05
+    epsilon_steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares = (self.target_epsilon, self.epsilon_first, self.epsilon_last)
+        if not all(0 <= share <= 1 for share in shares) or not self.huber > 0:
+            raise ConfigError(
+                f"epsilons of {shares} and huber={self.huber} were asked for. Expected epsilons "
+                "from 0 to 1 and a positive huber."
+            )
+        if min(self.target_period, self.epsilon_steps) < 1:
+            raise ConfigError(
+                f"target_period={self.target_period} and epsilon_steps={self.epsilon_steps} were "
+                "asked for. Expected at least 1."
+            )
+
+
+class DQN(ReplayLearner):
+    """Action values from a replay.
+
+    Args:
+        spec: with a ``q`` head.
+        config: settings.
+    """
+
+    def __init__(self, spec: PolicySpec, config: DQNConfig = DQNConfig()) -> None:
+        check_head(spec, "DQN", "q")
+        super().__init__(spec, config)
+        self._dqn = config
+        self.target = target_of(self.actor)
+        self.optimizer = config.make_optimizer(self.actor.parameters())
+        self._parts |= {"target": self.target, "optimizer": self.optimizer}
+
+    @property
+    def exploration(self) -> Exploration:
+        """Epsilon-greedy, by how much was seen."""
+        config = self._dqn
+        done = min(1.0, self.replay.inserted / config.epsilon_steps)
+        return Exploration(
+            epsilon=config.epsilon_first + done * (config.epsilon_last - config.epsilon_first)
+        )
+
+    def _learn(self, windows: Windows) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
+        observations, actions = self.first(windows)
+        self.speed.probe(self.actor, observations)
+        with torch.no_grad():
+            targets = self._targets(windows)
+        values = self.speed(self.actor, observations)[0]
+        chosen = values.gather(1, actions[:, None])[:, 0]
+        errors = functional.huber_loss(chosen, targets, reduction="none", delta=self._dqn.huber)
+        loss = (self.tensor(windows.weights) * errors).mean()
+        norm = self.step(loss, self.optimizer, self.actor.parameters())
+        if (self.updates + 1) % self._dqn.target_period == 0:
+            follow(self.target, self.actor, 1.0)
+        difference: npt.NDArray[np.float32] = (targets - chosen).detach().cpu().numpy()
+        metrics = {
+            "loss": float(loss.detach()),
+            "value": float(chosen.detach().mean()),
+            "error": float(np.abs(difference).mean()),
+            "gradient_norm": norm,
+        }
+        return metrics, difference
+
+    def _targets(self, windows: Windows) -> Tensor:
+        """Return (B,) targets of the windows' first actions."""
+        if self._plain:
+            returns, discounts, following = self.summed(windows)
+            return returns + discounts * self._expected(following)[0]
+        observations, actions, following = self.every(windows)
+        probabilities = self._probabilities(observations)
+        chosen = probabilities.gather(1, actions[:, None])[:, 0]
+        valued = self.speed(self.target, observations)[0].gather(1, actions[:, None])[:, 0]
+        return self.corrected(
+            windows,
+            # The logarithm of 0 is -infinity, which says that the policy never does this.
+            log_pi=chosen.log(),
+            q_values=valued,
+            next_values=self._expected(following)[0],
+        )
+
+    def _expected(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values (N,) under the learned policy, and the target network's (N, A)."""
+        valued: Tensor = self.speed(self.target, observations)[0]
+        return (self._probabilities(observations, valued) * valued).sum(1), valued
+
+    def _probabilities(self, observations: Tensor, valued: Tensor | None = None) -> Tensor:
+        """Return the learned policy's probabilities (N, A): greedy but for ``target_epsilon``."""
+        deciding = valued
+        if self._dqn.double or deciding is None:
+            network = self.actor if self._dqn.double else self.target
+            deciding = self.speed(network, observations)[0]
+        greedy = functional.one_hot(deciding.argmax(1), self.spec.actions).float()
+        share = self._dqn.target_epsilon
+        return (1.0 - share) * greedy + share / self.spec.actions

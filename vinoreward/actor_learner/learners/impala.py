@@ -1,0 +1,172 @@
+"""The actor-critic of IMPALA (Espeholt et al. 2018): each trajectory is learned from once.
+
+The actors' networks are compressed and some updates old. Everything that a correction needs of
+them is the probability that they gave to what they did, which travels with each step; probabilities
+and values of the policy that is being learned are computed here, by the present network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vinoreward.actor_learner.learners import heads
+from vinoreward.actor_learner.learners.base import (
+    Consumption,
+    ModuleLearner,
+    check_head,
+    seeded,
+)
+from vinoreward.actor_learner.learners.batch import Batch, concatenate
+from vinoreward.actor_learner.learners.config import LearnerConfig
+from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.correction import Correction, Corrector, OffPolicyBatch, VTrace
+from vinoreward.errors import ConfigError
+from vinoreward.policies.policy import Floats
+from vinoreward.policies.spec import Dense, PolicySpec
+from vinoreward.policies.torch_policy import TorchPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImpalaConfig(LearnerConfig):
+    """Settings of :class:`Impala`.
+
+    Attributes:
+        trajectories: side by side in one update.
+        correctors: one of role target, at most one of role policy_gradient.
+        entropy: weight of the entropy bonus.
+        value: weight of the squared error of values.
+        normalise: divide advantages by their standard deviation in the batch.
+    """
+
+    learning_rate: float = 6e-4
+    trajectories: int = 4
+    correctors: tuple[Corrector, ...] = (VTrace(),)
+    entropy: float = 0.01
+    value: float = 0.5
+    normalise: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trajectories < 1 or not (self.entropy >= 0 and self.value > 0):
+            raise ConfigError(
+                f"trajectories={self.trajectories}, entropy={self.entropy} and value={self.value} "
+                "were asked for. Expected at least one trajectory, entropy from 0, value above 0."
+            )
+
+
+class Impala(ModuleLearner):
+    """Off-policy corrected advantage actor-critic.
+
+    Args:
+        spec: with a ``logits`` or ``tanh_gaussian`` head. Its value head is the critic; without
+            one the critic is a network of the same layers by itself, which actors never see.
+        config: settings.
+    """
+
+    def __init__(self, spec: PolicySpec, config: ImpalaConfig = ImpalaConfig()) -> None:
+        check_head(spec, "Impala", "logits", "tanh_gaussian")
+        super().__init__(spec, config)
+        self._config = config
+        self.correction = Correction(config.correctors, critic="v")
+        self.critic: TorchPolicy | None = None
+        if spec.value is None:
+            with seeded(config.seed + 1):
+                self.critic = TorchPolicy(critic_spec(spec), head_gain=1.0).to(self.device)
+            self._parts["critic"] = self.critic
+        self.optimizer = config.make_optimizer(iter(self._trained()))
+        self._parts["optimizer"] = self.optimizer
+
+    @property
+    def consumption(self) -> Consumption:
+        """Fresh trajectories."""
+        return Consumption(self._config.trajectories)
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        networks = [self.actor] if self.critic is None else [self.actor, self.critic]
+        return [parameter for network in networks for parameter in network.parameters()]
+
+    def _outputs_and_values(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, values = self.speed(self.actor, observations)
+        if self.critic is not None:
+            values = self.speed(self.critic, observations)[0][:, 0]
+        return outputs, values
+
+    def _values(self, observations: Tensor) -> Tensor:
+        if self.critic is None:
+            return self._outputs_and_values(observations)[1]
+        found: Tensor = self.speed(self.critic, observations)[0][:, 0]
+        return found
+
+    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Take one step on trajectories side by side; see :meth:`Learner.update`."""
+        batch = concatenate(self.spec, trajectories)
+        steps, width = batch.shape
+        flat = batch.observations.reshape(steps * width, *self.spec.observation_shape)
+        observations = self.tensor(flat)
+        actions = self.tensor(batch.actions.reshape(steps * width, *batch.actions.shape[2:]))
+        self.speed.probe(self.actor, observations)
+        outputs, values = self._outputs_and_values(observations)
+        self.check_finite("outputs", outputs)
+        self.check_finite("values", values)
+        log_pi = heads.log_prob(self.spec, outputs, actions)
+        corrected = self.correction(self._off_policy(batch, log_pi, values))
+        advantages = corrected.advantages
+        if self._config.normalise:
+            advantages = advantages / max(float(advantages.std()), 1e-6)
+        policy_loss = -(self.tensor(advantages).reshape(-1) * log_pi).mean()
+        value_loss = 0.5 * (self.tensor(corrected.targets).reshape(-1) - values).square().mean()
+        entropy = heads.entropy(self.spec, outputs).mean()
+        loss = policy_loss + self._config.value * value_loss - self._config.entropy * entropy
+        norm = self.step(loss, self.optimizer, iter(self._trained()))
+        self.updates += 1
+        return {
+            "loss": float(loss.detach()),
+            "policy_loss": float(policy_loss.detach()),
+            "value_loss": float(value_loss.detach()),
+            "entropy": float(entropy.detach()),
+            "value": float(values.detach().mean()),
+            "gradient_norm": norm,
+            "ess": corrected.ess,
+            "clipped": corrected.clipped,
+        }
+
+    def _off_policy(self, batch: Batch, log_pi: Tensor, values: Tensor) -> OffPolicyBatch:
+        """Return what the correctors read, detached; successors have the present net's values."""
+
+        def shaped(tensor: Tensor) -> Floats:
+            found: Floats = tensor.detach().float().cpu().numpy().reshape(batch.shape)
+            return found
+
+        present = shaped(values)
+        following = np.empty_like(present)
+        # Where an episode goes on, the successor is the next row: its value is known already.
+        following[:-1] = present[1:]
+        stops = batch.stops
+        with torch.no_grad():
+            found = self._values(self.tensor(batch.next_observations[stops]))
+        self.check_finite("values", found)
+        following[stops] = found.float().cpu().numpy()
+        return OffPolicyBatch(
+            log_pi=shaped(log_pi),
+            log_mu=batch.log_mu,
+            rewards=self._config.rewards(batch.rewards),
+            terminated=batch.terminated,
+            truncated=batch.truncated,
+            values=present,
+            next_values=following,
+            gamma=self._config.gamma,
+        )
+
+
+def critic_spec(spec: PolicySpec) -> PolicySpec:
+    """Return a network of the same layers with one output: a value."""
+    head = spec.layers[-1]
+    inputs = head.inputs if isinstance(head, Dense) else 0
+    return replace(
+        spec, layers=(*spec.layers[:-1], Dense("state_value", inputs, 1)), head="q", actions=1
+    )

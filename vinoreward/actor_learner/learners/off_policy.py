@@ -1,0 +1,209 @@
+"""What learners with a replay share: taking in, drawing, and targets of several steps."""
+
+from __future__ import annotations
+
+import abc
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from vinoreward.actor_learner.learners.base import Consumption, ModuleLearner
+from vinoreward.actor_learner.learners.config import LearnerConfig
+from vinoreward.actor_learner.learners.replay import Prioritised, Replay, Windows
+from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.correction import Correction, Corrector, NoCorrection, OffPolicyBatch
+from vinoreward.errors import ConfigError
+from vinoreward.policies.policy import Floats
+from vinoreward.policies.spec import PolicySpec
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig(LearnerConfig):
+    """What learners with a replay can be told besides.
+
+    Attributes:
+        batch: windows drawn for one update.
+        capacity: places of the replay, a few percent more than transitions.
+        minimum: transitions in the replay before the first update.
+        n_step: steps of a target. One step needs no corrector: the behaviour policy may be any.
+        correctors: how targets of several steps are corrected; see each learner. Learning from
+            uncorrected ones has to be said: ``(NoCorrection(),)``.
+        prioritised: draw by error; ``None`` draws evenly.
+    """
+
+    batch: int = 256
+    capacity: int = 100_000
+    minimum: int = 1_000
+    n_step: int = 1
+    correctors: tuple[Corrector, ...] = ()
+    prioritised: Prioritised | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.batch, self.minimum, self.n_step) < 1 or self.minimum > self.capacity:
+            raise ConfigError(
+                f"batch={self.batch}, minimum={self.minimum}, n_step={self.n_step} and "
+                f"capacity={self.capacity} were asked for. Expected at least 1 each, and room for "
+                "the minimum."
+            )
+        if self.n_step > 1 and not self.correctors:
+            raise ConfigError(
+                f"targets of {self.n_step} steps were asked for without a corrector: their later "
+                "actions are those of another policy. Expected correctors=(Retrace(),), "
+                "(TreeBackup(),), or (NoCorrection(),) if the bias is wanted; or n_step=1."
+            )
+        if any(each.role == "policy_gradient" for each in self.correctors):
+            raise ConfigError(
+                f"the correctors {self.correctors} were given to a learner with a replay, whose "
+                "policy gradient has no importance weight. Expected correctors of role target."
+            )
+
+
+class ReplayLearner(ModuleLearner):
+    """Learns from windows of a replay, one gradient step an update.
+
+    Args:
+        spec: the network that actors run.
+        config: settings.
+    """
+
+    def __init__(self, spec: PolicySpec, config: ReplayConfig) -> None:
+        super().__init__(spec, config)
+        self._config = config
+        self.replay = Replay(spec, config.capacity, seed=config.seed, priorities=config.prioritised)
+        self._parts["replay"] = self.replay
+        chain = config.correctors or (NoCorrection(),)
+        self.correction = Correction(chain, critic="q")
+        self._plain = all(
+            isinstance(each, NoCorrection) and each.lam == 1.0 and each.steps is None
+            for each in chain
+        )
+
+    @property
+    def consumption(self) -> Consumption:
+        """Batches from the replay."""
+        return Consumption(0, sampled=self._config.batch, minimum=self._config.minimum)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is enough in the replay."""
+        return self.replay.size >= self._config.minimum
+
+    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Put trajectories into the replay and take one step; see :meth:`Learner.update`."""
+        for trajectory in trajectories:
+            self.replay.add(trajectory)
+        if not self.ready:
+            return {}
+        windows = self.replay.sample(self._config.batch, self._config.n_step)
+        metrics, errors = self._learn(windows)
+        self.replay.reprioritise(windows, errors)
+        self.updates += 1
+        return {**metrics, "replay_size": float(self.replay.size)}
+
+    @abc.abstractmethod
+    def _learn(self, windows: Windows) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
+        """Take one step; return metrics and the error (B,) of each window."""
+
+    def first(self, windows: Windows) -> tuple[Tensor, Tensor]:
+        """Return observations (B, *observation) and actions of the windows' first steps."""
+        return (
+            self.tensor(self.replay.observations(windows.slots[0])),
+            self.tensor(windows.actions[0]),
+        )
+
+    def every(self, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
+        """Return observations, actions and successors of all steps, as (n B, ...)."""
+        slots = windows.slots.reshape(-1)
+        actions = windows.actions.reshape(len(slots), *windows.actions.shape[2:])
+        return (
+            self.tensor(self.replay.observations(slots)),
+            self.tensor(actions),
+            self.tensor(self.replay.successors(slots)),
+        )
+
+    def summed(self, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rewards of uncorrected n-step targets, and what they bootstrap from.
+
+        Returns:
+            tuple: discounted sums of rewards (B,), the discounts (B,) of what follows, 0 after a
+            termination, and the observations (B, *observation) that follow.
+        """
+        returns, discounts = n_step_sums(
+            self._config.rewards(windows.rewards), windows, self._config.gamma
+        )
+        # Rows below an end repeat the last step: the last row is the window's end in any case.
+        following = self.tensor(self.replay.successors(windows.slots[-1]))
+        return self.tensor(returns), self.tensor(discounts), following
+
+    def corrected(
+        self, windows: Windows, *, log_pi: Tensor, q_values: Tensor, next_values: Tensor
+    ) -> Tensor:
+        """Return corrected targets (B,) of the windows' first actions.
+
+        Args:
+            windows: (n, B).
+            log_pi: (n B,), of the actions taken, under the policy that is being learned.
+            q_values: (n B,), of the actions taken.
+            next_values: (n B,), expected value of the successors under that policy.
+        """
+
+        def shaped(values: Tensor) -> Floats:
+            found: Floats = values.detach().float().cpu().numpy().reshape(windows.slots.shape)
+            return found
+
+        for name, values in (("action values", q_values), ("values", next_values)):
+            self.check_finite(name, values)
+        found = self.correction(
+            OffPolicyBatch(
+                log_pi=shaped(log_pi),
+                log_mu=windows.log_mu,
+                rewards=self._config.rewards(windows.rewards),
+                terminated=windows.terminated,
+                truncated=windows.ends & ~windows.terminated,
+                values=shaped(q_values),
+                next_values=shaped(next_values),
+                gamma=self._config.gamma,
+                q_values=shaped(q_values),
+            )
+        )
+        return self.tensor(found.targets[0])
+
+
+def n_step_sums(rewards: Floats, windows: Windows, gamma: float) -> tuple[Floats, Floats]:
+    """Return discounted sums of rewards (B,) and discounts (B,) of what follows windows.
+
+    Args:
+        rewards: (n, B), those of the windows or clipped ones.
+        windows: (n, B); each is summed up to its end.
+        gamma: discount per step.
+    """
+    # Whether a row still belongs to its window: no end above it.
+    inside: npt.NDArray[np.bool_] = np.cumsum(windows.ends, axis=0) - windows.ends == 0
+    powers = gamma ** np.arange(len(rewards), dtype=np.float64)[:, None]
+    returns = (powers * rewards * inside).sum(0)
+    follows = ~(windows.terminated & inside).any(0)
+    discounts = gamma ** inside.sum(0) * follows
+    return returns.astype(np.float32), discounts.astype(np.float32)
+
+
+def target_of(module: Module) -> Module:
+    """Return a copy of a network that is not trained."""
+    found = copy.deepcopy(module)
+    found.requires_grad_(False)
+    return found
+
+
+def follow(target: nn.Module, module: nn.Module, share: float) -> None:
+    """Move a target network by ``share`` towards a network; 1 copies it."""
+    with torch.no_grad():
+        for old, new in zip(target.parameters(), module.parameters(), strict=True):
+            old.lerp_(new, share)

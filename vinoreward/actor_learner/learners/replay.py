@@ -1,0 +1,286 @@
+"""A replay memory of transitions in NumPy arrays; windows of several steps can be drawn from it.
+
+Every observation is kept once. Steps of one environment lie side by side, so that the successor of
+a step is what lies behind it; where a trajectory or an episode ends, its last successor takes one
+place of its own, which is never drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vinoreward.actor_learner.learners.batch import check_trajectory
+from vinoreward.actor_learner.learners.sum_tree import Places, SumTree
+from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.errors import ConfigError, InputError
+from vinoreward.policies.policy import Floats
+from vinoreward.policies.spec import PolicySpec
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Prioritised:
+    """Proportional prioritised replay (Schaul et al. 2016, section 3.3).
+
+    Attributes:
+        alpha: exponent of the error; 0 draws evenly.
+        beta: exponent of the importance weights at the start.
+        beta_updates: draws until it has grown to 1.
+        least: added to errors, so that nothing is never drawn.
+    """
+
+    alpha: float = 0.6
+    beta: float = 0.4
+    beta_updates: int = 100_000
+    least: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.alpha <= 1 and 0 <= self.beta <= 1 and self.least > 0) or (
+            self.beta_updates < 1
+        ):
+            raise ConfigError(
+                f"prioritised replay was asked for with {self}. Expected alpha and beta from 0 to "
+                "1, a positive least and at least one update."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """B windows of up to n consecutive steps each, time-major (n, B).
+
+    A window ends early where its episode or its trajectory does: the last step is repeated below,
+    and ``ends`` says from where on.
+
+    Attributes:
+        slots: (n, B) int64, places in the replay.
+        actions: (n, B) int64 or (n, B, A) float32.
+        rewards: (n, B) float32.
+        terminated: (n, B).
+        ends: (n, B): this step is the window's last; rows below mean nothing.
+        log_mu: (n, B) float32.
+        weights: (B,) float32, importance weights of the draw; 1 if it was even.
+    """
+
+    slots: Places
+    actions: npt.NDArray[Any]
+    rewards: Floats
+    terminated: Mask
+    ends: Mask
+    log_mu: Floats
+    weights: Floats
+
+
+class Replay:
+    """Ring of transitions.
+
+    Args:
+        spec: the network that acts.
+        capacity: places; a trajectory of T steps and e ends takes T + e of them.
+        seed: of the draws.
+        priorities: draw by error instead of evenly.
+    """
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        capacity: int,
+        *,
+        seed: int = 0,
+        priorities: Prioritised | None = None,
+    ) -> None:
+        if capacity < 2:
+            raise ConfigError(f"a replay of {capacity} places was asked for. Expected at least 2.")
+        action = ((), np.int64) if spec.discrete else ((spec.actions,), np.float32)
+        self._spec = spec
+        self.capacity = capacity
+        self.size = 0
+        """Transitions that can be drawn."""
+        self.inserted = 0
+        """Transitions ever taken in."""
+        self._position = 0
+        self._filled = 0
+        self._arrays: dict[str, npt.NDArray[Any]] = {
+            "observations": np.zeros((capacity, *spec.observation_shape), spec.observation_dtype),
+            "actions": np.zeros((capacity, *action[0]), action[1]),
+            "rewards": np.zeros(capacity, np.float32),
+            "terminated": np.zeros(capacity, np.bool_),
+            "truncated": np.zeros(capacity, np.bool_),
+            "log_mu": np.zeros(capacity, np.float32),
+            # Whether a place holds a step, rather than nothing or a last successor.
+            "steps": np.zeros(capacity, np.bool_),
+        }
+        self._random = np.random.default_rng(seed)
+        self._priorities = priorities
+        self._tree = SumTree(capacity) if priorities else None
+        self._highest = 1.0
+        self._draws = 0
+
+    def add(self, trajectory: Trajectory) -> int:
+        """Copy a trajectory in, over the oldest steps; return how many transitions it has.
+
+        Raises:
+            InputError: it cannot be learned from, or is longer than the replay.
+        """
+        check_trajectory(self._spec, trajectory)
+        stops = trajectory.terminated | trajectory.truncated
+        stops[-1] = True
+        steps, batch = stops.shape
+        places_each = steps + stops.sum(0)
+        needed = int(places_each.sum())
+        if needed > self.capacity:
+            raise InputError(
+                f"a trajectory of {steps} steps of {batch} environments takes {needed} places of a "
+                f"replay of {self.capacity}. Expected a larger replay or shorter trajectories."
+            )
+        starts = np.cumsum(places_each) - places_each
+        before: Places = np.cumsum(stops, axis=0) - stops
+        taken = (self._position + np.arange(needed)) % self.capacity
+        slots = (self._position + starts + np.arange(steps)[:, None] + before) % self.capacity
+        behind = (slots[stops] + 1) % self.capacity
+        arrays = self._arrays
+        self.size += steps * batch - int(arrays["steps"][taken].sum())
+        arrays["steps"][taken] = False
+        arrays["steps"][slots] = True
+        for name in ("observations", "actions", "rewards", "terminated", "truncated", "log_mu"):
+            arrays[name][slots] = getattr(trajectory, name)
+        arrays["observations"][behind] = trajectory.next_observations[stops]
+        if self._tree is not None:
+            self._tree.set(taken, 0.0)
+            self._tree.set(slots.reshape(-1), self._highest)
+        self._position = (self._position + needed) % self.capacity
+        self._filled = min(self._filled + needed, self.capacity)
+        self.inserted += int(steps * batch)
+        return int(steps * batch)
+
+    def sample(self, count: int, steps: int = 1) -> Windows:
+        """Draw windows, with replacement.
+
+        Args:
+            count: B.
+            steps: n, at most.
+
+        Raises:
+            InputError: the replay is empty.
+        """
+        if self.size == 0:
+            raise InputError("a batch was drawn from an empty replay. Expected steps in it.")
+        first = self._evenly(count) if self._tree is None else self._by_priority(self._tree, count)
+        weights = self._weights(first)
+        arrays = self._arrays
+        rows, ends = [first], []
+        for _ in range(steps):
+            behind = (rows[-1] + 1) % self.capacity
+            goes_on = arrays["steps"][behind]
+            ends.append(~goes_on)
+            rows.append(np.where(goes_on, behind, rows[-1]))
+        slots = np.stack(rows[:-1])
+        return Windows(
+            slots=slots,
+            actions=arrays["actions"][slots],
+            rewards=arrays["rewards"][slots],
+            terminated=arrays["terminated"][slots],
+            ends=np.stack(ends),
+            log_mu=arrays["log_mu"][slots],
+            weights=weights,
+        )
+
+    def observations(self, slots: Places) -> npt.NDArray[Any]:
+        """Return the observations (..., *observation) of steps."""
+        found: npt.NDArray[Any] = self._arrays["observations"][slots]
+        return found
+
+    def successors(self, slots: Places) -> npt.NDArray[Any]:
+        """Return the observations (..., *observation) that followed steps."""
+        return self.observations((slots + 1) % self.capacity)
+
+    def reprioritise(self, windows: Windows, errors: npt.NDArray[np.floating[Any]]) -> None:
+        """Set the priorities of windows' first steps by their errors (B,); nothing if even."""
+        if self._tree is None or self._priorities is None:
+            return
+        found = (np.abs(errors.astype(np.float64)) + self._priorities.least) ** (
+            self._priorities.alpha
+        )
+        self._tree.set(windows.slots[0], found)
+        self._highest = max(self._highest, float(found.max()))
+
+    def _evenly(self, count: int) -> Places:
+        steps = self._arrays["steps"]
+        slots = self._random.integers(self._filled, size=count)
+        while not (fits := steps[slots]).all():
+            slots[~fits] = self._random.integers(self._filled, size=int((~fits).sum()))
+        return slots
+
+    def _by_priority(self, tree: SumTree, count: int) -> Places:
+        # One draw from each of equal shares of the total: the same frequencies, less variance.
+        slots = tree.find((np.arange(count) + self._random.random(count)) / count * tree.total)
+        while not (fits := tree.values[slots] > 0).all():
+            slots[~fits] = tree.find(self._random.random(int((~fits).sum())) * tree.total)
+        return slots
+
+    def _weights(self, slots: Places) -> Floats:
+        if self._tree is None or self._priorities is None:
+            return np.ones(len(slots), dtype=np.float32)
+        grown = min(1.0, self._draws / self._priorities.beta_updates)
+        beta = self._priorities.beta + (1.0 - self._priorities.beta) * grown
+        self._draws += 1
+        share = self._tree.values[slots] / self._tree.total
+        weights = (self.size * share) ** -beta
+        found: Floats = (weights / weights.max()).astype(np.float32)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything as tensors and numbers; tensors share the replay's memory."""
+        state: dict[str, Any] = {
+            "capacity": self.capacity,
+            "position": self._position,
+            "filled": self._filled,
+            "inserted": self.inserted,
+            "highest": self._highest,
+            "draws": self._draws,
+            "random": json.dumps(self._random.bit_generator.state),
+            "arrays": {
+                name: torch.from_numpy(array[: self._filled])
+                for name, array in self._arrays.items()
+            },
+        }
+        if self._tree is not None:
+            state["priorities"] = torch.from_numpy(self._tree.values[: self._filled])
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what :meth:`state_dict` gave.
+
+        Raises:
+            InputError: a replay of another size, of other observations or of other priorities.
+        """
+        filled = int(state["filled"])
+        shapes = {name: tuple(array.shape[1:]) for name, array in state["arrays"].items()}
+        wanted = {name: array.shape[1:] for name, array in self._arrays.items()}
+        if (
+            state["capacity"] != self.capacity
+            or shapes != wanted
+            or ("priorities" in state) != (self._tree is not None)
+        ):
+            raise InputError(
+                f"a saved replay has {state['capacity']} places for {shapes}. Expected "
+                f"{self.capacity} for {wanted}, {'with' if self._tree else 'without'} priorities."
+            )
+        for name, array in self._arrays.items():
+            array[:filled] = state["arrays"][name].numpy()
+        self._arrays["steps"][filled:] = False
+        self.size = int(self._arrays["steps"].sum())
+        self._position, self._filled = int(state["position"]), filled
+        self.inserted = int(state["inserted"])
+        self._highest, self._draws = float(state["highest"]), int(state["draws"])
+        self._random.bit_generator.state = json.loads(state["random"])
+        if self._tree is not None:
+            self._tree.set(np.arange(self.capacity), 0.0)
+            self._tree.set(np.arange(filled), state["priorities"].numpy())

@@ -1,0 +1,156 @@
+"""Soft actor-critic with a learned temperature (Haarnoja et al. 2018, arXiv:1812.05905)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from vinoreward.actor_learner.learners import heads
+from vinoreward.actor_learner.learners.base import check_head, seeded
+from vinoreward.actor_learner.learners.critics import Twins
+from vinoreward.actor_learner.learners.off_policy import (
+    ReplayConfig,
+    ReplayLearner,
+    follow,
+    target_of,
+)
+from vinoreward.actor_learner.learners.replay import Windows
+from vinoreward.errors import ConfigError
+from vinoreward.policies.spec import PolicySpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(ReplayConfig):
+    """Settings of :class:`SAC`.
+
+    With ``n_step`` above 1 the corrector's values are the soft ones, less the entropy's cost.
+
+    Attributes:
+        hidden: widths of the critics' dense layers.
+        share: by how much target critics follow at each update.
+        temperature: weight of the entropy at the start.
+        automatic: whether the temperature is learned.
+        target_entropy: nats that it is learned for, of actions in [-1, 1]; ``None`` takes one less
+            than nought per dimension.
+    """
+
+    hidden: tuple[int, ...] = (256, 256)
+    share: float = 0.005
+    temperature: float = 1.0
+    automatic: bool = True
+    target_entropy: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 < self.share <= 1 and self.temperature > 0):
+            raise ConfigError(
+                f"share={self.share} and temperature={self.temperature} were asked for. Expected a "
+                "share above 0 and up to 1, and a positive temperature."
+            )
+
+
+class Temperature(nn.Module):
+    """The logarithm of the entropy's weight, as something to train and to save."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor(math.log(start)))
+
+
+class SAC(ReplayLearner):
+    """A stochastic policy and two critics, from a replay.
+
+    Args:
+        spec: with a ``tanh_gaussian`` head.
+        config: settings.
+    """
+
+    def __init__(self, spec: PolicySpec, config: SACConfig = SACConfig()) -> None:
+        check_head(spec, "SAC", "tanh_gaussian")
+        super().__init__(spec, config)
+        self._sac = config
+        with seeded(config.seed + 1):
+            self.critics = Twins(spec, config.hidden).to(self.device)
+        self.target = target_of(self.critics)
+        self.temperature = Temperature(config.temperature).to(self.device)
+        self._entropy = -float(spec.actions)
+        if config.target_entropy is not None:
+            self._entropy = config.target_entropy
+        self.optimizer = config.make_optimizer(self.actor.parameters())
+        self.critic_optimizer = config.make_optimizer(self.critics.parameters())
+        self.temperature_optimizer = config.make_optimizer(self.temperature.parameters())
+        self._parts |= {
+            "critics": self.critics,
+            "target": self.target,
+            "temperature": self.temperature,
+            "optimizer": self.optimizer,
+            "critic_optimizer": self.critic_optimizer,
+            "temperature_optimizer": self.temperature_optimizer,
+        }
+
+    def _sampled(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Return actions (N, A) of the present policy and their log densities (N,)."""
+        outputs = self.speed(self.actor, observations)[0]
+        noise = self.normal(len(outputs), self.spec.actions)
+        return heads.sample(self.spec, outputs, noise)
+
+    def _learn(self, windows: Windows) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
+        observations, actions = self.first(windows)
+        self.speed.probe(self.critics, observations, actions)
+        weight = self.temperature.log.detach().exp()
+        with torch.no_grad():
+            targets = self._targets(windows, weight)
+        values = self.speed(self.critics, observations, actions)
+        errors = values - targets[:, None]
+        importance = self.tensor(windows.weights)
+        critic_loss = 0.5 * (importance * errors.square().sum(1)).mean()
+        critic_norm = self.step(critic_loss, self.critic_optimizer, self.critics.parameters())
+
+        sampled, log_pi = self._sampled(observations)
+        judged = self.speed(self.critics, observations, sampled).min(1).values
+        actor_loss = (weight * log_pi - judged).mean()
+        norm = self.step(actor_loss, self.optimizer, self.actor.parameters())
+        if self._sac.automatic:
+            surplus = log_pi.detach().mean() + self._entropy
+            self.step(
+                -self.temperature.log * surplus,
+                self.temperature_optimizer,
+                self.temperature.parameters(),
+            )
+        follow(self.target, self.critics, self._sac.share)
+        metrics = {
+            "loss": float(critic_loss.detach()),
+            "actor_loss": float(actor_loss.detach()),
+            "value": float(values.detach().mean()),
+            "entropy": -float(log_pi.detach().mean()),
+            "temperature": float(weight),
+            "gradient_norm": norm,
+            "critic_gradient_norm": critic_norm,
+        }
+        found: npt.NDArray[np.float32] = errors.detach().abs().mean(1).cpu().numpy()
+        return metrics, found
+
+    def _targets(self, windows: Windows, weight: Tensor) -> Tensor:
+        """Return (B,) soft targets of the windows' first actions."""
+        if self._plain:
+            returns, discounts, following = self.summed(windows)
+            return returns + discounts * self._soft_values(following, weight)
+        observations, actions, following = self.every(windows)
+        outputs = self.speed(self.actor, observations)[0]
+        return self.corrected(
+            windows,
+            log_pi=heads.log_prob(self.spec, outputs, actions),
+            q_values=self.speed(self.target, observations, actions).min(1).values,
+            next_values=self._soft_values(following, weight),
+        )
+
+    def _soft_values(self, observations: Tensor, weight: Tensor) -> Tensor:
+        """Return (N,) values of one sampled action each, with its entropy."""
+        actions, log_pi = self._sampled(observations)
+        judged: Tensor = self.speed(self.target, observations, actions).min(1).values
+        return judged - weight * log_pi

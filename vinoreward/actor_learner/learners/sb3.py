@@ -1,0 +1,282 @@
+"""Stable-Baselines3's SAC, TD3, DDPG and DQN as learners, through their own replay and training.
+
+What acts is elsewhere; what learns is the user's model, with its hyper-parameters. ``model.save``
+writes a checkpoint that plain Stable-Baselines3 loads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from stable_baselines3 import DQN
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
+from stable_baselines3.common.utils import configure_logger
+
+from vinoreward.actor_learner.learners.base import Consumption, Learner, State, outputs_of
+from vinoreward.actor_learner.learners.batch import check_trajectory
+from vinoreward.actor_learner.learners.sb3_network import (
+    check_model,
+    check_same,
+    example_observations,
+    policy_of,
+)
+from vinoreward.actor_learner.learners.sb3_state import (
+    check_buffer,
+    load_model_state,
+    load_random_state,
+    model_state,
+    random_state,
+)
+from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.errors import ConfigError, OutputError
+from vinoreward.policies.distributions import Exploration
+from vinoreward.policies.policy import Floats, Policy
+from vinoreward.policies.torch_policy import from_policy, load_policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class SB3Config:
+    """What a model does not know of itself.
+
+    Attributes:
+        total_steps: transitions of the whole run, for the model's schedules.
+        sigma: noise before the tanh that actors of a deterministic policy should explore with.
+            ``None`` takes the size of the model's NormalActionNoise, or 0.1.
+        log_interval: updates between writes to the model's logger; 0 never writes.
+        seed: of batches and samples, if the model has none.
+    """
+
+    total_steps: int
+    sigma: float | None = None
+    log_interval: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.total_steps < 1 or self.log_interval < 0:
+            raise ConfigError(
+                f"total_steps={self.total_steps} and log_interval={self.log_interval} were asked "
+                "for. Expected at least one step, and an interval from 0."
+            )
+
+
+class SB3Learner(Learner):
+    """Puts transitions into a model's replay and calls its ``train``.
+
+    As many gradient steps are taken as the model would have taken for the same transitions: by its
+    ``train_freq``, ``gradient_steps`` and ``learning_starts``.
+
+    Args:
+        model: as its user made it. Observations are those of ``model.observation_space``: pictures
+            have channels first.
+        config: settings.
+
+    Raises:
+        ConfigError: a model whose network actors cannot compute, or whose replay cannot take what
+            others did.
+    """
+
+    def __init__(self, model: OffPolicyAlgorithm, config: SB3Config) -> None:
+        check_model(model)
+        self._buffer = check_buffer(model)
+        policy = policy_of(model)
+        super().__init__(policy.spec)
+        self.model = model
+        self._config = config
+        self._mirror = from_policy(policy)
+        seen = example_observations(cast(spaces.Box, model.observation_space))
+        check_same(model, policy, self.evaluate_outputs(seen), seen)
+        self._owed = 0.0
+        self._calls = 0
+        self._random = random_state(config.seed if model.seed is None else model.seed, model.device)
+        if not hasattr(model, "_logger"):
+            # As learn() would; without a folder nothing is written anywhere.
+            model.set_logger(
+                Logger(folder=None, output_formats=[])
+                if model.tensorboard_log is None
+                else configure_logger(0, model.tensorboard_log, type(model).__name__)
+            )
+
+    @property
+    def consumption(self) -> Consumption:
+        """One trajectory at a time: the model's own settings say how often it trains."""
+        return Consumption(1, minimum=self.model.learning_starts)
+
+    @property
+    def ready(self) -> bool:
+        """Whether gradient steps are due."""
+        return self._owed >= 1.0
+
+    @property
+    def exploration(self) -> Exploration:
+        """As the model would explore: by its schedule, or with noise of its size."""
+        model = self.model
+        if isinstance(model, DQN):
+            if model.num_timesteps < model.learning_starts:
+                return Exploration(epsilon=1.0)
+            return Exploration(
+                epsilon=float(model.exploration_schedule(model._current_progress_remaining))
+            )
+        if self.spec.head != "tanh":
+            return Exploration()
+        if self._config.sigma is not None:
+            return Exploration(sigma=self._config.sigma)
+        noise = model.action_noise
+        if isinstance(noise, NormalActionNoise):
+            return Exploration(sigma=float(np.mean(noise._sigma)))
+        return Exploration(sigma=0.1)
+
+    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Put trajectories into the model's replay and take the steps that are due by then."""
+        for trajectory in trajectories:
+            self._add(trajectory)
+        steps = int(self._owed)
+        if steps < 1:
+            return {}
+        self._owed -= steps
+        try:
+            with self._own_randomness():
+                self.model.train(gradient_steps=steps, batch_size=self.model.batch_size)
+        except ValueError:
+            # Distributions of torch refuse NaN with an error of their own.
+            self._check_weights()
+            raise
+        self.updates += steps
+        self._calls += 1
+        return self._metrics(steps)
+
+    def _metrics(self, steps: int) -> dict[str, float]:
+        logged = {
+            name.removeprefix("train/"): float(value)
+            for name, value in self.model.logger.name_to_value.items()
+            if isinstance(value, int | float | np.number)
+        }
+        wrong = [name for name, value in logged.items() if not math.isfinite(value)]
+        if wrong:
+            raise OutputError(
+                f"after {self.updates} updates the model's {', '.join(wrong)} are not finite. "
+                "Expected finite numbers: training has diverged. Lower the learning rate and go on "
+                "from the last checkpoint."
+            )
+        if self._config.log_interval and self._calls % self._config.log_interval == 0:
+            self.model.logger.dump(self.model.num_timesteps)
+        return {**logged, "gradient_steps": float(steps)}
+
+    def _add(self, trajectory: Trajectory) -> None:
+        check_trajectory(self.spec, trajectory)
+        width, batch = self.model.n_envs, trajectory.rewards.shape[1]
+        if batch % width:
+            raise ConfigError(
+                f"trajectories of {batch} environments were given to a model made for {width}. "
+                f"Expected a multiple of {width}: make the model with one environment, its replay "
+                "then takes any number."
+            )
+        for first in range(0, batch, width):
+            self._add_columns(trajectory, slice(first, first + width))
+
+    def _add_columns(self, trajectory: Trajectory, columns: slice) -> None:
+        terminated = trajectory.terminated[:, columns]
+        # To the replay the end of a trajectory is a cut, too: what follows in it is another's.
+        cut = trajectory.truncated[:, columns] | False
+        cut[-1] = True
+        cut &= ~terminated
+        for step in range(len(terminated)):
+            ends = terminated[step]
+            infos: list[dict[str, Any]] = [{} for _ in ends]
+            if self._buffer.handle_timeout_termination:
+                ends = ends | cut[step]
+                infos = [{"TimeLimit.truncated": bool(each)} for each in cut[step]]
+            self._buffer.add(
+                trajectory.observations[step, columns],
+                trajectory.next_observations[step, columns],
+                trajectory.actions[step, columns],
+                trajectory.rewards[step, columns],
+                ends,
+                infos,
+            )
+            over = terminated[step] | trajectory.truncated[step, columns]
+            self._count(int(over.sum()))
+
+    def _count(self, episodes: int) -> None:
+        """Do what the model does after a step of its environments, and note the steps due."""
+        model = self.model
+        model.num_timesteps += model.n_envs
+        model._update_current_progress_remaining(model.num_timesteps, self._config.total_steps)
+        model._on_step()
+        if model.num_timesteps <= model.learning_starts:
+            return
+        frequency = cast(TrainFreq, model.train_freq)
+        if model.gradient_steps < 0:
+            self._owed += model.n_envs
+        elif frequency.unit == TrainFrequencyUnit.EPISODE:
+            self._owed += episodes * model.gradient_steps / frequency.frequency
+        else:
+            self._owed += model.gradient_steps / frequency.frequency
+
+    @contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Let the model draw from random numbers of its own: SB3 uses the process's."""
+        device = torch.device(self.model.device)
+        outside = np.random.get_state()
+        devices = [] if device.type == "cpu" else [device.index or 0]
+        with torch.random.fork_rng(devices=devices):
+            load_random_state(self._random, device)
+            try:
+                yield
+            finally:
+                self._random = random_state(None, device)
+                np.random.set_state(outside)
+
+    def policy(self, version: int) -> Policy:
+        """Return a copy of the model's acting network."""
+        self._check_weights()
+        return policy_of(self.model, version=version)
+
+    def _check_weights(self) -> None:
+        for name, value in self.model.policy.named_parameters():
+            if not bool(torch.isfinite(value).all()):
+                raise OutputError(
+                    f"the model's {name} holds NaN or infinity. Expected finite weights: training "
+                    "has diverged. Lower the learning rate, and go on from the last checkpoint."
+                )
+
+    def evaluate_outputs(self, observations: npt.NDArray[np.generic]) -> Floats:
+        """Return the present network's head outputs (N, K) for observations (N, *shape)."""
+        load_policy(self._mirror, policy_of(self.model))
+        return outputs_of(self._mirror, observations)
+
+    def state(self) -> State:
+        """Return the model's state with its replay; see :meth:`Learner.state`."""
+        return {
+            "kind": type(self.model).__name__,
+            "spec": self.spec.digest(),
+            "updates": self.updates,
+            "owed": self._owed,
+            "calls": self._calls,
+            "random": self._random,
+            "model": model_state(self.model, self._buffer),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; see :meth:`Learner.load_state`."""
+        found = (state.get("kind"), state.get("spec"))
+        wanted = (type(self.model).__name__, self.spec.digest())
+        if found != wanted:
+            raise ConfigError(
+                f"the state is that of {found[0]}. Expected {wanted[0]} of the same network: make "
+                "the model as it was made when the run was started."
+            )
+        load_model_state(self.model, self._buffer, state["model"])
+        self.updates, self._calls = int(state["updates"]), int(state["calls"])
+        self._owed = float(state["owed"])
+        self._random = dict(state["random"])

@@ -1,0 +1,233 @@
+"""The network that acts in a Stable-Baselines3 model, as a policy that any engine can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from stable_baselines3 import DQN, SAC, TD3
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
+from torch import Tensor, nn
+
+from vinoreward.errors import ConfigError
+from vinoreward.policies.policy import Floats, Parameter, Policy
+from vinoreward.policies.spec import Activation, Conv, Dense, Flatten, Head, Layer, PolicySpec
+
+_ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
+_CHECKED = 16
+
+
+def acting_network(model: OffPolicyAlgorithm) -> Any:
+    """Return the part of a model that acts: SAC's and TD3's actor, DQN's action values."""
+    return model.q_net if isinstance(model, DQN) else model.actor
+
+
+def _flat(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """Yield the modules of nested sequences in order."""
+    for module in modules:
+        if isinstance(module, nn.Sequential):
+            yield from _flat(module)
+        else:
+            yield module
+
+
+def _chain(model: OffPolicyAlgorithm) -> tuple[list[nn.Module], Head]:
+    """Return the modules from the observation to the head, and what the head is."""
+    network = acting_network(model)
+    extractor = network.features_extractor
+    modules: list[nn.Module] = []
+    if isinstance(extractor, NatureCNN):
+        modules += [extractor.cnn, extractor.linear]
+    elif isinstance(extractor, FlattenExtractor):
+        modules.append(nn.Flatten())
+    else:
+        raise ConfigError(
+            f"the model's observations go through {type(extractor).__name__}. Expected a flat "
+            "vector or one picture (FlattenExtractor or NatureCNN), which actors can compute "
+            "without torch: flatten a Dict with gymnasium.wrappers.FlattenObservation."
+        )
+    head: Head
+    if isinstance(model, DQN):
+        modules.append(network.q_net)
+        head = "q"
+    elif isinstance(model, SAC):
+        if model.use_sde:
+            raise ConfigError(
+                "the model explores with gSDE, whose noise depends on weights that actors do not "
+                "have. Expected use_sde=False."
+            )
+        modules += [network.latent_pi, _joined(network.mu, network.log_std)]
+        head = "tanh_gaussian"
+    else:
+        modules.append(network.mu)
+        head = "tanh"
+    found = list(_flat(modules))
+    # Actors bound a deterministic action themselves, after the noise.
+    if head == "tanh" and isinstance(found[-1], nn.Tanh):
+        found.pop()
+    return found, head
+
+
+def _joined(mean: nn.Linear, log_std: nn.Linear) -> nn.Linear:
+    """Return one layer that gives what two give, side by side."""
+    # Without memory of its own it draws no random weights.
+    both = nn.Linear(mean.in_features, mean.out_features + log_std.out_features, device="meta")
+    both.weight = nn.Parameter(torch.cat([mean.weight, log_std.weight]).detach())
+    both.bias = nn.Parameter(torch.cat([mean.bias, log_std.bias]).detach())
+    return both
+
+
+def _weighted(module: nn.Linear | nn.Conv2d, name: str) -> Dense | Conv:
+    if isinstance(module, nn.Linear):
+        return Dense(name, module.in_features, module.out_features)
+    kernel, stride = module.kernel_size, module.stride
+    plain = module.padding in (0, (0, 0)) and module.dilation == (1, 1) and module.groups == 1
+    if not plain or len({*kernel}) > 1 or len({*stride}) > 1:
+        raise ConfigError(
+            f"the model has the layer {module}. Expected square convolutions without padding, "
+            "dilation or groups, which is all that actors can compute."
+        )
+    return Conv(
+        name, module.in_channels, module.out_channels, kernel[0], int(stride[0]), activation="none"
+    )
+
+
+def _array(values: Tensor) -> Floats:
+    found: Floats = values.detach().to("cpu", torch.float32).numpy().copy()
+    return found
+
+
+def policy_of(model: OffPolicyAlgorithm, *, version: int = 0) -> Policy:
+    """Copy the network that acts in a model.
+
+    Means and standard deviations of SAC become one head; a picture's division by 255 becomes the
+    spec's scale. Actions are in [-1, 1], as the model's own replay keeps them: whoever steps an
+    environment scales them to its bounds.
+
+    Args:
+        model: SAC, TD3, DDPG or DQN.
+        version: of the policy.
+
+    Raises:
+        ConfigError: a network that actors cannot compute.
+    """
+    check_model(model)
+    modules, head = _chain(model)
+    space = cast(spaces.Box, model.observation_space)
+    layers: list[Layer] = []
+    parameters: dict[str, Parameter] = {}
+    for module in modules:
+        if isinstance(module, nn.Flatten):
+            if len(space.shape) > 1:
+                layers.append(Flatten())
+        elif isinstance(module, nn.Linear | nn.Conv2d):
+            name = f"layer{len(parameters) // 2}"
+            layers.append(_weighted(module, name))
+            parameters[f"{name}.weight"] = _array(module.weight)
+            bias = torch.zeros(len(module.weight)) if module.bias is None else module.bias
+            parameters[f"{name}.bias"] = _array(bias)
+        elif type(module) in _ACTIVATIONS and _takes_activation(layers):
+            last = cast(Dense | Conv, layers[-1])
+            layers[-1] = replace(last, activation=_ACTIVATIONS[type(module)])
+        else:
+            raise ConfigError(
+                f"the model's network has the layer {module}. Expected linear layers and "
+                "convolutions, each followed by ReLU, Tanh or nothing."
+            )
+    picture = acting_network(model).normalize_images and is_image_space(space)
+    actions = model.action_space
+    spec = PolicySpec(
+        observation_shape=space.shape,
+        layers=tuple(layers),
+        head=head,
+        actions=int(actions.n) if isinstance(actions, spaces.Discrete) else int(actions.shape[0]),  # type: ignore[index]
+        observation_dtype="uint8" if space.dtype == np.uint8 else "float32",
+        scale=1.0 / 255.0 if picture else 1.0,
+    )
+    return Policy(spec, parameters, version=version)
+
+
+def _takes_activation(layers: list[Layer]) -> bool:
+    return bool(layers) and not isinstance(layers[-1], Flatten) and layers[-1].activation == "none"
+
+
+def check_model(model: OffPolicyAlgorithm) -> None:
+    """Raise ConfigError unless a model can learn from what others did."""
+    if not isinstance(model, SAC | TD3 | DQN):
+        raise ConfigError(
+            f"the model is {type(model).__name__}. Expected SAC, TD3, DDPG or DQN of "
+            "stable_baselines3."
+        )
+    space = model.observation_space
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (1, 3):
+        raise ConfigError(
+            f"the model observes {space}. Expected a Box of numbers (D,) or pictures (C, H, W): "
+            "flatten a Dict with gymnasium.wrappers.FlattenObservation, which also makes a "
+            "Discrete observation a vector."
+        )
+    actions = model.action_space
+    if isinstance(actions, spaces.Box) and len(actions.shape) != 1:
+        raise ConfigError(
+            f"the model's actions have the shape {actions.shape}. Expected (A,): flatten them in "
+            "the environment."
+        )
+    if model.get_vec_normalize_env() is not None:
+        raise ConfigError(
+            "the model was made with VecNormalize, whose statistics only move where its "
+            "environments are stepped: here others step. Expected an environment without it; "
+            "scale observations in a wrapper of fixed numbers instead."
+        )
+
+
+def own_outputs(model: OffPolicyAlgorithm, observations: npt.NDArray[np.generic]) -> Floats:
+    """Return what a model itself computes for observations (N, *shape), as head outputs (N, K).
+
+    A deterministic head's are actions, after the tanh.
+    """
+    network = acting_network(model)
+    with torch.no_grad():
+        tensor, _ = model.policy.obs_to_tensor(cast(Any, observations))
+        if isinstance(model, SAC):
+            mean, log_std, _ = network.get_action_dist_params(tensor)
+            return _array(torch.cat([mean, log_std], 1))
+        return _array(network(tensor))
+
+
+def check_same(model: OffPolicyAlgorithm, policy: Policy, outputs: Floats, seen: Any) -> None:
+    """Raise ConfigError unless a policy's outputs are the model's own.
+
+    A subclass may compute something else with the same layers: that is found here.
+
+    Args:
+        model: asked for its own outputs.
+        policy: taken from it.
+        outputs: (N, K), the policy's.
+        seen: (N, *shape), the observations.
+    """
+    wanted = own_outputs(model, seen)
+    found = np.tanh(outputs) if policy.spec.head == "tanh" else outputs
+    if policy.spec.head == "tanh_gaussian":
+        half = policy.spec.actions
+        found = np.concatenate([found[:, :half], np.clip(found[:, half:], -20.0, 2.0)], 1)
+    if not np.allclose(found, wanted, rtol=1e-3, atol=1e-4):
+        raise ConfigError(
+            "the network taken from the model computes something else than the model: outputs "
+            f"differ by up to {np.abs(found - wanted).max():.3g}. Expected a policy whose layers "
+            "are used as in stable_baselines3's own; custom policies cannot be taken apart."
+        )
+
+
+def example_observations(space: spaces.Box) -> npt.NDArray[Any]:
+    """Return a few observations (N, *shape) within a space, the same every time."""
+    random = np.random.default_rng(0)
+    shape = (_CHECKED, *space.shape)
+    if space.dtype == np.uint8:
+        return random.integers(0, 256, shape).astype(np.uint8)
+    return np.clip(random.standard_normal(shape), space.low, space.high).astype(np.float32)

@@ -1,0 +1,36 @@
+"""Compression of policies: a chain of stages that turns the learner's network into the actors'.
+
+::
+
+    chain = CompressorChain().add(Prune(0.5)).add(Distill()).add(Quantize("int8"))
+    small = chain.compress(policy, CompressionContext(policy, observations))
+
+Everything here is arithmetic on arrays; processes and memory are others' business. Only
+:class:`Distill` needs torch, and imports it when it is used.
+"""
+
+from vinoreward.compression.chain import CompressorChain
+from vinoreward.compression.compile import Compile
+from vinoreward.compression.context import CompressionContext
+from vinoreward.compression.distill import Distill
+from vinoreward.compression.fuse import Fuse
+from vinoreward.compression.low_rank import LowRank
+from vinoreward.compression.prune import Prune
+from vinoreward.compression.quality import Quality, check_policy, compare_outputs
+from vinoreward.compression.quantize import Quantize
+from vinoreward.compression.stage import Stage
+
+__all__ = [
+    "Compile",
+    "CompressionContext",
+    "CompressorChain",
+    "Distill",
+    "Fuse",
+    "LowRank",
+    "Prune",
+    "Quality",
+    "Quantize",
+    "Stage",
+    "check_policy",
+    "compare_outputs",
+]

@@ -1,0 +1,226 @@
+"""Structured pruning: whole neurons and channels are taken out, so every engine gets faster.
+
+AcceRL, section 2.2: the rows and columns of weight matrices are deleted, not set to nought, and
+distillation always follows, because the pruned network by itself predicts badly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.compression.context import CompressionContext, batches
+from vinoreward.compression.distill import Distill
+from vinoreward.compression.stage import FLOAT, Stage, State, float_weights, own
+from vinoreward.errors import ConfigError
+from vinoreward.policies.policy import Floats, Parameter, Policy
+from vinoreward.policies.reference import layer_inputs
+from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec
+
+Criterion = Literal["magnitude", "activation"]
+Indices = npt.NDArray[np.int64]
+
+
+def feeding(spec: PolicySpec) -> list[tuple[Dense | Conv, Dense | Conv]]:
+    """Return each hidden layer with the layer that reads it."""
+    return list(zip(spec.weighted[:-1], spec.weighted[1:], strict=True))
+
+
+def keep_neurons(policy: Policy, kept: dict[str, Indices]) -> Policy:
+    """Take out all neurons and channels of hidden layers but some.
+
+    Args:
+        policy: with float weights.
+        kept: hidden layer to the sorted indices of its outputs that stay; others keep theirs all.
+
+    Returns:
+        A narrower policy, equal to one whose other neurons always say nought.
+    """
+    weights = policy.float_parameters()
+    found: dict[str, Parameter] = {}
+    layers: list[Dense | Conv | Flatten] = []
+    # Which of the numbers that the full network has at this place there still are; None for all.
+    left: Indices | None = None
+    for layer, shape in zip(policy.spec.layers, policy.spec.shapes(), strict=False):
+        if isinstance(layer, Flatten):
+            if left is not None and len(shape) == 3:
+                pixels = math.prod(shape[1:])
+                left = (left[:, None] * pixels + np.arange(pixels)).reshape(-1)
+            layers.append(layer)
+            continue
+        weight, bias = weights[f"{layer.name}.weight"], weights[f"{layer.name}.bias"]
+        weight = weight if left is None else weight[:, left]
+        read, left = left, kept.get(layer.name)
+        if left is not None:
+            weight, bias = weight[left], bias[left]
+        layers.append(dataclasses.replace(layer, inputs=weight.shape[1], outputs=weight.shape[0]))
+        found[f"{layer.name}.weight"] = np.ascontiguousarray(weight)
+        found[f"{layer.name}.bias"] = np.ascontiguousarray(bias)
+    value = policy.spec.value
+    if value is not None:
+        weight = weights[f"{value.name}.weight"]
+        weight = weight if read is None else np.ascontiguousarray(weight[:, read])
+        value = dataclasses.replace(value, inputs=weight.shape[1])
+        found[f"{value.name}.weight"] = weight
+        found[f"{value.name}.bias"] = weights[f"{value.name}.bias"]
+    spec = dataclasses.replace(policy.spec, layers=tuple(layers), value=value)
+    return policy.replace(spec=spec, parameters=found, ranges={}, blob=None)
+
+
+def importance(
+    policy: Policy, context: CompressionContext, criterion: Criterion
+) -> dict[str, Floats]:
+    """Return how much each output of each hidden layer matters.
+
+    ``"magnitude"`` is the L2 norm of the weights and the bias that a neuron or channel is made of;
+    ``"activation"`` is that times the root mean square of what it says on the observations, so that
+    neurons that are always silent go first.
+    """
+    weights = policy.float_parameters()
+    found: dict[str, Floats] = {}
+    for layer, _ in feeding(policy.spec):
+        rows = weights[f"{layer.name}.weight"].reshape(layer.outputs, -1)
+        squares = np.einsum("oi,oi->o", rows, rows) + weights[f"{layer.name}.bias"] ** 2
+        found[layer.name] = np.sqrt(squares).astype(np.float32)
+    if criterion == "activation":
+        for name, squares in _activity(policy, context).items():
+            found[name] = found[name] * np.sqrt(squares).astype(np.float32)
+    return found
+
+
+def _activity(policy: Policy, context: CompressionContext) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the mean square of each hidden layer's outputs, over observations and pixels."""
+    totals = {layer.name: np.zeros(layer.outputs) for layer, _ in feeding(policy.spec)}
+    for part in batches(context.observations):
+        inputs = layer_inputs(policy, part)
+        for layer, reader in feeding(policy.spec):
+            # Flattening keeps channels together, so both shapes read as (N, outputs, pixels).
+            said = inputs[reader.name].reshape(len(part), layer.outputs, -1)
+            totals[layer.name] += (said.astype(np.float64) ** 2).mean(2).sum(0)
+    return {name: total / len(context.observations) for name, total in totals.items()}
+
+
+class Prune(Stage):
+    """Takes the least important neurons and channels out of every hidden layer.
+
+    Actions and the value are never pruned, and each layer keeps one neuron at least. Which neurons
+    stay is decided anew only every ``frozen_for`` pushes, or when the sparsity or the network
+    changes: a student whose neurons change places at every push could not learn from push to push.
+
+    Args:
+        sparsity: part of the neurons taken out, from 0 to below 1.
+        frozen_for: pushes for which the choice stays.
+        criterion: see :func:`importance`.
+
+    Raises:
+        ConfigError: values that cannot work.
+    """
+
+    phase = FLOAT
+
+    def __init__(
+        self, sparsity: float, *, frozen_for: int = 20, criterion: Criterion = "magnitude"
+    ) -> None:
+        self.sparsity = _checked_sparsity(sparsity)
+        if frozen_for < 1 or criterion not in get_args(Criterion):
+            raise ConfigError(
+                f"pruning was asked for with frozen_for={frozen_for}, criterion={criterion!r}. "
+                f"Expected at least 1 push and one of {', '.join(get_args(Criterion))}."
+            )
+        self.frozen_for = frozen_for
+        self.criterion: Criterion = criterion
+        self._kept: dict[str, Indices] = {}
+        self._widths: dict[str, int] = {}
+        self._pushes = 0
+
+    def check(self, following: Sequence[Stage]) -> None:
+        """Refuse a chain without distillation after pruning, as the paper does.
+
+        Raises:
+            ConfigError: no Distill follows, or one that teaches a network of its own.
+        """
+        students = [stage for stage in following if isinstance(stage, Distill)]
+        if not students:
+            raise ConfigError(
+                "Prune is not followed by Distill. Expected .add(Prune(...)).add(Distill()): a "
+                "pruned network acts badly until it is taught."
+            )
+        if students[0].student is not None:
+            raise ConfigError(
+                "Prune is followed by a Distill with a student of its own, which would throw the "
+                "pruned network away. Expected one or the other."
+            )
+
+    def compress(self, policy: Policy, context: CompressionContext) -> Policy:
+        """Return the narrower policy, not yet taught."""
+        float_weights(policy, self)
+        if self.sparsity == 0.0:
+            return policy
+        widths = {layer.name: layer.outputs for layer, _ in feeding(policy.spec)}
+        if widths != self._widths or self._pushes >= self.frozen_for or not self._kept:
+            self._choose(policy, context)
+            self._widths = widths
+            self._pushes = 0
+        self._pushes += 1
+        return keep_neurons(policy, self._kept)
+
+    def _choose(self, policy: Policy, context: CompressionContext) -> None:
+        self._kept = {}
+        for name, worth in importance(policy, context, self.criterion).items():
+            count = max(1, round(len(worth) * (1.0 - self.sparsity)))
+            # A stable sort: of equals the first stay, on every machine.
+            best = np.argsort(-worth, kind="stable")[:count]
+            self._kept[name] = np.sort(best).astype(np.int64)
+
+    def knobs(self) -> dict[str, float]:
+        """Return the sparsity."""
+        return {"sparsity": self.sparsity}
+
+    def turn(self, knob: str, value: float) -> None:
+        """Change the sparsity; neurons are chosen anew at the next push."""
+        if knob != "sparsity":
+            super().turn(knob, value)
+        if value != self.sparsity:
+            self.sparsity = _checked_sparsity(value)
+            self._kept = {}
+
+    def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
+        """Return the sparsity, the choice of neurons, and its age in pushes."""
+        return {
+            "sparsity": self.sparsity,
+            "pushes": self._pushes,
+            **{f"kept.{name}": own(kept, np.int64) for name, kept in self._kept.items()},
+            **{f"width.{name}": width for name, width in self._widths.items()},
+        }
+
+    def load_state(self, state: State) -> None:
+        """Continue with the saved choice of neurons."""
+        if not {"sparsity", "pushes"} <= set(state):
+            raise ConfigError(
+                f"Prune was given state {sorted(state)}. Expected sparsity, pushes and neurons."
+            )
+        self.sparsity = _checked_sparsity(float(state["sparsity"]))
+        self._pushes = int(state["pushes"])
+        self._kept = {
+            name[len("kept.") :]: own(np.asarray(value), np.int64)
+            for name, value in state.items()
+            if name.startswith("kept.")
+        }
+        self._widths = {
+            name[len("width.") :]: int(value)
+            for name, value in state.items()
+            if name.startswith("width.")
+        }
+
+
+def _checked_sparsity(sparsity: float) -> float:
+    if not 0.0 <= sparsity < 1.0:
+        raise ConfigError(
+            f"a sparsity of {sparsity} was asked for. Expected a part from 0 to below 1."
+        )
+    return float(sparsity)

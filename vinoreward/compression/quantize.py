@@ -1,0 +1,185 @@
+"""Quantization after training: INT8 with fixed ranges, half precision, or few bits for weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.compression.context import CompressionContext
+from vinoreward.compression.ranges import (
+    Bounds,
+    Estimator,
+    aligned,
+    limits,
+    measure,
+    remembered,
+    widened,
+)
+from vinoreward.compression.stage import QUANTIZED, Stage, State, float_weights
+from vinoreward.errors import ConfigError
+from vinoreward.policies.policy import ActivationRange, Parameter, Policy, quantize_array
+from vinoreward.policies.spec import PolicySpec
+from vinoreward.policies.wire import to_float16
+
+
+class Quantize(Stage):
+    """Stores weights in fewer bits, and lets layers be computed in INT8.
+
+    ``"int8"``: weights as 8-bit codes, one scale for each output, and the range of every such
+    layer's input, so that engines multiply whole numbers. ``"w2"`` to ``"w8"``: weights only; they
+    are wider again when computed with, so bytes and memory traffic fall and inputs are not rounded.
+    ``"fp16"``: weights in half precision. Biases and the value head stay float32.
+
+    The first layer and the head stay float by default: they are small, and most of the harm is done
+    there. The first layer of a network that reads 8-bit pictures is quantized, since the 256 values
+    of a pixel are 256 levels and nothing is lost.
+
+    Setting ``bits`` while training runs: 32 leaves the policy as it is, 16 is half precision, 8 is
+    what the stage was made with (``"int8"``, or else ``"w8"``), fewer are weights only.
+
+    Args:
+        precision: see above.
+        margin: ranges are this much wider than what was seen.
+        decay: of the widest range seen, at each push; what was seen long ago is forgotten.
+        first: whether the first layer is quantized; None where it reads 8-bit pictures.
+        head: whether the head is quantized.
+        ranges: ``"minmax"``; ``"mean"`` is NNCF's default, without margin or memory, which ruins
+            policies. It is here so that a monitor can be shown catching it.
+
+    Raises:
+        ConfigError: values that cannot work.
+    """
+
+    phase = QUANTIZED
+
+    def __init__(
+        self,
+        precision: str = "int8",
+        *,
+        margin: float = 1.3,
+        decay: float = 0.95,
+        first: bool | None = None,
+        head: bool = False,
+        ranges: Estimator = "minmax",
+    ) -> None:
+        if not re.fullmatch("int8|fp16|w[2-8]", precision):
+            raise ConfigError(
+                f"quantization to {precision!r} was asked for. Expected 'int8', 'fp16', or 'w2' to "
+                "'w8' for weights alone."
+            )
+        if not (1.0 <= margin < 100.0 and 0.0 <= decay <= 1.0) or ranges not in get_args(Estimator):
+            raise ConfigError(
+                f"quantization was asked for with margin={margin}, decay={decay}, "
+                f"ranges={ranges!r}. Expected a margin from 1, a decay from 0 to 1, and one of "
+                f"{', '.join(get_args(Estimator))}."
+            )
+        self.precision = precision
+        self.margin = margin
+        self.decay = decay
+        self.first = first
+        self.head = head
+        self.ranges: Estimator = ranges
+        self._bits = {"int8": 8, "fp16": 16}.get(precision) or int(precision[1:])
+        self._seen: dict[str, Bounds] = {}
+
+    def check(self, following: Sequence[Stage]) -> None:
+        """Refuse a second quantization."""
+        if any(isinstance(stage, Quantize) for stage in following):
+            raise ConfigError(
+                "the chain has two Quantize stages. Expected one; the second would find no float "
+                "weights."
+            )
+
+    def compress(self, policy: Policy, context: CompressionContext) -> Policy:
+        """Return the quantized policy.
+
+        Raises:
+            ConfigError: a network of which no layer may be quantized.
+            InputError: weights or layers' inputs that are not finite, or too large for 16 bits.
+        """
+        if self._bits == 32:
+            return policy
+        parameters: dict[str, Parameter] = dict(float_weights(policy, self))
+        names = self._layers(policy.spec)
+        for name in names:
+            weight = f"{name}.weight"
+            wide = policy.float_parameters()[weight]
+            if self._bits == 16:
+                parameters[weight] = to_float16(weight, wide)
+            else:
+                parameters[weight] = quantize_array(wide, self._bits)
+        ranges: dict[str, ActivationRange] = {}
+        if self.precision == "int8" and self._bits == 8:
+            found = self._ranges(policy, context)
+            ranges = {name: found[name] for name in names}
+        return policy.replace(parameters=parameters, ranges=ranges, blob=None)
+
+    def _layers(self, spec: PolicySpec) -> list[str]:
+        names = [layer.name for layer in spec.weighted]
+        if self._bits == 16:
+            return names
+        first = spec.observation_dtype == "uint8" if self.first is None else self.first
+        kept = names[:1] if not first else []
+        kept += names[-1:] if not self.head else []
+        found = [name for name in names if name not in kept]
+        if not found:
+            raise ConfigError(
+                f"the network's layers are {', '.join(names)}, of which the first and the head "
+                "stay float. Expected a layer between them, or first=True or head=True."
+            )
+        return found
+
+    def _ranges(self, policy: Policy, context: CompressionContext) -> dict[str, ActivationRange]:
+        now = measure(policy, context.observations, self.ranges)
+        limit = limits(policy.spec)
+        if self.ranges == "mean":
+            return {name: aligned(widened(now[name], 1.0, limit[name])) for name in now}
+        self._seen = {
+            name: remembered(bounds, self._seen.get(name), self.decay)
+            for name, bounds in now.items()
+        }
+        found = {
+            name: aligned(widened(bounds, self.margin, limit[name]))
+            for name, bounds in self._seen.items()
+        }
+        if policy.spec.observation_dtype == "uint8":
+            # All of a pixel's values, each on its own level, however dark the pictures were.
+            name = policy.spec.weighted[0].name
+            found[name] = ActivationRange(*limit[name])
+        return found
+
+    def knobs(self) -> dict[str, float]:
+        """Return the bits of weights."""
+        return {"bits": float(self._bits)}
+
+    def turn(self, knob: str, value: float) -> None:
+        """Change the bits of weights: 2 to 8, 16, or 32 for none of it."""
+        if knob != "bits":
+            super().turn(knob, value)
+        if value not in (*range(2, 9), 16, 32):
+            raise ConfigError(f"{value} bits were asked for. Expected 2 to 8, 16 or 32.")
+        self._bits = int(value)
+
+    def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
+        """Return the bits, and the widest range seen of each layer's input."""
+        return {
+            "bits": self._bits,
+            **{f"seen.{name}": np.array(bounds) for name, bounds in self._seen.items()},
+        }
+
+    def load_state(self, state: State) -> None:
+        """Continue with the saved ranges."""
+        seen = {name: value for name, value in state.items() if name.startswith("seen.")}
+        if set(state) != {"bits", *seen}:
+            raise ConfigError(
+                f"Quantize was given state {sorted(state)}. Expected bits and ranges seen."
+            )
+        self.turn("bits", float(state["bits"]))
+        self._seen = {}
+        for name, value in seen.items():
+            low, high = np.asarray(value, dtype=np.float64).tolist()
+            self._seen[name[len("seen.") :]] = (low, high)
