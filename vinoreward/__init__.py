@@ -20,6 +20,9 @@ _LAZY = {
     "EncodedObservation": "vinoreward.wrappers.encoded",
     "VectorEncodedObservation": "vinoreward.wrappers.encoded_vector",
     "VecEncodedObservation": "vinoreward.wrappers.encoded_sb3",
+    "ActorLearner": "vinoreward.actor_learner.actor_learner",
+    "ActorLearnerConfig": "vinoreward.actor_learner.settings",
+    "CompressorChain": "vinoreward.compression.chain",
     "load_backend": "vinoreward.backends.registry",
 }
 

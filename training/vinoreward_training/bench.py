@@ -40,6 +40,8 @@ ROWS: dict[str, tuple[str, str]] = {
     "actor-refresh": ("bench_actors", "actor_refresh_rows"),
     "actor-tasks": ("bench_actors", "actor_task_rows"),
     "actor-wire": ("bench_actors", "wire_rows"),
+    "actor-bits": ("bench_actor_bits", "bits_rows"),
+    "actor-cartpole": ("bench_actor_training", "cartpole_rows"),
 }
 """Name of a row to the module and the function ``(BenchConfig) -> list[Row]`` that measure it."""
 

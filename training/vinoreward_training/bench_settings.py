@@ -12,9 +12,10 @@ class BenchConfig:
 
     Rows: backends, reward-path, step, camera, classifier, int8, encoders, joint, memory, install,
     overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, and those of compressed
-    actors: actor-step, actor-refresh, actor-tasks, actor-wire. ``quick`` stands for those
-    that take no training, ``all`` for all. Those with pixels, and most of encoders, need an encoder
-    (--encoder); where it is not there, the rows say so.
+    actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
+    actor-cartpole. ``quick`` stands for the first ones that take no training, ``all`` for all.
+    Those with pixels, and most of encoders, need an encoder (--encoder); where it is not there, the
+    rows say so.
 
     ``wall`` needs the longest: 10 to 60 minutes for the article's setting. Stopped with Ctrl-C it
     goes on from its last checkpoint with --resume. The article's run is judged by the same bundle,

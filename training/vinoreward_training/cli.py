@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train-vae": ("TrainVaeConfig", "train a state encoder on pictures without labels"),
     "import-encoder": ("ImportEncoderConfig", "make a bundle of an encoder trained elsewhere"),
     "train": ("TrainConfig", "train a policy on the learned reward"),
+    "actors": ("ActorsConfig", "learn in full precision, act compressed: many actors, one learner"),
     "play": ("PlayConfig", "film a policy; claimed and true success over many episodes"),
     "profile": ("ProfileConfig", "where the time of a step goes, and what could be gained"),
     "bench": ("BenchConfig", "the paired comparisons behind the README's figures"),
@@ -61,6 +62,10 @@ EXTRAS = {
     "matplotlib": "train",
     "imageio": "train",
     "psutil": "train",
+    "dm_control": "dm-control",
+    "mujoco": "dm-control",
+    "ale_py": "atari",
+    "ray": "ray",
     "warp": "panda",
     "pybullet": "panda",
 }

@@ -179,7 +179,9 @@ class Environments:
         if not isinstance(space, gym.spaces.Box):
             return int(action) + int(getattr(space, "start", 0))
         low, high = space.low, space.high
-        return (low + (np.asarray(action) + 1.0) * 0.5 * (high - low)).astype(space.dtype)
+        scaled = low + (np.asarray(action) + 1.0) * 0.5 * (high - low)
+        # Rounding may leave the space by a little, which some environments refuse.
+        return np.clip(scaled, low, high).astype(space.dtype)
 
     def step(self, actions: Array) -> Stepped:
         """Step every environment and reset those whose episode ended.

@@ -1,0 +1,188 @@
+"""What tests of real actor processes share: small configurations, and that nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from vinoreward.actor_learner.actor import ActorConfig
+from vinoreward.actor_learner.compressor import CompressorConfig
+from vinoreward.actor_learner.engines.base import EngineConfig, Event
+from vinoreward.actor_learner.engines.local import LocalEngine
+from vinoreward.actor_learner.environments import EnvironmentSpec
+from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.orders import Orders
+from vinoreward.actor_learner.trajectory import Trajectory, TrajectorySpec
+from vinoreward.compression.chain import CompressorChain
+from vinoreward.policies.policy import Policy
+from vinoreward.policies.spec import PolicySpec, mlp
+
+SHARED_MEMORY = Path("/dev/shm")
+NUMBERED = mlp(2, 2, head="logits", hidden=(8, 8))
+"""A network for ``faulty_environments:Numbered``."""
+USUAL = Orders()
+PATIENCE = 60.0
+"""Seconds that a loaded machine may take for what takes one."""
+
+
+def random_policy(spec: PolicySpec, version: int = 0) -> Policy:
+    random = np.random.default_rng([version])
+    return Policy(
+        spec,
+        {
+            name: random.normal(0, 0.3, shape).astype(np.float32)
+            for name, shape in spec.parameter_shapes().items()
+        },
+        version=version,
+    )
+
+
+def config(
+    spec: PolicySpec = NUMBERED,
+    environment: str = "faulty_environments:Numbered",
+    *,
+    kwargs: dict[str, Any] | None = None,
+    actors: int = 1,
+    environments: int = 1,
+    steps: int = 9,
+    chain: CompressorChain | None = None,
+    folder: Path | None = None,
+    limiter: SamplesPerInsert | None = None,
+    bits: int = 32,
+    heartbeat: float = PATIENCE,
+    restarts: int = 3,
+    slots: int = 2,
+    **actor: Any,
+) -> EngineConfig:
+    return EngineConfig(
+        ActorConfig(
+            EnvironmentSpec(environment, kwargs or {}),
+            spec,
+            engine=actor.pop("engine", "numpy"),
+            environments=environments,
+            steps=steps,
+            actors=actors,
+            compressed=chain is not None,
+            **actor,
+        ),
+        TrajectorySpec(
+            steps,
+            environments,
+            spec.observation_shape,
+            spec.observation_dtype,
+            () if spec.discrete else (spec.actions,),
+            spec.outputs,
+        ),
+        compressor=None if chain is None else CompressorConfig(chain, folder=folder),
+        limiter=limiter,
+        slots_per_actor=slots,
+        bits=bits,
+        observations=128,
+        heartbeat=heartbeat,
+        restarts=restarts,
+    )
+
+
+def observations(spec: PolicySpec) -> Any:
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(128, *spec.observation_shape))
+    return (rows * 20).clip(0, 255).astype(spec.observation_dtype)
+
+
+@contextlib.contextmanager
+def started(told: EngineConfig, orders: Orders = USUAL) -> Iterator[LocalEngine]:
+    """A running engine with random weights of version 0."""
+    spec = told.actor.policy
+    with LocalEngine(told) as engine:
+        engine.start(random_policy(spec), orders, observations(spec))
+        yield engine
+
+
+def take(engine: LocalEngine, count: int = 1, evenly: bool = False) -> list[Trajectory]:
+    """Copies of the next trajectories."""
+    batch = engine.take(count, timeout=PATIENCE, evenly=evenly)
+    assert batch is not None, "no trajectory came"
+    with batch as found:
+        return [one.copy() for one in found]
+
+
+def until(condition: Callable[[], Any], engine: LocalEngine | None = None) -> Any:
+    """Wait for a condition and return it; taking what actors send meanwhile."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen"
+        if engine is not None and engine.waiting():
+            take(engine)
+        time.sleep(0.005)
+    return found
+
+
+def event(engine: LocalEngine) -> Event:
+    """The next thing that happens to a process."""
+    found = until(lambda: engine.news().events, engine)
+    assert len(found) == 1
+    return found[0]
+
+
+def process_named(name: str) -> Any:
+    """The child process of an actor, or of the compressor."""
+    found = [one for one in multiprocessing.active_children() if one.name == f"vinoreward {name}"]
+    assert len(found) == 1
+    return found[0]
+
+
+def segments(pid: int | None = None) -> list[str]:
+    """Names in shared memory that a process (this one) has made."""
+    return [path.name for path in SHARED_MEMORY.glob(f"vinoreward_{pid or os.getpid()}_*")]
+
+
+def replay_training(folder: Path) -> Any:
+    """A DQN of CartPole with two actors and a compressor, gone on with if there is a checkpoint."""
+    from faulty_environments import Remembers
+
+    from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig
+    from vinoreward.actor_learner.learners.dqn import DQN, DQNConfig
+    from vinoreward.compression.quantize import Quantize
+
+    return ActorLearner(
+        "CartPole-v1",
+        DQN(
+            mlp(4, 2, head="q", hidden=(16, 16)),
+            DQNConfig(batch=16, minimum=100, capacity=4000, precision="fp32"),
+        ),
+        ActorLearnerConfig(
+            actors=2, steps=10, executor="numpy", pull_period=10, checkpoint_seconds=0.3
+        ),
+        compressor=CompressorChain().add(Remembers()).add(Quantize("int8")),
+        folder=folder,
+        resume=(folder / "checkpoint.pt").is_file(),
+    )
+
+
+def compressor_pushes(folder: Path) -> int:
+    """Pushes of ``replay_training``'s compressor that are in its saved state."""
+    path = folder / "compressor.npz"
+    if not path.is_file() or not (folder / "checkpoint.pt").is_file():
+        return 0
+    with np.load(path) as state:
+        return int(state["0-Remembers.count"])
+
+
+def check_nothing_left() -> None:
+    """No process and no shared memory of this process's trainings."""
+    # The resource tracker is Python's own and stays.
+    children = [
+        child.pid
+        for child in psutil.Process().children(recursive=True)
+        if "resource_tracker" not in " ".join(child.cmdline())
+    ]
+    assert children == []
+    assert segments() == []

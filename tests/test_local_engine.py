@@ -1,0 +1,501 @@
+"""The engine of one machine, with real processes, and every fault that it is there for.
+
+Every test also checks that no process and no shared memory is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from engine_runs import (
+    NUMBERED,
+    check_nothing_left,
+    config,
+    event,
+    process_named,
+    random_policy,
+    segments,
+    started,
+    take,
+    until,
+)
+from faulty_environments import ENDS, Remembers, pushes_counted
+
+from vinoreward.actor_learner.engines.base import EngineError
+from vinoreward.actor_learner.engines.local import LocalEngine
+from vinoreward.actor_learner.engines.messages import Inbox, send
+from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.orders import Orders
+from vinoreward.actor_learner.segments import SharedMemoryError
+from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
+from vinoreward.compression.chain import CompressorChain
+from vinoreward.compression.compile import Compile
+from vinoreward.compression.quantize import Quantize
+from vinoreward.errors import ConfigError
+from vinoreward.policies.distributions import log_prob
+from vinoreward.policies.policy import Policy
+from vinoreward.policies.reference import forward
+from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
+
+CARTPOLE = mlp(4, 2, head="logits", hidden=(16, 16))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    check_nothing_left()
+
+
+def check_acted(one: Trajectory, policies: dict[int, Policy]) -> None:
+    """What is stored is what the network of the stored version says."""
+    for step in range(len(one.rewards)):
+        policy = policies[int(one.versions[step, 0])]
+        outputs = forward(policy, one.observations[step])
+        np.testing.assert_allclose(one.behaviour[step], outputs, rtol=1e-3, atol=1e-4)
+        expected = log_prob(policy.spec, outputs, one.actions[step])
+        np.testing.assert_allclose(one.log_mu[step], expected, rtol=1e-3, atol=1e-3)
+
+
+class TestActing:
+    def test_experience_is_what_the_environment_gave(self) -> None:
+        """Observations, ends and successors of two actors with three environments each."""
+        with started(config(actors=2, environments=3)) as engine:
+            for turn in range(3):
+                for actor, one in enumerate(take(engine, 2, evenly=True)):
+                    assert (one.actor, one.generation) == (actor, 0)
+                    steps = [
+                        (turn * 3 + at, step) for at in range(3) for step in range(ENDS[at][1])
+                    ]
+                    for env in range(3):
+                        np.testing.assert_array_equal(one.observations[:, env], steps)
+                        np.testing.assert_array_equal(
+                            one.next_observations[:, env], [(e, s + 1) for e, s in steps]
+                        )
+                        assert list(np.flatnonzero(one.truncated[:, env])) == [2]
+                        assert list(np.flatnonzero(one.terminated[:, env])) == [4, 8]
+                    np.testing.assert_array_equal(
+                        one.rewards, one.observations[..., 0] + one.observations[..., 1] + 1
+                    )
+
+    @pytest.mark.parametrize("engine_name", ["numpy", "openvino", "onnxruntime"])
+    def test_actors_never_import_torch(self, engine_name: str) -> None:
+        """The environment looks at sys.modules inside the actor, and says so in its score."""
+        with started(config(engine=engine_name)) as engine:
+            episodes = until(lambda: engine.news().episodes, engine)
+        assert {(actor, episode.score) for actor, episode in episodes} == {(0, 0.0)}
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("engine_name", ["numpy", "openvino"])
+    def test_log_mu_with_real_weights(self, engine_name: str) -> None:
+        """While weights change all the time under the actor's hands."""
+        policies = {version: random_policy(CARTPOLE, version) for version in range(31)}
+        told = config(CARTPOLE, "CartPole-v1", engine=engine_name, steps=8)
+        with started(told, Orders(pull_period=3)) as engine:
+            seen: set[int] = set()
+            for version in range(1, 31):
+                engine.publish(policies[version])
+                for one in take(engine):
+                    check_acted(one, policies)
+                    seen |= set(one.versions[:, 0].tolist())
+        assert len(seen) > 5
+
+    def test_pictures(self) -> None:
+        spec = PolicySpec(
+            (1, 8, 8),
+            (
+                Conv("conv", 1, 4, 4, 2, "relu"),
+                Flatten(),
+                Dense("dense", 36, 8, "relu"),
+                Dense("head", 8, 2),
+            ),
+            "logits",
+            2,
+            observation_dtype="uint8",
+            scale=1 / 255,
+        )
+        told = config(
+            spec,
+            "faulty_environments:Blinking",
+            environments=2,
+            engine="openvino",
+            chain=CompressorChain().add(Quantize("int8")).add(Compile("openvino")),
+        )
+        with started(told) as engine:
+            compressed = until(engine.compressed_policy, engine)
+            kinds = set()
+            for _ in range(200):
+                (one,) = take(engine)
+                assert one.observations.dtype == one.next_observations.dtype == np.uint8
+                kinds |= set(one.network.reshape(-1).tolist())
+                if COMPRESSED in kinds:
+                    break
+            outputs = forward(compressed, one.observations[-1])
+            np.testing.assert_allclose(one.behaviour[-1], outputs, atol=2e-2)
+        assert COMPRESSED in kinds
+
+    @pytest.mark.parametrize("stage", ["int8", "w4"])
+    def test_log_mu_of_the_compressed_network(self, stage: str) -> None:
+        spec = mlp(4, 2, head="logits", hidden=(32, 32))
+        chain = CompressorChain().add(Quantize(stage)).add(Compile("openvino"))
+        told = config(spec, "CartPole-v1", chain=chain, steps=8, engine="openvino")
+        orders = Orders(bits=8 if stage == "int8" else 4, pull_period=1)
+        with started(told, orders) as engine:
+            compressed = until(engine.compressed_policy, engine)
+            assert compressed.version == 0
+            one = until(
+                lambda: next(
+                    (one for one in take(engine) if (one.network == COMPRESSED).all()), None
+                )
+            )
+            check_acted(one, {0: compressed})
+            full = forward(random_policy(spec), one.observations[:, 0])
+            assert np.abs(full - one.behaviour[:, 0]).max() > 1e-4
+
+    @pytest.mark.parametrize("bits", [16, 8, 4])
+    def test_communication_bits(self, bits: int) -> None:
+        """The bytes in the store fall as promised, and that is what actors act with."""
+        spec = mlp(4, 2, head="logits", hidden=(64, 64))
+
+        def published(told_bits: int) -> tuple[int, float]:
+            told = config(spec, "CartPole-v1", bits=told_bits)
+            with started(told) as engine:
+                lease = engine._full.attach(engine._full.spec, 1).pull_if_newer()
+                assert lease is not None
+                size = lease.payload.size
+                (one,) = take(engine)
+                exact = forward(random_policy(spec), one.observations[:, 0])
+                return size, float(np.abs(exact - one.behaviour[:, 0]).max())
+
+        wide, no_error = published(32)
+        narrow, error = published(bits)
+        assert no_error < 1e-5 < error < 1.0
+        # Biases and scales stay float32, and each array begins at a multiple of 64 bytes.
+        assert narrow < wide * bits / 32 + 10 * 64 + 3 * 64 * 4 * 2
+
+    def test_other_bits_are_refused_and_nothing_starts(self) -> None:
+        with pytest.raises(ConfigError), started(config(bits=9)):
+            raise AssertionError("it started")
+
+
+class TestLimits:
+    def test_actors_do_not_run_ahead_of_the_ratio(self) -> None:
+        # Room for an odd number of trajectories, so that one of two actors has to be kept back.
+        limiter = SamplesPerInsert(4.0, 18, 5 * 4.0 * 9, insert_size=18, sample_size=32)
+        with started(config(actors=2, limiter=limiter, slots=50)) as engine:
+            samples = 0
+            for _ in range(12):
+                # Actors insert as much as they may, and then no more.
+                until(lambda: not limiter.can_insert(inserted(engine), samples, 18))  # noqa: B023
+                time.sleep(0.02)
+                assert limiter.surplus(inserted(engine), samples) <= limiter.error_buffer
+                while limiter.can_sample(inserted(engine), samples, 32):
+                    engine.sampled(32)
+                    samples += 32
+
+    def test_room_limits_actors_that_nobody_reads(self) -> None:
+        with started(config(actors=2, slots=3)) as engine:
+            until(lambda: engine.waiting() == 6)
+            assert inserted(engine) == 6 * 9
+
+
+def inserted(engine: LocalEngine) -> int:
+    return engine.counters()["steps"]
+
+
+class TestDeath:
+    def test_an_actor_killed_in_mid_write(self, tmp_path: Path) -> None:
+        """Its half trajectory never reaches the learner; a successor begins anew."""
+        kwargs = {"fault": "kill", "at": 9 * 2 + 5, "marker": str(tmp_path / "died")}
+        with started(config(kwargs=kwargs, slots=4)) as engine:
+            happened = event(engine)
+            assert happened.who == "actor 0"
+            assert "killed by signal 9; replaced by generation 1" in happened.what
+            while (one := take(engine)[0]).generation == 0:
+                pass
+            # From the first episode on: half of a dead actor's is in no trajectory.
+            np.testing.assert_array_equal(one.observations[0, 0], [0, 0])
+            for _ in range(5):
+                one = take(engine)[0]
+                np.testing.assert_array_equal(
+                    one.observations[:3, 0, 1], [0, 1, 2]
+                )  # fmt: skip
+                assert one.generation == 1
+
+    def test_what_it_had_handed_over_is_read(self, tmp_path: Path) -> None:
+        kwargs = {"fault": "kill", "at": 9 * 2 + 5, "marker": str(tmp_path / "died")}
+        with started(config(kwargs=kwargs, slots=3)) as engine:
+            until(lambda: engine.news().events)
+            found = [take(engine)[0] for _ in range(4)]
+        assert [one.generation for one in found] == [0, 0, 1, 1]
+        np.testing.assert_array_equal([one.observations[0, 0, 0] for one in found], [0, 3, 0, 3])
+
+    def test_seen_at_once(self) -> None:
+        """Long before a heartbeat, which is a minute here, would tell."""
+        with started(config(actors=2)) as engine:
+            take(engine, 2, evenly=True)
+            victim = process_named("actor 1")
+            pid = victim.pid
+            os.kill(pid, signal.SIGKILL)
+            assert event(engine).who == "actor 1"
+            assert process_named("actor 1").pid != pid
+            # The other one was not touched.
+            assert process_named("actor 0").is_alive()
+            assert {one.actor for one in take(engine, 2, evenly=True)} == {0, 1}
+
+    def test_the_dead_hold_no_weights(self) -> None:
+        with started(config(actors=2, restarts=0)) as engine:
+            take(engine, 2, evenly=True)
+            assert engine._full.leased(0) == 0
+            os.kill(process_named("actor 0").pid, signal.SIGKILL)
+            event(engine)
+            assert (engine._full.leased(0), engine._full.leased(1)) == (-1, 0)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("fault", ["hang", "sleep"])
+    def test_a_hung_actor(self, fault: str, tmp_path: Path) -> None:
+        """Stopped, or stuck in its environment: noticed by its silence, killed and replaced."""
+        kwargs = {"fault": fault, "at": 23, "marker": str(tmp_path / "hung")}
+        with started(config(kwargs=kwargs, heartbeat=1.0)) as engine:
+            happened = event(engine)
+            assert "gave no sign of life for 1 s; replaced by generation 1" in happened.what
+            while take(engine)[0].generation == 0:
+                pass
+        assert not psutil.pid_exists(int((tmp_path / "hung").read_text()))
+
+    @pytest.mark.slow
+    def test_a_slow_learner_is_no_reason_to_kill_actors(self) -> None:
+        with started(config(heartbeat=0.5)) as engine:
+            until(lambda: engine.waiting() == 2)
+            time.sleep(1.5)
+            assert engine.news().events == []
+
+    @pytest.mark.parametrize(
+        ("fault", "at", "said"),
+        [
+            ("raise", 12, "RuntimeError: the simulator fell over"),
+            ("exit", 12, "SystemExit: 7"),
+            ("nan", 11, "observations hold NaN or infinity"),
+            # An episode's last observation is never acted on.
+            ("nan", 12, "next_observations of a trajectory of actor 0 holds NaN"),
+            ("nan_reward", 12, "rewards of a trajectory of actor 0 holds NaN"),
+        ],
+    )
+    def test_an_environment_that_fails_for_good(self, fault: str, at: int, said: str) -> None:
+        """Restarted within its budget, and then an error with the child's own traceback."""
+        with started(config(kwargs={"fault": fault, "at": at}, restarts=2)) as engine:
+            events: list[Any] = []
+
+            def ended() -> bool:
+                try:
+                    events.extend(engine.news().events)
+                    batch = engine.take(1, timeout=0.01)
+                except EngineError as error:
+                    caught.append(str(error))
+                    return True
+                if batch is not None:
+                    with batch as found:
+                        assert np.isfinite(found[0].rewards).all()
+                        assert np.isfinite(found[0].next_observations).all()
+                return False
+
+            caught: list[str] = []
+            until(ended)
+        assert [each.what.split()[-1] for each in events] == ["1", "2"]  # generations
+        assert said in events[0].what
+        assert "actor 0 ended 3 times within a minute" in caught[0]
+        assert "Traceback (most recent call last)" in caught[0]
+        assert said in caught[0]
+
+    def test_the_other_actors_go_on(self, tmp_path: Path) -> None:
+        with started(config(actors=2, restarts=0)) as engine:
+            take(engine, 2, evenly=True)
+            os.kill(process_named("actor 0").pid, signal.SIGKILL)
+            assert "training goes on without it" in event(engine).what
+            while engine.waiting() and take(engine)[0].actor == 0:
+                pass
+            assert [take(engine)[0].actor for _ in range(4)] == [1] * 4
+
+    def test_with_a_fixed_lag_nobody_can_be_done_without(self) -> None:
+        with started(config(actors=2, restarts=0, lag=0)) as engine:
+            take(engine, 2, evenly=True)
+            os.kill(process_named("actor 0").pid, signal.SIGKILL)
+            with pytest.raises(EngineError, match="with a fixed lag nothing can go on"):
+                until(lambda: engine.news().events)
+
+    def test_a_successor_takes_its_place_in_a_fixed_lag(self, tmp_path: Path) -> None:
+        kwargs = {"fault": "kill", "at": 9 * 3 + 5, "marker": str(tmp_path / "died")}
+        with started(config(kwargs=kwargs, lag=0)) as engine:
+            versions = []
+            for version in range(8):
+                (one,) = take(engine)
+                versions.append((int(one.versions[0, 0]), one.generation))
+                until(lambda: engine.everyone_has(version))  # noqa: B023
+                engine.publish(random_policy(NUMBERED, version + 1))
+        assert [version for version, _ in versions] == list(range(8))
+        assert [generation for _, generation in versions] == [0] * 3 + [1] * 5
+
+
+class TestCompressorDeath:
+    def test_training_goes_on_without_it(self) -> None:
+        """It dies for good; actors take the learner's own weights when its last are too old."""
+        chain = CompressorChain().add(Remembers())
+        told = config(chain=chain, max_staleness=5, restarts=0)
+        with started(told, Orders(pull_period=1)) as engine:
+            until(lambda: (take(engine)[0].network == COMPRESSED).all())
+            os.kill(process_named("compressor").pid, signal.SIGKILL)
+            assert "training goes on without it" in event(engine).what
+            last = until(engine.compressed_policy).version
+            kinds = []
+            for version in range(1, 20):
+                engine.publish(random_policy(NUMBERED, version))
+                until(lambda: engine.counters()["trajectories"] > 0, engine)
+                (one,) = take(engine)
+                for kind, made in zip(one.network[:, 0], one.versions[:, 0], strict=True):
+                    kinds.append(int(kind))
+                    assert made == last if kind == COMPRESSED else made > last
+            assert kinds[-1] == 0
+
+    def test_a_successor_resumes_its_state(self, tmp_path: Path) -> None:
+        marker = tmp_path / "died"
+        stage = Remembers("kill", 4, str(marker))
+        told = config(chain=CompressorChain().add(stage), folder=tmp_path / "run")
+        with started(told) as engine:
+
+            def pushed(version: int, save: int) -> Policy:
+                engine.order(Orders(save=save))
+                engine.publish(random_policy(NUMBERED, version))
+                found: Policy = until(
+                    lambda: (p := engine.compressed_policy()) and p.version == version and p, engine
+                )
+                return found
+
+            until(engine.compressed_policy, engine)
+            assert pushes_counted(pushed(1, save=1)) == 2
+            assert pushes_counted(pushed(2, save=1)) == 3
+            # Asked for after the first push or the second, so before the third.
+            with np.load(tmp_path / "run" / "compressor.npz") as state:
+                saved = int(state["0-Remembers.count"])
+            assert saved in (1, 2)
+            engine.publish(random_policy(NUMBERED, 3))  # and here it dies
+            happened = event(engine)
+            assert happened.who == "compressor"
+            assert "replaced by generation 1" in happened.what
+            found = until(
+                lambda: (p := engine.compressed_policy()) and p.version == 3 and p, engine
+            )
+            assert pushes_counted(found) == saved + 1
+
+    def test_an_exception_in_a_stage(self, tmp_path: Path) -> None:
+        stage = Remembers("raise", 2, str(tmp_path / "raised"))
+        with started(config(chain=CompressorChain().add(stage))) as engine:
+            until(engine.compressed_policy, engine)
+            engine.publish(random_policy(NUMBERED, 1))
+            happened = event(engine)
+            assert "RuntimeError: the compressor fell over; replaced" in happened.what
+            until(lambda: (p := engine.compressed_policy()) and p.version == 1, engine)
+
+
+class TestEnding:
+    def test_close_while_everything_is_starting(self) -> None:
+        with started(config(actors=2, chain=CompressorChain().add(Quantize("int8")))):
+            pass
+
+    def test_close_twice_and_without_start(self) -> None:
+        engine = LocalEngine(config())
+        engine.close()
+        with started(config()) as running:
+            running.close()
+            running.close()
+
+    @pytest.mark.slow
+    def test_close_ends_what_hangs(self, tmp_path: Path) -> None:
+        kwargs = {"fault": "hang", "at": 20, "marker": str(tmp_path / "hung")}
+        with started(config(kwargs=kwargs)) as engine:
+            until((tmp_path / "hung").exists, engine)
+
+    def test_threads_end(self) -> None:
+        with started(config()) as engine:
+            take(engine)
+        assert [one.name for one in threading.enumerate() if "vinoreward" in one.name] == []
+
+    def test_environment_variables_are_as_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OMP_NUM_THREADS", "3")
+        monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+        with started(config()) as engine:
+            take(engine)
+        assert os.environ["OMP_NUM_THREADS"] == "3"
+        assert "MKL_NUM_THREADS" not in os.environ
+
+    def test_shared_memory_that_is_too_small(self) -> None:
+        """Said at once, in words; what was reserved before is given back."""
+        free = os.statvfs("/dev/shm")
+        each = config().trajectory.nbytes
+        slots = 2 * free.f_bavail * free.f_frsize // each
+        began = segments()
+        with (
+            pytest.raises(SharedMemoryError, match=r"cannot reserve .* MB of shared memory"),
+            started(config(slots=slots)),
+        ):
+            raise AssertionError("it started")
+        assert segments() == began == []
+
+    def test_a_script_without_a_guard(self, tmp_path: Path) -> None:
+        """Python cannot start processes from it; what it needs is said."""
+        script = tmp_path / "script.py"
+        script.write_text(
+            "from engine_runs import config, started, take\n"
+            "with started(config(restarts=0)) as engine:\n"
+            "    take(engine)\n"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        ended = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, env=environment
+        )
+        assert ended.returncode == 1
+        assert 'if __name__ == "__main__":' in ended.stderr.splitlines()[-1]
+
+
+class TestMessages:
+    def test_half_a_message_stops_nobody(self) -> None:
+        import multiprocessing
+
+        reading, writing = multiprocessing.Pipe(duplex=False)
+        inbox = Inbox(reading)
+        assert inbox.read() == []
+        send(writing, "episodes", [1, "two\nlines"])
+        os.write(writing.fileno(), b'{"kind": "episo')
+        assert inbox.read() == [{"kind": "episodes", "value": [1, "two\nlines"]}]
+        assert inbox.read() == []
+        os.write(writing.fileno(), b'des", "value": 3}\n')
+        assert inbox.read() == [{"kind": "episodes", "value": 3}]
+        os.write(writing.fileno(), b'{"kind": ')  # and dies
+        writing.close()
+        assert inbox.read() == []
+        assert inbox.pipe is None
+        inbox.close()
+
+    def test_more_than_a_pipe_holds(self) -> None:
+        import multiprocessing
+
+        reading, writing = multiprocessing.Pipe(duplex=False)
+        inbox = Inbox(reading)
+        text = "x" * 1_000_000
+        thread = threading.Thread(target=send, args=(writing, "error", text))
+        thread.start()
+        found: list[Any] = []
+        until(lambda: found.extend(inbox.read()) or found)
+        thread.join()
+        assert found == [{"kind": "error", "value": text}]
+        writing.close()
+        inbox.close()

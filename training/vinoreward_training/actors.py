@@ -1,0 +1,113 @@
+"""``vinoreward actors``: learn in full precision, act compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vinoreward_training.actors_settings import ActorsConfig
+
+__all__ = ["ActorsConfig", "run"]
+
+
+def run(config: ActorsConfig) -> int:
+    """Do what was asked for, print what came out and the next command."""
+    from vinoreward_training.actors_resolve import presets, resolve
+
+    if config.list_presets:
+        for name, settings in presets().items():
+            print(f"{name:<34} {_about(settings)}")
+        print("\nnext: vinoreward actors --preset NAME --out runs/NAME")
+        return 0
+    settled = resolve(config)
+    if settled.profile_only is not None:
+        from vinoreward_training.actors_profile import profile
+
+        profile(settled)
+        return 0
+    if settled.pull_study:
+        return _study(settled)
+    return _train(settled)
+
+
+def _about(settings: Mapping[str, object]) -> str:
+    words = [str(settings.get(name, "")) for name in ("task", "algorithm", "network")]
+    compress = settings.get("compress", "none")
+    if compress == "none":
+        compress = f"full precision on {settings.get('executor', 'openvino')}"
+    return "  ".join([*filter(None, words), str(compress)])
+
+
+def _train(config: ActorsConfig) -> int:
+    from vinoreward_training.actors_report import gap_words
+    from vinoreward_training.actors_run import train
+
+    found = train(config)
+    if found is None:
+        print(f"the run in {config.out} is finished; give it more --steps to go on")
+        print(f"report: {config.out / 'report.html'}")
+        print(f"next:   vinoreward actors --resume --out {config.out} --steps {2 * config.steps}")
+        return 0
+    pair = found.pair
+    print(f"steps: {found.steps}, updates: {found.updates}, {found.seconds:.1f} s")
+    for name, played in (("full precision", pair.full), ("compressed", pair.compressed)):
+        if played is None:
+            continue
+        print(f"{name}: return {played.mean:.4g} ± {played.error:.2g} (standard error)")
+        if played.claimed is not None or played.true is not None:
+            print(f"  claimed success: {played.claimed or 'not known'}")
+            print(f"  true success:    {played.true or 'not known'}")
+    if config.target is not None:
+        reached = "not reached"
+        if found.reached_at is not None:
+            reached = f"reached at step {found.reached_at}, {found.reached_seconds:.1f} s"
+        print(f"target {config.target:g}: {reached}")
+    print(f"\n{found.verdict}\n{gap_words(pair)}\n")
+    print(f"policy: {config.out / 'policy.json'}")
+    print(f"curve:  {config.out / 'returns.png'}")
+    print(f"report: {config.out / 'report.html'}")
+    print(f"next:   {_next(config)}")
+    return 0
+
+
+def _next(config: ActorsConfig) -> str:
+    """Return the command that a user would run next: the other arm of the comparison."""
+    from vinoreward_training.actors_resolve import command
+
+    if config.compress == "none":
+        out = config.out.with_name(f"{config.out.name}-int8")
+        return command(config, compress="int8", out=out, resume=False)
+    if config.environments == 1:
+        out = config.out.with_name(f"{config.out.name}-8-environments")
+        return command(config, compress="none", environments=8, out=out, resume=False)
+    return f"tensorboard --logdir {config.out / 'logs'}"
+
+
+def _study(config: ActorsConfig) -> int:
+    from vinoreward_training.actors_resolve import command
+    from vinoreward_training.actors_study import study
+
+    try:
+        table = study(config)
+    except KeyboardInterrupt:
+        print(f"\nStopped. Continue with: {command(config, resume=True)}")
+        raise
+    print()
+    for line in _aligned(table):
+        print(line)
+    print(f"\nplot:   {config.out / 'pull_study.png'}")
+    print(f"report: {config.out / 'report.html'}")
+    best = max(table, key=lambda row: float(str(row["return"])))
+    period = int(str(best["pull period"]))
+    out = config.out.with_name(f"{config.out.name}-run")
+    print(f"next:   {command(config, pull_study=(), pull_period=period, out=out, resume=False)}")
+    return 0
+
+
+def _aligned(table: Sequence[Mapping[str, object]]) -> list[str]:
+    columns = list(table[0])
+    lines = [columns, *([str(row[name]) for name in columns] for row in table)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]

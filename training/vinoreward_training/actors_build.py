@@ -1,0 +1,231 @@
+"""From settings to the parts of a training: environment, network, learner, chain, monitor."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from vinoreward.errors import ConfigError
+from vinoreward_training.actor_networks import ALGORITHMS, network
+from vinoreward_training.actor_task_table import Task
+from vinoreward_training.actor_tasks import find_task, make_task
+from vinoreward_training.actors_plugs import chain_of, correctors_of, monitor_of
+from vinoreward_training.actors_settings import ActorsConfig
+
+if TYPE_CHECKING:
+    from vinoreward.actor_learner.actor_learner import ActorLearnerConfig
+    from vinoreward.actor_learner.environments import EnvironmentSpec
+    from vinoreward.actor_learner.learners.base import Learner
+    from vinoreward.compression.chain import CompressorChain
+    from vinoreward.monitoring import Monitor
+
+FACTORY = "vinoreward_training.actor_tasks:make_task"
+SB3 = {"sb3-sac": ("SAC", "sac"), "sb3-td3": ("TD3", "td3"), "sb3-dqn": ("DQN", "dqn")}
+LEARNERS = {
+    "impala": ("impala", "Impala"),
+    "dqn": ("dqn", "DQN"),
+    "d4pg": ("d4pg", "D4PG"),
+    "sac": ("sac", "SAC"),
+}
+TRAINING_ONLY = ("episodic_life", "clip_reward", "press_fire")
+"""What makes a game easier to learn; an evaluation plays the game itself."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a training is made of.
+
+    Attributes:
+        task: as the table, or the environment, describes it.
+        learner: with its network's spec.
+        chain: None lets actors run the learner's own network.
+        monitor: None changes nothing.
+        environment: of actors.
+        settings: of the training.
+        close: gives back what making the learner opened.
+    """
+
+    task: Task
+    learner: Learner
+    chain: CompressorChain | None
+    monitor: Monitor | None
+    environment: EnvironmentSpec
+    settings: ActorLearnerConfig
+    close: Callable[[], None]
+
+
+def build(config: ActorsConfig) -> Parts:
+    """Make everything that a training needs; starts no process.
+
+    Raises:
+        ConfigError: settings that cannot be, or do not go together.
+        MissingExtraError: a package is missing.
+    """
+    from vinoreward.actor_learner.actor_learner import ActorLearnerConfig
+    from vinoreward.actor_learner.engines.registry import ENGINES
+    from vinoreward.actor_learner.environments import EnvironmentSpec
+    from vinoreward.actor_learner.executors.registry import ENGINES as EXECUTORS
+
+    for name, known in (("engine", ENGINES), ("executor", EXECUTORS)):
+        if getattr(config, name) not in known:
+            raise ConfigError(
+                f"found {name}={getattr(config, name)!r}. Expected one of {', '.join(known)}."
+            )
+    if config.algorithm not in (*LEARNERS, *SB3):
+        raise ConfigError(
+            f"found algorithm={config.algorithm!r}. Expected one of {', '.join((*LEARNERS, *SB3))}."
+        )
+    task = find_task(config.task)
+    settings = ActorLearnerConfig(
+        actors=config.actors,
+        environments=config.environments,
+        steps=config.trajectory,
+        engine=config.engine,
+        executor=config.executor,
+        pull_period=config.pull_period,
+        push_period=config.push_period,
+        bits=config.bits,
+        lag=config.lag,
+        max_lag=config.max_lag,
+        samples_per_insert=config.samples_per_insert,
+        checkpoint_seconds=config.checkpoint_seconds,
+        seed=config.seed,
+    )
+    head_of = SB3[config.algorithm][1] if config.algorithm in SB3 else config.algorithm
+    chain = chain_of(config.compress, config.executor, lambda name: network(task, name, head_of))
+    learner, close = learner_of(config, task)
+    monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period)
+    environment = EnvironmentSpec(FACTORY, {"name": config.task, **config.env_kwargs})
+    return Parts(task, learner, chain, monitor, environment, settings, close)
+
+
+def learner_of(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:
+    """Return the learner, and what closes what it opened.
+
+    Raises:
+        ConfigError: an unknown setting, or a network that the algorithm cannot train.
+    """
+    if config.algorithm in SB3:
+        return _sb3(config, task)
+    kind, settings = settings_of(config)
+    made: Learner = kind(network(task, config.network, config.algorithm), settings)
+    return made, lambda: None
+
+
+def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
+    """Return the learner's class and its configuration; for the algorithms of this library.
+
+    Raises:
+        ConfigError: an unknown setting, or one that cannot be.
+    """
+    module_name, name = LEARNERS[config.algorithm]
+    module = importlib.import_module(f"vinoreward.actor_learner.learners.{module_name}")
+    kind = getattr(module, f"{name}Config")
+    settings = _settings(config.learner, kind, config.algorithm)
+    settings["seed"] = config.seed
+    if config.lag is not None:
+        settings.setdefault("precision", "fp32")
+    correctors = correctors_of(config.correctors)
+    if correctors is not None:
+        settings["correctors"] = correctors
+    return getattr(module, name), kind(**settings)
+
+
+def _settings(given: Mapping[str, Any], kind: Any, algorithm: str) -> dict[str, Any]:
+    """Return an algorithm's settings as the kinds that its configuration has."""
+    kinds = get_type_hints(kind)
+    known = [
+        field.name for field in dataclasses.fields(kind) if field.name not in ("correctors", "seed")
+    ]
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            hint = "; --correctors names those" if name == "correctors" else ""
+            raise ConfigError(
+                f"--learner has {name!r}, which {algorithm} does not know{hint}. Expected some of "
+                f"{', '.join(known)}."
+            )
+        found[name] = _converted(name, value, str(kinds[name]))
+    return found
+
+
+def _converted(name: str, value: Any, kind: str) -> Any:
+    if name == "prioritised":
+        from vinoreward.actor_learner.learners.replay import Prioritised
+
+        fits, value = isinstance(value, bool), Prioritised() if value is True else None
+    elif "tuple" in kind:
+        value = [value] if isinstance(value, int) else value
+        fits = isinstance(value, list | tuple) and all(isinstance(each, int) for each in value)
+        value = tuple(value) if fits else value
+    elif "bool" in kind:
+        fits = isinstance(value, bool)
+    elif "float" in kind:
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        value = float(value) if fits else value
+    elif "int" in kind:
+        fits = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        fits = isinstance(value, str)
+    if not fits:
+        raise ConfigError(
+            f"--learner has {name}={value!r}. Expected {kind.removeprefix('<class ').rstrip('>')}."
+        )
+    return value
+
+
+def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:
+    """Return a Stable-Baselines3 model as learner."""
+    import stable_baselines3
+    from torch import nn
+
+    from vinoreward.actor_learner.learners.sb3 import SB3Config, SB3Learner
+
+    if config.correctors is not None:
+        raise ConfigError(
+            f"--correctors {config.correctors!r} was given to {config.algorithm}: its targets are "
+            "Stable-Baselines3's own. Expected none; impala, dqn, d4pg and sac take them."
+        )
+    picture = len(task.observation_shape) == 3
+    arguments: dict[str, Any] = {"buffer_size": max(1000, config.steps), **config.learner}
+    if not picture:
+        name = config.network or ("2x256" if task.network == "original" else task.network)
+        size = re.fullmatch(r"([1-9])x([1-9]\d*)", name)
+        if size is None:
+            raise ConfigError(
+                f"found network={name!r} with {config.algorithm}. Expected DEPTHxWIDTH, or no "
+                "network for pictures, which Stable-Baselines3's CnnPolicy reads."
+            )
+        arguments["policy_kwargs"] = {
+            "net_arch": [int(size[2])] * int(size[1]),
+            "activation_fn": nn.Tanh if name == "3x2048" else nn.ReLU,
+        }
+    options: dict[str, Any] = dict(config.env_kwargs)
+    env = make_task(config.task, config.seed, **options)
+    try:
+        model = getattr(stable_baselines3, SB3[config.algorithm][0])(
+            "CnnPolicy" if picture else "MlpPolicy",
+            env,
+            seed=config.seed,
+            device="cpu",
+            **arguments,
+        )
+    except (TypeError, ValueError, AssertionError) as error:
+        env.close()
+        raise ConfigError(
+            f"{config.algorithm} was refused by Stable-Baselines3: {error}. Expected settings that "
+            f"it takes, on a task whose actions it takes."
+        ) from error
+    return SB3Learner(model, SB3Config(total_steps=config.steps, seed=config.seed)), env.close
+
+
+def evaluation_options(config: ActorsConfig) -> dict[str, Any]:
+    """Return arguments of the environment that policies are evaluated in."""
+    return {key: value for key, value in config.env_kwargs.items() if key not in TRAINING_ONLY}
+
+
+__all__ = ["ALGORITHMS", "LEARNERS", "SB3", "Parts", "build", "evaluation_options", "learner_of"]

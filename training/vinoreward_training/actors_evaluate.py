@@ -1,0 +1,183 @@
+"""Paired evaluation: full and compressed policy play the same episodes, without exploring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.actor_learner.executors.registry import make_executor
+from vinoreward.monitoring.returns import PairedReturns
+from vinoreward.policies.distributions import Exploration, act
+from vinoreward.policies.policy import Policy
+from vinoreward_training.actor_tasks import make_task
+from vinoreward_training.evaluate_policy import Rate, rate
+
+FIRST_SEED = 1_000_000
+"""Far from those of training."""
+FINAL_SEED = 2_000_000
+WIDTH = 10
+"""Environments that are played at once, at most."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a policy did.
+
+    Attributes:
+        version: the learner's that it was made of.
+        returns: (S,) undiscounted, in the order of the seeds; the game's score where there is one.
+        lengths: (S,) steps.
+        claimed: how often the reward's own judgement called the last state a success, None if it
+            says nothing.
+        true: how often the simulator did, None likewise.
+    """
+
+    version: int
+    returns: npt.NDArray[np.float64]
+    lengths: npt.NDArray[np.int64]
+    claimed: Rate | None
+    true: Rate | None
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean return."""
+        return float(self.returns.std(ddof=1) / np.sqrt(len(self.returns)))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An evaluation.
+
+    Attributes:
+        seeds: of the episodes.
+        full: in full precision.
+        compressed: the compressed one on the same seeds, None if there was none.
+    """
+
+    seeds: tuple[int, ...]
+    full: Played
+    compressed: Played | None
+
+    @property
+    def returns(self) -> PairedReturns | None:
+        """For a monitor: only if both are of the same version, so that only compression differs."""
+        if self.compressed is None or self.compressed.version != self.full.version:
+            return None
+        return PairedReturns(self.full.returns, self.compressed.returns)
+
+
+class Evaluator:
+    """Plays episodes with policies; keeps its environments.
+
+    Args:
+        task: see :func:`~vinoreward_training.actor_tasks.make_task`.
+        options: of the environment.
+        executor: of full-precision policies; compressed ones say theirs.
+    """
+
+    def __init__(self, task: str, options: Mapping[str, Any], executor: str) -> None:
+        self._task, self._options = task, dict(options)
+        # Eager PyTorch gives the same outputs, later.
+        self._executor = "openvino" if executor.startswith("torch") else executor
+        self._envs: list[gym.Env[Any, Any]] = []
+
+    def pair(self, full: Policy, compressed: Policy | None, seeds: Sequence[int]) -> Pair:
+        """Let both policies play the episodes of the seeds."""
+        return Pair(
+            tuple(seeds),
+            self.play(full, seeds, self._executor),
+            None if compressed is None else self.play(compressed, seeds, compressed.engine),
+        )
+
+    def play(self, policy: Policy, seeds: Sequence[int], engine: str) -> Played:
+        """Play one episode for each seed, a few side by side, with the best actions."""
+        width = min(WIDTH, len(seeds))
+        while len(self._envs) < width:
+            self._envs.append(make_task(self._task, **self._options))
+        rows: list[_Row] = []
+        with make_executor(engine, width) as executor:
+            # The compiled form is for the actors' batch.
+            executor.refresh(policy.replace(blob=None))
+            for start in range(0, len(seeds), width):
+                rows += self._block(policy, executor.infer, seeds[start : start + width], width)
+        return Played(
+            policy.version,
+            np.array([row.reward if row.score is None else row.score for row in rows]),
+            np.array([row.length for row in rows]),
+            _rate([row.claimed for row in rows]),
+            _rate([row.true for row in rows]),
+        )
+
+    def _block(self, policy: Policy, infer: Any, seeds: Sequence[int], width: int) -> list[_Row]:
+        spec = policy.spec
+        envs = self._envs[: len(seeds)]
+        # Rows without an episode are computed and ignored: the batch has one size.
+        observations = np.zeros((width, *spec.observation_shape), dtype=spec.observation_dtype)
+        for at, (env, seed) in enumerate(zip(envs, seeds, strict=True)):
+            observations[at] = env.reset(seed=seed)[0]
+        rows = [_Row() for _ in envs]
+        random = np.random.default_rng(0)
+        while not all(row.over for row in rows):
+            acted = act(spec, infer(observations), random, Exploration(greedy=True)).actions
+            for at, (env, row) in enumerate(zip(envs, rows, strict=True)):
+                if row.over:
+                    continue
+                action = int(acted[at]) if spec.discrete else acted[at]
+                observation, reward, terminated, truncated, info = env.step(action)
+                observations[at] = observation
+                row.add(float(reward), bool(terminated or truncated), info)
+        return rows
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self._envs:
+            env.close()
+        self._envs = []
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass
+class _Row:
+    """One episode."""
+
+    reward: float = 0.0
+    length: int = 0
+    over: bool = False
+    claimed: bool | None = None
+    true: bool | None = None
+    score: float | None = None
+
+    def add(self, reward: float, over: bool, info: Mapping[str, Any]) -> None:
+        self.reward += reward
+        self.length += 1
+        self.over = over
+        if over:
+            self.claimed = bool(info["is_success"]) if "is_success" in info else None
+            self.true = bool(info["true_success"]) if "true_success" in info else None
+            self.score = float(info["score"]) if "score" in info else None
+
+
+def _rate(flags: Sequence[bool | None]) -> Rate | None:
+    known = [flag for flag in flags if flag is not None]
+    return rate(sum(known), len(known)) if len(known) == len(flags) else None

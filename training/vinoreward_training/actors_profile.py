@@ -1,0 +1,133 @@
+"""``--profile-only``: a short run that says beforehand whether compressing actors can pay."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from vinoreward.actor_learner.profile import Breakdown
+from vinoreward.files import write_json
+from vinoreward_training.actors_build import build
+from vinoreward_training.actors_plots import draw_profile
+from vinoreward_training.actors_report import breakdown_rows
+from vinoreward_training.actors_resolve import command, recorded
+from vinoreward_training.actors_run import difference, make
+from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.machine import describe_machine
+from vinoreward_training.report import Section, write_report
+from vinoreward_training.run_folder import RunFolder, plain
+
+if TYPE_CHECKING:
+    from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
+
+
+class _Warm:
+    """Notes the profile once actors act with what they will go on acting with."""
+
+    def __init__(self, owner: ActorLearner, bar: tqdm, *, compressed: bool) -> None:
+        self._owner, self._bar, self._compressed = owner, bar, compressed
+        self._updates = 0
+        self.found: Breakdown | None = None
+
+    def __call__(self, progress: Progress) -> bool:
+        self._bar.update(progress.steps - self._bar.n)
+        self._updates += 1
+        share = progress.metrics.get("compressed_share", 0.0)
+        ready = share > 0.5 or not self._compressed
+        if self.found is None and self._updates > 1 and ready:
+            self.found = self._owner.profile()[0]
+        return False
+
+
+def measure(config: ActorsConfig, steps: int) -> tuple[Breakdown, float]:
+    """Run for some steps; return where an actor's time went, and the learner's seconds per step.
+
+    Raises:
+        ConfigError: settings that cannot be.
+        EngineError: no actor can be kept running.
+    """
+    import torch
+
+    torch.set_num_threads(config.threads)
+    parts = build(dataclasses.replace(config, resume=False))
+    bar = tqdm(total=steps, unit="step", disable=not config.progress, desc=config.compress[:20])
+    try:
+        owner = make(dataclasses.replace(config, resume=False), parts, None)
+        warm = _Warm(owner, bar, compressed=parts.chain is not None)
+        summary = owner.learn(steps, warm)
+        return difference(summary.profile, warm.found), summary.learner_seconds
+    finally:
+        bar.close()
+        parts.close()
+
+
+def profile(config: ActorsConfig) -> dict[str, Breakdown]:
+    """Measure full-precision actors, and compressed ones if there is a chain; print what it means.
+
+    Raises:
+        ConfigError: settings that cannot be, or a folder that holds a run already.
+        EngineError: no actor can be kept running.
+        RunFolderError: the folder is in use or cannot be written.
+    """
+    steps = config.profile_only or 0
+    with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
+        found: dict[str, Breakdown] = {}
+        plain_config = dataclasses.replace(config, compress="none")
+        found[config.executor], learner_seconds = measure(plain_config, steps)
+        first = found[config.executor]
+        advice = first.advice(learner_seconds, config.actors)
+        lines = [advice]
+        if config.compress.strip().lower() not in ("", "none", "off"):
+            found["compressed"], _ = measure(config, steps)
+            lines.append(_ratio(config, first, found["compressed"]))
+        picture = draw_profile(folder / "profile.png", found)
+        write_json(
+            folder / "profile.json",
+            {
+                "breakdowns": plain(found),
+                "learner_seconds": learner_seconds,
+                "advice": lines,
+                "machine": describe_machine(),
+            },
+        )
+        write_report(
+            folder / "report.html",
+            f"Profile: {config.algorithm} on {config.task}",
+            [
+                Section("Does compression pay here?", "\n".join(lines)),
+                *(Section(name, rows=breakdown_rows(each)) for name, each in found.items()),
+                Section("ActorQ's figure", pictures=[picture]),
+            ],
+        )
+    for name, each in found.items():
+        print(table(name, each))
+    print(f"learner: {learner_seconds * 1e6:.0f} µs of wall time per environment step\n")
+    print("\n".join(lines))
+    print(f"\nprofile: {picture}")
+    following = command(config, profile_only=None, resume=False, out=config.out / "run")
+    print(f"next:    {following}")
+    return found
+
+
+def _ratio(config: ActorsConfig, first: Breakdown, second: Breakdown) -> str:
+    ratio = first.step_cpu / max(second.step_cpu, 1e-12)
+    words = f"With {config.compress} an actor's step takes {second.step_cpu * 1e6:.0f} µs instead "
+    words += f"of {first.step_cpu * 1e6:.0f} µs of processor time: {ratio:.2f} times"
+    if ratio < 1.1:
+        return f"{words}. That does not pay here."
+    return f"{words} as fast."
+
+
+def table(name: str, found: Breakdown) -> str:
+    """Return a breakdown as text."""
+    rows = breakdown_rows(found)
+    columns = list(rows[0])
+    cells = [columns, *([str(value) for value in row.values()] for row in rows)]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
+    lines = [f"{name}: {1e6 * found.step_cpu:.0f} µs of processor time per step"]
+    for line in cells:
+        first, *rest = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        lines.append("  " + "  ".join([first, *(cell.strip().rjust(len(cell)) for cell in rest)]))
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,215 @@
+"""Where the settings of ``vinoreward actors`` come from: command line, file, preset, or the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from vinoreward.errors import ConfigError
+from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.train_settings import read_yaml
+
+TABLES = ("learner", "env_kwargs")
+NOT_RECORDED = ("explicit", "resume", "progress", "list_presets")
+FIXED_BY_A_RUN = (
+    "task", "algorithm", "network", "compress", "correctors", "monitor", "seed", "learner",
+    "env_kwargs", "trajectory",
+)  # fmt: skip
+"""What a checkpoint depends on."""
+_LEAST = {
+    "actors": 1, "environments": 1, "steps": 1, "trajectory": 1, "pull_period": 1, "push_period": 1,
+    "max_lag": 1, "evaluate_every": 0, "evaluation_episodes": 2, "final_episodes": 2, "threads": 1,
+    "study_seeds": 1,
+}  # fmt: skip
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    """Return all presets by name, such as ``actorq/cartpole-int8``.
+
+    A file holds settings that are common, and tables ``tasks`` and ``arms`` of those that differ:
+    each task with each arm is a preset.
+
+    Raises:
+        ConfigError: a file with keys that are not known.
+    """
+    found = {}
+    root = Path(str(files("vinoreward_training") / "presets" / "actors"))
+    for path in sorted(root.rglob("*.yaml")):
+        allowed = {**_defaults(), "tasks": {}, "arms": {}}
+        common = read_yaml(path, allowed)
+        tasks, arms = common.pop("tasks", {}), common.pop("arms", {})
+        folder = path.parent.relative_to(root).as_posix()
+        for task, of_task in tasks.items():
+            for arm, of_arm in arms.items():
+                found[f"{folder}/{task}-{arm}"] = _merged(_merged(common, of_task), of_arm)
+    return found
+
+
+def resolve(config: ActorsConfig) -> ActorsConfig:
+    """Return the configuration with every value settled.
+
+    What was named on the command line or differs from the default wins; then the YAML file; then
+    the preset. A resumed run's recorded configuration takes the place of both.
+
+    Raises:
+        ConfigError: an unknown preset or key, a value of the wrong kind or range, or something that
+            the run to be resumed has otherwise.
+        ModelNotFoundError: the YAML file is not there.
+    """
+    defaults = _defaults()
+    given = {
+        name: getattr(config, name)
+        for name, value in defaults.items()
+        if name in config.explicit or getattr(config, name) != value
+    }
+    recorded = Path(config.out) / "config.yaml"
+    if config.resume and recorded.is_file():
+        base = read_yaml(recorded, defaults)
+        for name in FIXED_BY_A_RUN:
+            if name in given and given[name] != base.get(name, defaults[name]):
+                raise ConfigError(
+                    f"found {name}={given[name]!r}, but the run in {config.out} has "
+                    f"{base.get(name)!r}. Expected the same; leave it out, or start another run "
+                    "with --out."
+                )
+    else:
+        file = read_yaml(Path(config.config), defaults) if config.config is not None else {}
+        base = _merged(_preset(given.get("preset", file.get("preset"))), file)
+    settled = _typed({**defaults, **_merged(base, given)})
+    _check(settled)
+    return ActorsConfig(**{**settled, "resume": config.resume, "progress": config.progress})
+
+
+def _preset(name: str | None) -> dict[str, Any]:
+    if name is None:
+        return {}
+    known = presets()
+    if name not in known:
+        raise ConfigError(
+            f"there is no preset {name!r}. Expected one of {', '.join(known)}; vinoreward actors "
+            "--list-presets shows what they are."
+        )
+    return known[name]
+
+
+def _defaults() -> dict[str, Any]:
+    empty = ActorsConfig()
+    names = (field.name for field in dataclasses.fields(ActorsConfig))
+    return {name: getattr(empty, name) for name in names if name != "explicit"}
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**below, **above}
+    for name in TABLES:
+        parts = [part.get(name) or {} for part in (below, above)]
+        for part in parts:
+            if not isinstance(part, dict):
+                raise ConfigError(
+                    f"found {name}={part!r}. Expected a table of names and values; write it as one."
+                )
+        if name in merged:
+            merged[name] = {**parts[0], **parts[1]}
+    return merged
+
+
+def _typed(settled: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings as the kinds that the fields have, as YAML knows no paths and tuples."""
+    kinds = get_type_hints(ActorsConfig)
+    found = {}
+    for name, value in settled.items():
+        kind = str(kinds[name])
+        if value is None:
+            fits = "None" in kind
+        elif "Path" in kind:
+            fits, value = isinstance(value, str | Path), Path(str(value))
+        elif "tuple" in kind:
+            fits = isinstance(value, list | tuple) and all(_whole(item) for item in value)
+            value = tuple(value) if fits else value
+        elif "dict" in kind:
+            fits = isinstance(value, dict)
+        elif "bool" in kind:
+            fits = isinstance(value, bool)
+        elif "float" in kind:
+            fits = isinstance(value, int | float) and not isinstance(value, bool)
+            value = float(value) if fits else value
+        elif "int" in kind:
+            fits = _whole(value)
+        else:
+            fits = isinstance(value, str)
+        if not fits:
+            raise ConfigError(
+                f"found {name}={value!r}. Expected {kind.removeprefix('<class ').rstrip('>')}; "
+                f"change --{name.replace('_', '-')} or the file."
+            )
+        found[name] = value
+    return found
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check(settled: Mapping[str, Any]) -> None:
+    for name, least in _LEAST.items():
+        if settled[name] < least:
+            raise ConfigError(
+                f"found {name}={settled[name]}. Expected at least {least}; change "
+                f"--{name.replace('_', '-')}."
+            )
+    if settled["profile_only"] is not None and settled["profile_only"] < 1:
+        raise ConfigError(
+            f"found profile_only={settled['profile_only']}. Expected at least 1 step; a few "
+            "thousand say something."
+        )
+    periods = settled["pull_study"]
+    if any(period < 1 for period in periods) or len(set(periods)) != len(periods):
+        raise ConfigError(
+            f"found pull_study={list(periods)}. Expected different periods of at least 1 step, "
+            "such as --pull-study 10 40 160 640."
+        )
+    if periods and settled["profile_only"] is not None:
+        raise ConfigError("found --pull-study and --profile-only. Expected one of them.")
+    for name in ("checkpoint_seconds", "samples_per_insert"):
+        if not settled[name] > 0:
+            raise ConfigError(f"found {name}={settled[name]}. Expected a positive number.")
+
+
+def recorded(config: ActorsConfig) -> dict[str, Any]:
+    """Return what a run folder records: how the settings came about is no part of them."""
+    return {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.name not in NOT_RECORDED
+    }
+
+
+def command(config: ActorsConfig, **changes: Any) -> str:
+    """Return the command that runs this configuration, with some settings changed."""
+    return " ".join(["vinoreward actors", *_words(dataclasses.replace(config, **changes))])
+
+
+def _words(config: ActorsConfig) -> Iterator[str]:
+    base = {**_defaults(), **_preset(config.preset)}
+    for name, default in base.items():
+        value = getattr(config, name)
+        if name in ("resume", "progress", "list_presets", "config") or value == default:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, dict):
+            pairs = [item for pair in value.items() for item in pair if pair not in _pairs(default)]
+            if pairs:
+                yield " ".join([option, *(shlex.quote(str(item)) for item in pairs)])
+        elif isinstance(value, tuple):
+            yield " ".join([option, *map(str, value)])
+        else:
+            yield f"{option} {shlex.quote(str(value))}"
+    if config.resume:
+        yield "--resume"
+
+
+def _pairs(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return list(table.items())

@@ -1,0 +1,251 @@
+"""One training of actors: from settings to a run folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vinoreward.actor_learner.profile import PARTS, Breakdown
+from vinoreward.errors import MissingExtraError
+from vinoreward_training.actors_build import Parts, build, evaluation_options
+from vinoreward_training.actors_evaluate import FINAL_SEED, FIRST_SEED, Evaluator, Pair
+from vinoreward_training.actors_policy import save_policy
+from vinoreward_training.actors_record import Recorder
+from vinoreward_training.actors_report import SUMMARY, Outcome, write_summary
+from vinoreward_training.actors_resolve import command, recorded
+from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from vinoreward.actor_learner.actor_learner import ActorLearner, Progress, Summary
+
+PAIR_TIMEOUT = 20.0
+"""Seconds that an evaluation waits for the compressed policy of the very version it evaluates."""
+
+
+def difference(whole: Breakdown, first: Breakdown | None) -> Breakdown:
+    """Return the breakdown of what came after ``first``: compiling and starting left out."""
+    if first is None or whole.steps <= first.steps:
+        return whole
+    steps = whole.steps - first.steps
+
+    def rest(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+        return {
+            part: max(0.0, after[part] * whole.steps - before[part] * first.steps) / steps
+            for part in PARTS
+        }
+
+    return Breakdown(rest(whole.wall, first.wall), rest(whole.cpu, first.cpu), steps)
+
+
+class Watcher:
+    """What happens beside the learning: rows, evaluations, the profile, the target.
+
+    Args:
+        config: settled.
+        parts: of the training.
+        owner: the training.
+        recorder: writes it down.
+        evaluator: plays; None: never.
+    """
+
+    def __init__(
+        self,
+        config: ActorsConfig,
+        parts: Parts,
+        owner: ActorLearner,
+        recorder: Recorder,
+        evaluator: Evaluator | None,
+    ) -> None:
+        self._config, self._parts = config, parts
+        self._owner, self._recorder, self._evaluator = owner, recorder, evaluator
+        self._next = _next_multiple(owner.steps, config.evaluate_every)
+        self.warm: Breakdown | None = None
+        self.evaluation_seconds = 0.0
+        self.reached: tuple[int, float] | None = None
+
+    def __call__(self, progress: Progress) -> bool:
+        """Take a training's progress; return whether to stop."""
+        monitor = self._parts.monitor
+        due = self._recorder.note(progress, None if monitor is None else monitor.setting)
+        if due or self.warm is None:
+            self._profile(progress)
+        every = self._config.evaluate_every
+        pushed = progress.updates % self._config.push_period == 0
+        if self._evaluator is not None and every and progress.steps >= self._next and pushed:
+            self._next = _next_multiple(progress.steps, every)
+            return self._evaluate(progress, self._evaluator)
+        return False
+
+    def _profile(self, progress: Progress) -> None:
+        if self.warm is None:
+            # Once actors act with what they will go on acting with.
+            share = progress.metrics.get("compressed_share", 0.0)
+            if self._parts.chain is None or share > 0.5:
+                self.warm = self._owner.profile()[0]
+            return
+        found = difference(self._owner.profile()[0], self.warm)
+        self._recorder.profile(found, progress.steps)
+
+    def _evaluate(self, progress: Progress, evaluator: Evaluator) -> bool:
+        began = time.perf_counter()
+        full, compressed = self._owner.policies(PAIR_TIMEOUT)
+        seeds = range(FIRST_SEED, FIRST_SEED + self._config.evaluation_episodes)
+        pair = evaluator.pair(full, compressed, seeds)
+        seconds = time.perf_counter() - began
+        self.evaluation_seconds += seconds
+        base = {"step": progress.steps, "seconds": progress.seconds + seconds}
+        row = self._recorder.evaluation(pair, base)
+        self._tell_monitor(pair)
+        target = self._config.target
+        if target is not None and pair.full.mean >= target:
+            self.reached = (progress.steps, float(row["seconds"]))
+            return True
+        return False
+
+    def _tell_monitor(self, pair: Pair) -> None:
+        monitor, returns = self._parts.monitor, pair.returns
+        if monitor is None or returns is None:
+            return
+        from vinoreward.monitoring import MonitorBatch
+
+        spec = self._parts.learner.spec
+        monitor.observe(MonitorBatch.of_returns(spec, returns, pair.full.version))
+
+
+def _next_multiple(value: int, step: int) -> int:
+    return (value // step + 1) * step if step else 0
+
+
+def train(config: ActorsConfig) -> Outcome | None:
+    """Train as configured; None if the run in the folder had nothing left to do.
+
+    Raises:
+        ConfigError: settings that cannot be, or a folder that holds a run already.
+        MissingExtraError: a package is missing.
+        EngineError: no actor can be kept running.
+        RunFolderError: the folder is in use or cannot be written.
+        KeyboardInterrupt: Ctrl-C; a checkpoint was written first if training had begun.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError(
+            "training needs torch, which is not installed. Expected the training extra; run: "
+            "pip install 'vinoreward[train]'"
+        ) from error
+    torch.set_num_threads(config.threads)
+    with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
+        if config.resume and finished(folder, config):
+            return None
+        parts = build(config)
+        try:
+            return _train(config, parts, folder)
+        finally:
+            parts.close()
+
+
+def finished(folder: Path, config: ActorsConfig) -> bool:
+    """Return whether a run has nothing left to do."""
+    path = folder / SUMMARY
+    if not path.is_file():
+        return False
+    found = json.loads(path.read_text(encoding="utf-8"))
+    reached = found["reached_at"] is not None and found["target"] == config.target
+    return bool(reached or found["steps"] >= config.steps)
+
+
+def make(config: ActorsConfig, parts: Parts, folder: Path | None) -> ActorLearner:
+    """Return a training that has not begun.
+
+    Args:
+        config: settled.
+        parts: of it.
+        folder: of its checkpoints; None for none.
+    """
+    from vinoreward.actor_learner.actor_learner import ActorLearner
+
+    return ActorLearner(
+        parts.environment,
+        parts.learner,
+        parts.settings,
+        compressor=parts.chain,
+        monitor=parts.monitor,
+        folder=folder,
+        resume=config.resume,
+    )
+
+
+def _train(config: ActorsConfig, parts: Parts, folder: Path) -> Outcome:
+    owner = make(config, parts, folder)
+    if owner.steps:
+        print(f"going on from step {owner.steps}")
+    options = evaluation_options(config)
+    with (
+        Recorder(
+            folder, total=config.steps, start=owner.steps, progress=config.progress
+        ) as recorder,
+        Evaluator(config.task, options, config.executor) as evaluator,
+    ):
+        watcher = Watcher(config, parts, owner, recorder, evaluator)
+        try:
+            summary = owner.learn(config.steps, watcher)
+        except KeyboardInterrupt:
+            _say_stopped(config, owner, folder)
+            raise
+        outcome = _conclude(config, parts, summary, watcher, recorder, evaluator, folder)
+    write_summary(config, outcome, recorder.rows)
+    return outcome
+
+
+def _conclude(
+    config: ActorsConfig,
+    parts: Parts,
+    summary: Summary,
+    watcher: Watcher,
+    recorder: Recorder,
+    evaluator: Evaluator,
+    folder: Path,
+) -> Outcome:
+    began = time.perf_counter()
+    version = summary.policy.version
+    save_policy(folder, parts.learner.policy(version))
+    if summary.compressed is not None:
+        save_policy(folder, summary.compressed, "compressed")
+    seeds = range(FINAL_SEED, FINAL_SEED + config.final_episodes)
+    pair = evaluator.pair(summary.policy, summary.compressed, seeds)
+    seconds = time.perf_counter() - began
+    base = {"step": summary.steps, "seconds": summary.seconds + seconds}
+    recorder.evaluation(pair, base, final=True)
+    breakdown = difference(summary.profile, watcher.warm)
+    reached_at, reached_seconds = watcher.reached or (None, None)
+    verdict = breakdown.advice(summary.learner_seconds, config.actors)
+    if parts.chain is not None:
+        verdict = f"Measured with compressed actors: {verdict[0].lower()}{verdict[1:]}"
+    return Outcome(
+        folder=folder,
+        steps=summary.steps,
+        updates=summary.updates,
+        seconds=recorder.before + summary.seconds,
+        evaluation_seconds=watcher.evaluation_seconds,
+        reached_at=reached_at,
+        reached_seconds=reached_seconds,
+        pair=pair,
+        breakdown=breakdown,
+        learner_seconds=summary.learner_seconds,
+        verdict=verdict,
+    )
+
+
+def _say_stopped(config: ActorsConfig, owner: ActorLearner, folder: Path) -> None:
+    from vinoreward.actor_learner.checkpoint import CHECKPOINT
+
+    if (folder / CHECKPOINT).is_file():
+        print(f"\nStopped at step {owner.steps}; the checkpoint is written.")
+        print(f"Continue with: vinoreward actors --resume --out {folder}")
+    else:
+        print("\nStopped before anything was learned. Begin again with:")
+        print(f"{command(config)} --resume")

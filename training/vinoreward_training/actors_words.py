@@ -1,0 +1,119 @@
+"""The small language of ``--compress``, ``--correctors`` and ``--monitor``: ``name 0.5 key=value``.
+
+Parts are separated by ``|``. A part is a name, then values, then ``key=value`` pairs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vinoreward.errors import ConfigError
+
+Value = bool | int | float | str
+_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]*")
+_WHOLE = re.compile(r"[+-]?\d+")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of an expression.
+
+    Attributes:
+        name: in lower case, ``-`` for ``_``.
+        values: those without a key.
+        options: those with one.
+    """
+
+    name: str
+    values: tuple[Value, ...] = ()
+    options: Mapping[str, Value] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        pairs = (f"{key}={_written(value)}" for key, value in self.options.items())
+        return " ".join([self.name, *map(_written, self.values), *pairs])
+
+
+def _written(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read(word: str) -> Value:
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    if _WHOLE.fullmatch(word):
+        return int(word)
+    try:
+        return float(word)
+    except ValueError:
+        return word
+
+
+def parse(text: str, what: str) -> list[Part]:
+    """Return the parts of an expression; none for an empty one, ``none`` and ``off``.
+
+    Args:
+        text: such as ``"prune 0.5 | distill | int8 | openvino"``.
+        what: the option, for messages.
+
+    Raises:
+        ConfigError: an empty part, a name that is none, a value after a pair, a key given twice.
+    """
+    if text.strip().lower() in ("", "none", "off"):
+        return []
+    return [_part(piece, text, what) for piece in text.split("|")]
+
+
+def _part(piece: str, text: str, what: str) -> Part:
+    words = piece.split()
+    if not words or not _NAME.fullmatch(words[0]):
+        raise ConfigError(
+            f"{what} has the part {piece.strip()!r} in {text!r}. Expected a name, then values such "
+            "as 0.5 or key=value, with | between parts."
+        )
+    values: list[Value] = []
+    options: dict[str, Value] = {}
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if not equals and not options:
+            values.append(_read(word))
+        elif equals and _NAME.fullmatch(key) and value and "=" not in value and key not in options:
+            options[key] = _read(value)
+        else:
+            raise ConfigError(
+                f"{what} has {word!r} in {piece.strip()!r}. Expected values first, then each "
+                "key=value once."
+            )
+    return Part(words[0].lower().replace("_", "-"), tuple(values), options)
+
+
+def call(part: Part, kind: Any, what: str, positional: Sequence[str] = ()) -> Any:
+    """Return ``kind(...)`` with a part's values under the names ``positional``, and its options.
+
+    Raises:
+        ConfigError: more values than names, an option that is not taken, or a value that cannot be.
+    """
+    if len(part.values) > len(positional):
+        takes = f"at most {', '.join(positional)}" if positional else "none"
+        raise ConfigError(
+            f"{what} has the part {str(part)!r} with {len(part.values)} values. Expected {takes}; "
+            "write further settings as key=value."
+        )
+    given = dict(zip(positional, part.values, strict=False))
+    twice = sorted(set(given) & set(part.options))
+    if twice:
+        raise ConfigError(
+            f"{what} has the part {str(part)!r}, which gives {', '.join(twice)} twice. Expected "
+            "each once."
+        )
+    try:
+        return kind(**given, **part.options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{what} has the part {str(part)!r}: {error}. Expected the settings that "
+            f"{getattr(kind, '__name__', kind)} documents, of the kind that it documents."
+        ) from error
+    except ConfigError as error:
+        raise ConfigError(f"{what} has the part {str(part)!r}: {error}") from error

@@ -1,0 +1,286 @@
+"""The loop of one actor: pull weights, act, step, write; torch is never imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vinoreward.actor_learner.environments import Environments, EnvironmentSpec, Episode
+from vinoreward.actor_learner.executors.base import Executor
+from vinoreward.actor_learner.executors.registry import make_executor
+from vinoreward.actor_learner.link import NONE, ActorLink, plain
+from vinoreward.actor_learner.orders import Orders
+from vinoreward.actor_learner.profile import COUNTERS as PROFILE_COUNTERS
+from vinoreward.actor_learner.profile import Stopwatch
+from vinoreward.actor_learner.sync import wait_until
+from vinoreward.actor_learner.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
+from vinoreward.policies.distributions import act
+from vinoreward.policies.policy import Policy
+from vinoreward.policies.spec import PolicySpec
+
+COUNTERS = ("steps", "trajectories", "pulls", "compressed_steps", *PROFILE_COUNTERS)
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """What an actor is told once: plain data.
+
+    Attributes:
+        environment: of which it steps several.
+        policy: the learner's network, without weights.
+        engine: executor of full-precision weights; compressed ones say theirs.
+        environments: B.
+        steps: T, of a trajectory.
+        actors: how many there are.
+        seed: of the run.
+        lag: None: use the newest weights there are, looking every ``pull_period`` steps. A number:
+            rollout r acts with exactly the weights of version ``max(0, r - lag)``, which makes a
+            run repeat to the bit on any machine.
+        compressed: whether there is a compressor.
+        max_staleness: compressed weights that are so many versions older than the learner's own are
+            not used while there are newer full-precision ones: a compressor that is late, or dead,
+            costs speed and nothing else.
+        rollouts_per_update: trajectories of this actor that one update takes; for ``lag``.
+        first_version: of the weights that this run starts with; above 0 when it was resumed.
+    """
+
+    environment: EnvironmentSpec
+    policy: PolicySpec
+    engine: str = "openvino"
+    environments: int = 1
+    steps: int = 20
+    actors: int = 1
+    seed: int = 0
+    lag: int | None = None
+    compressed: bool = False
+    max_staleness: int = 200
+    rollouts_per_update: int = 1
+    first_version: int = 0
+
+
+class _Network:
+    """One network's weights and what runs them."""
+
+    def __init__(self, kind: int, config: ActorConfig) -> None:
+        self.kind = kind
+        self._config = config
+        self._executors: dict[str, Executor] = {}
+        self.policy: Policy | None = None
+        self.looked = NONE
+        """Step of the last look for newer weights."""
+
+    @property
+    def version(self) -> int:
+        return NONE if self.policy is None else self.policy.version
+
+    @property
+    def executor(self) -> Executor:
+        return self._executors[self._engine()]
+
+    def _engine(self) -> str:
+        if self.kind == COMPRESSED and self.policy is not None:
+            return self.policy.engine
+        return self._config.engine
+
+    def prepare(self) -> None:
+        """Make what will run the weights: importing an engine takes seconds."""
+        name = self._engine()
+        if name not in self._executors:
+            self._executors[name] = make_executor(name, self._config.environments)
+
+    def use(self, policy: Policy) -> None:
+        self.policy = policy
+        self.prepare()
+        self._executors[self._engine()].refresh(policy)
+
+    def due(self, step: int, pull_period: int) -> bool:
+        """Whether it is time to look for newer weights; counts as a look if it is."""
+        # Weights that have never come are looked for more often than those that are there.
+        period = pull_period if self.policy else min(pull_period, self._config.steps)
+        if self.looked != NONE and step - self.looked < period:
+            return False
+        self.looked = step
+        return True
+
+    def close(self) -> None:
+        for executor in self._executors.values():
+            executor.close()
+
+
+class Actor:
+    """Acts until told to stop.
+
+    Args:
+        config: what to do.
+        link: to the learner.
+        number: of this actor, from 0.
+        generation: how many times it was replaced.
+        rollouts: that those before it have handed over; with a fixed lag it goes on from there.
+    """
+
+    def __init__(
+        self,
+        config: ActorConfig,
+        link: ActorLink,
+        number: int,
+        generation: int = 0,
+        rollouts: int = 0,
+    ) -> None:
+        self._config = config
+        self._link = link
+        self._number = number
+        entropy = [config.seed, number, generation, config.first_version]
+        self._random = np.random.default_rng(entropy)
+        first = int(np.random.default_rng([*entropy, 1]).integers(2**31 - config.environments))
+        self._envs = Environments(config.environment, config.policy, config.environments, first)
+        self._networks = [_Network(kind, config) for kind in (FULL_PRECISION, COMPRESSED)]
+        # Before the first sign of life, after which silence counts as hanging.
+        self._networks[FULL_PRECISION].prepare()
+        self._watch = Stopwatch()
+        self._rollouts = rollouts
+        self._steps = 0
+        self._block = 0
+        """Steps until the network is drawn anew."""
+        self._kind = FULL_PRECISION
+        self._orders = Orders()
+        self._exact_for = NONE
+        """The version that a fixed lag asked for last."""
+        self._episodes: list[Episode] = []
+
+    def run(self) -> None:
+        """Act until the learner says stop."""
+        try:
+            self._watch.start()
+            while not self._link.stopped:
+                if not self._rollout():
+                    break
+        finally:
+            self._envs.close()
+            for network in self._networks:
+                network.close()
+
+    def _rollout(self) -> bool:
+        """Fill one trajectory; return whether to go on."""
+        config, link, watch = self._config, self._link, self._watch
+        trajectory = link.begin()
+        watch.mark("wait")
+        if trajectory is None:
+            return False
+        compressed = 0
+        for step in range(config.steps):
+            if link.stopped:
+                return False
+            network = self._newest() if config.lag is None else self._exact()
+            if network is None:
+                return False
+            self._step(trajectory, step, network)
+            compressed += network.kind == COMPRESSED
+        link.commit()
+        self._rollouts += 1
+        if self._episodes:
+            link.report("episodes", plain(self._episodes))
+            self._episodes = []
+        watch.mark("write")
+        size = config.environments
+        link.count(
+            {
+                "steps": config.steps * size,
+                "compressed_steps": compressed * size,
+                "trajectories": 1,
+                **watch.take(),
+            }
+        )
+        return True
+
+    def _step(self, trajectory: Trajectory, step: int, network: _Network) -> None:
+        config, watch = self._config, self._watch
+        seen = self._envs.observations
+        outputs = network.executor.infer(seen)
+        exploration = self._orders.exploration(self._number, config.actors)
+        acted = act(config.policy, outputs, self._random, exploration)
+        watch.mark("infer")
+        stepped = self._envs.step(acted.actions)
+        watch.mark("env")
+        trajectory.observations[step] = seen
+        trajectory.actions[step] = acted.actions
+        trajectory.rewards[step] = stepped.rewards
+        trajectory.terminated[step] = stepped.terminated
+        trajectory.truncated[step] = stepped.truncated
+        trajectory.next_observations[step] = stepped.next_observations
+        trajectory.log_mu[step] = acted.log_mu
+        trajectory.behaviour[step] = outputs
+        trajectory.versions[step] = network.version
+        trajectory.network[step] = network.kind
+        self._episodes += stepped.episodes
+        watch.mark("write")
+        self._steps += 1
+
+    def _newest(self) -> _Network | None:
+        """Return what acts next, with its weights pulled if it is time; None: training is over."""
+        self._orders = orders = self._link.orders()
+        if self._block == 0:
+            # A network for a whole block: alternating at each step would evict the small one.
+            self._kind = self._drawn(orders.enabled)
+            self._block = self._config.steps
+        self._block -= 1
+        network = self._networks[self._kind]
+        self._look(network)
+        if network.kind == COMPRESSED and self._stale(network):
+            network = self._networks[FULL_PRECISION]
+            self._look(network)
+        while network.policy is None:
+            # The very first weights; compressed ones take a while to come.
+            if not self._pull(network, NONE, wait=True) and self._link.stopped:
+                return None
+        return network
+
+    def _drawn(self, enabled: bool) -> int:
+        """Return which network is to act."""
+        draw = self._random.random()
+        wanted = self._config.compressed and enabled and draw < self._orders.alpha
+        return COMPRESSED if wanted else FULL_PRECISION
+
+    def _look(self, network: _Network) -> None:
+        if network.due(self._steps, self._orders.pull_period):
+            self._pull(network, network.version)
+
+    def _stale(self, network: _Network) -> bool:
+        behind = self._link.learner_version - network.version
+        return network.policy is None or behind > self._config.max_staleness
+
+    def _exact(self) -> _Network | None:
+        """Return the network with the very version that this rollout has to act with."""
+        config, link = self._config, self._link
+        update = self._rollouts // config.rollouts_per_update
+        wanted = config.first_version + max(0, update - (config.lag or 0))
+        if wanted == self._exact_for:
+            return self._networks[self._kind]
+        # Orders come before the version that they hold for, and the next ones only after every
+        # actor has that version: those that are read here are the same in every run.
+        if not wait_until(lambda: link.learner_version >= wanted, stop=lambda: link.stopped):
+            return None
+        self._orders = link.orders()
+        self._kind = self._drawn(self._orders.enabled_at(wanted))
+        network = self._networks[self._kind]
+        # Newer than wanted only for the successor of an actor that died: its version may be gone.
+        while network.version < wanted:
+            if link.stopped:
+                return None
+            self._pull(network, network.version, wait=True)
+        self._exact_for = wanted
+        return network
+
+    def _pull(self, network: _Network, have: int, *, wait: bool = False) -> bool:
+        """Look for newer weights and use them; return whether there were any."""
+        watch = self._watch
+        weights = self._link.pull(network.kind, have, wait=wait)
+        watch.mark("wait" if wait else "pull")
+        if weights is None:
+            return False
+        policy = weights.policy()
+        watch.mark("decode")
+        network.use(policy)
+        watch.mark("load")
+        self._link.count({"pulls": 1})
+        return True

@@ -1,0 +1,93 @@
+"""What an engine is told for a learner and a configuration."""
+
+from __future__ import annotations
+
+from vinoreward.actor_learner.actor import ActorConfig
+from vinoreward.actor_learner.compressor import CompressorConfig
+from vinoreward.actor_learner.engines.base import EngineConfig
+from vinoreward.actor_learner.environments import EnvironmentSpec
+from vinoreward.actor_learner.learners.base import Learner
+from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.settings import ActorLearnerConfig
+from vinoreward.actor_learner.trajectory import TrajectorySpec
+from vinoreward.errors import ConfigError
+
+
+def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInsert | None:
+    """Return the limit on samples per insert; None for a learner that takes everything once."""
+    needs = learner.consumption
+    if needs.trajectories > 0:
+        return None
+    together = config.steps * config.environments * config.actors
+    smallest = SamplesPerInsert.smallest_buffer(config.samples_per_insert, together, needs.sampled)
+    return SamplesPerInsert(
+        config.samples_per_insert,
+        # A replay that was saved is full enough already; counting begins anew.
+        1 if learner.ready else max(1, needs.minimum),
+        2.0 * smallest,
+        insert_size=together,
+        sample_size=needs.sampled,
+    )
+
+
+def engine_config(
+    learner: Learner,
+    config: ActorLearnerConfig,
+    environment: EnvironmentSpec,
+    compressor: CompressorConfig | None,
+    limiter: SamplesPerInsert | None,
+    version: int,
+) -> EngineConfig:
+    """Return what the engine is told.
+
+    Args:
+        learner: not told itself.
+        config: the user's.
+        environment: that actors make.
+        compressor: None for none.
+        limiter: see :func:`limiter_for`.
+        version: of the first weights.
+
+    Raises:
+        ConfigError: a fixed lag with a learner that cannot have one.
+    """
+    spec, needed = learner.spec, learner.consumption.trajectories
+    if config.lag is not None and (needed == 0 or needed % config.actors):
+        raise ConfigError(
+            f"a fixed lag was asked for with {config.actors} actors and a learner that takes "
+            f"{needed or 'any number of'} trajectories. Expected a learner that takes a multiple "
+            "of the actors: each of them contributes the same to every update."
+        )
+    per_actor = -(-needed // config.actors)
+    return EngineConfig(
+        actor=ActorConfig(
+            environment=environment,
+            policy=spec,
+            engine=config.executor,
+            environments=config.environments,
+            steps=config.steps,
+            actors=config.actors,
+            seed=config.seed,
+            lag=config.lag,
+            compressed=compressor is not None,
+            max_staleness=config.max_staleness,
+            rollouts_per_update=max(1, per_actor),
+            first_version=version,
+        ),
+        trajectory=TrajectorySpec(
+            steps=config.steps,
+            environments=config.environments,
+            observation_shape=spec.observation_shape,
+            observation_dtype=spec.observation_dtype,
+            action_shape=() if spec.discrete else (spec.actions,),
+            outputs=spec.outputs,
+        ),
+        compressor=compressor,
+        limiter=limiter,
+        # Enough that a fixed lag, or a batch of many trajectories, cannot block.
+        slots_per_actor=max(2, (1 + per_actor) * (1 + (config.lag or 0))),
+        bits=config.bits,
+        observations=config.observations,
+        heartbeat=config.heartbeat,
+        restarts=config.restarts,
+    )

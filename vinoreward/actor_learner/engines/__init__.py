@@ -1,0 +1,1 @@
+"""Engines: where actors and compressor run, and how weights and experience travel."""

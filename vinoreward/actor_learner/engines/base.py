@@ -1,0 +1,168 @@
+"""What an engine does for a learner; the same for processes on one machine and for a cluster."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.actor_learner.actor import ActorConfig
+from vinoreward.actor_learner.compressor import CompressorConfig
+from vinoreward.actor_learner.environments import Episode
+from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.orders import Orders
+from vinoreward.actor_learner.trajectory import Trajectory, TrajectorySpec
+from vinoreward.errors import VinorewardError
+from vinoreward.policies.policy import Policy
+
+
+class EngineError(VinorewardError, RuntimeError):
+    """Actors that cannot be kept running."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What an engine is told once.
+
+    Attributes:
+        actor: what every actor does.
+        trajectory: sizes of what they send.
+        compressor: what the compressor does, None for none.
+        limiter: samples per insert; None lets actors run as far ahead as there is room.
+        slots_per_actor: trajectories of one actor that may wait to be taken.
+        bits: communication quantization of the learner's weights: 32, 16, or 2 to 8.
+        observations: rows that the compressor is given at most.
+        heartbeat: seconds without a sign of life after which a process counts as hung.
+        start_timeout: seconds that a process may take to start.
+        restarts: times that each process may be replaced within a minute.
+    """
+
+    actor: ActorConfig
+    trajectory: TrajectorySpec
+    compressor: CompressorConfig | None = None
+    limiter: SamplesPerInsert | None = None
+    slots_per_actor: int = 2
+    bits: int = 32
+    observations: int = 1024
+    heartbeat: float = 20.0
+    start_timeout: float = 120.0
+    restarts: int = 3
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a process, in words.
+
+    Attributes:
+        who: such as ``"actor 0"``.
+        what: in words.
+    """
+
+    who: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.who}: {self.what}"
+
+
+@dataclass
+class News:
+    """What came in since the last look.
+
+    Attributes:
+        episodes: (actor, episode) pairs.
+        compressor: its reports, see :mod:`vinoreward.actor_learner.compressor`.
+        events: what happened to processes.
+    """
+
+    episodes: list[tuple[int, Episode]] = field(default_factory=list)
+    compressor: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+
+class Engine(abc.ABC):
+    """Runs actors and compressor; a context manager that leaves nothing behind."""
+
+    @abc.abstractmethod
+    def start(self, policy: Policy, orders: Orders, observations: npt.NDArray[np.generic]) -> None:
+        """Start all processes with first weights (version 0, or the one resumed from)."""
+
+    @abc.abstractmethod
+    def publish(self, policy: Policy) -> None:
+        """Make weights the latest; does not wait for anybody."""
+
+    @abc.abstractmethod
+    def give_observations(self, observations: npt.NDArray[np.generic]) -> None:
+        """Give the compressor recent observations (N, *shape); no more than configured."""
+
+    @abc.abstractmethod
+    def order(self, orders: Orders) -> None:
+        """Change what actors and compressor do."""
+
+    @abc.abstractmethod
+    def take(
+        self, count: int, *, timeout: float, evenly: bool = False
+    ) -> AbstractContextManager[Sequence[Trajectory]] | None:
+        """Wait for trajectories; None after ``timeout`` seconds.
+
+        Args:
+            count: how many.
+            timeout: seconds.
+            evenly: the same number from every actor, in an order that does not depend on time.
+
+        Raises:
+            EngineError: no actor can be kept running; with the reason one of them gave.
+        """
+
+    @abc.abstractmethod
+    def waiting(self) -> int:
+        """Return how many trajectories can be taken at once."""
+
+    @abc.abstractmethod
+    def sampled(self, count: int) -> None:
+        """Say that the learner has used so many more transitions; for the limiter."""
+
+    @abc.abstractmethod
+    def counters(self) -> dict[str, int]:
+        """Return all actors' counters, summed."""
+
+    @abc.abstractmethod
+    def everyone_has(self, version: int) -> bool:
+        """Whether nobody needs a version any more, for a fixed lag.
+
+        That is: every actor has pulled it, from whichever network the orders say, and if the orders
+        enable compression for it (:meth:`Orders.enabled_at`), its compressed form is published.
+        """
+
+    @abc.abstractmethod
+    def compressed_policy(self) -> Policy | None:
+        """Return a copy of the latest compressed policy, None if there is none."""
+
+    @abc.abstractmethod
+    def news(self) -> News:
+        """Return what came in since the last look.
+
+        Raises:
+            EngineError: see :meth:`take`.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End all processes and free what they shared; may be called more than once."""
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

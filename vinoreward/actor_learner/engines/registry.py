@@ -1,0 +1,26 @@
+"""Engines by name."""
+
+from __future__ import annotations
+
+from vinoreward.actor_learner.engines.base import Engine, EngineConfig
+from vinoreward.errors import ConfigError
+
+ENGINES = ("local", "ray")
+
+
+def make_engine(name: str, config: EngineConfig) -> Engine:
+    """Return an engine that has not been started.
+
+    Raises:
+        ConfigError: no engine of that name.
+        MissingExtraError: what it needs is not installed.
+    """
+    if name == "local":
+        from vinoreward.actor_learner.engines.local import LocalEngine
+
+        return LocalEngine(config)
+    if name == "ray":
+        from vinoreward.actor_learner.engines.ray import RayEngine
+
+        return RayEngine(config)
+    raise ConfigError(f"there is no engine {name!r}. Expected one of {', '.join(ENGINES)}.")

@@ -1,0 +1,143 @@
+"""What the learner is given: as many trajectories as it needs, none too old, at the agreed rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from vinoreward.actor_learner.engines.base import Engine
+from vinoreward.actor_learner.learners.base import Learner
+from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.settings import ActorLearnerConfig
+from vinoreward.actor_learner.trajectory import Trajectory
+
+TAKE_TIMEOUT = 0.2
+MOST_AT_ONCE = 64
+
+
+class Intake:
+    """Takes trajectories from an engine.
+
+    Args:
+        engine: where from.
+        learner: what for.
+        config: how old they may be.
+        limiter: of samples per insert, for a learner with a replay.
+
+    Attributes:
+        steps: environment steps in what was taken: the same for the same seed if the lag is fixed,
+            which what was acted is not.
+        dropped: trajectories that were too old.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        learner: Learner,
+        config: ActorLearnerConfig,
+        limiter: SamplesPerInsert | None,
+    ) -> None:
+        self._engine = engine
+        self._learner = learner
+        self._config = config
+        self._limiter = limiter
+        self._held: list[Trajectory] = []
+        self._at_once = max(1, learner.consumption.trajectories)
+        self._samples = 0
+        self.steps = 0
+        self.dropped = 0
+
+    def take(self, stack: ExitStack, version: int) -> list[Trajectory] | None:
+        """Return what the learner is to be given now, None if there is nothing to do yet.
+
+        Args:
+            stack: gives the trajectories back when it is closed.
+            version: the learner's.
+
+        Raises:
+            EngineError: no actor can be kept running.
+        """
+        if self._learner.consumption.trajectories > 0:
+            return self._fresh(stack, version)
+        return self._for_replay(stack)
+
+    def learned(self) -> None:
+        """Say that the learner has sampled once."""
+        count = self._learner.consumption.sampled
+        self._samples += count
+        self._engine.sampled(count)
+
+    def _fresh(self, stack: ExitStack, version: int) -> list[Trajectory] | None:
+        needed = self._learner.consumption.trajectories
+        exact = self._config.lag is not None
+        count = min(needed - len(self._held), self._at_once)
+        batch = self._engine.take(count, timeout=TAKE_TIMEOUT, evenly=exact)
+        if batch is None:
+            waiting = self._engine.waiting()
+            if waiting and not exact:
+                # The actors that are left may have less room than the learner needs at once.
+                self._at_once = min(waiting, self._at_once)
+            return None
+        trajectories = list(stack.enter_context(batch))
+        self._count(trajectories)
+        if not exact:
+            trajectories = self._younger(stack, trajectories, version)
+        if len(self._held) + len(trajectories) < needed:
+            self._held += [one.copy() for one in trajectories]
+            return None
+        if self._engine.waiting() >= needed:
+            self._at_once = needed
+        return self._released() + trajectories
+
+    def _younger(
+        self, stack: ExitStack, trajectories: list[Trajectory], version: int
+    ) -> list[Trajectory]:
+        """Return the trajectories, those that are too old replaced as long as there are others."""
+        while True:
+            old = [one for one in trajectories if self._too_old(one, version)]
+            if not old or self._engine.waiting() < len(old):
+                return trajectories
+            batch = self._engine.take(len(old), timeout=0.0)
+            if batch is None:
+                return trajectories
+            more = stack.enter_context(batch)
+            self._count(more)
+            self.dropped += len(old)
+            trajectories = [one for one in trajectories if not self._too_old(one, version)]
+            trajectories += more
+
+    def _too_old(self, trajectory: Trajectory, version: int) -> bool:
+        return version - int(trajectory.versions.min()) > self._config.max_lag
+
+    def _for_replay(self, stack: ExitStack) -> list[Trajectory] | None:
+        may = self._may_sample()
+        waiting = min(self._engine.waiting(), MOST_AT_ONCE)
+        # Without permission to learn there is nothing to do but wait for experience.
+        count = waiting if may else max(1, waiting)
+        trajectories: list[Trajectory] = []
+        if count:
+            batch = self._engine.take(count, timeout=0.0 if may else TAKE_TIMEOUT)
+            if batch is None and not may:
+                return None
+            if batch is not None:
+                trajectories = list(stack.enter_context(batch))
+                self._count(trajectories)
+        if not may and self._learner.ready:
+            # The learner inserts and learns in one: what may not be learned from yet waits, and
+            # comes before the next batch is drawn, as if it had been inserted.
+            self._held += [one.copy() for one in trajectories]
+            return None
+        return self._released() + trajectories
+
+    def _may_sample(self) -> bool:
+        if not self._learner.ready or self._limiter is None:
+            return False
+        count = self._learner.consumption.sampled
+        return self._limiter.can_sample(self._engine.counters()["steps"], self._samples, count)
+
+    def _released(self) -> list[Trajectory]:
+        held, self._held = self._held, []
+        return held
+
+    def _count(self, trajectories: Sequence[Trajectory]) -> None:
+        self.steps += sum(one.rewards.size for one in trajectories)

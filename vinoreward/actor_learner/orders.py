@@ -1,0 +1,66 @@
+"""What the learner tells actors and compressor while training runs: small, versioned, JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from vinoreward.errors import InputError
+from vinoreward.policies.distributions import Exploration
+
+
+@dataclass(frozen=True)
+class Orders:
+    """How to act and how to compress from now on.
+
+    Attributes:
+        alpha: probability that an actor uses the compressed network for its next block of steps.
+        pull_period: steps of one environment between two looks for newer weights.
+        enabled: whether anything is compressed at all.
+        since: learner's version from which ``enabled`` is so; for those before it was the opposite.
+        bits: of a weight; None for full precision.
+        sparsity: share of neurons removed.
+        epsilon: see :class:`~vinoreward.policies.distributions.Exploration`.
+        sigma: likewise; that of the actor that explores most.
+        save: counts requests to the compressor to write its state down.
+    """
+
+    alpha: float = 1.0
+    pull_period: int = 100
+    enabled: bool = True
+    bits: int | None = 8
+    sparsity: float = 0.0
+    epsilon: float = 0.0
+    sigma: float = 0.0
+    save: int = 0
+    since: int = 0
+
+    def enabled_at(self, version: int) -> bool:
+        """Whether weights of that version of the learner's are, or were, compressed."""
+        return self.enabled == (version >= self.since)
+
+    def exploration(self, actor: int, actors: int) -> Exploration:
+        """Return an actor's exploration.
+
+        Sigmas are spread evenly over the actors, the last one's the largest, as ActorQ has it.
+        """
+        return Exploration(epsilon=self.epsilon, sigma=self.sigma * (actor + 1) / actors)
+
+    def to_json(self) -> bytes:
+        """Return the orders as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Orders:
+        """Read orders.
+
+        Raises:
+            InputError: not what :meth:`to_json` writes.
+        """
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"orders cannot be read ({error!r}). Expected the JSON of the same version of "
+                "vinoreward."
+            ) from error

@@ -1,0 +1,70 @@
+"""What a training tells whoever watches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vinoreward.actor_learner.engines.base import Event
+from vinoreward.actor_learner.environments import Episode
+from vinoreward.actor_learner.profile import Breakdown
+from vinoreward.policies.policy import Policy
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training stands, after an update.
+
+    Attributes:
+        steps: environment steps, those before a resume included.
+        updates: of the learner.
+        seconds: of this process.
+        metrics: the learner's last, and of the last trajectories ``lag_mean``, ``lag_max`` (pushes)
+            and ``compressed_share``; ``dropped``: trajectories that were too old, so far.
+        readings: the monitor's last.
+        mean_return: of the last 100 episodes.
+        episodes: that have ended.
+        events: what happened to processes since the last progress.
+        changes: of the compression since the last progress, in words.
+        compressor: its reports since the last progress.
+        ended: episodes that have ended since the last progress.
+    """
+
+    steps: int
+    updates: int
+    seconds: float
+    metrics: dict[str, float]
+    readings: dict[str, float]
+    mean_return: float
+    episodes: int
+    events: tuple[Event, ...] = ()
+    changes: tuple[str, ...] = ()
+    compressor: tuple[dict[str, Any], ...] = ()
+    ended: tuple[Episode, ...] = ()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a training came to.
+
+    Attributes:
+        steps: environment steps in all.
+        updates: of the learner.
+        seconds: of this process.
+        mean_return: of the last 100 behaviour episodes; no evaluation.
+        profile: where the actors' time went.
+        learner_seconds: wall time of the learner's updates per environment step.
+        stopped: whether ``on_progress`` ended it.
+        policy: the weights pushed last, in full precision.
+        compressed: what the compressor made of them, or of those before if it was late.
+    """
+
+    steps: int
+    updates: int
+    seconds: float
+    mean_return: float
+    profile: Breakdown
+    learner_seconds: float
+    stopped: bool
+    policy: Policy = field(repr=False)
+    compressed: Policy | None = field(repr=False)

@@ -1,0 +1,94 @@
+"""How actors and learner work together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vinoreward.errors import ConfigError
+
+_AT_LEAST_ONE = (
+    "actors",
+    "environments",
+    "steps",
+    "pull_period",
+    "push_period",
+    "max_lag",
+    "monitor_period",
+    "observations",
+)
+
+
+def _words(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+@dataclass(frozen=True)
+class ActorLearnerConfig:
+    """How actors and learner work together.
+
+    Attributes:
+        actors: processes that act.
+        environments: that each of them steps and acts on as one batch. The strongest competitor of
+            compression, and free of any loss: try it first.
+        steps: T, steps of each environment in one trajectory.
+        engine: ``"local"`` processes, or ``"ray"`` for a cluster.
+        executor: what runs full-precision weights in actors.
+        pull_period: steps of an environment between two looks for newer weights.
+        push_period: updates between two pushes.
+        bits: communication quantization of what the learner pushes: 32, 16, or 2 to 8.
+        lag: None: newest weights, whenever they come. A number: actors are exactly so many updates
+            behind, and a run repeats to the bit (on one kind of machine, with a learner that does;
+            until an actor has to be replaced).
+        max_lag: trajectories whose weights are more pushes old are dropped, unless there are no
+            others. Learners with a replay keep everything.
+        max_staleness: see :class:`~vinoreward.actor_learner.actor.ActorConfig`.
+        samples_per_insert: transitions sampled for each that is inserted, for learners with a
+            replay; the limit holds on both sides.
+        monitor_period: updates between two looks of the monitor.
+        observations: rows that ranges are measured and students taught on.
+        checkpoint_seconds: between two checkpoints, where there is a folder.
+        heartbeat: seconds without a sign of life after which an actor is replaced.
+        restarts: times that each process may be replaced within a minute.
+        seed: of environments, exploration and compression; the learner has its own.
+    """
+
+    actors: int = 2
+    environments: int = 1
+    steps: int = 20
+    engine: str = "local"
+    executor: str = "openvino"
+    pull_period: int = 100
+    push_period: int = 1
+    bits: int = 32
+    lag: int | None = None
+    max_lag: int = 100
+    max_staleness: int = 200
+    samples_per_insert: float = 8.0
+    monitor_period: int = 10
+    observations: int = 1024
+    checkpoint_seconds: float = 60.0
+    heartbeat: float = 20.0
+    restarts: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = dict.fromkeys(_AT_LEAST_ONE, 1) | {"max_staleness": 0, "restarts": 0}
+        wrong = {
+            name: getattr(self, name) for name, low in least.items() if getattr(self, name) < low
+        }
+        positive = ("samples_per_insert", "heartbeat", "checkpoint_seconds")
+        wrong |= {name: getattr(self, name) for name in positive if not getattr(self, name) > 0}
+        if self.lag is not None and self.lag < 0:
+            wrong["lag"] = self.lag
+        if wrong:
+            raise ConfigError(
+                f"the training was asked for with {_words(wrong)}. Expected at least 1 of each of "
+                f"{', '.join(_AT_LEAST_ONE)}; max_staleness, restarts and lag from 0 (or no lag); "
+                f"and {', '.join(positive)} above 0."
+            )
+        if self.lag is not None and self.push_period != 1:
+            raise ConfigError(
+                f"a fixed lag was asked for with push_period={self.push_period}. Expected 1: every "
+                "version has to reach every actor."
+            )

@@ -1,0 +1,200 @@
+"""From what the monitor and the learner say to orders for actors and compressor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.actor_learner.learners.base import Learner, outputs_of
+from vinoreward.actor_learner.orders import Orders
+from vinoreward.actor_learner.settings import ActorLearnerConfig
+from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
+from vinoreward.compression.chain import CompressorChain
+from vinoreward.monitoring.batch import MonitorBatch
+from vinoreward.monitoring.monitor import Monitor
+from vinoreward.monitoring.setting import FULL_BITS, CompressionSetting
+from vinoreward.policies.distributions import log_prob
+from vinoreward.policies.policy import Floats, Policy
+from vinoreward.policies.torch_policy import from_policy
+
+Array = npt.NDArray[Any]
+MONITOR_ROWS = 512
+KEPT = 256
+KEPT_BYTES = 256 << 20
+"""Versions of weights that are kept, and their bytes."""
+_READ = ("observations", "actions", "behaviour", "log_mu", "versions", "network")
+
+
+class Steering:
+    """Decides what actors and compressor are told.
+
+    Args:
+        learner: says how to explore.
+        config: pull and monitor periods.
+        chain: of the compressor, None for none.
+        monitor: turns the compression, None leaves it as the chain was made.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        config: ActorLearnerConfig,
+        chain: CompressorChain | None,
+        monitor: Monitor | None,
+    ) -> None:
+        self._learner = learner
+        self._config = config
+        self._monitor = monitor
+        self._knobs = {} if chain is None else chain.knobs()
+        self._compressing = chain is not None
+        self._told = 0
+        self._kept: dict[int, Policy] = {}
+
+    def begin(self) -> None:
+        """Let a new monitor begin with what was made: the chain's bits, the config's pull period.
+
+        What a monitor's setting has left at its default is not what the user asked for.
+        """
+        if self._monitor is None:
+            return
+        made: dict[str, object] = {"pull_period": self._config.pull_period}
+        if "bits" in self._knobs:
+            made["bits"] = self._bits()
+        if "sparsity" in self._knobs:
+            made["sparsity"] = self._knobs["sparsity"]
+        default, setting = CompressionSetting(), self._monitor.setting
+        changes = {
+            name: value
+            for name, value in made.items()
+            if getattr(setting, name) == getattr(default, name) != value
+        }
+        if changes:
+            self._monitor.begin(setting.changed(changes))
+
+    def resume(self) -> None:
+        """Say that changes up to now are no news."""
+        self._told = self._last_change()
+
+    def _bits(self) -> int | None:
+        bits = int(self._knobs.get("bits", FULL_BITS))
+        return None if bits == FULL_BITS else bits
+
+    def orders(self, before: Orders, version: int) -> Orders:
+        """Return the orders to go on with.
+
+        Args:
+            before: those given before.
+            version: of the weights that are published next.
+        """
+        explore, monitor = self._learner.exploration, self._monitor
+        found = dataclasses.replace(
+            before,
+            epsilon=round(explore.epsilon, 3),
+            sigma=round(explore.sigma, 3),
+            pull_period=self._config.pull_period,
+        )
+        if monitor is None:
+            # As the chain was made: nobody turns its settings.
+            return dataclasses.replace(
+                found, bits=self._bits(), sparsity=self._knobs.get("sparsity", 0.0)
+            )
+        setting = monitor.setting
+        return dataclasses.replace(
+            found,
+            alpha=setting.alpha,
+            pull_period=setting.pull_period,
+            enabled=setting.enabled,
+            bits=setting.bits,
+            sparsity=setting.sparsity,
+            since=before.since if setting.enabled == before.enabled else version,
+        )
+
+    def keep(self, policy: Policy) -> None:
+        """Remember weights that were pushed, to hold what was compressed of them against."""
+        if self._monitor is None or not self._compressing:
+            return
+        self._kept[policy.version] = policy
+        size = sum(value.nbytes for value in policy.float_parameters().values())
+        while len(self._kept) > max(1, min(KEPT, KEPT_BYTES // size)):
+            del self._kept[next(iter(self._kept))]
+
+    def watch(self, trajectories: Sequence[Trajectory], version: int) -> None:
+        """Let the monitor look at rows of trajectories, the same number of each.
+
+        Args:
+            trajectories: new ones.
+            version: the learner's.
+        """
+        if self._monitor is None:
+            return
+        spec, explore = self._learner.spec, self._learner.exploration
+        rows = self._rows(trajectories)
+        pi = self._learner.evaluate_outputs(rows["observations"])
+        known = spec.head in ("logits", "tanh_gaussian")
+        self._monitor.observe(
+            MonitorBatch(
+                spec=spec,
+                pi=pi,
+                mu=rows["behaviour"],
+                versions=rows["versions"],
+                learner_version=version,
+                network=rows["network"],
+                log_pi=log_prob(spec, pi, rows["actions"], explore) if known else None,
+                log_mu=rows["log_mu"] if known else None,
+                exploration=explore,
+                source=self._sources(rows),
+            )
+        )
+
+    def _rows(self, trajectories: Sequence[Trajectory]) -> dict[str, Array]:
+        """Return some rows; compressed ones only of versions that are kept, if there are any."""
+        each = max(1, MONITOR_ROWS // len(trajectories))
+        rows = {
+            name: np.concatenate(
+                [
+                    array.reshape(-1, *array.shape[2:])[-each:]
+                    for array in (getattr(one, name) for one in trajectories)
+                ]
+            )
+            for name in _READ
+        }
+        known = (rows["network"] != COMPRESSED) | np.isin(rows["versions"], list(self._kept))
+        return {name: array[known] for name, array in rows.items()} if known.any() else rows
+
+    def _sources(self, rows: Mapping[str, Array]) -> Floats | None:
+        """Return what the full-precision network of each row's own version says, if it is known.
+
+        Held against that, compression shows by itself: apart from how old the weights were.
+        """
+        compressed = rows["network"] == COMPRESSED
+        needed = set(np.unique(rows["versions"][compressed]).tolist())
+        if not needed <= set(self._kept):
+            return None
+        found: Floats = rows["behaviour"].astype(np.float32)
+        for version in needed:
+            chosen = compressed & (rows["versions"] == version)
+            module = from_policy(self._kept[version])
+            found[chosen] = outputs_of(module, rows["observations"][chosen])
+        return found
+
+    def changes(self) -> tuple[str, ...]:
+        """Return what was changed since the last call, in words."""
+        if self._monitor is None:
+            return ()
+        found = [str(each) for each in self._monitor.changes if each.update > self._told]
+        self._told = self._last_change()
+        return tuple(found)
+
+    def _last_change(self) -> int:
+        changes = [] if self._monitor is None else self._monitor.changes
+        return max((each.update for each in changes), default=0)
+
+    def readings(self) -> dict[str, float]:
+        """Return the monitor's last readings."""
+        if self._monitor is None or not self._monitor.readings:
+            return {}
+        return dict(self._monitor.readings[-1].values)

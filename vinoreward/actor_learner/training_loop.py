@@ -1,0 +1,289 @@
+"""The learner's side of a training: take, learn, push, and look after everything in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from vinoreward.actor_learner.engines.base import Engine, EngineError, Event
+from vinoreward.actor_learner.environments import Episode
+from vinoreward.actor_learner.intake import Intake
+from vinoreward.actor_learner.learners.base import Learner
+from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.orders import Orders
+from vinoreward.actor_learner.profile import COUNTERS, Breakdown
+from vinoreward.actor_learner.progress import Progress, Summary
+from vinoreward.actor_learner.recent import RecentObservations, Totals
+from vinoreward.actor_learner.settings import ActorLearnerConfig
+from vinoreward.actor_learner.steering import Steering
+from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
+from vinoreward.errors import InputError, OutputError
+from vinoreward.policies.policy import Policy
+
+LAST_TIMEOUT = 10.0
+"""Seconds that the end of a training waits for the compressor's last policy."""
+OBSERVATIONS_EVERY = 0.5
+"""Seconds between two times that the compressor is given observations; 29 MB if pictures."""
+SAVE_SHARE = 0.1
+"""Of a training's time, at most, goes into checkpoints."""
+
+Check = Callable[[Callable[[], None]], None]
+"""Raises KeyboardInterrupt if that was asked for, after calling what it is given."""
+
+
+@dataclass
+class _News:
+    """What came in since the last progress."""
+
+    events: list[Event] = field(default_factory=list)
+    compressor: list[dict[str, Any]] = field(default_factory=list)
+    ended: list[Episode] = field(default_factory=list)
+
+
+class Loop:
+    """One call of ``learn``.
+
+    Args:
+        engine: not started yet.
+        learner: what learns.
+        config: how.
+        limiter: of samples per insert, None for none.
+        steering: what actors and compressor are told.
+        totals: counted on.
+        recent: observations, added to.
+        save: writes a checkpoint; returns whether there is a folder to write it to.
+        compressing: whether there is a compressor.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        learner: Learner,
+        config: ActorLearnerConfig,
+        *,
+        limiter: SamplesPerInsert | None,
+        steering: Steering,
+        totals: Totals,
+        recent: RecentObservations,
+        save: Callable[[], bool],
+        compressing: bool,
+    ) -> None:
+        self._engine = engine
+        self._learner, self._config = learner, config
+        self._steering, self._totals, self._recent = steering, totals, recent
+        self._write = save
+        self._compressing = compressing
+        self._intake = Intake(engine, learner, config, limiter)
+        self._orders = steering.orders(Orders(), totals.version)
+        self._before = totals.steps
+        self._learning = 0.0
+        self._metrics: dict[str, float] = {}
+        self._experience: dict[str, float] = {}
+        self._news = _News()
+        self._watched = self._pushed_at = learner.updates
+        self._observations_given = 0.0
+        self._next_save = 0.0
+        self._pushed = self._checked_policy()
+        steering.keep(self._pushed)
+
+    def run(
+        self, total_steps: int, on_progress: Callable[[Progress], bool | None] | None, check: Check
+    ) -> Summary:
+        """Train until so many environment steps; see ``ActorLearner.learn``."""
+        engine, totals = self._engine, self._totals
+        engine.start(self._pushed, self._orders, self._recent.rows)
+        start = time.monotonic()
+        self._next_save = start + self._config.checkpoint_seconds
+        stopped = False
+        try:
+            while totals.steps < total_steps and not stopped:
+                learned = self._update()
+                self._take_news()
+                if learned:
+                    self._push(check)
+                    progress = self._progress(start)
+                    stopped = bool(on_progress(progress)) if on_progress else False
+                if time.monotonic() > self._next_save:
+                    self._save()
+                check(self._save)
+        except EngineError:
+            # What was learned is sound; it is acting that failed.
+            self._save()
+            raise
+        self._save()
+        breakdown, learner_seconds = self.profile()
+        policy, compressed = self.policies(LAST_TIMEOUT)
+        return Summary(
+            steps=totals.steps,
+            updates=self._learner.updates,
+            seconds=time.monotonic() - start,
+            mean_return=totals.episodes.mean,
+            profile=breakdown,
+            learner_seconds=learner_seconds,
+            stopped=stopped,
+            policy=policy,
+            compressed=compressed,
+        )
+
+    def profile(self) -> tuple[Breakdown, float]:
+        """Return where the actors' time went so far, and the learner's seconds per step."""
+        counters = self._engine.counters()
+        acted = max(1, counters["steps"])
+        found = Breakdown.of({name: counters[name] for name in COUNTERS}, acted)
+        return found, self._learning / acted
+
+    def policies(self, timeout: float) -> tuple[Policy, Policy | None]:
+        """Return what was pushed last and the compressor's last; see ``ActorLearner.policies``."""
+        full = self._pushed
+        if not self._compressing:
+            return full, None
+        deadline = time.monotonic() + timeout
+        compressed = self._engine.compressed_policy()
+        while (
+            self._orders.enabled_at(full.version)
+            and (compressed is None or compressed.version < full.version)
+            and time.monotonic() < deadline
+        ):
+            self._take_news()
+            failed = {report["version"] for report in self._news.compressor if "error" in report}
+            if full.version in failed:
+                break
+            time.sleep(0.02)  # each look copies the policy
+            compressed = self._engine.compressed_policy()
+        return full, compressed
+
+    # Learning
+
+    def _update(self) -> bool:
+        """Take what the learner needs and let it learn; return whether it did."""
+        with ExitStack() as stack:
+            trajectories = self._intake.take(stack, self._totals.version)
+            self._totals.steps = self._before + self._intake.steps
+            return trajectories is not None and self._learn(trajectories)
+
+    def _learn(self, trajectories: list[Trajectory]) -> bool:
+        start = time.perf_counter()
+        metrics = self._learner.update(trajectories)
+        if trajectories:
+            self._recent.add(trajectories)
+            self._note(trajectories)
+        if not metrics:
+            return False
+        self._intake.learned()
+        due = self._learner.updates - self._watched >= self._config.monitor_period
+        if trajectories and due:
+            self._steering.watch(trajectories, self._totals.version)
+            self._watched = self._learner.updates
+        self._metrics = {**metrics, **self._experience, "dropped": float(self._intake.dropped)}
+        self._learning += time.perf_counter() - start
+        return True
+
+    def _note(self, trajectories: list[Trajectory]) -> None:
+        behind = [self._totals.version - one.versions for one in trajectories]
+        shares = [(one.network == COMPRESSED).mean() for one in trajectories]
+        self._experience = {
+            "lag_mean": float(np.mean([part.mean() for part in behind])),
+            "lag_max": float(max(part.max() for part in behind)),
+            "compressed_share": float(np.mean(shares)),
+        }
+
+    # Telling the others
+
+    def _checked_policy(self) -> Policy:
+        """Return what was learned.
+
+        Raises:
+            OutputError: NaN or infinity; nobody can act with that, or go on from it.
+        """
+        try:
+            return self._learner.policy(self._totals.version)
+        except InputError as error:
+            raise OutputError(
+                f"after {self._learner.updates} updates {error} Nothing of it was given to actors "
+                "or saved."
+            ) from error
+
+    def _push(self, check: Check) -> None:
+        engine, totals = self._engine, self._totals
+        push = self._learner.updates - self._pushed_at >= self._config.push_period
+        exact = self._config.lag is not None
+        if push and exact:
+            self._wait_for_everyone(check)
+        # Before the weights that they hold for: see Actor._exact.
+        orders = self._steering.orders(self._orders, totals.version + 1)
+        if orders != self._orders:
+            self._orders = orders
+            engine.order(orders)
+        if not push:
+            return
+        self._pushed_at = self._learner.updates
+        totals.version += 1
+        self._pushed = self._checked_policy()
+        if self._compressing and (exact or self._observations_due()):
+            engine.give_observations(self._recent.rows)
+        self._steering.keep(self._pushed)
+        engine.publish(self._pushed)
+
+    def _observations_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._observations_given < OBSERVATIONS_EVERY:
+            return False
+        self._observations_given = now
+        return True
+
+    def _wait_for_everyone(self, check: Check) -> None:
+        """Wait until nobody needs the present version any more: only the latest one is kept."""
+        while not self._engine.everyone_has(self._totals.version):
+            self._take_news()
+            for report in self._news.compressor:
+                if "error" in report and report["version"] == self._totals.version:
+                    raise EngineError(
+                        f"the compressor failed on version {report['version']}: {report['error']} "
+                        "Expected it to keep up: with a fixed lag nobody can go on without it."
+                    )
+            check(self._save)
+            time.sleep(1e-4)
+
+    def _save(self) -> None:
+        """Write a checkpoint and let the compressor write down its state."""
+        start = time.monotonic()
+        self._checked_policy()
+        if self._write():
+            self._orders = replace(self._orders, save=self._orders.save + 1)
+            self._engine.order(self._orders)
+        now = time.monotonic()
+        # A large replay takes seconds to write.
+        pause = max(self._config.checkpoint_seconds, (now - start) / SAVE_SHARE)
+        self._next_save = now + pause
+
+    # Telling the user
+
+    def _take_news(self) -> None:
+        news = self._engine.news()
+        for _, episode in news.episodes:
+            value = episode.reward if episode.score is None else episode.score
+            self._totals.episodes.add(value)
+            self._news.ended.append(episode)
+        self._news.events += news.events
+        self._news.compressor += news.compressor
+
+    def _progress(self, start: float) -> Progress:
+        news, self._news = self._news, _News()
+        return Progress(
+            steps=self._totals.steps,
+            updates=self._learner.updates,
+            seconds=time.monotonic() - start,
+            metrics=self._metrics,
+            readings=self._steering.readings(),
+            mean_return=self._totals.episodes.mean,
+            episodes=self._totals.episodes.count,
+            events=tuple(news.events),
+            changes=self._steering.changes(),
+            compressor=tuple(news.compressor),
+            ended=tuple(news.ended),
+        )
