@@ -194,7 +194,7 @@ class TestLimits:
         limiter = SamplesPerInsert(4.0, 18, 5 * 4.0 * 9, insert_size=18, sample_size=32)
         with started(config(actors=2, limiter=limiter, slots=50)) as engine:
             samples = 0
-            for _ in range(12):
+            for _ in range(6):
                 # Actors insert as much as they may, and then no more.
                 until(lambda: not limiter.can_insert(inserted(engine), samples, 18))  # noqa: B023
                 time.sleep(0.02)

@@ -1,0 +1,108 @@
+"""What Ray runs in a process of its own: the loop of an actor or of the compressor, in a thread.
+
+The process's event loop answers the learner meanwhile. torch is not imported by an actor's.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vinoreward.actor_learner.actor import ActorConfig
+from vinoreward.actor_learner.engines.ray_outbox import Message, Outbox
+from vinoreward.actor_learner.engines.ray_state import Identity
+from vinoreward.actor_learner.trajectory import TrajectorySpec
+
+
+class _Worker:
+    """A loop in a thread, and an outbox.
+
+    Args:
+        paths: where the learner's process finds modules. Those that this one lacks are looked at
+            last, so that an environment beside the user's script is found on a shared file system.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        sys.path.extend(path for path in paths if path not in sys.path)
+        self._outbox = Outbox()
+
+    def _start(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except BaseException:  # noqa: BLE001  (nothing is swallowed: the learner is told)
+                self._outbox.end(traceback.format_exc())
+            else:
+                self._outbox.end("")
+
+        threading.Thread(target=run, name="vinoreward loop", daemon=True).start()
+
+    async def next(self) -> Message:
+        """Return what the loop has next for the learner."""
+        return await self._outbox.next()
+
+    async def ended(self) -> str:
+        """Return the loop's traceback when it ends, empty if it ended by itself."""
+        return await self._outbox.ended()
+
+
+class ActorWorker(_Worker):
+    """One actor.
+
+    Args:
+        paths: see above.
+        identity: of this process.
+        config: what it does.
+        trajectory: sizes of what it sends.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        identity: Identity,
+        config: ActorConfig,
+        trajectory: TrajectorySpec,
+    ) -> None:
+        super().__init__(paths)
+
+        def work() -> None:
+            from vinoreward.actor_learner.actor import Actor
+            from vinoreward.actor_learner.engines.ray_links import RayActorLink
+
+            link = RayActorLink(identity, self._outbox, trajectory)
+            me = identity
+            Actor(config, link, me.process, me.generation, me.rollouts).run()
+
+        self._start(work)
+
+
+class CompressorWorker(_Worker):
+    """The compressor.
+
+    Args:
+        paths: see above.
+        identity: of this process.
+        config: a reference to a CompressorConfig, in a list.
+        batch: of the actors' executors.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], identity: Identity, config: Sequence[Any], batch: int
+    ) -> None:
+        super().__init__(paths)
+
+        def work() -> None:
+            import ray
+
+            from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
+            from vinoreward.actor_learner.engines.ray_links import RayCompressorLink
+            from vinoreward.actor_learner.executors.registry import compile_blob
+
+            link = RayCompressorLink(identity, self._outbox)
+            told: CompressorConfig = ray.get(config[0])
+            Compressor(told, link, lambda policy: compile_blob(policy, batch)).run()
+
+        self._start(work)
