@@ -91,7 +91,9 @@ class Breakdown:
         """
         share = self.share_of_network
         bound = 1.0 / (1.0 - share) if share < 1.0 else float("inf")
-        if learner_seconds * actors > sum(self.wall.values()) - self.wall["wait"]:
+        acting = sum(self.wall.values()) - self.wall["wait"]
+        learning = learner_seconds * actors
+        if learning > acting:
             return (
                 f"The learner needs {learner_seconds * 1e3:.3g} ms per environment step and "
                 f"{'an actor' if actors == 1 else f'one of {actors} actors'} "
@@ -106,6 +108,12 @@ class Breakdown:
             )
         return (
             f"The network takes {share:.0%} of an actor's step: compressing it can make actors up "
-            f"to {bound:.2f} times faster. Compare with more environments per actor first: that "
-            "costs no accuracy."
+            f"to {bound:.2f} times faster"
+            + (
+                f", and this training {acting / learning:.2f} times: then the learner, with "
+                f"{learner_seconds * 1e3:.3g} ms per environment step, is what limits"
+                if learning * bound > acting
+                else ""
+            )
+            + ". Compare with more environments per actor first: that costs no accuracy."
         )
