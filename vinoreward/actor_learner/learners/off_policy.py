@@ -48,11 +48,12 @@ class ReplayConfig(LearnerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.batch, self.minimum, self.n_step) < 1 or self.minimum > self.capacity:
+        if min(self.batch, self.minimum, self.n_step) < 1 or 2 * self.minimum > self.capacity:
+            # Ends of trajectories take places too: a replay may hold a little over half of them.
             raise ConfigError(
                 f"batch={self.batch}, minimum={self.minimum}, n_step={self.n_step} and "
                 f"capacity={self.capacity} were asked for. Expected at least 1 each, and room for "
-                "the minimum."
+                "twice the minimum."
             )
         if self.n_step > 1 and not self.correctors:
             raise ConfigError(
