@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from vinoreward.backends.telemetry import import_openvino
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import BundleParityError, ConfigError
 from vinoreward_training import import_encoder
@@ -75,6 +76,13 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
             output_names=outputs,
             dynamic_axes={"pictures": {0: "batch"}},
         )
+    ov = import_openvino()
+    for name in ("variational", "plain"):
+        ov.save_model(
+            ov.convert_model(folder / f"{name}.onnx"),
+            folder / f"{name}.xml",
+            compress_to_fp16=False,
+        )
     return folder
 
 
@@ -98,6 +106,8 @@ def config_of(foreign: Path, out: Path, model: str, **changes: object) -> Import
     [
         ("variational.onnx", {}, True),
         ("plain.onnx", {"posterior": False}, False),
+        ("variational.xml", {}, True),
+        ("plain.xml", {"posterior": False}, False),
         ("weights.pt", {"module": "nets.py:variational"}, True),
         ("weights.pt", {"module": "nets.py:plain", "posterior": False}, False),
     ],
