@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, TooFewNegativesError
 from vinoreward_training.dataset import Dataset, load_dataset, split_by_episode
+from vinoreward_training.machine import cores
 from vinoreward_training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _train(
     )
     from vinoreward_training.network_weights import load_weights
 
-    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.set_num_threads(config.threads or cores())
     torch.manual_seed(config.seed)
     net = build(config.architecture, 2)
     if config.weights is not None:

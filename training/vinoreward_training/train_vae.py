@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,6 +14,7 @@ from vinoreward_training.frames import (
     load_frames,
     split_frames,
 )
+from vinoreward_training.machine import cores
 from vinoreward_training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _train(
     from vinoreward_training.classifier_training import has_bf16
     from vinoreward_training.vae_training import Recipe, VaeFit
 
-    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.set_num_threads(config.threads or cores())
     torch.manual_seed(config.seed)
     recipe = Recipe(
         steps=config.steps,
