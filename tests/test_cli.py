@@ -86,3 +86,10 @@ def test_a_missing_library_is_named_with_its_extra(
     monkeypatch.setattr(doctor, "run", run)
     assert main(["doctor"]) == 1
     assert "pip install 'vinoreward[train]'" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m vinoreward_training.cli actors --list-presets | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import importlib.metadata
 import inspect
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -112,6 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+    except BrokenPipeError:
+        # The reader has seen enough ("| head"); the interpreter would complain at its end again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print(f"\nvinoreward {name}: stopped. What was written is valid.", file=sys.stderr)
         return 130
