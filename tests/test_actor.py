@@ -15,7 +15,7 @@ import pytest
 
 from vinoreward.actor_learner.actor import Actor, ActorConfig
 from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
-from vinoreward.actor_learner.environments import EnvironmentSpec
+from vinoreward.actor_learner.environments import Environments, EnvironmentSpec
 from vinoreward.actor_learner.link import ActorLink, CompressorLink, Weights
 from vinoreward.actor_learner.orders import Orders
 from vinoreward.actor_learner.profile import COUNTERS, Breakdown
@@ -232,6 +232,13 @@ class TestWhatIsStored:
         np.testing.assert_array_equal(first(seed=3), first(seed=3))
         assert not np.array_equal(first(seed=3), first(seed=4))
         assert not np.array_equal(first(seed=3), first(seed=3, first_version=7))
+
+    def test_environments_of_one_actor_begin_differently(self) -> None:
+        made = EnvironmentSpec("CartPole-v1")
+        envs = Environments(made, CARTPOLE, 3, seed=7)
+        expected = [made.make().reset(seed=seed)[0] for seed in (7, 8, 9)]
+        np.testing.assert_array_equal(envs.observations, expected)
+        envs.close()
 
     def test_broken_weights_are_refused_before_they_act(self) -> None:
         def begin(link: PlainLink) -> None:

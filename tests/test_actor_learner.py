@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import psutil
@@ -33,7 +34,7 @@ from faulty_environments import Harms, Remembers, pushes_counted
 from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig, Progress
 from vinoreward.actor_learner.checkpoint import load_checkpoint
 from vinoreward.actor_learner.engine_setup import limiter_for
-from vinoreward.actor_learner.engines.base import EngineError
+from vinoreward.actor_learner.engines.base import Engine, EngineError
 from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.intake import Intake
 from vinoreward.actor_learner.learners.dqn import DQN, DQNConfig
@@ -182,7 +183,7 @@ class TestTraining:
         summary = ActorLearner(
             "CartPole-v1",
             learner,
-            settings(actors=2, environments=4, executor="openvino"),
+            settings(actors=2, environments=4, executor="openvino", lag=1),
             compressor=chain,
         ).learn(150_000, progressed)
         assert summary.stopped
@@ -264,6 +265,12 @@ class TestTraining:
             assert (len(found), intake.dropped) == (2, dropped)
             # What was dropped was acted all the same.
             assert intake.steps == 5 * (2 + dropped)
+
+    def test_a_trajectory_is_as_old_as_its_oldest_step(self) -> None:
+        intake = Intake(create_autospec(Engine), impala(), settings(max_lag=10), None)
+        one = TrajectorySpec(3, 1, (4,), "float32", (), 2).empty()
+        one.versions[:, 0] = [4, 5, 9]
+        assert [intake._too_old(one, version) for version in (14, 15)] == [False, True]
 
     def test_more_trajectories_than_the_actors_left_have_room_for(self) -> None:
         """Of two actors one dies for good; updates of six go on with what the other sends."""

@@ -217,6 +217,13 @@ def test_a_rare_colour_and_what_moves_count_more() -> None:
     assert np.unique(found[blue]) == pytest.approx([4.0])
     rarer = PixelWeights.measure(images[:, :, :, :] // 1, foreground=0.0, rare=1.0)
     assert rarer.rarity.max() == 1.0
+    # Of a single pixel among 25600 the colour is rarer than the highest weight allows.
+    images = np.zeros((20, *SIZE, 3), dtype=np.uint8)
+    images[0, 3, 5] = BLUE
+    weights = PixelWeights.measure(images, foreground=0.0, rare=7.0)
+    targets = torch.from_numpy(images[:1]).permute(0, 3, 1, 2).float() / 255
+    found = weights.of(images[:1], targets)[0, 0].numpy()
+    assert found[3, 5] == 7.0 and found.sum() == 7.0 + found.size - 1
 
 
 def test_reconstruction_is_a_log_likelihood() -> None:
@@ -321,6 +328,29 @@ def test_ctrl_c_and_resume_lead_to_the_very_same_weights(
     assert resumed.history == whole.history
     for name, value in weights_of(whole).items():
         np.testing.assert_array_equal(value, weights_of(resumed)[name])
+
+
+def test_places_count_by_their_weight_and_begin_at_the_mean_of_training_frames(
+    tmp_path: Path,
+) -> None:
+    fit = fit_of(tmp_path / "run", places=5.0, steps=4, beta=2.0, warmup=0.0)
+    assert fit._reader is not None
+    mean = fit._places[fit._train].mean(0)
+    assert fit._reader.linear.bias.detach().numpy() == pytest.approx(mean, rel=1e-5)
+    found = fit._step()
+    expected = found["reconstruction"] + 2.0 * found["kl"] + 5.0 * found["places_mm2"]
+    assert found["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_half_precision_is_for_the_first_three_quarters(tmp_path: Path) -> None:
+    fit = fit_of(tmp_path / "run", steps=8, bf16=True)
+    seen: list[torch.dtype] = []
+    layer = next(part for part in fit.vae.modules() if isinstance(part, torch.nn.Conv2d))
+    layer.register_forward_hook(lambda *given: seen.append(given[2].dtype))
+    for _ in range(8):
+        fit._step()
+    assert seen == [torch.bfloat16] * 6 + [torch.float32] * 2
+    assert all(value.dtype == torch.float32 for value in fit.vae.parameters())
 
 
 def test_a_full_disk_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from vinoreward.errors import ConfigError
 from vinoreward_training.actors_settings import ActorsConfig
-from vinoreward_training.train_settings import read_yaml
+from vinoreward_training.train_settings import named, read_recorded, read_yaml
 
 TABLES = ("learner", "env_kwargs")
 NOT_RECORDED = ("explicit", "resume", "progress", "list_presets")
@@ -61,22 +61,9 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
         ModelNotFoundError: the YAML file is not there.
     """
     defaults = _defaults()
-    given = {
-        name: getattr(config, name)
-        for name, value in defaults.items()
-        if name in config.explicit or getattr(config, name) != value
-    }
-    recorded = Path(config.out) / "config.yaml"
-    if config.resume and recorded.is_file():
-        base = read_yaml(recorded, defaults)
-        for name in FIXED_BY_A_RUN:
-            if name in given and given[name] != base.get(name, defaults[name]):
-                raise ConfigError(
-                    f"found {name}={given[name]!r}, but the run in {config.out} has "
-                    f"{base.get(name)!r}. Expected the same; leave it out, or start another run "
-                    "with --out."
-                )
-    else:
+    given = named(config, defaults)
+    base = read_recorded(config, given, defaults, FIXED_BY_A_RUN)
+    if base is None:
         file = read_yaml(Path(config.config), defaults) if config.config is not None else {}
         base = _merged(_preset(given.get("preset", file.get("preset"))), file)
     settled = _typed({**defaults, **_merged(base, given)})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import yaml
 
@@ -28,6 +29,22 @@ _FIXED_BY_A_RUN = ("env", "algorithm", "seed", "frame_stack")
 _Config = TypeVar("_Config", bound="TrainConfig")
 
 
+class Settings(Protocol):
+    """What is needed of a configuration to settle it."""
+
+    @property
+    def out(self) -> Path:
+        """The run's folder."""
+
+    @property
+    def resume(self) -> bool:
+        """Whether to go on with the run that is there."""
+
+    @property
+    def explicit(self) -> tuple[str, ...]:
+        """What was named on the command line."""
+
+
 def resolve(config: _Config) -> _Config:
     """Return the configuration with every value settled.
 
@@ -43,21 +60,9 @@ def resolve(config: _Config) -> _Config:
     """
     defaults = {field.name: _default(field) for field in dataclasses.fields(config)}
     del defaults["explicit"]
-    given = {
-        name: getattr(config, name)
-        for name, value in defaults.items()
-        if name in config.explicit or getattr(config, name) != value
-    }
-    recorded = Path(config.out) / "config.yaml"
-    if config.resume and recorded.is_file():
-        base = read_yaml(recorded, defaults)
-        for name in _FIXED_BY_A_RUN:
-            if name in given and given[name] != base.get(name, defaults[name]):
-                raise ConfigError(
-                    f"found {name}={given[name]!r}, but the run in {config.out} has "
-                    f"{base.get(name)!r}. Expected the same; leave it out, or start another run "
-                    "with --out."
-                )
+    given = named(config, defaults)
+    base = read_recorded(config, given, defaults, _FIXED_BY_A_RUN)
+    if base is not None:
         if "encoder" in given and base.get("encoder") is None:
             raise ConfigError(
                 f"found encoder={given['encoder']!r}, but the run in {config.out} has none. "
@@ -75,6 +80,43 @@ def resolve(config: _Config) -> _Config:
         settled["timesteps"] = DEFAULT_TIMESTEPS
     _check(settled)
     return dataclasses.replace(config, explicit=(), **settled)
+
+
+def named(config: Settings, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was named on the command line or differs from the default."""
+    return {
+        name: getattr(config, name)
+        for name, value in defaults.items()
+        if name in config.explicit or getattr(config, name) != value
+    }
+
+
+def read_recorded(
+    config: Settings, given: Mapping[str, Any], defaults: dict[str, Any], fixed: Iterable[str]
+) -> dict[str, Any] | None:
+    """Return what the run that is to be resumed recorded; None if there is none.
+
+    Args:
+        config: where the run is, and whether to resume it.
+        given: see :func:`named`.
+        defaults: of all keys.
+        fixed: keys that a run cannot change.
+
+    Raises:
+        ConfigError: one of them was given otherwise, or a key is not known.
+    """
+    path = Path(config.out) / "config.yaml"
+    if not (config.resume and path.is_file()):
+        return None
+    found = read_yaml(path, defaults)
+    for name in fixed:
+        if name in given and given[name] != found.get(name, defaults[name]):
+            raise ConfigError(
+                f"found {name}={given[name]!r}, but the run in {config.out} has "
+                f"{found.get(name)!r}. Expected the same; leave it out, or start another run "
+                "with --out."
+            )
+    return found
 
 
 def settle_encoder(config: _Config) -> _Config:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vinoreward.actor_learner.checkpoint import load_checkpoint, save_checkpoint
-from vinoreward.actor_learner.compressor import STATE_FILE, CompressorConfig
+from vinoreward.actor_learner.compressor import STATE_FILE, CompressorConfig, read_state
 from vinoreward.actor_learner.engine_setup import engine_config, limiter_for
 from vinoreward.actor_learner.engines.registry import make_engine
 from vinoreward.actor_learner.environments import EnvironmentSpec, check_spaces
@@ -44,6 +44,7 @@ class ActorLearner:
 
     Raises:
         ConfigError: an environment that the network does not fit, or settings that cannot be.
+        ModelCorruptError: a checkpoint, or the compressor's state, is damaged.
     """
 
     def __init__(
@@ -166,6 +167,9 @@ class ActorLearner:
         state = load_checkpoint(folder)
         if state is None:
             return False
+        if self._chain is not None and (folder / STATE_FILE).is_file():
+            # Here, where it can be said: the compressor would end, and training go on without.
+            read_state(folder / STATE_FILE)
         self.learner.load_state(state["learner"])
         if self.monitor is not None and state["monitor"] is not None:
             self.monitor.load_state(state["monitor"])

@@ -11,6 +11,7 @@ from vinoreward.errors import ModelCorruptError
 from vinoreward.saved_state import save_state
 
 CHECKPOINT = "checkpoint.pt"
+PARTS = ("learner", "monitor", "steps", "version", "returns", "episodes", "observations")
 
 
 def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> None:
@@ -26,7 +27,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     """Return what :func:`save_checkpoint` wrote there, None if there is nothing.
 
     Raises:
-        ModelCorruptError: a file that cannot be read as plain tensors.
+        ModelCorruptError: a file that cannot be read as plain tensors, or that lacks some.
     """
     import torch
 
@@ -35,9 +36,25 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         value = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        if not isinstance(value, dict):
+            raise ValueError
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        ValueError,
+        LookupError,
+    ) as why:
+        # Not PyTorch's own words: they advise to read the file without weights_only.
         raise ModelCorruptError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}). Expected a checkpoint of "
-            "vinoreward actors; delete it to start anew."
-        ) from error
-    return dict(value)
+            f"{path} is damaged or no checkpoint ({type(why).__name__}). Expected a checkpoint of "
+            "vinoreward actors; restore it from a copy, or delete it to start anew."
+        ) from why
+    missing = [name for name in PARTS if name not in value]
+    if missing:
+        raise ModelCorruptError(
+            f"{path} has no {', '.join(missing)}. Expected a checkpoint of vinoreward actors with "
+            f"{', '.join(PARTS)}; restore it from a copy, or delete it to start anew."
+        )
+    return value

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from vinoreward.actor_learner.trajectory import FULL_PRECISION
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import Compiler, CompressionContext
 from vinoreward.compression.quality import check_policy
-from vinoreward.errors import OutputError, VinorewardError
+from vinoreward.errors import ModelCorruptError, OutputError, VinorewardError
 from vinoreward.files import atomic_path
 from vinoreward.policies.policy import Policy
 
@@ -45,6 +46,32 @@ class CompressorConfig:
     seed: int = 0
     folder: Path | None = None
     resume: bool = False
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return what a compressor wrote there.
+
+    Raises:
+        ModelCorruptError: the file is damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            state = {name: stored[name] for name in stored.files}
+        if "pushes" not in state:
+            raise ValueError("no count of pushes")
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        LookupError,
+        AttributeError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise ModelCorruptError(
+            f"{path} is damaged ({type(error).__name__}). Expected the state of a compressor; "
+            "restore it from a copy, or delete it: the compressor then measures anew."
+        ) from error
+    return state
 
 
 def copied(policy: Policy) -> Policy:
@@ -149,8 +176,7 @@ class Compressor:
             np.savez(stream, **arrays)
 
     def _load(self, path: Path) -> None:
-        with np.load(path, allow_pickle=False) as stored:
-            state = {name: stored[name] for name in stored.files}
+        state = read_state(path)
         self._pushes = int(state.pop("pushes"))
         self._chain.load_state(
             {name: value.item() if value.ndim == 0 else value for name, value in state.items()}

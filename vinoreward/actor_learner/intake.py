@@ -133,7 +133,8 @@ class Intake:
         if not self._learner.ready or self._limiter is None:
             return False
         count = self._learner.consumption.sampled
-        return self._limiter.can_sample(self._engine.counters()["steps"], self._samples, count)
+        inserted = self._engine.counters(("steps",))["steps"]
+        return self._limiter.can_sample(inserted, self._samples, count)
 
     def _released(self) -> list[Trajectory]:
         held, self._held = self._held, []

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.actor import ActorConfig
+from vinoreward.actor_learner.actor import COUNTERS, ActorConfig
 from vinoreward.actor_learner.compressor import CompressorConfig
 from vinoreward.actor_learner.environments import Episode
 from vinoreward.actor_learner.limiter import SamplesPerInsert
@@ -129,8 +129,12 @@ class Engine(abc.ABC):
         """Say that the learner has used so many more transitions; for the limiter."""
 
     @abc.abstractmethod
-    def counters(self) -> dict[str, int]:
-        """Return all actors' counters, summed."""
+    def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
+        """Return counters of all actors, summed.
+
+        Args:
+            names: which; few cost less.
+        """
 
     @abc.abstractmethod
     def everyone_has(self, version: int) -> bool:

@@ -216,9 +216,9 @@ class LocalEngine(Engine):
         """See :meth:`Engine.sampled`."""
         self._control.samples += count
 
-    def counters(self) -> dict[str, int]:
+    def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
         """See :meth:`Engine.counters`."""
-        return {name: self._control.total(name) for name in COUNTERS}
+        return {name: self._control.total(name) for name in names}
 
     def everyone_has(self, version: int) -> bool:
         """See :meth:`Engine.everyone_has`."""

@@ -223,10 +223,10 @@ class RayEngine(Engine):
         """See :meth:`Engine.sampled`."""
         self._running.intake.sampled(count)
 
-    def counters(self) -> dict[str, int]:
+    def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
         """See :meth:`Engine.counters`. Those of what has come, not of what is on its way."""
         found = self._running.counters()
-        return {name: found[name] for name in COUNTERS}
+        return {name: found[name] for name in names}
 
     def everyone_has(self, version: int) -> bool:
         """See :meth:`Engine.everyone_has`."""
