@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from faulty_environments import Numbered, Remembers
 
 from vinoreward.compression.context import CompressionContext
 from vinoreward.policies.policy import Policy
+
+WORK = 4.0
+"""Seconds that a long push takes."""
 
 
 class Watched(Numbered):
@@ -81,22 +85,32 @@ class Watched(Numbered):
 
 
 class Fragile(Remembers):
-    """Counts its pushes, and kills its process once.
+    """Counts its pushes; something happens in one of them, once.
 
     Args:
-        marker: a file that says that it has happened.
+        marker: a file that says that it has happened, and in which process.
         after: which push.
+        fault: kill, hang (SIGSTOP), work for some seconds, or stuck (works for ever, in a process
+            whose patience with that is short).
     """
 
-    def __init__(self, marker: str, after: int) -> None:
+    def __init__(self, marker: str, after: int, fault: str = "kill") -> None:
         super().__init__()
         self._file = Path(marker)
         self._after = after
+        self._what = fault
 
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
         if self.count + 1 == self._after and not self._file.exists():
-            self._file.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._file.write_text(str(os.getpid()))
+            if self._what in ("work", "stuck"):
+                for links in ("local_links", "ray_links") if self._what == "stuck" else ():
+                    module = sys.modules.get(f"vinoreward.actor_learner.engines.{links}")
+                    if module is not None:
+                        module.__dict__["LONGEST_PUSH"] = 0.5
+                time.sleep(WORK if self._what == "work" else 600.0)
+            else:
+                os.kill(os.getpid(), signal.SIGKILL if self._what == "kill" else signal.SIGSTOP)
         return super().compress(policy, context)
 
 

@@ -259,7 +259,7 @@ class TestTraining:
         told = config(CARTPOLE, "CartPole-v1", actors=2, slots=6, steps=5)
         with started(told) as engine, ExitStack() as stack:
             until(lambda: engine.waiting() == 12)
-            intake = Intake(engine, impala(2), settings(max_lag=10), None)
+            intake = Intake(engine, impala(2), settings(max_lag=10), None, [])
             found = intake.take(stack, version)
             assert found is not None
             assert (len(found), intake.dropped) == (2, dropped)
@@ -267,7 +267,7 @@ class TestTraining:
             assert intake.steps == 5 * (2 + dropped)
 
     def test_a_trajectory_is_as_old_as_its_oldest_step(self) -> None:
-        intake = Intake(create_autospec(Engine), impala(), settings(max_lag=10), None)
+        intake = Intake(create_autospec(Engine), impala(), settings(max_lag=10), None, [])
         one = TrajectorySpec(3, 1, (4,), "float32", (), 2).empty()
         one.versions[:, 0] = [4, 5, 9]
         assert [intake._too_old(one, version) for version in (14, 15)] == [False, True]
@@ -308,6 +308,22 @@ class TestSamplesPerInsert:
         assert samples / (1500 - 100) == pytest.approx(ratio, rel=0.25)
         # Nothing that was taken was kept from the replay.
         assert learner.replay.inserted >= 1500 - 2 * limiter.error_buffer / ratio
+
+    def test_what_waits_for_the_limit_is_part_of_the_checkpoint(self, tmp_path: Path) -> None:
+        """One update for 1600 steps: nearly all of them wait."""
+        config = settings(samples_per_insert=0.01)
+        first = dqn()
+        trainer = ActorLearner("CartPole-v1", first, config, folder=tmp_path)
+        trainer.learn(600)
+        assert first.replay.inserted < 400 < trainer.steps
+        again = dqn()
+        resumed = ActorLearner("CartPole-v1", again, config, folder=tmp_path, resume=True)
+        assert resumed.steps == trainer.steps
+        assert again.replay.inserted == first.replay.inserted
+        # The next update takes in what waited; also when the same training goes on.
+        for training, learner in ((resumed, again), (trainer, first)):
+            training.learn(1_000_000, lambda progress: True)
+            assert learner.replay.inserted == training.steps
 
     def test_not_counted_anew_with_a_full_replay(self, tmp_path: Path) -> None:
         learner = dqn()

@@ -210,7 +210,7 @@ def test_what_is_given_wins_over_file_and_preset(tmp_path: Path) -> None:
     )
     assert (found.steps, found.actors, found.compress) == (777, 1, "int8 | openvino")
     assert found.learner["gamma"] == 0.9
-    assert found.learner["learning_rate"] == 0.0001
+    assert found.learner["learning_rate"] == 0.0003
 
 
 @pytest.mark.parametrize(
@@ -328,10 +328,10 @@ def test_policies_that_are_not_whole_are_refused(tmp_path: Path) -> None:
 
 def test_a_half_written_last_row_is_no_row(tmp_path: Path) -> None:
     file = tmp_path / METRICS
-    file.write_text('{"step": 1}\n{"step": 5}\n{"ste')
+    file.write_text('{"kind": "train", "step": 1}\n{"kind": "train", "step": 5}\n{"ste')
     assert [row["step"] for row in read_rows(tmp_path)] == [1, 5]
     assert [row["step"] for row in read_rows(tmp_path, until=4)] == [1]
-    file.write_text('{"step": 1}\nnonsense\n{"step": 5}\n')
+    file.write_text('{"kind": "train", "step": 1}\nnonsense\n{"kind": "train", "step": 5}\n')
     with pytest.raises(RunFolderError, match="line 2"):
         read_rows(tmp_path)
 
@@ -550,6 +550,26 @@ def test_it_goes_on_after_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"Continue with: vinoreward actors --resume --out {out}" in said
     assert "Traceback" not in said
     finish(out, capsys)
+
+
+@pytest.mark.slow
+def test_it_goes_on_after_ctrl_c_in_the_last_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    run = begin(out, "--steps", "300", "--final-episodes", "100000")
+    limit = time.monotonic() + 120
+    while not (out / "compressed.json").is_file() and time.monotonic() < limit:
+        time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    said = run.communicate(timeout=60)[0]
+    assert run.returncode == 130, said
+    assert f"Continue with: vinoreward actors --resume --out {out}" in said
+    assert "Traceback" not in said
+    again = ["actors", "--resume", "--out", str(out), "--final-episodes", "3", "--no-progress"]
+    assert main(again) == 0
+    assert "full precision: return" in capsys.readouterr().out
+    assert len(rows_of(out, "final")[-1]["seeds"]) == 3
 
 
 @pytest.mark.slow

@@ -12,24 +12,37 @@ from vinoreward.actor_learner.profile import PARTS, Breakdown
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward.policies.wire import encode
-from vinoreward_training import bench_actor_bits, bench_actor_training
+from vinoreward_training import bench_actor_bits
 from vinoreward_training.bench import ROWS
 from vinoreward_training.bench_actor_bits import Variant, draw, stopped
-from vinoreward_training.bench_actor_training import ARMS, Trained, returns, train
+from vinoreward_training.bench_actor_curves import Curve
+from vinoreward_training.bench_actor_curves import draw as draw_curves
+from vinoreward_training.bench_actor_curves import row as curve_row
+from vinoreward_training.bench_actor_training import (
+    EAGER,
+    INT8,
+    MANY,
+    PRESETS,
+    Trained,
+    bound,
+    preset,
+    time_row,
+    train,
+)
 from vinoreward_training.bench_actors import actor_refresh_rows, wire_rows
 from vinoreward_training.bench_settings import BenchConfig
 
 QUIET = Breakdown(dict.fromkeys(PARTS, 1e-4), dict.fromkeys(PARTS, 1e-4), 100)
 
 
-def trained(arm: str, seconds: float | None, seed: int = 0) -> Trained:
-    return Trained(arm, seed, seconds, 1000, 200.0, QUIET, 0.5)
+def trained(arm: str, seconds: float | None, seed: int = 0, learner_ms: float = 0.5) -> Trained:
+    return Trained(arm, seed, seconds, 1000, 200.0, 1.0, QUIET, learner_ms, 0.7)
 
 
 def found(*times: tuple[float | None, float | None]) -> dict[str, list[Trained]]:
     return {
-        ARMS[0]: [trained(ARMS[0], slow, seed) for seed, (slow, _) in enumerate(times)],
-        ARMS[1]: [trained(ARMS[1], fast, seed) for seed, (_, fast) in enumerate(times)],
+        EAGER: [trained(EAGER, slow, seed) for seed, (slow, _) in enumerate(times)],
+        INT8: [trained(INT8, fast, seed) for seed, (_, fast) in enumerate(times)],
     }
 
 
@@ -41,13 +54,13 @@ def test_every_row_has_a_function() -> None:
 
 
 def test_a_ratio_is_the_median_of_pairs_of_one_seed() -> None:
-    row = bench_actor_training._row(found((90, 30), (80, 20), (50, 25)), ARMS[1])
+    row = time_row("name", "task", found((90, 30), (80, 20), (50, 25)), INT8, 3.0)
     assert row.value == pytest.approx(3.0) and row.met is True
     assert row.details["ratios"] == pytest.approx([3.0, 4.0, 2.0])
 
 
 def test_a_training_that_did_not_arrive_leaves_no_figure() -> None:
-    row = bench_actor_training._row(found((90, 30), (80, None)), ARMS[1])
+    row = time_row("name", "task", found((90, 30), (80, None)), INT8, 3.0)
     assert row.value is None and row.met is False
     assert "1 of 2 pairs did not arrive" in row.note and "not reached" in row.note
 
@@ -62,12 +75,30 @@ def test_the_wire_is_counted_not_computed() -> None:
     assert rows[1].value < rows[0].value / 7.5
 
 
-def test_greedy_returns_count_the_first_episode_of_every_start() -> None:
-    spec = mlp(4, 2, head="logits", hidden=(8,))
-    policy = random_policy(spec, 0)
-    first = returns(policy, 5, seed=3)
-    assert first == returns(policy, 5, seed=3) and len(first) == 5
-    assert all(8 <= value <= 200 for value in first)
+def test_what_limits_is_said() -> None:
+    # An actor's step takes 0.1 ms in each of its parts.
+    assert "an actor's 0.70" in bound([trained(INT8, 1.0)])
+    assert "the actor limits" in bound([trained(INT8, 1.0)])
+    assert "the learner limits" in bound([trained(INT8, 1.0, learner_ms=9.0)])
+
+
+def curves(*finals: float) -> list[Curve]:
+    steps = np.array([100, 200])
+    return [Curve(steps, np.array([0.0, value]), value, 1.0) for value in finals]
+
+
+def test_return_lost_is_judged_by_the_error_of_the_difference() -> None:
+    near = curve_row("cartpole-balance", {EAGER: curves(9, 11), INT8: curves(8.5, 10.5)}, "p.png")
+    # Means 10 and 9.5; each has a variance of 2, so that the error is root (2/2 + 2/2).
+    assert near.value == pytest.approx(0.5) and near.met is True
+    assert near.high is not None and near.high - 0.5 == pytest.approx(2**0.5)
+    far = curve_row("cartpole-balance", {EAGER: curves(9, 11), INT8: curves(1, 3)}, "p.png")
+    assert far.value == pytest.approx(8.0) and far.met is False
+
+
+def test_curves_are_drawn(tmp_path: Path) -> None:
+    path = draw_curves(tmp_path / "curves.png", {"a": {EAGER: curves(1, 2), INT8: curves(3, 4)}})
+    assert path.read_bytes()[:4] == b"\x89PNG"
 
 
 def test_the_monitor_lets_the_same_policy_act_and_stops_another() -> None:
@@ -99,11 +130,25 @@ def test_variants_of_a_policy_are_all_measured(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", [EAGER, INT8, MANY])
 def test_every_arm_trains(arm: str) -> None:
-    one = train(arm, 0, most_steps=1500, hidden="2x32")
+    settings = preset(f"actorq/cartpole-{PRESETS[arm]}", 0, network="2x32", steps=1500)
+    one = train(arm, settings)
     assert one.steps >= 1500 or one.seconds is not None
-    assert 8 <= one.evaluated <= 200 and one.profile.step_cpu > 0
+    assert 8 <= one.evaluated <= 200 and one.profile.step_cpu > 0 and one.step_ms > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cartpole-dqn", "cartpole-balance"])
+def test_samples_per_insert_are_presets(name: str) -> None:
+    ones = {}
+    for suffix in ("fp32", "int8-spi1"):
+        settings = preset(
+            f"actorq/{name}-{suffix}", 0, network="2x32", steps=1500, actors=1, target=None
+        )
+        ones[suffix] = train(suffix, settings)
+    assert all(one.seconds is not None for one in ones.values())
+    assert ones["fp32"].learner_ms > 2 * ones["int8-spi1"].learner_ms
 
 
 @pytest.mark.slow

@@ -557,15 +557,17 @@ def test_int8_travels_compiled() -> None:
     assert compiled(Compile("openvino", lambda policy: b"own"), "int8").blob == b"own"
 
 
+@pytest.mark.parametrize("width", [256, 1030])
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "numpy"])
-def test_what_engines_compile_is_what_they_load(engine: Any) -> None:
+def test_what_engines_compile_is_what_they_load(engine: Any, width: int) -> None:
     def compile_one(policy: Policy) -> bytes | None:
         return compile_blob(policy, 4)
 
-    policy = random_policy(mlp(6, 3, head="logits", hidden=(256, 256)), 0)
+    policy = random_policy(mlp(6, 3, head="logits", hidden=(width, width)), 0)
     context = dataclasses.replace(context_for(policy), compiler=compile_one)
     chain = CompressorChain().add(Quantize("int8")).add(Compile(engine))
     found = chain.compress(policy, context)
+    assert (found.blob is not None) == (width >= 1000 and engine != "numpy")
     observations = observations_for(policy.spec, 4)
     with make_executor(engine, 4) as executor:
         executor.refresh(found)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from vinoreward_training import doctor
-from vinoreward_training.doctor import DoctorConfig, Finding, core_works
+from vinoreward_training import doctor, doctor_extras
+from vinoreward_training.doctor import DoctorConfig, core_works
+from vinoreward_training.doctor_extras import Finding
 from vinoreward_training.machine import (
     cores,
     cpu_model,
@@ -26,22 +31,99 @@ def test_only_the_core_decides() -> None:
     assert not core_works([Finding("openvino", "broken", "", core=True), optional])
 
 
-def test_a_missing_extra_comes_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    extras = {"train": (("no-such-thing", "no_such_module"),)}
-    monkeypatch.setattr(doctor, "EXTRAS", extras)
-    (found,) = doctor.missing_extras()
+def test_every_extra_is_looked_for_in_full(project_root: Path) -> None:
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    project = tomllib.loads((project_root / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    declared = {
+        extra: {re.split(r"[<>=; ]", wanted)[0] for wanted in requirements} - {"mujoco"}
+        for extra, requirements in project["optional-dependencies"].items()
+        if extra not in {"all", "dev"}
+    }
+    assert declared == {
+        extra: {name for name, _ in parts} for extra, parts in doctor_extras.EXTRAS.items()
+    }
+
+
+@pytest.mark.parametrize("extra", ["train", "dm-control", "atari", "ray"])
+def test_a_missing_extra_comes_with_its_command(
+    monkeypatch: pytest.MonkeyPatch, extra: str
+) -> None:
+    missing = {extra: (("no-such-thing", "no_such_module"),)}
+    monkeypatch.setattr(doctor_extras, "EXTRAS", missing)
+    (found,) = doctor_extras.extras()
+    assert found.topic == f"extra [{extra}]"
     assert found.status == "missing"
     assert "no-such-thing" in found.text
-    assert found.fix == "pip install 'vinoreward[train]'"
+    assert found.fix == f"pip install 'vinoreward[{extra}]'"
+
+
+def without_wheels(monkeypatch: pytest.MonkeyPatch, name: str, *more: str) -> list[Finding]:
+    """What is found of an extra of which one distribution has no wheel for any Python."""
+    parts = ((name, "no_such_module"), *((module, module) for module in more))
+    nowhere = dataclasses.replace(doctor_extras.WHEELLESS[name], since=(3, 0))
+    monkeypatch.setattr(doctor_extras, "EXTRAS", {"some": parts})
+    monkeypatch.setattr(doctor_extras, "WHEELLESS", {name: nowhere})
+    return doctor_extras.extras()
 
 
 def test_pybullet_without_a_wheel_is_no_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "EXTRAS", {"panda": (("pybullet", "no_such_module"),)})
-    monkeypatch.setattr(doctor, "PYBULLET_BEFORE", (3, 0))
-    extra, pybullet = doctor.missing_extras()
+    extra, pybullet = without_wheels(monkeypatch, "pybullet", "numpy")
     assert extra.status == "ok"
     assert "no wheel" in pybullet.text
     assert "3.10 or 3.11" in pybullet.fix
+
+
+def test_an_extra_of_which_nothing_can_be_there_is_not_called_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (found,) = without_wheels(monkeypatch, "dm-control")
+    assert found.status == "missing"
+    assert "no wheel" in found.text
+    assert "3.10 to 3.12" in found.fix
+
+
+def test_suites_that_are_not_installed_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = dict.fromkeys(doctor_extras.EXTRAS, (("no-such-thing", "no_such_module"),))
+    monkeypatch.setattr(doctor_extras, "EXTRAS", nothing)
+    assert doctor_extras.tasks() == []
+    assert doctor_extras.ray_cluster() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("extra", "library"), [("dm-control", "dm_control"), ("atari", "ale_py")])
+def test_a_suite_that_is_installed_is_tried(
+    monkeypatch: pytest.MonkeyPatch, extra: str, library: str
+) -> None:
+    pytest.importorskip(library)
+    task = doctor_extras.TRIED[extra]
+    monkeypatch.setattr(doctor_extras, "TRIED", {extra: task})
+    (found,) = doctor_extras.tasks()
+    assert (found.topic, found.status) == (f"task {task}", "ok")
+
+
+def test_a_suite_that_does_not_load_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_extras, "EXTRAS", {"atari": (("numpy", "numpy"),)})
+    monkeypatch.setattr(doctor_extras, "TRIED", {"atari": "pong"})
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    (found,) = doctor_extras.tasks()
+    assert found.status == "broken"
+    assert "ale_py" in found.text
+    assert found.fix == "pip install 'vinoreward[atari]'"
+
+
+@pytest.mark.slow
+def test_it_is_said_where_ray_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    (found,) = doctor_extras.ray_cluster()
+    assert found.status == "ok"
+    assert "on this machine" in found.text
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    (found,) = doctor_extras.ray_cluster()
+    assert found.status == "broken"
+    assert "127.0.0.1:1" in found.text
 
 
 def test_openvino_has_a_cpu_and_is_a_backend() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -326,6 +327,27 @@ def test_a_resumed_strategy_decides_as_if_it_had_not_stopped(
         one, other = whole.decide(readings, one), resumed.decide(readings, other)
         assert one == other
     assert whole.state() == resumed.state()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "first"),
+    [
+        ({"bits": 8.0, "sparsity": 0.5}, {"bits": 16, "sparsity": 0.0}),
+        ({"bits": 8.0}, {"bits": 16}),
+        ({"sparsity": 0.5}, {"sparsity": 0.0}),
+        ({"rank": 4.0}, {"enabled": False}),
+        ({}, {"enabled": False}),
+    ],
+)
+def test_the_default_strategy_turns_only_what_there_is(
+    knobs: dict[str, float], first: dict[str, Any]
+) -> None:
+    setting = CompressionSetting(bits=8, sparsity=0.5)
+    strategy = default_strategy("logits", knobs)
+    found = setting
+    for _ in range(10):
+        found = found if found != setting else strategy.decide({"kl_mu_pi_max": 100.0}, found)
+    assert found == setting.changed(first)
 
 
 def test_a_state_of_another_strategy_is_refused() -> None:

@@ -438,13 +438,17 @@ def test_ranges_blob_and_mixed_precision_cross_too() -> None:
 
 
 def test_float_arrays_and_bytes_are_views_of_the_buffer() -> None:
-    sent = encode(random_policy(SMALL, 7), bits=8)
+    sent = encode(random_policy(SMALL, 7).replace(blob=b"compiled"), bits=8)
     buffer = sent.payload()
     found = decode(sent.header, buffer)
     weight, bias = found.parameters["dense0.weight"], found.parameters["dense0.bias"]
     assert isinstance(weight, QuantizedArray) and isinstance(bias, np.ndarray)
     assert np.shares_memory(weight.codes, buffer)
     assert np.shares_memory(bias, buffer)
+    assert found.blob == b"compiled"
+    assert np.shares_memory(np.frombuffer(found.blob, dtype=np.uint8), buffer)
+    again = encode(found)  # it can go on as it came
+    assert decode(again.header, again.payload()).blob == b"compiled"
 
 
 @pytest.mark.parametrize("bits", [0, 1, 9, 12, 64])

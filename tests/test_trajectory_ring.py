@@ -102,7 +102,7 @@ def test_a_trajectory_is_read_as_it_was_written_without_a_copy(ring: TrajectoryR
         kept = found.copy()
     assert kept.rewards.flags.writeable and np.array_equal(kept.rewards, sent.rewards)
     assert ring.states() == (FREE,) * 4
-    batch.release()
+    batch.close()
     assert batch.trajectories == ()
 
 
@@ -192,7 +192,7 @@ class Slots(RuleBasedStateMachine):
         if slot is None:
             return
         if not commit:
-            slot.abandon()
+            slot.close()
             return
         self.number += 1
         fill(slot.trajectory, self.number)
@@ -221,7 +221,7 @@ class Slots(RuleBasedStateMachine):
     @rule()
     def release(self) -> None:
         if self.batch is not None:
-            self.batch.release()
+            self.batch.close()
             self.batch = None
 
     @rule(number=st.integers(0, 1))
@@ -238,7 +238,7 @@ class Slots(RuleBasedStateMachine):
         if self.zombies:
             slot = self.zombies.pop()
             with pytest.raises(SharedMemoryError, match="was replaced"):
-                slot.commit(check=False) if commit else slot.abandon()
+                slot.commit(check=False) if commit else slot.close()
 
     @rule()
     def reader_dies(self) -> None:

@@ -120,10 +120,10 @@ def test_a_pull_ends_the_lease_before_it_and_a_release_ends_only_its_own(
     assert old is not None and new is not None
     with pytest.raises(SharedMemoryError, match="ended"):
         _ = old.payload
-    old.release()
+    old.close()
     assert store.leased(0) == 1
-    new.release()
-    new.release()
+    new.close()
+    new.close()
     assert store.leased(0) == -1
 
 
@@ -183,7 +183,7 @@ class Leases(RuleBasedStateMachine):
     def release(self, number: int) -> None:
         lease = self.held[number]
         if lease is not None:
-            lease.release()
+            lease.close()
         self.held[number] = None
 
     @rule(number=st.integers(0, 2))

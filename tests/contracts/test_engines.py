@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_environments import gone, notes
+from engine_environments import Fragile, gone, notes
 from engine_runs import NUMBERED, PATIENCE, config, observations, random_policy, until
 
 from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig
@@ -221,6 +221,27 @@ class TestFaults:
             assert ("sign of life" in event.what) == (fault == "hang")
             until(lambda: engine.counters()["trajectories"] >= before + 3, engine)
             until(lambda: gone(int((tmp_path / "victim").read_text())))
+
+    @pytest.mark.parametrize(
+        "fault", ["hang", "stuck", pytest.param("work", marks=pytest.mark.slow)]
+    )
+    def test_a_compressor_that_hangs_is_replaced_and_one_that_works_is_not(
+        self, name: str, fault: str, tmp_path: Path
+    ) -> None:
+        """Long work takes more than two heartbeats here."""
+        chain = CompressorChain().add(Fragile(str(tmp_path / "victim"), 2, fault))
+        with started(name, config(chain=chain, heartbeat=1.5)) as engine:
+            until(engine.compressed_policy, engine)
+            engine.publish(random_policy(NUMBERED, 1))
+            until(lambda: (p := engine.compressed_policy()) and p.version == 1, engine)
+            events = [(event.who, event.what) for event in engine.news().events]
+        if fault == "work":
+            assert events == []
+        else:
+            what = "gave no sign of life for 1.5 s; replaced by generation 1"
+            assert events == [("compressor", what)]
+        assert (tmp_path / "victim").exists()
+        until(lambda: gone(int((tmp_path / "victim").read_text())))
 
     def test_an_environment_that_fails_for_good(
         self, name: str, watched: Callable[..., EngineConfig]

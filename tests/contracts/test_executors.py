@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from vinoreward.actor_learner.executors.base import Executor, finite
+from vinoreward.actor_learner.executors.blob import describes, seal, unseal
 from vinoreward.actor_learner.executors.folded import folded
 from vinoreward.actor_learner.executors.onnx_blob import read_blob
-from vinoreward.actor_learner.executors.onnx_graph import policy_model
+from vinoreward.actor_learner.executors.onnx_graph import policy_model, weights_of
 from vinoreward.actor_learner.executors.openvino_executor import OpenVINOExecutor
 from vinoreward.actor_learner.executors.registry import ENGINES, compile_blob, make_executor
 from vinoreward.errors import ConfigError, InputError, OutputError, VinorewardError
@@ -386,13 +387,15 @@ def test_openvino_really_computes_in_int8(name: str, batch: int) -> None:
     assert set(precisions) <= {"u8", "i8"}
 
 
-@pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
-def test_a_blob_is_used_if_it_fits_and_ignored_if_not(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "batch"), [("openvino", 1), ("openvino", 4), ("onnxruntime", 1), ("onnxruntime", 4)]
+)
+def test_a_blob_is_used_if_it_fits_and_ignored_if_not(name: str, batch: int) -> None:
     policy = in_int8(random_policy(WIDE, 0)).replace(engine=name)
     other = in_int8(random_policy(WIDE, 1))
-    blob = compile_blob(policy, 1)
+    blob = compile_blob(policy, batch)
     assert blob is not None
-    with make_executor(name, 1) as executor:
+    with make_executor(name, batch) as executor:
 
         def used() -> bool:
             acting = executor.policy
@@ -427,10 +430,24 @@ def test_a_blob_is_used_if_it_fits_and_ignored_if_not(name: str) -> None:
         assert not used()
         agrees(executor, other)
     if name == "openvino":
-        with OpenVINOExecutor(2) as pair:
+        with OpenVINOExecutor(batch + 1) as pair:
             pair.refresh(policy.replace(blob=blob))
             assert not pair.imported
             agrees(pair, policy)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_onnxruntime_multiplies_what_the_blob_holds(batch: int) -> None:
+    """Seen with a forged one, which says that it is of other weights than it is."""
+    policy, other = (
+        in_int8(random_policy(WIDE, seed)).replace(engine="onnxruntime") for seed in range(2)
+    )
+    inside = unseal(compile_blob(other, batch), describes(other, "onnxruntime"))
+    assert inside is not None
+    forged = seal(describes(policy, "onnxruntime"), bytes(inside))
+    with make_executor("onnxruntime", batch) as executor:
+        executor.refresh(policy.replace(blob=memoryview(forged)))
+        agrees(executor, other)
 
 
 def test_nothing_is_prepared_where_weights_are_swapped(engine: str) -> None:
@@ -447,7 +464,8 @@ def test_nothing_is_prepared_where_weights_are_swapped(engine: str) -> None:
 def test_our_onnx_is_onnx(name: str, precision: str, constants: bool) -> None:
     onnx = pytest.importorskip("onnx")
     policy = with_precision(random_policy(SPECS[name], 0), precision)
-    model = onnx.load_model_from_string(policy_model(policy, 2, constants=constants))
+    weights = weights_of(policy)
+    model = onnx.load_model_from_string(policy_model(policy, 2, weights, constants=constants))
     onnx.checker.check_model(model, full_check=True)
     assert len(model.graph.input) == (1 if constants else len(model.graph.input))
     assert model.graph.output[0].name == "outputs"

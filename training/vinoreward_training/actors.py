@@ -39,13 +39,14 @@ def _about(settings: Mapping[str, object]) -> str:
 
 def _train(config: ActorsConfig) -> int:
     from vinoreward_training.actors_report import gap_words
-    from vinoreward_training.actors_run import train
+    from vinoreward_training.actors_run import read_summary, train
 
     found = train(config)
     if found is None:
         print(f"the run in {config.out} is finished; give it more --steps to go on")
         print(f"report: {config.out / 'report.html'}")
-        print(f"next:   vinoreward actors --resume --out {config.out} --steps {2 * config.steps}")
+        more = 2 * max(config.steps, int(read_summary(config.out)["steps"]))
+        print(f"next:   vinoreward actors --resume --out {config.out} --steps {more}")
         return 0
     pair = found.pair
     print(f"steps: {found.steps}, updates: {found.updates}, {found.seconds:.1f} s")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward_training.actor_networks import ALGORITHMS, network
 from vinoreward_training.actor_task_table import Task
 from vinoreward_training.actor_tasks import find_task, make_task
@@ -31,6 +33,9 @@ LEARNERS = {
     "d4pg": ("d4pg", "D4PG"),
     "sac": ("sac", "SAC"),
 }
+_SB3_AT_LEAST_ONE = (
+    "batch_size", "buffer_size", "n_steps", "policy_delay", "target_update_interval", "train_freq",
+)  # fmt: skip
 TRAINING_ONLY = ("episodic_life", "clip_reward", "press_fire")
 """What makes a game easier to learn; an evaluation plays the game itself."""
 
@@ -112,8 +117,24 @@ def learner_of(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], 
     if config.algorithm in SB3:
         return _sb3(config, task)
     kind, settings = settings_of(config)
-    made: Learner = kind(network(task, config.network, config.algorithm), settings)
+    spec = network(task, config.network, config.algorithm)
+    try:
+        made: Learner = kind(spec, settings)
+    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, VinorewardError):
+            raise
+        raise ConfigError(_refused(config, "PyTorch", error)) from error
     return made, lambda: None
+
+
+def _refused(config: ActorsConfig, by: str, error: Exception) -> str:
+    # The first line: what follows in PyTorch's words are its own calls.
+    first = (str(error) or type(error).__name__).splitlines()[0]
+    return (
+        f"{config.algorithm} with --learner {config.learner} was refused by {by}: {first}. "
+        "Expected settings that it takes, on a task whose actions it takes, of a size that fits "
+        "this machine; change --learner or --network."
+    )
 
 
 def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
@@ -160,7 +181,9 @@ def _converted(name: str, value: Any, kind: str) -> Any:
         fits, value = isinstance(value, bool), Prioritised() if value is True else None
     elif "tuple" in kind:
         value = [value] if isinstance(value, int) else value
-        fits = isinstance(value, list | tuple) and all(isinstance(each, int) for each in value)
+        fits = isinstance(value, list | tuple) and all(
+            isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in value
+        )
         value = tuple(value) if fits else value
     elif "bool" in kind:
         fits = isinstance(value, bool)
@@ -191,7 +214,8 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
             "Stable-Baselines3's own. Expected none; impala, dqn, d4pg and sac take them."
         )
     picture = len(task.observation_shape) == 3
-    arguments: dict[str, Any] = {"buffer_size": max(1000, config.steps), **config.learner}
+    kind = getattr(stable_baselines3, SB3[config.algorithm][0])
+    arguments = {"buffer_size": max(1000, config.steps), **_sb3_settings(config, kind)}
     if not picture:
         name = config.network or ("2x256" if task.network == "original" else task.network)
         size = re.fullmatch(r"([1-9])x([1-9]\d*)", name)
@@ -207,20 +231,57 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
     options: dict[str, Any] = dict(config.env_kwargs)
     env = make_task(config.task, config.seed, **options)
     try:
-        model = getattr(stable_baselines3, SB3[config.algorithm][0])(
+        model = kind(
             "CnnPolicy" if picture else "MlpPolicy",
             env,
             seed=config.seed,
             device="cpu",
             **arguments,
         )
-    except (TypeError, ValueError, AssertionError) as error:
+    except (
+        TypeError, ValueError, AssertionError, AttributeError, MemoryError, OverflowError,
+        RuntimeError,
+    ) as error:  # fmt: skip
         env.close()
-        raise ConfigError(
-            f"{config.algorithm} was refused by Stable-Baselines3: {error}. Expected settings that "
-            f"it takes, on a task whose actions it takes."
-        ) from error
+        raise ConfigError(_refused(config, "Stable-Baselines3", error)) from error
     return SB3Learner(model, SB3Config(total_steps=config.steps, seed=config.seed)), env.close
+
+
+def _sb3_settings(config: ActorsConfig, kind: Any) -> dict[str, Any]:
+    """Return ``--learner`` if it is what a model takes: SB3 looks at most of it in training only.
+
+    The kind of a setting is that of its default.
+    """
+    taken = {
+        name: parameter.default
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if isinstance(parameter.default, bool | int | float | str)
+        and name not in ("device", "_init_setup_model")
+    }
+    for name, value in config.learner.items():
+        if name not in taken:
+            raise ConfigError(
+                f"--learner has {name!r}, which cannot be set for {config.algorithm}. Expected "
+                f"some of {', '.join(taken)}; --seed and --network name those."
+            )
+        default = taken[name]
+        least = 1 if name in _SB3_AT_LEAST_ONE else 0
+        whole = isinstance(default, int) and name != "max_grad_norm"
+        expected = f"a {'whole ' if whole else ''}number from {least}"
+        if isinstance(default, bool):
+            fits, expected = isinstance(value, bool), "true or false"
+        elif isinstance(default, str):
+            fits, expected = not isinstance(value, bool), "a word or a number"
+        elif isinstance(value, bool | str) or (whole and not isinstance(value, int)):
+            fits = False
+        elif name == "gradient_steps":
+            fits = value == -1 or value >= 1
+            expected = "a whole number from 1, or -1 for as many as environment steps"
+        else:
+            fits = least <= value < math.inf
+        if not fits:
+            raise ConfigError(f"--learner has {name}={value!r}. Expected {expected}.")
+    return dict(config.learner)
 
 
 def evaluation_options(config: ActorsConfig) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -12,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.executors.registry import make_executor
+from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.monitoring.returns import PairedReturns
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
+from vinoreward.policies.spec import PolicySpec
 from vinoreward_training.actor_tasks import make_task
 from vinoreward_training.evaluate_policy import Rate, rate
 
@@ -93,7 +96,11 @@ class Evaluator:
         self._envs: list[gym.Env[Any, Any]] = []
 
     def pair(self, full: Policy, compressed: Policy | None, seeds: Sequence[int]) -> Pair:
-        """Let both policies play the episodes of the seeds."""
+        """Let both policies play the episodes of the seeds.
+
+        Raises:
+            ConfigError: an environment fails.
+        """
         return Pair(
             tuple(seeds),
             self.play(full, seeds, self._executor),
@@ -125,7 +132,7 @@ class Evaluator:
         # Rows without an episode are computed and ignored: the batch has one size.
         observations = np.zeros((width, *spec.observation_shape), dtype=spec.observation_dtype)
         for at, (env, seed) in enumerate(zip(envs, seeds, strict=True)):
-            observations[at] = env.reset(seed=seed)[0]
+            observations[at] = self._row(spec, self._asked(env.reset, seed=seed)[0])
         rows = [_Row() for _ in envs]
         random = np.random.default_rng(0)
         while not all(row.over for row in rows):
@@ -134,10 +141,34 @@ class Evaluator:
                 if row.over:
                     continue
                 action = int(acted[at]) if spec.discrete else acted[at]
-                observation, reward, terminated, truncated, info = env.step(action)
-                observations[at] = observation
+                stepped = self._asked(env.step, action)
+                observation, reward, terminated, truncated, info = stepped
+                observations[at] = self._row(spec, observation)
                 row.add(float(reward), bool(terminated or truncated), info)
         return rows
+
+    def _asked(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Return what an environment answers; say whose fault it is where it fails."""
+        try:
+            return ask(*arguments, **options)
+        except VinorewardError:
+            raise
+        except Exception as error:  # an environment may raise anything; nothing is swallowed
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            raise ConfigError(
+                f"an environment of {self._task} failed in an evaluation: "
+                f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno}). Expected "
+                "one that plays every episode; mend it and go on with --resume."
+            ) from error
+
+    def _row(self, spec: PolicySpec, observation: Any) -> Any:
+        if np.shape(observation) != spec.observation_shape:
+            raise ConfigError(
+                f"an environment of {self._task} gave an observation of {np.shape(observation)} "
+                f"in an evaluation. Expected {spec.observation_shape}; mend it and go on with "
+                "--resume."
+            )
+        return observation
 
     def close(self) -> None:
         """Close the environments."""

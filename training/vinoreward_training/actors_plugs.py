@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.errors import ConfigError
@@ -64,33 +65,21 @@ def chain_of(
 def _stage(part: Part, network: Callable[[str], PolicySpec]) -> Stage:
     from vinoreward.compression import Compile, Distill, Fuse, LowRank, Prune, Quantize
 
-    def quantize(**options: Any) -> Stage:
-        return Quantize(part.name, **options)
-
-    def compile_for(**options: Any) -> Stage:
-        if "compiler" in options:
-            raise ConfigError("a compiler was given. Expected none: the compressor brings its own.")
-        engine: Any = part.name
-        return Compile(engine, **options)
+    engine: Any = part.name
 
     def distill(student: object = None, **options: Any) -> Stage:
         return Distill(**options, student=None if student is None else network(str(student)))
 
-    def low_rank(rank: object = None, **options: Any) -> Stage:
-        if not (rank is None or (isinstance(rank, int) and not isinstance(rank, bool))):
-            raise ConfigError(f"a rank of {rank!r} was asked for. Expected a whole number.")
-        return LowRank(rank, **options)
-
     if part.name in ENGINES:
-        made: Stage = call(part, compile_for, "--compress")
+        made: Stage = call(part, partial(Compile, engine), "--compress")
     elif re.fullmatch("int8|fp16|w[2-8]", part.name):
-        made = call(part, quantize, "--compress")
+        made = call(part, partial(Quantize, part.name), "--compress")
     elif part.name == "prune":
         made = call(part, Prune, "--compress", ("sparsity",))
     elif part.name == "distill":
-        made = call(part, distill, "--compress", ("student",))
+        made = call(part, distill, "--compress", ("student",), Distill)
     elif part.name == "low-rank":
-        made = call(part, low_rank, "--compress", ("rank",))
+        made = call(part, LowRank, "--compress", ("rank",))
     elif part.name == "fuse":
         made = call(part, Fuse, "--compress")
     else:
@@ -176,7 +165,7 @@ def monitor_of(
     """
     parts = parse(text, "--monitor")
     for part in parts:
-        if part.name not in MONITORS:
+        if part.name not in MONITORS or part.name == "off":  # which is no part of several
             raise ConfigError(
                 f"--monitor has {part.name!r}. Expected one of {', '.join(MONITORS)}, with "
                 "settings such as kl threshold=14."
@@ -203,28 +192,37 @@ def _strategy(part: Part, head: Head, chain: CompressorChain) -> Any:
         default_strategy,
     )
 
+    def above(bad: float, good: float) -> None:
+        if not 0.0 <= good < bad:  # the other way round, a small divergence would be the bad one
+            raise ConfigError(
+                f"a divergence was to be bad from {bad} and good up to {good}. Expected the bad "
+                "one above the good one, and none below 0."
+            )
+
     def switch(threshold: float = 14.0, good: float | None = None, **options: Any) -> Any:
         low = 0.25 * threshold if good is None else good
+        above(threshold, low)
         return SwitchPrecision(limits=(Limit("kl_pi_mu_max", threshold, low),), **options)
 
     def sparsity(bad: float = 0.2, good: float = 0.1, **options: Any) -> Any:
+        above(bad, good)
         return AdaptiveSparsity((Limit("kl_mu_pi_max", bad, good),), **options)
 
-    if part.name == "watch":
-        call(part, dict, "--monitor")
-        return None
-    if part.name == "default":
-        call(part, dict, "--monitor")
-        return default_strategy(head)
+    def nothing() -> None:
+        """Takes no settings."""
+
+    if part.name in ("watch", "default"):
+        call(part, nothing, "--monitor")
+        return default_strategy(head) if part.name == "default" else None
     _needs(part, head, chain)
-    kinds = {
-        "kl": (switch, ("threshold",)),
+    kinds: Mapping[str, Any] = {
+        "kl": (switch, ("threshold",), SwitchPrecision),
         "alpha": (LinearAlpha, ("low", "high")),
         "staged": (Staged, ()),
-        "sparsity": (sparsity, ("bad",)),
+        "sparsity": (sparsity, ("bad",), AdaptiveSparsity),
     }
-    kind, positional = kinds[part.name]
-    return call(part, kind, "--monitor", positional)
+    kind, *more = kinds[part.name]
+    return call(part, kind, "--monitor", *more)
 
 
 def _needs(part: Part, head: Head, chain: CompressorChain) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from vinoreward.actor_learner.profile import Breakdown
+from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward_training.actors_build import build
 from vinoreward_training.actors_plots import draw_profile
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
 
 
+ENOUGH = 1000
+"""Steps; the first ones are slower than all others."""
+
+
 class _Warm:
     """Notes the profile once actors act with what they will go on acting with."""
 
@@ -30,10 +35,14 @@ class _Warm:
         self._owner, self._bar, self._compressed = owner, bar, compressed
         self._updates = 0
         self.found: Breakdown | None = None
+        self.error = ""
 
     def __call__(self, progress: Progress) -> bool:
         self._bar.update(progress.steps - self._bar.n)
         self._updates += 1
+        self.error = next(
+            (str(one["error"]) for one in progress.compressor if "error" in one), self.error
+        )
         share = progress.metrics.get("compressed_share", 0.0)
         ready = share > 0.5 or not self._compressed
         if self.found is None and self._updates > 1 and ready:
@@ -45,7 +54,7 @@ def measure(config: ActorsConfig, steps: int) -> tuple[Breakdown, float]:
     """Run for some steps; return where an actor's time went, and the learner's seconds per step.
 
     Raises:
-        ConfigError: settings that cannot be.
+        ConfigError: settings that cannot be, or nothing that was compressed.
         EngineError: no actor can be kept running.
     """
     import torch
@@ -57,6 +66,13 @@ def measure(config: ActorsConfig, steps: int) -> tuple[Breakdown, float]:
         owner = make(dataclasses.replace(config, resume=False), parts, None)
         warm = _Warm(owner, bar, compressed=parts.chain is not None)
         summary = owner.learn(steps, warm)
+        if parts.chain is not None and warm.found is None:
+            why = f": {warm.error.rstrip('.')}" if warm.error else " while they were taken"
+            raise ConfigError(
+                f"in {summary.steps} steps no actor got to act with {config.compress!r}{why}. "
+                "Expected some thousand steps of a network that it can compress; give "
+                "--profile-only more of them, or change --compress or --network."
+            )
         return difference(summary.profile, warm.found), summary.learner_seconds
     finally:
         bar.close()
@@ -79,6 +95,8 @@ def profile(config: ActorsConfig) -> dict[str, Breakdown]:
         first = found[config.executor]
         advice = first.advice(learner_seconds, config.actors)
         lines = [advice]
+        if first.steps < ENOUGH:
+            lines.append(f"That is from {first.steps} steps: with {ENOUGH} or more it is reliable.")
         if config.compress.strip().lower() not in ("", "none", "off"):
             found["compressed"], _ = measure(config, steps)
             lines.append(_ratio(config, first, found["compressed"]))

@@ -49,10 +49,10 @@ def read_rows(folder: Path, *, until: int | None = None) -> list[Row]:
         until: leave out rows of later steps, as after a return to a checkpoint.
 
     Raises:
-        RunFolderError: the file cannot be read, or another line is not JSON.
+        RunFolderError: the file cannot be read, or another line is no row.
     """
     path = folder / METRICS
-    if not path.is_file():
+    if not path.exists():
         return []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -66,14 +66,16 @@ def read_rows(folder: Path, *, until: int | None = None) -> list[Row]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+            if not isinstance(row, dict) or "kind" not in row or not isinstance(row["step"], int):
+                raise ValueError("no row")
+        except (ValueError, KeyError) as error:
             if number == len(lines) - 1:
                 break
             raise RunFolderError(
-                f"line {number + 1} of {path} is not JSON ({error}). Expected what vinoreward "
+                f"line {number + 1} of {path} is not a row ({error}). Expected what vinoreward "
                 "actors writes; remove the line to go on without it."
             ) from error
-        if until is None or int(row["step"]) <= until:
+        if until is None or row["step"] <= until:
             rows.append(row)
     return rows
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward_training.actors_settings import ActorsConfig
 from vinoreward_training.train_settings import named, read_recorded, read_yaml
 
+_Found = TypeVar("_Found")
 TABLES = ("learner", "env_kwargs")
 NOT_RECORDED = ("explicit", "resume", "progress", "list_presets")
 FIXED_BY_A_RUN = (
@@ -23,8 +25,13 @@ FIXED_BY_A_RUN = (
 _LEAST = {
     "actors": 1, "environments": 1, "steps": 1, "trajectory": 1, "pull_period": 1, "push_period": 1,
     "max_lag": 1, "evaluate_every": 0, "evaluation_episodes": 2, "final_episodes": 2, "threads": 1,
-    "study_seeds": 1,
+    "study_seeds": 1, "seed": 0,
 }  # fmt: skip
+_MOST = {"actors": 1000, "threads": 1000, "seed": 2**32 - 1}
+"""Of these; NumPy and Stable-Baselines3 take no larger seeds."""
+LIMIT = 10**12
+"""Of any whole number: more is a slip, and does not fit where counters are kept."""
+_BITS = (2, 3, 4, 5, 6, 7, 8, 16, 32)
 
 
 def presets() -> dict[str, dict[str, Any]]:
@@ -62,13 +69,62 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
     """
     defaults = _defaults()
     given = named(config, defaults)
-    base = read_recorded(config, given, defaults, FIXED_BY_A_RUN)
-    if base is None:
-        file = read_yaml(Path(config.config), defaults) if config.config is not None else {}
+    base = _read(config.out, read_recorded, config, given, defaults, FIXED_BY_A_RUN)
+    if base is not None:
+        _check_whole(base, config.out)
+        _check_kind(base, given, config.out)
+    else:
+        file = {}
+        if config.config is not None:
+            file = _read(config.config, read_yaml, Path(config.config), defaults)
         base = _merged(_preset(given.get("preset", file.get("preset"))), file)
     settled = _typed({**defaults, **_merged(base, given)})
     _check(settled)
     return ActorsConfig(**{**settled, "resume": config.resume, "progress": config.progress})
+
+
+def _read(path: Path, read: Callable[..., _Found], *arguments: Any) -> _Found:
+    """Return what is read; what PyYAML has no error of its own for is told as well."""
+    try:
+        return read(*arguments)
+    except VinorewardError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        # Such as no permission, the date 2026-13-45, ten thousand brackets.
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(
+            f"the settings of {path} cannot be read: {why}. Expected YAML with lines such as "
+            "`steps: 8000`; correct the file."
+        ) from error
+
+
+def _check_whole(base: Mapping[str, Any], folder: Path) -> None:
+    """Refuse what is left of a file that was cut off: the rest would be taken by default."""
+    missing = [name for name in FIXED_BY_A_RUN if name not in base]
+    if missing:
+        raise ConfigError(
+            f"{folder / 'config.yaml'} does not say the run's {', '.join(missing)}. Expected the "
+            "configuration that the run recorded; restore the file or write the lines into it."
+        )
+
+
+def _check_kind(base: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
+    """Refuse to go on with a training as a study or profile, or from another file or preset."""
+    for name in ("config", "preset"):
+        if name in given and str(given[name]) != str(base.get(name)):
+            raise ConfigError(
+                f"found {name}={str(given[name])!r}, but the run in {folder} goes on with what it "
+                f"recorded, from {name}={str(base.get(name))!r}. Expected single settings, such as "
+                "--steps; give those, or start another run with --out."
+            )
+    for name in ("pull_study", "profile_only"):
+        if name in given and bool(given[name]) != bool(base.get(name)):
+            option = f"--{name.replace('_', '-')}"
+            found, other = ("without", "with") if given[name] else ("with", "without")
+            raise ConfigError(
+                f"{folder} holds a run {found} {option}, and its files would be overwritten by one "
+                f"{other}. Expected a folder of its own; choose one with --out."
+            )
 
 
 def _preset(name: str | None) -> dict[str, Any]:
@@ -117,7 +173,7 @@ def _typed(settled: dict[str, Any]) -> dict[str, Any]:
             fits = isinstance(value, list | tuple) and all(_whole(item) for item in value)
             value = tuple(value) if fits else value
         elif "dict" in kind:
-            fits = isinstance(value, dict)
+            fits = isinstance(value, dict) and all(isinstance(key, str) for key in value)
         elif "bool" in kind:
             fits = isinstance(value, bool)
         elif "float" in kind:
@@ -147,13 +203,25 @@ def _check(settled: Mapping[str, Any]) -> None:
                 f"found {name}={settled[name]}. Expected at least {least}; change "
                 f"--{name.replace('_', '-')}."
             )
-    if settled["profile_only"] is not None and settled["profile_only"] < 1:
+        if settled[name] > _MOST.get(name, LIMIT):
+            raise ConfigError(
+                f"found {name}={settled[name]}. Expected at most {_MOST.get(name, LIMIT)}; change "
+                f"--{name.replace('_', '-')}."
+            )
+    if settled["bits"] not in _BITS:
+        raise ConfigError(f"found bits={settled['bits']}. Expected 32, 16, or 2 to 8.")
+    lag, target = settled["lag"], settled["target"]
+    if lag is not None and not 0 <= lag <= LIMIT:
+        raise ConfigError(f"found lag={lag}. Expected 0 updates or more, or no lag.")
+    if target is not None and not math.isfinite(target):
+        raise ConfigError(f"found target={target}. Expected a return; leave it out for none.")
+    if settled["profile_only"] is not None and not 1 <= settled["profile_only"] <= LIMIT:
         raise ConfigError(
             f"found profile_only={settled['profile_only']}. Expected at least 1 step; a few "
             "thousand say something."
         )
     periods = settled["pull_study"]
-    if any(period < 1 for period in periods) or len(set(periods)) != len(periods):
+    if any(not 1 <= period <= LIMIT for period in periods) or len(set(periods)) != len(periods):
         raise ConfigError(
             f"found pull_study={list(periods)}. Expected different periods of at least 1 step, "
             "such as --pull-study 10 40 160 640."
@@ -161,7 +229,7 @@ def _check(settled: Mapping[str, Any]) -> None:
     if periods and settled["profile_only"] is not None:
         raise ConfigError("found --pull-study and --profile-only. Expected one of them.")
     for name in ("checkpoint_seconds", "samples_per_insert"):
-        if not settled[name] > 0:
+        if not 0 < settled[name] < math.inf:
             raise ConfigError(f"found {name}={settled[name]}. Expected a positive number.")
 
 

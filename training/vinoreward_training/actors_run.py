@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vinoreward.actor_learner.profile import PARTS, Breakdown
-from vinoreward.errors import MissingExtraError
+from vinoreward.errors import MissingExtraError, RunFolderError
+from vinoreward.files import write_bytes
 from vinoreward_training.actors_build import Parts, build, evaluation_options
 from vinoreward_training.actors_evaluate import FINAL_SEED, FIRST_SEED, Evaluator, Pair
 from vinoreward_training.actors_policy import save_policy
@@ -22,6 +25,7 @@ from vinoreward_training.run_folder import RunFolder
 if TYPE_CHECKING:
     from vinoreward.actor_learner.actor_learner import ActorLearner, Progress, Summary
 
+CONFIG = "config.yaml"
 PAIR_TIMEOUT = 20.0
 """Seconds that an evaluation waits for the compressed policy of the very version it evaluates."""
 
@@ -131,29 +135,69 @@ def train(config: ActorsConfig) -> Outcome | None:
         KeyboardInterrupt: Ctrl-C; a checkpoint was written first if training had begun.
     """
     try:
+        # All of them now: a plot that cannot be drawn should not be told after hours of training.
+        for name in ("matplotlib", "safetensors", "tensorboard", "tqdm"):
+            importlib.import_module(name)
         import torch
     except ImportError as error:
         raise MissingExtraError(
-            "training needs torch, which is not installed. Expected the training extra; run: "
-            "pip install 'vinoreward[train]'"
+            f"training needs {error.name}, which is not installed. Expected the training extra; "
+            "run: pip install 'vinoreward[train]'"
         ) from error
     torch.set_num_threads(config.threads)
+    before = _recorded_before(config)
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
-        if config.resume and finished(folder, config):
-            return None
-        parts = build(config)
+        owner: ActorLearner | None = None
+        start, outcome = 0, None
         try:
-            return _train(config, parts, folder)
+            if config.resume and finished(folder, config):
+                return None
+            with contextlib.closing(build(config)) as parts:
+                owner = make(config, parts, folder)
+                start = owner.steps
+                outcome = _train(config, parts, owner, folder)
+                return outcome
         finally:
-            parts.close()
+            if before is not None and outcome is None and (owner is None or owner.steps == start):
+                # Nothing was done with other settings: they are not the run's.
+                write_bytes(folder / CONFIG, before)
+
+
+def _recorded_before(config: ActorsConfig) -> bytes | None:
+    path = config.out / CONFIG
+    return path.read_bytes() if config.resume and path.is_file() else None
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the summary of a run that is finished.
+
+    Raises:
+        RunFolderError: it cannot be read, or is something else.
+    """
+    path = folder / SUMMARY
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        wrong = not isinstance(found, dict) or not {"steps", "target", "breakdown"} <= set(found)
+        why = "it is something else" if wrong else ""
+    except (OSError, ValueError) as error:
+        why = str(error)
+    if why:
+        raise RunFolderError(
+            f"{path} cannot be read: {why}. Expected what vinoreward actors writes at a run's end; "
+            "remove it and go on with --resume, which writes it again."
+        )
+    return dict(found)
 
 
 def finished(folder: Path, config: ActorsConfig) -> bool:
-    """Return whether a run has nothing left to do."""
-    path = folder / SUMMARY
-    if not path.is_file():
+    """Return whether a run has nothing left to do.
+
+    Raises:
+        RunFolderError: its summary cannot be read.
+    """
+    if not (folder / SUMMARY).exists():
         return False
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = read_summary(folder)
     reached = found["reached_at"] is not None and found["target"] == config.target
     return bool(reached or found["steps"] >= config.steps)
 
@@ -179,8 +223,7 @@ def make(config: ActorsConfig, parts: Parts, folder: Path | None) -> ActorLearne
     )
 
 
-def _train(config: ActorsConfig, parts: Parts, folder: Path) -> Outcome:
-    owner = make(config, parts, folder)
+def _train(config: ActorsConfig, parts: Parts, owner: ActorLearner, folder: Path) -> Outcome:
     if owner.steps:
         print(f"going on from step {owner.steps}")
     options = evaluation_options(config)
@@ -193,10 +236,10 @@ def _train(config: ActorsConfig, parts: Parts, folder: Path) -> Outcome:
         watcher = Watcher(config, parts, owner, recorder, evaluator)
         try:
             summary = owner.learn(config.steps, watcher)
+            outcome = _conclude(config, parts, summary, watcher, recorder, evaluator, folder)
         except KeyboardInterrupt:
             _say_stopped(config, owner, folder)
             raise
-        outcome = _conclude(config, parts, summary, watcher, recorder, evaluator, folder)
     write_summary(config, outcome, recorder.rows)
     return outcome
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vinoreward.actor_learner.profile import PARTS
-from vinoreward.errors import RunFolderError
 from vinoreward.files import write_json
 from vinoreward_training.actors_plots import draw_study
 from vinoreward_training.actors_record import Row, plain_numbers, read_rows
-from vinoreward_training.actors_report import SUMMARY
 from vinoreward_training.actors_resolve import recorded
-from vinoreward_training.actors_run import train
+from vinoreward_training.actors_run import read_summary, train
 from vinoreward_training.actors_settings import ActorsConfig
 from vinoreward_training.machine import describe_machine
 from vinoreward_training.report import Section, write_report
@@ -61,7 +58,7 @@ def study(config: ActorsConfig) -> list[dict[str, object]]:
                 one = run_of(config, period, seed)
                 print(f"pull period {period}, seed {seed}", flush=True)
                 train(one)
-                summaries[period].append(_summary(one))
+                summaries[period].append(read_summary(one.out))
                 rows[period].append(read_rows(one.out))
         table = table_of(summaries, rows)
         picture = draw_study(folder / "pull_study.png", rows)
@@ -92,25 +89,15 @@ def study(config: ActorsConfig) -> list[dict[str, object]]:
     return table
 
 
-def _summary(config: ActorsConfig) -> dict[str, Any]:
-    path = config.out / SUMMARY
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
-    except (OSError, ValueError) as error:
-        raise RunFolderError(
-            f"{path} cannot be read ({error}). Expected what vinoreward actors writes; remove that "
-            "folder to measure it again."
-        ) from error
-
-
 def table_of(
     summaries: Study, rows: Mapping[int, Sequence[Sequence[Row]]]
 ) -> list[dict[str, object]]:
     """Return one row for each pull period; means over seeds, and the spread of returns."""
     table: list[dict[str, object]] = []
     for period, runs in summaries.items():
-        returns = [float(run["full_return"]) for run in runs]
+        found = (run["full_return"] for run in runs)
+        # JSON cannot hold what is not a number.
+        returns = [float("nan") if value is None else float(value) for value in found]
         lags = [
             float(row["learner"]["lag_mean"])
             for seed in rows[period]

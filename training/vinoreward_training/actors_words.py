@@ -5,16 +5,20 @@ Parts are separated by ``|``. A part is a name, then values, then ``key=value`` 
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_origin
 
 from vinoreward.errors import ConfigError
 
 Value = bool | int | float | str
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]*")
-_WHOLE = re.compile(r"[+-]?\d+")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+"""Longer ones are no setting of anything; as floats they are refused where they are too large."""
+_WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a word"}
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,15 @@ def _part(piece: str, text: str, what: str) -> Part:
     return Part(words[0].lower().replace("_", "-"), tuple(values), options)
 
 
-def call(part: Part, kind: Any, what: str, positional: Sequence[str] = ()) -> Any:
+def call(part: Part, kind: Any, what: str, positional: Sequence[str] = (), also: Any = None) -> Any:
     """Return ``kind(...)`` with a part's values under the names ``positional``, and its options.
+
+    Args:
+        part: with values that were written down.
+        kind: a class or function whose parameters say what they take.
+        what: the option, for messages.
+        positional: names of the values without a key.
+        also: takes the options that ``kind`` passes on.
 
     Raises:
         ConfigError: more values than names, an option that is not taken, or a value that cannot be.
@@ -108,12 +119,53 @@ def call(part: Part, kind: Any, what: str, positional: Sequence[str] = ()) -> An
             f"{what} has the part {str(part)!r}, which gives {', '.join(twice)} twice. Expected "
             "each once."
         )
+    given |= part.options
+    taken = {**({} if also is None else _taken(also)), **_taken(kind)}
+    for name, value in given.items():
+        if name not in taken:
+            known = ", ".join(taken) or "none"
+            raise ConfigError(
+                f"{what} has the part {str(part)!r} with the setting {name!r}. Expected some of: "
+                f"{known}."
+            )
+        if not any(_fits(value, each) for each in taken[name]):
+            kinds = " or ".join(_WORDS.get(each, each) for each in taken[name] if each != "None")
+            raise ConfigError(
+                f"{what} has the part {str(part)!r} with {name}={_written(value)}. Expected "
+                f"{kinds}."
+            )
     try:
-        return kind(**given, **part.options)
+        return kind(**given)
     except TypeError as error:
         raise ConfigError(
-            f"{what} has the part {str(part)!r}: {error}. Expected the settings that "
-            f"{getattr(kind, '__name__', kind)} documents, of the kind that it documents."
+            f"{what} has the part {str(part)!r}, and something is missing: {error}. Expected "
+            f"{', '.join(positional) or 'its settings'} after the name."
         ) from error
     except ConfigError as error:
         raise ConfigError(f"{what} has the part {str(part)!r}: {error}") from error
+
+
+def _taken(kind: Any) -> dict[str, list[str]]:
+    """Return the parameters that a word can be given for, and what each may be."""
+    function = getattr(kind, "func", kind)  # of a partial
+    known = vars(sys.modules[function.__module__])
+    found = {}
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        kinds = [each.strip() for each in str(parameter.annotation).split("|")]
+        kinds = [
+            "str" if each.startswith("Literal") or get_origin(known.get(each)) is Literal else each
+            for each in kinds
+        ]
+        if set(kinds) & {*_WORDS, "object"}:
+            found[name] = kinds
+    return found
+
+
+def _fits(value: Value, kind: str) -> bool:
+    if kind == "float":
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
+    return kind == "object" or type(value).__name__ == kind

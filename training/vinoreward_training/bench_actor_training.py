@@ -1,37 +1,36 @@
-"""Bench rows about whole trainings with compressed actors: time to a return, paired by seed."""
+"""Bench rows about whole trainings with compressed actors, paired by seed: time to a return, and
+time per step where the samples per insert decide what limits.
+
+Every training is a preset of ``vinoreward actors``, so that each can be repeated by itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import statistics
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
-
-from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig, Progress
-from vinoreward.actor_learner.environments import Environments, EnvironmentSpec
-from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
+from vinoreward.actor_learner.actor_learner import Progress
 from vinoreward.actor_learner.profile import Breakdown
-from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.compile import Compile
-from vinoreward.compression.quantize import Quantize
-from vinoreward.correction import VTrace
-from vinoreward.policies.distributions import Exploration, act
-from vinoreward.policies.policy import Policy
-from vinoreward.policies.reference import forward
-from vinoreward_training.actor_networks import network
-from vinoreward_training.actor_tasks import find_task
+from vinoreward_training.actors_build import build, evaluation_options
+from vinoreward_training.actors_evaluate import FINAL_SEED, Evaluator
+from vinoreward_training.actors_resolve import resolve
+from vinoreward_training.actors_run import difference, make
+from vinoreward_training.actors_settings import ActorsConfig
 from vinoreward_training.bench_settings import BenchConfig
 from vinoreward_training.bench_statistics import Row, quartiles
 
-TASK = "CartPole-v0"
 TIMES = 3.0
 WINDOW = 20
 """Episodes whose mean return decides that a training has arrived."""
-EVALUATION_EPISODES = 20
-ARMS = ("eager fp32", "openvino int8", "openvino fp32, 8 environments")
+EAGER, INT8, MANY = "eager fp32", "openvino int8", "openvino fp32, 8 environments"
+PRESETS = {EAGER: "fp32", INT8: "int8", MANY: "fp32-8-environments"}
+RATIOS = {1: "-spi1", 16: ""}
+"""Samples per insert, and what the presets with them are called."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,15 @@ class Trained:
     Attributes:
         arm: which.
         seed: of everything.
-        seconds: wall time until the return was reached, from the first update on; None if it was
-            not within the steps.
+        seconds: wall time from the first update, until the return was reached or, without a
+            target, the steps were; None if the return was not within the steps.
         steps: environment steps until then.
         evaluated: mean return of the learner's policy, greedy, on episodes of its own.
-        profile: of the actor.
-        learner_ms: of an update, per environment step.
+        error: its standard error.
+        profile: of the actor, once it acted with what it goes on with.
+        learner_ms: of the learner, per environment step.
+        step_ms: wall time per environment step, once everything was running.
+        details: more to publish, as plain data.
     """
 
     arm: str
@@ -54,8 +56,11 @@ class Trained:
     seconds: float | None
     steps: int
     evaluated: float
+    error: float
     profile: Breakdown
     learner_ms: float
+    step_ms: float
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -71,126 +76,199 @@ def learner_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def returns(policy: Policy, episodes: int, seed: int, task: str = TASK) -> list[float]:
-    """Return the returns of a policy's greedy episodes."""
-    spec = EnvironmentSpec("vinoreward_training.actor_tasks:make_task", {"name": task})
-    environments = Environments(spec, policy.spec, episodes, seed)
-    found: dict[int, float] = {}
-    greedy, random = Exploration(greedy=True), np.random.default_rng(0)
-    try:
-        while len(found) < episodes:
-            outputs = forward(policy, environments.observations)
-            stepped = environments.step(act(policy.spec, outputs, random, greedy).actions)
-            for episode in stepped.episodes:
-                # The first episode of each environment: short ones must not count more often.
-                found.setdefault(episode.env, episode.reward)
-    finally:
-        environments.close()
-    return list(found.values())
+def preset(name: str, seed: int, **changes: Any) -> ActorsConfig:
+    """Return a preset's settings with some of them changed."""
+    settled = resolve(ActorsConfig(preset=name, seed=seed, explicit=("seed",)))
+    return dataclasses.replace(settled, **changes)
 
 
-def train(arm: str, seed: int, *, most_steps: int, hidden: str = "3x2048") -> Trained:
-    """Train until the mean return of the last episodes reaches the task's threshold."""
-    task = find_task(TASK)
-    spec = network(TASK, hidden, "impala")
-    learner = Impala(
-        spec,
-        # Chosen on seed 0 with the fp32 arm; the same for every arm.
-        ImpalaConfig(
-            trajectories=8,
-            learning_rate=3e-4,
-            value=0.01,
-            normalise=True,
-            seed=seed,
-            correctors=(VTrace(),),
-        ),
-    )
-    chain = None
-    if "int8" in arm:
-        chain = CompressorChain().add(Quantize("int8")).add(Compile("openvino"))
-    trainer = ActorLearner(
-        EnvironmentSpec("vinoreward_training.actor_tasks:make_task", {"name": TASK}),
-        learner,
-        ActorLearnerConfig(
-            actors=1,
-            environments=8 if "8 env" in arm else 1,
-            steps=4 if "8 env" in arm else 32,
-            executor="torch" if "eager" in arm else "openvino",
-            pull_period=32,
-            observations=256,
-            seed=seed,
-        ),
-        compressor=chain,
-    )
+def train(arm: str, config: ActorsConfig) -> Trained:
+    """Train until the mean return of the last episodes reaches the target, or for all steps."""
+    parts = build(config)
+    trainer = make(config, parts, None)
     began: list[float] = []
-    reached: list[Progress] = []
+    reached: list[float] = []
+    warm: list[tuple[float, int, Breakdown]] = []
 
-    def arrived(progress: Progress) -> bool:
+    def watch(progress: Progress) -> bool:
+        now = time.monotonic()
         if not began:
             # Starting processes and importing torch is no part of what is compared.
-            began.append(time.monotonic())
+            began.append(now)
+        share = progress.metrics.get("compressed_share", 0.0)
+        if not warm and (parts.chain is None or share > 0.5):
+            warm.append((now, progress.steps, trainer.profile()[0]))
         recent = trainer.recent_returns[-WINDOW:]
-        if len(recent) == WINDOW and task.solved(statistics.fmean(recent)):
-            reached.append(progress)
-            return True
-        return False
+        enough = config.target is not None and len(recent) == WINDOW
+        if enough and statistics.fmean(recent) >= (config.target or 0.0):
+            reached.append(now)
+        return bool(reached)
 
-    summary = trainer.learn(most_steps, arrived)
-    seconds = time.monotonic() - began[0]
-    evaluated = returns(learner.policy(0), EVALUATION_EPISODES, 10_000 + seed)
+    try:
+        summary = trainer.learn(config.steps, watch)
+        ended = reached[0] if reached else time.monotonic()
+        with Evaluator(config.task, evaluation_options(config), "openvino") as evaluator:
+            seeds = range(
+                FINAL_SEED + config.seed, FINAL_SEED + config.seed + config.final_episodes
+            )
+            played = evaluator.play(parts.learner.policy(0), seeds, "openvino")
+    finally:
+        parts.close()
+    since, at, before = warm[0] if warm else (began[0], 0, None)
     return Trained(
         arm,
-        seed,
-        seconds if reached else None,
+        config.seed,
+        ended - began[0] if reached or config.target is None else None,
         summary.steps,
-        statistics.fmean(evaluated),
-        summary.profile,
+        played.mean,
+        played.error,
+        difference(summary.profile, before),
         summary.learner_seconds * 1e3,
+        (ended - since) * 1e3 / max(1, summary.steps - at),
     )
 
 
 def cartpole_rows(config: BenchConfig) -> list[Row]:
     """Train CartPole with 3x2048 and V-trace in every arm, seed by seed, the arms in turn."""
-    found: dict[str, list[Trained]] = {arm: [] for arm in ARMS}
-    with learner_threads(1):
-        for turn in range(config.seeds):
-            for arm in ARMS[turn % len(ARMS) :] + ARMS[: turn % len(ARMS)]:
-                trained = train(arm, config.first_seed + turn, most_steps=config.actor_steps)
-                found[arm].append(trained)
-                print(_line(trained), flush=True)
-    return [_row(found, arm) for arm in ARMS[1:]]
+    arms = (EAGER, INT8, MANY)
+    found = _paired(config, "actorq/cartpole", arms, config.seeds)
+    return [
+        time_row(
+            "actor-cartpole", "CartPole-v0 with V-trace", found, arm, TIMES if arm == INT8 else None
+        )
+        for arm in arms[1:]
+    ]
 
 
-def _line(one: Trained) -> str:
-    when = "not reached" if one.seconds is None else f"{one.seconds:.1f} s"
-    return (
-        f"{one.arm}, seed {one.seed}: {when} after {one.steps} steps; greedy {one.evaluated:.0f}; "
-        f"actor step {one.profile.step_cpu * 1e3:.2f} ms, learner {one.learner_ms:.2f} ms per step"
+def classic_rows(config: BenchConfig) -> list[Row]:
+    """Train Acrobot with V-trace and MountainCar with DQN: ActorQ's other tasks of Gym."""
+    rows = []
+    for name, what in (
+        ("actorq/acrobot", "Acrobot-v1 with V-trace"),
+        ("actorq/mountain-car-dqn", "MountainCar-v0 with DQN"),
+    ):
+        found = _paired(config, name, (EAGER, INT8), config.actor_seeds)
+        rows.append(time_row("actor-classic", what, found, INT8))
+    return rows
+
+
+def _paired(
+    config: BenchConfig, name: str, arms: Sequence[str], seeds: int
+) -> dict[str, list[Trained]]:
+    found: dict[str, list[Trained]] = {arm: [] for arm in arms}
+    for turn in range(seeds):
+        for arm in (*arms[turn % len(arms) :], *arms[: turn % len(arms)]):
+            settings = preset(f"{name}-{PRESETS[arm]}", config.first_seed + turn)
+            steps = min(settings.steps, config.actor_steps)
+            with learner_threads(settings.threads):
+                trained = train(arm, dataclasses.replace(settings, steps=steps))
+            found[arm].append(trained)
+            print(line(trained), flush=True)
+    return found
+
+
+def samples_rows(config: BenchConfig) -> list[Row]:
+    """Train DQN and D4PG for a fixed number of steps, each step learned from once or 16 times."""
+    rows = []
+    for name, what in (
+        ("actorq/cartpole-dqn", "DQN, CartPole-v0"),
+        ("actorq/cartpole-balance", "D4PG, cartpole-balance"),
+    ):
+        for ratio, suffix in RATIOS.items():
+            found: dict[str, list[Trained]] = {EAGER: [], INT8: []}
+            for turn in range(config.actor_seeds):
+                for arm in (EAGER, INT8) if turn % 2 == 0 else (INT8, EAGER):
+                    settings = preset(
+                        f"{name}-{PRESETS[arm]}{suffix}",
+                        config.first_seed + turn,
+                        steps=config.samples_steps,
+                        actors=1,
+                        target=None,
+                    )
+                    with learner_threads(settings.threads):
+                        found[arm].append(train(arm, settings))
+                    print(f"{what}, {ratio} samples per insert: {line(found[arm][-1])}", flush=True)
+            rows.append(_samples_row(what, ratio, found))
+    return rows
+
+
+def _samples_row(what: str, ratio: int, found: Mapping[str, Sequence[Trained]]) -> Row:
+    pairs = list(zip(found[EAGER], found[INT8], strict=True))
+    ratios = [slow.step_ms / fast.step_ms for slow, fast in pairs]
+    low, middle, high = quartiles(ratios)
+    return Row(
+        "actor-samples",
+        f"{what}, 3x2048, one actor, {ratio} samples per insert: wall time per step, eager FP32 "
+        "over INT8",
+        middle,
+        low=low,
+        high=high,
+        spread=f"quartiles of {len(ratios)} seeds",
+        note=f"{bound(found[EAGER])} {bound(found[INT8])}",
+        details={"ratios": ratios, "lines": [line(one) for pair in pairs for one in pair]},
     )
 
 
-def _row(found: dict[str, list[Trained]], arm: str) -> Row:
-    pairs = list(zip(found[ARMS[0]], found[arm], strict=True))
+def bound(trained: Sequence[Trained]) -> str:
+    """Say what limits an arm: the actor's own step or the learner's share of one."""
+    actor = statistics.median(one.profile.step_cpu for one in trained) * 1e3
+    learner = statistics.median(one.learner_ms for one in trained)
+    took = statistics.median(one.step_ms for one in trained)
+    which = "the actor" if actor > learner else "the learner"
+    return (
+        f"{trained[0].arm}: {took:.2f} ms per step, of an actor's {actor:.2f} and a learner's "
+        f"{learner:.2f}: {which} limits."
+    )
+
+
+def line(one: Trained) -> str:
+    """Return a training in words."""
+    when = "not reached" if one.seconds is None else f"{one.seconds:.1f} s"
+    return (
+        f"{one.arm}, seed {one.seed}: {when} after {one.steps} steps; greedy {one.evaluated:.0f} "
+        f"± {one.error:.0f}; actor step {one.profile.step_cpu * 1e3:.2f} ms, learner "
+        f"{one.learner_ms:.2f} ms per step"
+    )
+
+
+def time_row(
+    name: str,
+    what: str,
+    found: Mapping[str, Sequence[Trained]],
+    arm: str,
+    times: float | None = None,
+) -> Row:
+    """Return the ratio of times to a return: the median of pairs of one seed.
+
+    Args:
+        name: of the row.
+        what: was trained.
+        found: the trainings of each arm, by seed.
+        arm: that is compared with eager PyTorch.
+        times: the ratio to reach, None for none.
+    """
+    pairs = list(zip(found[EAGER], found[arm], strict=True))
     ratios = [
         slow.seconds / fast.seconds
         for slow, fast in pairs
         if slow.seconds is not None and fast.seconds is not None
     ]
-    what = f"{TASK} to its threshold, 3x2048, V-trace, one actor: wall time, eager FP32 over {arm}"
-    lines = "; ".join(_line(one) for pair in pairs for one in pair)
+    what = f"{what} to its threshold, 3x2048, one actor: wall time, eager FP32 over {arm}"
+    lines = "; ".join(line(one) for pair in pairs for one in pair)
     if len(ratios) < len(pairs):
-        note = f"{len(pairs) - len(ratios)} of {len(pairs)} pairs did not arrive. {lines}"
-        return Row("actor-cartpole", what, None, note=note, met=False)
+        missing = f"{len(pairs) - len(ratios)} of {len(pairs)} pairs did not arrive. {lines}"
+        met = False if times is not None else None
+        return Row(name, what, None, note=missing, met=met)
     low, middle, high = quartiles(ratios)
     return Row(
-        "actor-cartpole",
+        name,
         what,
         middle,
         low=low,
         high=high,
         spread=f"quartiles of {len(ratios)} seeds",
-        target=f">= {TIMES:g} x" if "int8" in arm else "",
-        met=middle >= TIMES if "int8" in arm else None,
+        target="" if times is None else f">= {times:g} x",
+        met=None if times is None else middle >= times,
         note=lines,
         details={"ratios": ratios},
     )

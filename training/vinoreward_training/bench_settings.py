@@ -69,7 +69,11 @@ class BenchConfig:
     cnn_steps: int = 0
     """Most steps of the training with CnnPolicy beside them; 0: those of the slowest of them."""
     actor_steps: int = 150_000
-    """Most environment steps of one training of ``actor-cartpole``."""
+    """Most environment steps of one training of ``actor-cartpole`` and ``actor-classic``."""
+    actor_seeds: int = 3
+    """Trainings of each arm of ``actor-classic``, ``actor-samples`` and ``actor-curves``."""
+    samples_steps: int = 6000
+    """Steps of each training of ``actor-samples``."""
     overhead_steps: int = 2000
     """Steps of each training of ``overhead`` and ``overhead-pixels``."""
     evaluation_episodes: int = 100

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from vinoreward.errors import MissingExtraError, VinorewardError
 from vinoreward.files import write_json
+from vinoreward_training.doctor_extras import Finding, extras, ray_cluster, tasks
 from vinoreward_training.machine import (
     cores,
     cpu_features,
@@ -18,30 +18,6 @@ from vinoreward_training.machine import (
     git_commit,
     package_versions,
 )
-
-EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
-    "panda": (("warp-lang", "warp"), ("pybullet", "pybullet")),
-    "onnxruntime": (("onnxruntime", "onnxruntime"),),
-    "train": (
-        ("torch", "torch"),
-        ("torchvision", "torchvision"),
-        ("onnx", "onnx"),
-        ("onnxscript", "onnxscript"),
-        ("onnxruntime", "onnxruntime"),
-        ("nncf", "nncf"),
-        ("scipy", "scipy"),
-        ("safetensors", "safetensors"),
-        ("stable-baselines3", "stable_baselines3"),
-        ("tensorboard", "tensorboard"),
-        ("matplotlib", "matplotlib"),
-        ("imageio", "imageio"),
-        ("psutil", "psutil"),
-    ),
-}
-"""Extra to its (distribution, module) pairs."""
-
-PYBULLET_BEFORE = (3, 12)
-"""PyBullet has wheels for the Pythons before this one."""
 
 
 @dataclass(frozen=True)
@@ -60,53 +36,6 @@ class DoctorConfig:
     """Bundle whose golden frames are run on every backend; None: every installed one."""
     json: Path | None = None
     """Write the findings here as well."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report.
-
-    Attributes:
-        topic: what was looked at.
-        status: ``"ok"``, ``"missing"`` (optional, can be added) or ``"broken"``.
-        text: what was found.
-        fix: what to do, empty where nothing is to be done.
-        core: whether the core needs it.
-    """
-
-    topic: str
-    status: str
-    text: str
-    fix: str = ""
-    core: bool = False
-
-
-def missing_extras() -> list[Finding]:
-    """Return a finding for each extra."""
-    findings = []
-    for extra, parts in EXTRAS.items():
-        missing = [name for name, module in parts if importlib.util.find_spec(module) is None]
-        wheelless = "pybullet" in missing and sys.version_info[:2] >= PYBULLET_BEFORE
-        if wheelless:
-            missing.remove("pybullet")
-        if missing:
-            command = f"pip install 'vinoreward[{extra}]'"
-            text = f"not installed: {', '.join(missing)}"
-            findings.append(Finding(f"extra [{extra}]", "missing", text, command))
-        else:
-            findings.append(Finding(f"extra [{extra}]", "ok", "installed"))
-        if wheelless:
-            findings.append(
-                Finding(
-                    "pybullet",
-                    "missing",
-                    f"there is no wheel for Python {platform.python_version()}; the default "
-                    'environments work, motion="dynamics", camera="tiny" and fidelity="article" '
-                    "do not",
-                    "use Python 3.10 or 3.11 for these",
-                )
-            )
-    return findings
 
 
 def devices() -> Finding:
@@ -228,12 +157,12 @@ def examine(bundle: str | None = None) -> list[Finding]:
     where = f"Python {platform.python_version()} at {sys.executable}"
     about = Finding("python", "ok", where + (f", commit {commit}" if commit else ""), core=True)
     versions = ", ".join(f"{name} {found}" for name, found in package_versions().items() if found)
-    findings = [about, Finding("versions", "ok", versions), *surroundings(), *missing_extras()]
+    findings = [about, Finding("versions", "ok", versions), *surroundings(), *extras()]
     findings += [devices(), *backends()]
     for name in known_names() if bundle is None else [bundle]:
         findings += golden_frames(name)
     findings.append(environments())
-    return findings
+    return [*findings, *tasks(), *ray_cluster()]
 
 
 def run(config: DoctorConfig) -> int:

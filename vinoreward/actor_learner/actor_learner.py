@@ -19,6 +19,7 @@ from vinoreward.actor_learner.recent import Array, RecentObservations, Totals
 from vinoreward.actor_learner.settings import ActorLearnerConfig
 from vinoreward.actor_learner.steering import Steering
 from vinoreward.actor_learner.training_loop import Loop
+from vinoreward.actor_learner.trajectory import Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.errors import ConfigError
 from vinoreward.interrupts import interrupt_between
@@ -70,6 +71,7 @@ class ActorLearner:
         self._folder = folder
         self._steering = Steering(learner, self.config, compressor, monitor)
         self._totals = Totals()
+        self._held: list[Trajectory] = []
         self._running: Loop | None = None
         first = self._first_observations()
         self._recent = RecentObservations(first, self.config.observations, seed=self.config.seed)
@@ -158,6 +160,10 @@ class ActorLearner:
                 "returns": list(totals.episodes.returns),
                 "episodes": totals.episodes.count,
                 "observations": torch.from_numpy(self._recent.rows),
+                "held": [
+                    {name: torch.from_numpy(array) for name, array in one.arrays().items()}
+                    for one in self._held
+                ],
             },
         )
         return True
@@ -177,6 +183,13 @@ class ActorLearner:
         totals.steps, totals.version = int(state["steps"]), int(state["version"])
         totals.episodes.returns.extend(float(value) for value in state["returns"])
         totals.episodes.count = int(state["episodes"])
+        held = [
+            Trajectory(**{name: tensor.numpy() for name, tensor in one.items()})
+            for one in state.get("held", [])
+        ]
+        # Trajectories of other sizes cannot be learned from together with those to come.
+        shape = (self.config.steps, self.config.environments)
+        self._held = [one for one in held if one.rewards.shape == shape]
         rows = state["observations"].numpy()
         self._recent = RecentObservations(
             rows, self.config.observations, seed=self.config.seed + totals.version
@@ -224,6 +237,7 @@ class ActorLearner:
                 steering=self._steering,
                 totals=self._totals,
                 recent=self._recent,
+                held=self._held,
                 save=self._save,
                 compressing=compressor is not None,
             )

@@ -32,7 +32,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     import torch
 
     path = folder / CHECKPOINT
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
         value = torch.load(path, map_location="cpu", weights_only=True)
@@ -57,4 +57,24 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
             f"{path} has no {', '.join(missing)}. Expected a checkpoint of vinoreward actors with "
             f"{', '.join(PARTS)}; restore it from a copy, or delete it to start anew."
         )
+    wrong = [name for name in PARTS if not _sound(name, value[name])]
+    if wrong:
+        raise ModelCorruptError(
+            f"{path} has something else as {', '.join(wrong)} than was ever written there. "
+            "Expected a checkpoint of vinoreward actors; restore it from a copy, or delete it to "
+            "start anew."
+        )
     return value
+
+
+def _sound(name: str, value: object) -> bool:
+    """Return whether a part is of the kind that a training writes."""
+    import torch
+
+    if name in ("steps", "version", "episodes"):
+        return isinstance(value, int) and value >= 0
+    if name == "returns":
+        return isinstance(value, list) and all(isinstance(each, int | float) for each in value)
+    if name == "observations":
+        return isinstance(value, torch.Tensor) and value.ndim > 1 and len(value) > 0
+    return isinstance(value, dict) or (name == "monitor" and value is None)

@@ -26,7 +26,7 @@ from vinoreward.policies.policy import Policy
 
 STATE_FILE = "compressor.npz"
 KNOB_BITS = 32
-QUALITY_ROWS = 128
+QUALITY_ROWS = 64
 """Observations on which a policy is compared with its teacher: the newest, and few, since actors
 wait for the next one."""
 

@@ -23,6 +23,8 @@ class Intake:
         learner: what for.
         config: how old they may be.
         limiter: of samples per insert, for a learner with a replay.
+        held: what was taken and not given to the learner yet; changed in place, as it belongs to
+            the training's state.
 
     Attributes:
         steps: environment steps in what was taken: the same for the same seed if the lag is fixed,
@@ -36,12 +38,13 @@ class Intake:
         learner: Learner,
         config: ActorLearnerConfig,
         limiter: SamplesPerInsert | None,
+        held: list[Trajectory],
     ) -> None:
         self._engine = engine
         self._learner = learner
         self._config = config
         self._limiter = limiter
-        self._held: list[Trajectory] = []
+        self._held = held
         self._at_once = max(1, learner.consumption.trajectories)
         self._samples = 0
         self.steps = 0
@@ -137,7 +140,8 @@ class Intake:
         return self._limiter.can_sample(inserted, self._samples, count)
 
     def _released(self) -> list[Trajectory]:
-        held, self._held = self._held, []
+        held = self._held.copy()
+        self._held.clear()
         return held
 
     def _count(self, trajectories: Sequence[Trajectory]) -> None:

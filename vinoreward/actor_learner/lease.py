@@ -5,12 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from vinoreward.actor_learner.segments import ALIGNMENT, SegmentSpec, aligned
+from vinoreward.closing import Closing
 from vinoreward.errors import SharedMemoryError
 
 NO_VERSION = -1
@@ -73,8 +73,8 @@ class Holder(Protocol):
         """Give the lease back."""
 
 
-class Lease:
-    """Published weights that stay as they are until :meth:`release`; a context manager.
+class Lease(Closing):
+    """Published weights that stay as they are until :meth:`close`; a context manager.
 
     Attributes:
         version: of this publication.
@@ -124,19 +124,8 @@ class Lease:
         """End the lease without giving the slot back: the next pull takes its place."""
         self._view = None
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Give the slot back; views of the payload must not be used any more."""
         if self._view is not None:
             self._view = None
             self._store.end(self)
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()

@@ -22,6 +22,9 @@ from vinoreward.policies.wire import Bytes, decode
 
 NONE = -1
 """Version of weights that nobody has."""
+LONGEST_PUSH = 300.0
+"""Seconds that the compressor may work without a look at its link: late is not dead. Until then a
+thread of its own gives its signs of life, which a process that is stopped cannot."""
 
 
 @dataclass(frozen=True)

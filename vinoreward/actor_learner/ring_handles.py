@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Protocol
 
 from vinoreward.actor_learner.ring_slots import RingSpec
 from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.closing import Closing
 
 
 class Finisher(Protocol):
@@ -21,7 +21,7 @@ class Finisher(Protocol):
         """Free slots that were taken."""
 
 
-class WriteSlot:
+class WriteSlot(Closing):
     """A slot that one actor fills in place; a ``with`` block abandons it if it is not committed.
 
     Attributes:
@@ -51,29 +51,18 @@ class WriteSlot:
         self._open = False
         self._ring.finish(self, ready=True)
 
-    def abandon(self) -> None:
-        """Free the slot unread."""
+    def close(self) -> None:
+        """Free the slot unread, if it was not committed."""
         if self._open:
             self._open = False
             self._ring.finish(self, ready=False)
 
-    def __enter__(self) -> WriteSlot:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.abandon()
-
-
-class Batch:
+class Batch(Closing):
     """Trajectories taken by the learner; a context manager that gives their slots back.
 
     Attributes:
-        trajectories: read-only views, oldest first, not to be used after :meth:`release`.
+        trajectories: read-only views, oldest first, not to be used after :meth:`close`.
     """
 
     def __init__(
@@ -83,19 +72,8 @@ class Batch:
         self._slots = slots
         self._ring = ring
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Give the slots back to their actors."""
         slots, self._slots, self.trajectories = self._slots, (), ()
         if slots:
             self._ring.give_back(slots)
-
-    def __enter__(self) -> Batch:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()

@@ -18,7 +18,6 @@ Traps that shape this module:
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import fcntl
 import math
@@ -30,12 +29,12 @@ import weakref
 from dataclasses import dataclass
 from multiprocessing import shared_memory
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, SharedMemoryError
 
 PREFIX = "vinoreward_"
@@ -86,28 +85,6 @@ def _full(size: int, error: OSError) -> SharedMemoryError:
         "every slot; use fewer actors, fewer or smaller slots, free some, or give the container "
         "more (docker run --shm-size)."
     )
-
-
-_Closing = TypeVar("_Closing", bound="Closing")
-
-
-class Closing(abc.ABC):
-    """Something with a ``close`` that a ``with`` block calls."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Let go of what is held."""
-
-    def __enter__(self: _Closing) -> _Closing:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Segment(Closing):

@@ -48,7 +48,7 @@ class ActorLearnerConfig:
         monitor_period: updates between two looks of the monitor.
         observations: rows that ranges are measured and students taught on.
         checkpoint_seconds: between two checkpoints, where there is a folder.
-        heartbeat: seconds without a sign of life after which an actor is replaced.
+        heartbeat: seconds without a sign of life after which a process is replaced.
         restarts: times that each process may be replaced within a minute.
         seed: of environments, exploration and compression; the learner has its own.
     """

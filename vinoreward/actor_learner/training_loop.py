@@ -56,6 +56,7 @@ class Loop:
         steering: what actors and compressor are told.
         totals: counted on.
         recent: observations, added to.
+        held: trajectories taken and not learned from yet, changed in place.
         save: writes a checkpoint; returns whether there is a folder to write it to.
         compressing: whether there is a compressor.
     """
@@ -70,6 +71,7 @@ class Loop:
         steering: Steering,
         totals: Totals,
         recent: RecentObservations,
+        held: list[Trajectory],
         save: Callable[[], bool],
         compressing: bool,
     ) -> None:
@@ -78,7 +80,7 @@ class Loop:
         self._steering, self._totals, self._recent = steering, totals, recent
         self._write = save
         self._compressing = compressing
-        self._intake = Intake(engine, learner, config, limiter)
+        self._intake = Intake(engine, learner, config, limiter, held)
         self._orders = steering.orders(Orders(), totals.version)
         self._before = totals.steps
         self._learning = 0.0

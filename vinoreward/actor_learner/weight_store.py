@@ -220,7 +220,7 @@ class WeightStore(InSegment):
         return None
 
     def end(self, lease: Lease) -> None:
-        """Give a lease back; :meth:`Lease.release` calls this."""
+        """Give a lease back; :meth:`Lease.close` calls this."""
         if self._lease is lease and self._reader is not None:
             fence()  # the last use of the weights is over before others may see the slot free
             self._words[self._lease_place(self._reader)] = 0

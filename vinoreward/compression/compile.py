@@ -19,8 +19,9 @@ class Compile(Stage):
         engine: that actors run it on.
         compiler: gives the engine's compiled form of a policy; None takes the context's.
         blob: whether the compiled form travels with the weights. ``"auto"``: if there is a compiler
-            and it finds that to pay. INT8 on OpenVINO does: loading it takes actors about half the
-            time of compiling. Float weights do not: they are swapped without compiling at all.
+            and it finds that to pay. From a million INT8 weights it does: actors load 3x2048 in 30
+            instead of 40 ms on OpenVINO, and in 7 instead of 33 ms on ONNX Runtime (20 instead of
+            45 for several environments). Float weights never do: they are swapped as they are.
 
     Raises:
         ConfigError: an engine that there is not.

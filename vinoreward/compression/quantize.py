@@ -47,6 +47,8 @@ class Quantize(Stage):
         decay: of the widest range seen, at each push; what was seen long ago is forgotten.
         first: whether the first layer is quantized; None where it reads 8-bit pictures.
         head: whether the head is quantized.
+        rows: newest observations that ranges are measured on at a push. The first push measures on
+            all of them; what was seen is remembered, and actors wait for the measuring.
         ranges: ``"minmax"``; ``"mean"`` is NNCF's default, without margin or memory, which ruins
             policies. It is here so that a monitor can be shown catching it.
 
@@ -64,6 +66,7 @@ class Quantize(Stage):
         decay: float = 0.95,
         first: bool | None = None,
         head: bool = False,
+        rows: int = 128,
         ranges: Estimator = "minmax",
     ) -> None:
         if not re.fullmatch("int8|fp16|w[2-8]", precision):
@@ -71,17 +74,19 @@ class Quantize(Stage):
                 f"quantization to {precision!r} was asked for. Expected 'int8', 'fp16', or 'w2' to "
                 "'w8' for weights alone."
             )
-        if not (1.0 <= margin < 100.0 and 0.0 <= decay <= 1.0) or ranges not in get_args(Estimator):
+        possible = 1.0 <= margin < 100.0 and 0.0 <= decay <= 1.0 and rows >= 1
+        if not possible or ranges not in get_args(Estimator):
             raise ConfigError(
-                f"quantization was asked for with margin={margin}, decay={decay}, "
-                f"ranges={ranges!r}. Expected a margin from 1, a decay from 0 to 1, and one of "
-                f"{', '.join(get_args(Estimator))}."
+                f"quantization was asked for with margin={margin}, decay={decay}, rows={rows}, "
+                f"ranges={ranges!r}. Expected a margin from 1, a decay from 0 to 1, at least one "
+                f"row, and one of {', '.join(get_args(Estimator))}."
             )
         self.precision = precision
         self.margin = margin
         self.decay = decay
         self.first = first
         self.head = head
+        self.rows = rows
         self.ranges: Estimator = ranges
         self._bits = {"int8": 8, "fp16": 16}.get(precision) or int(precision[1:])
         self._seen: dict[str, Bounds] = {}
@@ -134,7 +139,11 @@ class Quantize(Stage):
         return found
 
     def _ranges(self, policy: Policy, context: CompressionContext) -> dict[str, ActivationRange]:
-        now = measure(policy, context.observations, self.ranges)
+        known = self.ranges == "minmax" and set(self._seen) == {
+            layer.name for layer in policy.spec.weighted
+        }
+        rows = context.observations[-self.rows :] if known else context.observations
+        now = measure(policy, rows, self.ranges)
         limit = limits(policy.spec)
         if self.ranges == "mean":
             return {name: aligned(widened(now[name], 1.0, limit[name])) for name in now}

@@ -34,7 +34,9 @@ two thirds of the return lost.
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any, get_args
 
 from vinoreward.monitoring.adaptive import AdaptivePull
 from vinoreward.monitoring.batch import Against
@@ -72,6 +74,8 @@ ESS = Limit("ess_compressed", bad=0.1, good=0.3)
 """Below a tenth, nine rows in ten are wasted: whatever compression saves is lost."""
 RETURN_GAP = Limit("return_gap_relative", bad=0.1, good=0.05)
 """Certainly a tenth of the returns' own spread."""
+SAFER: Mapping[str, Any] = MappingProxyType({"bits": 16, "sparsity": 0.0})
+"""What is tried before compression is stopped."""
 
 
 def default_indicators(head: Head, *, window: int = WINDOW) -> list[Indicator]:
@@ -110,7 +114,9 @@ def default_indicators(head: Head, *, window: int = WINDOW) -> list[Indicator]:
     return found
 
 
-def default_strategy(head: Head = "tanh_gaussian") -> Strategy:
+def default_strategy(
+    head: Head = "tanh_gaussian", knobs: Collection[str] = tuple(SAFER)
+) -> Strategy:
     """Return the strategy that stops a compression which hurts before the return shows it.
 
     A limit that is passed goes to half precision without pruning at once, and if that does not
@@ -119,20 +125,28 @@ def default_strategy(head: Head = "tanh_gaussian") -> Strategy:
 
     Args:
         head: of the policy; softmax policies have smaller divergences than Gaussian ones.
+        knobs: that the compression has, as ``CompressorChain.knobs()`` names them. What it lacks is
+            not turned: without any, a limit that is passed stops compression at once.
     """
+    safer = {name: value for name, value in SAFER.items() if name in knobs}
     largest = SOFTMAX_KL_MAX if head == "logits" else GAUSSIAN_KL_MAX
     guard = Threshold(
         (largest, Q_REGRET_MEAN, Q_REGRET_MAX, KL_MAX, ESS, RETURN_GAP),
-        ({"bits": 16, "sparsity": 0.0}, STOP),
+        (safer, STOP) if safer else (STOP,),
     )
     return Composite([guard, AdaptivePull()])
 
 
-def default_monitor(head: Head, setting: CompressionSetting | None = None) -> Monitor:
+def default_monitor(
+    head: Head,
+    setting: CompressionSetting | None = None,
+    knobs: Collection[str] = tuple(SAFER),
+) -> Monitor:
     """Return the monitor that watches a training when its user does not say.
 
     Args:
         head: of the policy.
         setting: to begin with.
+        knobs: see :func:`default_strategy`.
     """
-    return Monitor(default_indicators(head), default_strategy(head), setting)
+    return Monitor(default_indicators(head), default_strategy(head, knobs), setting)

@@ -130,7 +130,8 @@ class Policy:
             computed in INT8; all others in float.
         engine: which executor it was made for.
         version: the learner's version that it was made of.
-        blob: the engine's compiled form, if compiling is worth doing once for all actors.
+        blob: the engine's compiled form, if compiling is worth doing once for all actors; a view of
+            what it came in if it came over the wire, valid as long as the parameters.
 
     Raises:
         InputError: parameters that are not those of the spec.
@@ -141,7 +142,7 @@ class Policy:
     ranges: Mapping[str, ActivationRange] = field(default_factory=dict)
     engine: str = "numpy"
     version: int = 0
-    blob: bytes | None = field(default=None, repr=False)
+    blob: bytes | memoryview | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         wanted = self.spec.parameter_shapes()

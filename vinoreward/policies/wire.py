@@ -172,8 +172,8 @@ def _parameter(entry: Mapping[str, Any], buffer: Bytes) -> Parameter:
 def decode(header: bytes, buffer: Bytes) -> Policy:
     """Return the policy that header and payload describe.
 
-    Float arrays and 8-bit codes are views of ``buffer``, which must not change while they are used;
-    smaller codes are unpacked into memory of their own.
+    Float arrays, 8-bit codes and the blob are views of ``buffer``, which must not change while they
+    are used; smaller codes are unpacked into memory of their own.
 
     Args:
         header: as :func:`encode` gave it.
@@ -198,7 +198,7 @@ def decode(header: bytes, buffer: Bytes) -> Policy:
             },
             engine=str(value["engine"]),
             version=int(value["version"]),
-            blob=None if value["blob"] is None else _part(buffer, value["blob"]).tobytes(),
+            blob=None if value["blob"] is None else _part(buffer, value["blob"]).data.toreadonly(),
         )
     except InputError:
         raise

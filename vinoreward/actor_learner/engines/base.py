@@ -6,7 +6,6 @@ import abc
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from vinoreward.actor_learner.environments import Episode
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.orders import Orders
 from vinoreward.actor_learner.trajectory import Trajectory, TrajectorySpec
+from vinoreward.closing import Closing
 from vinoreward.errors import VinorewardError
 from vinoreward.policies.policy import Policy
 
@@ -86,7 +86,7 @@ class News:
     events: list[Event] = field(default_factory=list)
 
 
-class Engine(abc.ABC):
+class Engine(Closing):
     """Runs actors and compressor; a context manager that leaves nothing behind."""
 
     @abc.abstractmethod
@@ -159,14 +159,3 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """End all processes and free what they shared; may be called more than once."""
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -15,7 +17,14 @@ from vinoreward.actor_learner.control_block import ControlBlock, ControlSpec
 from vinoreward.actor_learner.engines.messages import send
 from vinoreward.actor_learner.lease import WeightStoreSpec
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.link import NONE, ActorLink, CompressorLink, Link, Weights
+from vinoreward.actor_learner.link import (
+    LONGEST_PUSH,
+    NONE,
+    ActorLink,
+    CompressorLink,
+    Link,
+    Weights,
+)
 from vinoreward.actor_learner.orders import Orders
 from vinoreward.actor_learner.ring_handles import WriteSlot
 from vinoreward.actor_learner.ring_slots import NEXT_SEQUENCE, RingSpec
@@ -26,6 +35,8 @@ from vinoreward.actor_learner.weight_store import WeightStore
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import encode
 
+BEAT_EVERY = 0.1
+"""Seconds between two signs of life of a compressor that works."""
 PULLED = "pulled"
 """Counter of an actor: the newest version of any network that it has had, plus 1."""
 
@@ -176,6 +187,20 @@ class LocalCompressorLink(_LocalLink, CompressorLink):
         super().__init__(shared, process, pipe)
         self._out = WeightStore.attach(shared.compressed)
         self._observations_store = WeightStore.attach(shared.observations, 0)
+        self._looked = time.monotonic()
+        threading.Thread(target=self._beat, name="vinoreward signs of life", daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self._control.stopped:
+            if time.monotonic() - self._looked < LONGEST_PUSH:
+                self._control.beat(self._process)
+            time.sleep(BEAT_EVERY)
+
+    @property
+    def stopped(self) -> bool:
+        """See :attr:`Link.stopped`."""
+        self._looked = time.monotonic()
+        return super().stopped
 
     def observations(self) -> npt.NDArray[np.generic] | None:
         """See :meth:`CompressorLink.observations`."""

@@ -23,8 +23,6 @@ from vinoreward.actor_learner.environments import Episode
 
 LOOK_EVERY = 0.25
 """Seconds between two looks at signs of life; a death is heard of at once."""
-COMPRESSOR_PATIENCE = 300.0
-"""Seconds: the compressor is silent while it works, and late is not dead."""
 
 
 class _Note(NamedTuple):
@@ -220,12 +218,10 @@ class Desk:
     def _check(self, place: Place, silence: float) -> None:
         config = self._config
         waited = time.monotonic() - place.started
-        actor = place.number < self._actors
-        patience = config.heartbeat if actor else COMPRESSOR_PATIENCE
         if silence == math.inf and waited > config.start_timeout:
             what = f"did not start in {waited:.0f} s (`ray status` shows what it waits for)"
-        elif patience < silence < math.inf:
-            what = f"gave no sign of life for {patience:g} s"
+        elif config.heartbeat < silence < math.inf:
+            what = f"gave no sign of life for {config.heartbeat:g} s"
         else:
             return
         self._gone(place, what, what)

@@ -29,7 +29,14 @@ from vinoreward.actor_learner.engines.ray_state import (
     Pulled,
     Told,
 )
-from vinoreward.actor_learner.link import NONE, ActorLink, CompressorLink, Link, Weights
+from vinoreward.actor_learner.link import (
+    LONGEST_PUSH,
+    NONE,
+    ActorLink,
+    CompressorLink,
+    Link,
+    Weights,
+)
 from vinoreward.actor_learner.orders import Orders
 from vinoreward.actor_learner.trajectory import Trajectory, TrajectorySpec
 from vinoreward.policies.policy import Policy
@@ -53,6 +60,7 @@ class _RayLink(Link):
         self._outbox = outbox
         self._reports: list[tuple[str, Any]] = []
         self._beats = 0
+        self._looked = time.monotonic()
         self._pulled = NONE
         self._lock = threading.Lock()
         self._learner_version = NONE
@@ -77,7 +85,11 @@ class _RayLink(Link):
 
     def _sync(self, patience: float) -> None:
         version = self._learner_version if self._identity.exact else None
-        self._take(ray.get(self._state.sync.remote(self._known, self._beats, version, patience)))
+        self._take(ray.get(self._state.sync.remote(self._known, self._sign(), version, patience)))
+
+    def _sign(self) -> int:
+        """Return a number that is another one as long as this process is not hung."""
+        return self._beats
 
     def _talk(self) -> None:
         """Say how far the loop has got and hear of new orders, until training is over."""
@@ -91,6 +103,7 @@ class _RayLink(Link):
     def stopped(self) -> bool:
         """See :attr:`Link.stopped`."""
         self._beats += 1
+        self._looked = time.monotonic()
         return self._stopped
 
     def orders(self) -> Orders:
@@ -183,6 +196,11 @@ class RayCompressorLink(_RayLink, CompressorLink):
         super().__init__(identity, outbox)
         self._seen = NONE
         self._rows: npt.NDArray[np.generic] | None = None
+
+    def _sign(self) -> int:
+        if time.monotonic() - self._looked < LONGEST_PUSH:
+            self._beats += 1
+        return self._beats
 
     def report(self, kind: str, value: Any) -> None:
         """See :meth:`Link.report`; at once, there is nothing that it belongs to."""

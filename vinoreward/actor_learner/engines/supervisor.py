@@ -19,8 +19,6 @@ END_PATIENCE = 3.0
 SAVE_PATIENCE = 10.0
 """Seconds that children are given to end by themselves; a compressor may be in mid-work, and has
 its state to write down."""
-COMPRESSOR_PATIENCE = 300.0
-"""Seconds that the compressor may be silent: it is while it works, and late is not dead."""
 
 
 class Supervisor:
@@ -31,7 +29,7 @@ class Supervisor:
         actors: how many there are.
         silence: seconds since a number's process gave a sign of life, infinite before the first.
         bury: takes back what a dead process held and prepares the next generation.
-        heartbeat: seconds of silence after which an actor counts as hung.
+        heartbeat: seconds of silence after which a process counts as hung.
         start_timeout: seconds that a process may take to start.
         restarts: of each process within a minute.
         all_needed: no process can be done without.
@@ -141,7 +139,7 @@ class Supervisor:
         silence = self._silence(child.number)
         if silence == float("inf"):
             return time.monotonic() - child.started > self._start_timeout
-        return silence > (self._heartbeat if child.number < self._actors else COMPRESSOR_PATIENCE)
+        return silence > self._heartbeat
 
     def _replace(self, child: Child, why: str) -> None:
         """Start a successor, or do without if there were too many."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import abc
 import math
-from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.policies.policy import Floats, Policy, QuantizedArray
 
 
-class Executor(abc.ABC):
+class Executor(Closing):
     """One actor's policy network. Not for use by several threads at a time.
 
     Weights given to :meth:`refresh` may be views of shared memory: the executor keeps a reference
@@ -126,17 +126,6 @@ class Executor(abc.ABC):
             f"observations are {found}. Expected a numpy array {self._dtype}{self._shape}: the "
             "executor's batch, then the shape of one observation."
         )
-
-    def __enter__(self) -> Executor:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def finite(array: npt.NDArray[Any]) -> bool:

@@ -6,6 +6,7 @@ Bytes that do not fit are never an error: the engine prepares the policy itself,
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from vinoreward.policies.policy import Policy, QuantizedArray
 ALIGNMENT = 64
 """Bytes; the payload starts at a multiple, for whoever puts the blob at such an address."""
 _MAGIC = b"vinoreward policy blob 1\n"
+_START = re.compile(re.escape(_MAGIC) + rb"([^\n]*)\n")
 
 
 def seal(header: Mapping[str, Any], payload: bytes) -> bytes:
@@ -31,20 +33,20 @@ def seal(header: Mapping[str, Any], payload: bytes) -> bytes:
     return start + b" " * (-(len(start) + 1) % ALIGNMENT) + b"\n" + payload
 
 
-def unseal(blob: bytes | None, header: Mapping[str, Any]) -> memoryview | None:
+def unseal(blob: bytes | memoryview | None, header: Mapping[str, Any]) -> memoryview | None:
     """Return a blob's payload without a copy, or None.
 
     None: no blob, another header than ``header``, or damaged bytes. A checksum is no protection
     from somebody who means harm; policies come from the user's own processes.
     """
-    if blob is None or not blob.startswith(_MAGIC):
+    start = None if blob is None else _START.match(blob)
+    if blob is None or start is None:
         return None
-    end = blob.find(b"\n", len(_MAGIC))
     try:
-        found = json.loads(blob[len(_MAGIC) : end])
+        found = json.loads(start[1])
     except ValueError:
         return None
-    payload = memoryview(blob)[end + 1 :]
+    payload = memoryview(blob)[start.end() :]
     # Engines load damaged bytes without complaint, or crash on them.
     return payload if found == {**header, "checksum": zlib.crc32(payload)} else None
 

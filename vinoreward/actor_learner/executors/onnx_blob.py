@@ -6,6 +6,7 @@ Transposing 8 million weights takes an actor 25 ms at every refresh; reading the
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,20 @@ from vinoreward.actor_learner.executors.blob import ALIGNMENT, describes, seal, 
 from vinoreward.actor_learner.executors.folded import int8_layers, weight_count
 from vinoreward.actor_learner.executors.onnx_graph import int8_arrays
 from vinoreward.policies.policy import Policy
+from vinoreward.policies.spec import Dense
 
-SMALLEST = 200_000
-"""INT8 weights from which a blob saves an actor more than a millisecond."""
+SMALLEST = 1_000_000
+"""Dense INT8 weights from which a blob saves an actor time: below, comparing it with the weights
+takes as long as transposing them. Of a convolution nothing is saved."""
+
+_TABLE = re.compile(rb"[^\n]*\n")
 
 
 def compile_blob(policy: Policy) -> bytes | None:
     """Return a blob for ``Policy.blob``, for any batch and processor; None where none pays."""
-    if weight_count(policy.spec, int8_layers(policy)) < SMALLEST:
+    int8 = int8_layers(policy)
+    dense = (one.name for one in policy.spec.weighted if isinstance(one, Dense))
+    if weight_count(policy.spec, tuple(name for name in dense if name in int8)) < SMALLEST:
         return None
     table, parts, end = [], [], 0
     for name, array in int8_arrays(policy).items():
@@ -42,11 +49,11 @@ def read_blob(policy: Policy) -> dict[str, npt.NDArray[Any]] | None:
     payload = unseal(policy.blob, describes(policy, "onnxruntime"))
     if payload is None:
         return None
-    flat = np.frombuffer(payload, dtype=np.uint8)
-    start = int(np.argmax(flat == ord("\n"))) + 1
-    found = {}
-    for name, dtype, shape, offset in json.loads(bytes(payload[:start])):
-        kind, count = np.dtype(dtype), int(np.prod(shape))
-        part = flat[start + offset : start + offset + count * kind.itemsize]
-        found[name] = part.view(kind).reshape(shape)
+    table = _TABLE.match(payload)
+    if table is None:
+        return None
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name, dtype, shape, offset in json.loads(table[0]):
+        whole = np.frombuffer(payload, dtype, int(np.prod(shape)), table.end() + offset)
+        found[name] = whole.reshape(shape)
     return found

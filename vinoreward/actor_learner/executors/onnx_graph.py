@@ -94,17 +94,18 @@ def int8_arrays(policy: Policy) -> dict[str, Array]:
     return found
 
 
-def policy_model(policy: Policy, batch: int, *, constants: bool) -> bytes:
+def policy_model(
+    policy: Policy, batch: int, weights: Mapping[str, Array], *, constants: bool
+) -> bytes:
     """Return a policy's ONNX model.
 
     Args:
-        policy: to take layers from, and weights if they are constants.
+        policy: to take layers from.
         batch: observations of one call.
-        constants: whether the weights are part of the model; else they are inputs named as
-            :func:`weights_of` names them.
+        weights: what :func:`weights_of` gave for it.
+        constants: whether the weights are part of the model; else they are inputs of their names.
     """
     spec = policy.spec
-    weights = weights_of(policy)
     inputs = [Value(SOURCE, spec.observation_dtype, (batch, *spec.observation_shape))]
     fixed: dict[str, Array] = {ZERO: np.array(0, dtype=np.uint8)}
     if constants:

@@ -32,8 +32,7 @@ class ONNXRuntimeExecutor(Executor):
 
     Weights are inputs: a refresh binds the policy's arrays. Large INT8 weights are transposed first
     unless ``policy.blob`` holds them so; for several observations they are constants of a new
-    session. Quantized weights of float layers are dequantized when
-    they arrive.
+    session. Quantized weights of float layers are dequantized when they arrive.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
@@ -68,11 +67,12 @@ class ONNXRuntimeExecutor(Executor):
         whole = weight_count(policy.spec, int8_layers(policy))
         constants = self.batch > 1 and whole >= CONSTANTS
         key = (policy.spec, shape_of(policy), constants)
+        weights = weights_of(policy, read_blob(policy))
         if constants or self._session is None or key != self._key:
             self._key = None
-            self._open(policy_model(policy, self.batch, constants=constants), policy)
+            self._open(policy_model(policy, self.batch, weights, constants=constants), policy)
             self._key = key
-        bound = {} if constants else weights_of(policy, read_blob(policy))
+        bound = {} if constants else weights
         for name, array in bound.items():
             self._bind(name, array)
         # Only now may the memory of the weights before these be used for something else.

@@ -66,7 +66,7 @@ class LearnerConfig:
         """Return the optimiser of some parameters."""
         rate = self.learning_rate if learning_rate is None else learning_rate
         if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=rate, eps=self.epsilon)
+            return torch.optim.Adam(parameters, lr=rate, eps=self.epsilon, fused=True)
         return torch.optim.RMSprop(parameters, lr=rate, alpha=0.99, eps=self.epsilon)
 
     def rewards(self, rewards: Floats) -> Floats:

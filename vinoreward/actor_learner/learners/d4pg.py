@@ -115,7 +115,9 @@ class D4PG(ReplayLearner):
 
     def _learn(self, windows: Windows) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
         observations, actions = self.first(windows)
-        self.speed.probe(self.critic, observations, actions)
+        self.speed.probe_largest(
+            (self.actor, (observations,)), (self.critic, (observations, actions))
+        )
         with torch.no_grad():
             targets = self._targets(windows)
         logits = self.speed(self.critic, observations, actions)

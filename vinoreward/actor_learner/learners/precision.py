@@ -132,6 +132,15 @@ class Speed:
 
         self.choice = fastest({way: candidate(way) for way in self._ways})
 
+    def probe_largest(self, *networks: tuple[nn.Module, tuple[Tensor, ...]]) -> None:
+        """Decide once, by the network that has the most weights, given with its inputs."""
+
+        def weights(network: tuple[nn.Module, tuple[Tensor, ...]]) -> int:
+            return sum(parameter.numel() for parameter in network[0].parameters())
+
+        module, inputs = max(networks, key=weights)
+        self.probe(module, *inputs)
+
     def __call__(self, module: nn.Module, *inputs: Tensor) -> Any:
         """Return ``module(*inputs)``, computed as chosen; tensors are float32."""
         return self._compute(self.choice.name, module, *inputs)

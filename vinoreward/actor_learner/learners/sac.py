@@ -101,7 +101,9 @@ class SAC(ReplayLearner):
 
     def _learn(self, windows: Windows) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
         observations, actions = self.first(windows)
-        self.speed.probe(self.critics, observations, actions)
+        self.speed.probe_largest(
+            (self.actor, (observations,)), (self.critics, (observations, actions))
+        )
         weight = self.temperature.log.detach().exp()
         with torch.no_grad():
             targets = self._targets(windows, weight)

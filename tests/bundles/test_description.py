@@ -1,0 +1,160 @@
+"""What describes a bundle survives JSON, and whatever is not right is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_network import SPEC
+
+from vinoreward.bundles.schema import BundleSpec, Decision, Picture, Quantization
+from vinoreward.errors import BundleError
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+
+finite = st.floats(-1e6, 1e6, allow_nan=False)
+positive = st.floats(1e-3, 1e3)
+words = st.text(st.characters(codec="utf-8", categories=("L", "N")), min_size=1, max_size=12)
+free = st.dictionaries(
+    words,
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(10**9), 10**9) | finite | words,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+        max_leaves=5,
+    ),
+    max_size=3,
+)
+triples = st.tuples(finite, finite, finite)
+specs = st.builds(
+    BundleSpec,
+    name=words,
+    picture=st.builds(
+        Picture,
+        height=st.integers(1, 4096),
+        width=st.integers(1, 4096),
+        color_order=st.sampled_from(["RGB", "BGR"]),
+        mean=triples,
+        std=st.tuples(positive, positive, positive),
+        crop=st.none() | st.tuples(*[st.integers(1, 4096)] * 4),
+        resize=st.just("pil_bilinear"),
+        scene=st.dictionaries(words, words | st.integers(0, 10) | st.booleans(), max_size=3),
+        in_graph=st.just(False),
+        layout=st.sampled_from(["NHWC", "NCHW"]),
+        scale=positive,
+    ),
+    decision=st.builds(
+        Decision,
+        threshold=st.floats(0, 1),
+        temperature=positive,
+        chosen_for=free,
+        int8_band=st.none() | st.floats(0, 20),
+    ),
+    quantization=st.none()
+    | st.builds(
+        Quantization,
+        passed=st.booleans(),
+        flips=st.integers(0, 5),
+        frames=st.integers(5, 100),
+        method=words,
+        max_flip_rate=st.floats(0, 1),
+        detail=free,
+    ),
+    labels=st.lists(words, max_size=3, unique=True).map(lambda more: ("success", *more, "no one")),
+    output=st.sampled_from(["logits", "probabilities"]),
+    output_index=st.integers(0, 9),
+    metrics=free,
+    dataset=free,
+    versions=st.dictionaries(words, words, max_size=3),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(spec=specs)
+def test_a_spec_survives_json(spec: BundleSpec) -> None:
+    text = json.dumps(spec.to_dict(), allow_nan=False)
+    assert BundleSpec.from_dict(json.loads(text)) == spec
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    """The JSON of SPEC with nested keys changed: ``picture__height=3``."""
+    value = SPEC.to_dict()
+    for path, item in changes.items():
+        *folders, key = path.split("__")
+        place = value
+        for folder in folders:
+            place = place[folder]
+        place[key] = item
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "Expected an object"),
+        (changed(colour="red"), "unknown key 'colour'"),
+        (changed(picture__gamma=1), "picture has the unknown key 'gamma'"),
+        (changed(schema_version=2), "upgrade vinoreward"),
+        (changed(schema_version=True), "schema_version is True"),
+        (changed(schema_version=0), "schema_version"),
+        (changed(picture__height=4097), "1 to 4096"),
+        (changed(picture__height=0), "1 to 4096"),
+        (changed(picture__height=6.0), "whole number"),
+        (changed(picture__height="6"), "whole number"),
+        (changed(picture__mean=[0.1, 0.2]), "three numbers"),
+        (changed(picture__mean=[0.1, 0.2, float("nan")]), "finite"),
+        (changed(picture__mean=[0.1, 0.2, 10**400]), "finite"),
+        (changed(picture__std=[0.1, 0.0, 0.1]), "positive"),
+        (changed(picture__color_order="RBG"), "RGB or BGR"),
+        (changed(picture__crop=[0, 0, 5, 5]), "crop"),
+        (changed(picture__crop=[-1, 0, 6, 8]), "crop"),
+        (changed(picture__scene={"a": [1]}), "scene"),
+        (changed(decision__threshold=1.5), "0 to 1"),
+        (changed(decision__threshold=None), "a number"),
+        (changed(decision__threshold=float("inf")), "finite"),
+        (changed(decision__temperature=0), "positive"),
+        (changed(decision__int8_band=-1), "at least 0"),
+        (changed(decision__int8_band="wide"), "a number"),
+        (changed(decision__int8_threshold=0.7), "no threshold of its own"),
+        (changed(kind="policy"), "classifier or encoder"),
+        (changed(labels=["success"]), "2 to 1000"),
+        (changed(labels=["success", "success"]), "different"),
+        (changed(labels=["good", "bad"]), "success_label"),
+        (changed(labels="success"), "a list"),
+        (changed(labels=[1, 2]), "list of strings"),
+        (changed(kind="encoder"), "latent_size"),
+        (changed(metrics={"recall": float("nan")}), "finite"),
+        (changed(versions={"torch": 2}), "string"),
+        (changed(files={"../model.onnx": "0" * 64}), "plain relative name"),
+        (changed(files={"/etc/passwd": "0" * 64}), "plain relative name"),
+        (changed(files={"a/../../b": "0" * 64}), "plain relative name"),
+        (changed(files={"a\\b": "0" * 64}), "plain relative name"),
+        (changed(files={"model.onnx": "xyz"}), "SHA-256"),
+        (changed(quantization={"passed": 1, "flips": 0, "frames": 1, "method": "m"}), "true or"),
+        (
+            changed(quantization={"passed": True, "flips": 2, "frames": 1, "method": "m"}),
+            "0 to 1",
+        ),
+    ],
+)
+def test_a_wrong_description_is_refused_by_name(value: Any, message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        BundleSpec.from_dict(value)
+
+
+def test_a_missing_key_is_named() -> None:
+    value = SPEC.to_dict()
+    del value["picture"]["height"]
+    with pytest.raises(BundleError, match="picture has no 'height'"):
+        BundleSpec.from_dict(value)
+
+
+def test_tuples_and_numpy_numbers_become_json() -> None:
+    spec = dataclasses.replace(SPEC, metrics={"rate": np.float32(0.5), "interval": (0, 1)})
+    assert spec.metrics == {"rate": 0.5, "interval": [0, 1]}

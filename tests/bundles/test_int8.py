@@ -1,0 +1,116 @@
+"""INT8 is used where its gate passed, and adding it changes nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_network import (
+    COARSE,
+    PASSED,
+    WEIGHTS,
+    expected_logits,
+    forge,
+    golden_images,
+    network,
+    rewrite,
+    snapshot,
+)
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.save import add_int8
+from vinoreward.bundles.schema import Quantization
+from vinoreward.errors import BundleParityError, ConfigError
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+
+def with_int8(bundle: Bundle, tmp_path: Path, quantization: Quantization = PASSED) -> Bundle:
+    coarse = network(tmp_path / "coarse.onnx", weights=COARSE)
+    logits = expected_logits(golden_images(), COARSE)
+    return add_int8(bundle, coarse, quantization, logits, int8_band=0.75)
+
+
+def test_auto_takes_int8_where_the_gate_passed(bundle: Bundle, tmp_path: Path) -> None:
+    assert bundle.resolve_precision("openvino") == "fp32"
+    quantized = with_int8(bundle, tmp_path)
+    assert quantized.resolve_precision("openvino", "auto") == "int8"
+    assert quantized.resolve_precision("onnxruntime", "auto") == "int8"
+    assert quantized.resolve_precision("torch", "auto") == "fp32"
+    assert quantized.resolve_precision("somebody-elses", "auto") == "fp32"
+    assert quantized.resolve_precision("openvino", "fp32") == "fp32"
+    assert quantized.network().path.name == "model.int8.onnx"
+    assert quantized.network("fp32").path.name == "model.onnx"
+    assert quantized.spec.decision.int8_band == quantized.second_look_band("int8") == 0.75
+    assert quantized.second_look_band("fp32") is bundle.second_look_band("int8") is None
+    for name in ("openvino", "onnxruntime"):
+        with quantized.backend(name) as backend:
+            assert backend.precision == "int8"
+            found = backend.infer(golden_images())
+            assert np.allclose(found, expected_logits(golden_images(), COARSE), atol=1e-3)
+
+
+def test_a_bundle_from_before_the_second_look_loads(bundle: Bundle, tmp_path: Path) -> None:
+    quantized = with_int8(bundle, tmp_path)
+    for old in ({}, {"int8_threshold": None}):
+        rewrite(quantized, lambda spec, old=old: (spec["decision"].pop("int8_band", 0),
+                                                  spec["decision"].update(old)))  # fmt: skip
+        again = Bundle.load(quantized.path)
+        assert again.spec.decision.int8_band is None and again.second_look_band("int8") is None
+        assert again.resolve_precision("openvino") == "int8"
+
+
+def test_a_failed_gate_keeps_int8_out(bundle: Bundle, tmp_path: Path) -> None:
+    failed = Quantization(passed=False, flips=9, frames=400, method="nncf-ptq")
+    quantized = with_int8(bundle, tmp_path, failed)
+    assert quantized.resolve_precision("openvino", "auto") == "fp32"
+    with pytest.raises(ConfigError, match=r"9 of 400.*vinoreward quantize"):
+        quantized.backend("openvino", precision="int8")
+
+
+def test_int8_that_is_not_there_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no INT8 network.*vinoreward quantize"):
+        bundle.network("int8")
+    with pytest.raises(ConfigError, match="torch"):
+        with_int8(bundle, tmp_path).resolve_precision("torch", "int8")
+    with pytest.raises(ConfigError, match="auto, fp32, bf16 or int8"):
+        bundle.resolve_precision("openvino", "fp16")
+
+
+def test_a_broken_quantization_is_found(bundle: Bundle, tmp_path: Path) -> None:
+    quantized = with_int8(bundle, tmp_path)
+    broken = network(tmp_path / "broken.onnx", weights=np.zeros_like(WEIGHTS))
+    forge(quantized, "model.int8.onnx", broken.read_bytes())
+    forged = Bundle.load(bundle.path)
+    with pytest.raises(BundleParityError, match=r"in probability.*broken quantization"):
+        forged.backend("openvino")
+    forged.backend("openvino", precision="fp32").close()
+
+
+def test_another_processors_int8_is_tolerated(bundle: Bundle, tmp_path: Path) -> None:
+    # A probability may move by 0.1: these weights move it by less on the golden frames.
+    quantized = with_int8(bundle, tmp_path)
+    near = network(tmp_path / "near.onnx", weights=COARSE * 1.03)
+    forge(quantized, "model.int8.onnx", near.read_bytes())
+    Bundle.load(bundle.path).backend("openvino").close()
+
+
+def test_adding_int8_keeps_everything_else(bundle: Bundle, tmp_path: Path) -> None:
+    before = snapshot(bundle.path)
+    quantized = with_int8(bundle, tmp_path)
+    after = snapshot(quantized.path)
+    for name in ("model.onnx", "pictures/golden.png"):
+        assert after[name] == before[name]
+    assert b"1 of 400" in after["README.md"]
+    assert np.array_equal(quantized.golden.logits, bundle.golden.logits)
+    assert sorted(os.listdir(tmp_path)) == ["coarse.onnx", "source.onnx", "tiny"]
+    again = with_int8(quantized, tmp_path)
+    assert again == quantized
+
+
+def test_a_card_written_by_hand_survives_int8(bundle: Bundle, tmp_path: Path) -> None:
+    (bundle.path / "README.md").write_text("# mine")
+    assert (with_int8(bundle, tmp_path).path / "README.md").read_text() == "# mine"

@@ -1,0 +1,207 @@
+"""What is saved is what is loaded, and files that are not right are refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_network import SPEC, expected_logits, golden_images, network, rewrite
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.save import save_bundle
+from vinoreward.errors import BundleEditedError, BundleError, ModelNotFoundError
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+
+def test_what_is_saved_is_loaded(bundle: Bundle) -> None:
+    loaded = Bundle.load(bundle.path)
+    assert loaded == bundle
+    assert dataclasses.replace(loaded.spec, files={}) == SPEC
+    assert sorted(loaded.spec.files) == ["golden.npz", "model.onnx"]
+    assert np.array_equal(loaded.golden.images, golden_images())
+    assert pickle.loads(pickle.dumps(loaded)) == loaded
+
+
+@pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
+def test_a_loaded_bundle_runs(bundle: Bundle, name: str) -> None:
+    images = golden_images(7)
+    with bundle.backend(name) as backend:
+        assert backend.precision == "fp32"
+        assert np.allclose(
+            backend.infer(bundle.prepare(images)), expected_logits(images), atol=1e-4
+        )
+
+
+def test_no_pickle_in_the_folder(bundle: Bundle) -> None:
+    with zipfile.ZipFile(bundle.path / "golden.npz") as archive:
+        assert sorted(archive.namelist()) == ["images.npy", "logits.npy"]
+    assert sorted(item.name for item in bundle.path.iterdir()) == [
+        "README.md",
+        "bundle.json",
+        "bundle.sha256",
+        "golden.npz",
+        "model.onnx",
+        "pictures",
+    ]
+
+
+def test_a_threshold_changed_by_hand_is_noticed(bundle: Bundle) -> None:
+    path = bundle.path / "bundle.json"
+    value = json.loads(path.read_text())
+    value["decision"]["threshold"] = 0.01
+    path.write_text(json.dumps(value))
+    with pytest.raises(BundleEditedError, match="success_threshold"):
+        Bundle.load(bundle.path)
+    (bundle.path / "bundle.sha256").unlink()
+    with pytest.raises(BundleEditedError, match="no recorded hash"):
+        Bundle.load(bundle.path)
+
+
+def test_the_card_tells_what_a_reader_needs(bundle: Bundle) -> None:
+    card = (bundle.path / "README.md").read_text(encoding="utf-8")
+    for fact in ("failure", "success", "6 x 8", "0.8", "target_fpr", "recall", "0.95, 0.99"):
+        assert fact in card
+    for fact in ("ab" * 32, "vinoreward.Classifier", "renderer", "pictures/golden.png", "quantize"):
+        assert fact in card
+    assert (bundle.path / "pictures" / "golden.png").is_file()
+
+
+def test_own_card_and_pictures_are_kept(tmp_path: Path, model: Path) -> None:
+    plot = tmp_path / "roc.png"
+    plot.write_bytes(b"png")
+    images = golden_images()
+    saved = save_bundle(
+        tmp_path / "b", SPEC, {"model.onnx": model.read_bytes()}, images, expected_logits(images),
+        "# mine", {"roc.png": plot},
+    )  # fmt: skip
+    assert (saved.path / "README.md").read_text() == "# mine"
+    assert (saved.path / "pictures" / "roc.png").read_bytes() == b"png"
+
+
+def test_a_person_may_edit_the_card(bundle: Bundle) -> None:
+    (bundle.path / "README.md").write_text("notes")
+    assert Bundle.load(bundle.path) == bundle
+
+
+def test_an_edited_file_is_named_with_both_hashes(bundle: Bundle) -> None:
+    old = bundle.spec.files["model.onnx"]
+    path = bundle.path / "model.onnx"
+    path.write_bytes(path.read_bytes() + b"\0")
+    new = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(BundleEditedError, match=rf"model\.onnx.*{new}.*{old}.*restore"):
+        Bundle.load(bundle.path)
+
+
+def test_a_file_edited_after_loading_is_noticed(bundle: Bundle, tmp_path: Path) -> None:
+    shutil.copyfile(network(tmp_path / "other.onnx", swap=True), bundle.path / "model.onnx")
+    with pytest.raises(BundleEditedError, match=r"model\.onnx"):
+        bundle.backend("openvino", verify=False).load()
+
+
+def test_a_missing_file_is_named(bundle: Bundle) -> None:
+    (bundle.path / "model.onnx").unlink()
+    with pytest.raises(ModelNotFoundError, match=r"no model\.onnx"):
+        Bundle.load(bundle.path)
+
+
+def test_a_relative_path_works_from_another_folder(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded = Bundle.load("tiny")
+    monkeypatch.chdir("/")
+    assert loaded == bundle
+    loaded.backend().close()
+
+
+def test_no_bundle_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"installed bundles.*panda-hover-classifier"):
+        Bundle.load(tmp_path / "nothing")
+    with pytest.raises(BundleError, match=r"no bundle\.json"):
+        Bundle.load(tmp_path)
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(BundleError, match="from_model"):
+        Bundle.load(file)
+
+
+def test_a_registered_name_is_found(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A package as anyone may install it: a module and its entry point.
+    site = tmp_path / "site"
+    (site / "acme-1.0.dist-info").mkdir(parents=True)
+    (site / "acme-1.0.dist-info" / "METADATA").write_text("Name: acme\nVersion: 1.0\n")
+    (site / "acme-1.0.dist-info" / "entry_points.txt").write_text(
+        "[vinoreward.bundles]\nacme = acme_rewards:where\nlost = acme_rewards:lost\n"
+        "text = acme_rewards:text\nbroken = acme_rewards:missing\n"
+    )
+    (site / "acme_rewards.py").write_text(
+        "from pathlib import Path\n"
+        f"def where(): return Path({str(bundle.path)!r})\n"
+        "def lost(): return Path('/nowhere')\n"
+        "def text(): return 'somewhere'\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    assert Bundle.load("acme") == bundle
+    with pytest.raises(ModelNotFoundError, match="reinstall"):
+        Bundle.load("lost")
+    with pytest.raises(BundleError, match=r"pathlib\.Path"):
+        Bundle.load("text")
+    with pytest.raises(BundleError, match="does not import"):
+        Bundle.load("broken")
+
+
+def test_a_link_out_of_the_folder_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.onnx"
+    (bundle.path / "model.onnx").rename(outside)
+    (bundle.path / "model.onnx").symlink_to(outside)
+    with pytest.raises(BundleError, match="is a link"):
+        Bundle.load(bundle.path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b'{"schema_version": 1, "schema_version": 1}', "stands twice"),
+        (b'{"schema_version": NaN}', "NaN"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b" " * (1 << 20) + b"{}", "larger than"),
+        (b'{"schema_version": 9}', "upgrade vinoreward"),
+    ],
+)
+def test_a_broken_bundle_json_is_refused(bundle: Bundle, text: bytes, message: str) -> None:
+    (bundle.path / "bundle.json").write_bytes(text)
+    with pytest.raises(BundleError, match=message):
+        Bundle.load(bundle.path)
+
+
+def test_a_bundle_without_a_model_is_refused(bundle: Bundle) -> None:
+    rewrite(bundle, lambda spec: spec["files"].pop("model.onnx"))
+    with pytest.raises(BundleError, match=r"Expected model\.onnx"):
+        Bundle.load(bundle.path)
+
+
+def test_importing_bundles_is_light() -> None:
+    heavy = "torch, openvino, onnx, onnxruntime, nncf, pybullet, warp"
+    script = (
+        "import sys, vinoreward.bundles.bundle, vinoreward.bundles.save\n"
+        f"print([name for name in {heavy!r}.split(', ') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]"

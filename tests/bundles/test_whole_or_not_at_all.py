@@ -1,0 +1,161 @@
+"""A save that fails, is stopped or is killed leaves a whole bundle, old or new."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_network import COARSE, PASSED, SPEC, expected_logits, golden_images, network, snapshot
+
+from vinoreward.bundles import save as save_module
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import previous_of
+from vinoreward.bundles.save import add_int8, save_bundle
+from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError, RunFolderError
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+
+def test_an_existing_bundle_is_not_replaced_unasked(bundle: Bundle, model: Path) -> None:
+    images = golden_images()
+    arguments = (bundle.path, SPEC, {"model.onnx": model}, images, expected_logits(images))
+    with pytest.raises(ConfigError, match="overwrite=True"):
+        save_bundle(*arguments)
+    assert save_bundle(*arguments, overwrite=True) == bundle
+
+
+def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path, model: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("years of work")
+    images = golden_images()
+    with pytest.raises(ConfigError, match="something else"):
+        save_bundle(
+            home, SPEC, {"model.onnx": model}, images, expected_logits(images), overwrite=True
+        )
+    assert (home / "thesis.tex").read_text() == "years of work"
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("where", ["write_json", "_settle", "model_card", "_sheet"])
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), RunFolderError),
+        (Interrupted(), Interrupted),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_a_failed_save_leaves_the_old_bundle_and_nothing_else(
+    bundle: Bundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    raised: BaseException,
+    expected: type[BaseException],
+) -> None:
+    before = snapshot(tmp_path)
+    images = golden_images()
+
+    def fail(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(save_module, where, fail)
+    arguments = (SPEC, {"model.onnx": tmp_path / "source.onnx"}, images, expected_logits(images))
+    with pytest.raises(expected):
+        save_bundle(bundle.path, *arguments, overwrite=True)
+    with pytest.raises(expected):
+        save_bundle(tmp_path / "new", *arguments)
+    assert snapshot(tmp_path) == before
+    assert sorted(os.listdir(tmp_path)) == ["source.onnx", "tiny"]
+    assert Bundle.load(bundle.path) == bundle
+
+
+def test_a_failed_rename_puts_the_old_bundle_back(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = snapshot(tmp_path)
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.suffix == ".part":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    coarse = network(tmp_path / "coarse.onnx", weights=COARSE)
+    before = snapshot(tmp_path)
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(RunFolderError, match="nothing was changed"):
+        add_int8(bundle, coarse, PASSED, expected_logits(golden_images(), COARSE))
+    assert snapshot(tmp_path) == before
+
+
+def test_a_process_killed_while_saving_leaves_the_old_bundle(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    before = snapshot(bundle.path)
+    script = (
+        "import os, sys\n"
+        "from vinoreward.bundles import save\n"
+        "from vinoreward.bundles.bundle import Bundle\n"
+        "from vinoreward.bundles.schema import Quantization\n"
+        "save.write_json = lambda *_: os._exit(9)\n"
+        "bundle = Bundle.load(sys.argv[1])\n"
+        "quantization = Quantization(passed=True, flips=0, frames=1, method='m')\n"
+        "save.add_int8(bundle, sys.argv[2], quantization, bundle.golden.logits)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(bundle.path), str(tmp_path / "source.onnx")],
+        check=False,
+    )
+    assert done.returncode == 9
+    assert snapshot(bundle.path) == before
+    assert Bundle.load(bundle.path) == bundle
+
+
+def test_a_kill_between_the_two_renames_is_repaired(bundle: Bundle, tmp_path: Path) -> None:
+    previous = previous_of(bundle.path)
+    bundle.path.rename(previous)
+    with pytest.raises(ModelNotFoundError, match=r"rename \.tiny\.previous to tiny"):
+        Bundle.load(bundle.path)
+    images = golden_images()
+    with pytest.raises(ConfigError, match="already"):
+        save_bundle(
+            bundle.path, SPEC, {"model.onnx": tmp_path / "source.onnx"}, images,
+            expected_logits(images),
+        )  # fmt: skip
+    assert Bundle.load(bundle.path) == bundle
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, model: Path) -> None:
+    # A file where a folder should be: refused for every user, root included.
+    (tmp_path / "file").write_text("")
+    images = golden_images()
+    with pytest.raises(RunFolderError, match="cannot write the bundle"):
+        save_bundle(
+            tmp_path / "file" / "b", SPEC, {"model.onnx": model}, images, expected_logits(images)
+        )
+
+
+def test_names_of_files_and_pictures_are_checked(tmp_path: Path, model: Path) -> None:
+    images = golden_images()
+    logits = expected_logits(images)
+    with pytest.raises(ConfigError, match=r"code\.py"):
+        save_bundle(tmp_path / "b", SPEC, {"model.onnx": model, "code.py": b""}, images, logits)
+    with pytest.raises(BundleError, match="card picture"):
+        save_bundle(
+            tmp_path / "b", SPEC, {"model.onnx": model}, images, logits, None, {"a.svg": model}
+        )
+    with pytest.raises(ModelNotFoundError, match=r"absent\.onnx"):
+        save_bundle(tmp_path / "b", SPEC, {"model.onnx": tmp_path / "absent.onnx"}, images, logits)
+    with pytest.raises(ConfigError, match="no model"):
+        save_bundle(tmp_path / "b", SPEC, {"model.safetensors": b"x"}, images, logits)
+    assert os.listdir(tmp_path) == ["source.onnx"]

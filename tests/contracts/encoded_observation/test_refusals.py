@@ -1,0 +1,148 @@
+"""EncodedObservation: what cannot be right is refused when it is made."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from encoded_rollouts import ENVS, sync
+from gymnasium.vector import AutoresetMode
+from stable_baselines3.common.vec_env import DummyVecEnv
+from toy_environments import Camera, Corridor, save_toy_encoder
+
+from vinoreward import (
+    EncodedObservation,
+    Encoder,
+    LearnedReward,
+    VecEncodedObservation,
+    VectorEncodedObservation,
+)
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.wrappers.sources import PictureSource
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("two", {}, "left, right"),
+        ("vector", {}, "no picture"),
+        ("float", {}, "uint8"),
+        ("mask", {}, "0 to 255"),
+        ("uneven", {}, "divide"),
+        ("small", {}, "6 x 7"),
+        ("dict", {"image_source": "obs"}, "obs:<key>"),
+        ("dict", {"image_source": "obs:wrist"}, "camera, gear, joints"),
+        ("dict", {"image_source": "obs:joints"}, "uint8"),
+        ("picture", {"image_source": "render"}, "render_mode"),
+        ("picture", {"image_source": "pixels"}, "image_source"),
+        ("picture", {"keep": "joints"}, "Dict"),
+        ("dict", {"keep": ("wheel",)}, "camera, gear, joints"),
+        ("dict", {"keep": ("camera",)}, "not the picture"),
+        ("dict", {"keep": ("gear", "gear")}, "different"),
+        ("dict", {"frame_stack": 0}, "frame_stack"),
+        ("dict", {"frame_stack": 1.5}, "frame_stack"),
+        ("dict", {"seed": -1}, "seed"),
+        ("dict", {"sample": 1}, "sample"),
+        ("dict", {"precision": "int8"}, "INT8"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_at_once(
+    bundle: Bundle, kind: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EncodedObservation(Camera(kind), bundle, **options)
+    with pytest.raises(ConfigError):
+        VectorEncodedObservation(sync(AutoresetMode.NEXT_STEP, observation=kind), bundle, **options)
+    with pytest.raises(ConfigError):
+        VecEncodedObservation(DummyVecEnv([functools.partial(Camera, kind)]), bundle, **options)
+
+
+def test_a_classifier_is_no_encoder(bundle: Bundle, classifier: Bundle) -> None:
+    with pytest.raises(ConfigError, match="train-vae"):
+        EncodedObservation(Camera(), classifier)
+    with pytest.raises(ConfigError, match="finetune"):
+        LearnedReward(Corridor("picture"), bundle, image_source="obs")
+
+
+def test_render_is_refused_where_the_frame_is_of_the_next_episode(bundle: Bundle) -> None:
+    env = {"observation": "vector", "render_mode": "rgb_array"}
+    with pytest.raises(ConfigError, match="NEXT_STEP"):
+        VectorEncodedObservation(sync(AutoresetMode.SAME_STEP, **env), bundle)
+    with pytest.raises(ConfigError, match="EncodedObservation around each"):
+        VecEncodedObservation(DummyVecEnv([functools.partial(Camera, **env)]), bundle)
+
+
+def test_another_scene_is_refused(tmp_path: Path) -> None:
+    bundle = save_toy_encoder(tmp_path / "scened", scene={"mesh": "20"})
+    EncodedObservation(Camera(scene={"mesh": "20"}), bundle).close()
+    with pytest.raises(PictureMismatchError, match="mesh='full'"):
+        EncodedObservation(Camera(scene={"mesh": "full"}), bundle)
+    with pytest.raises(PictureMismatchError):
+        VecEncodedObservation(
+            DummyVecEnv([functools.partial(Camera, scene={"mesh": "full"})]), bundle
+        )
+
+
+def test_a_disabled_autoreset_that_is_forgotten_is_an_error(bundle: Bundle) -> None:
+    env = VectorEncodedObservation(sync(AutoresetMode.DISABLED, max_steps=1), bundle)
+    env.reset(seed=0)
+    env.step(np.zeros(ENVS, int))
+    with pytest.raises(ConfigError, match="reset_mask"):
+        env.step(np.zeros(ENVS, int))
+    env.close()
+
+
+def test_a_bad_picture_from_a_function_is_an_error(bundle: Bundle) -> None:
+    env = EncodedObservation(
+        Camera("vector"), bundle, image_source=lambda env, obs: np.zeros((6, 8, 3))
+    )
+    with pytest.raises(InputError, match="float64"):
+        env.reset(seed=0)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "layout"),
+    [
+        ((96, 128, 3), 1, "HWC"),
+        ((3, 96, 96), 1, "CHW"),
+        ((96, 96, 12), 4, "HWC"),
+        ((12, 96, 96), 4, "CHW"),
+        ((4, 96, 96, 3), 4, "HWC"),
+        ((3, 3, 96, 96), 3, "CHW"),
+        ((3, 96, 96, 3), 3, "HWC"),
+    ],
+)
+def test_sides_that_divide_by_three_are_no_channels(
+    tmp_path: Path, shape: tuple[int, ...], count: int, layout: str
+) -> None:
+    """A bundle that resizes takes any size, so that only the shape can tell."""
+    bundle = save_toy_encoder(tmp_path / "any", resize="pil_bilinear")
+    space = gym.spaces.Box(0, 255, shape, np.uint8)
+    source = PictureSource("obs", space, None, bundle, stacked=True)
+    assert source.count == count
+    picture = np.zeros(shape, np.uint8)
+    found = source.pictures(None, picture)
+    assert len(found) == count and {item.shape[2] for item in found} == {3}
+    assert source._layout == layout
+
+
+def test_cubes_are_ambiguous(tmp_path: Path) -> None:
+    bundle = save_toy_encoder(tmp_path / "any", resize="pil_bilinear")
+    space = gym.spaces.Box(0, 255, (12, 12, 12), np.uint8)
+    with pytest.raises(ConfigError, match="first or last"):
+        PictureSource("obs", space, None, bundle, stacked=True)
+
+
+def test_the_encoder_is_loaded_late_and_closed(bundle: Bundle) -> None:
+    env = EncodedObservation(Camera(), bundle)
+    encoder = env.encoder
+    assert isinstance(encoder, Encoder)
+    env.close()
+    with pytest.raises(ConfigError, match="closed"):
+        encoder.encode(np.zeros((1, 6, 8, 3), np.uint8))

@@ -1,0 +1,442 @@
+"""What ``vinoreward actors`` refuses, each in a sentence, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from vinoreward.actor_learner.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError
+from vinoreward.policies.policy import random_policy
+from vinoreward.policies.spec import mlp
+from vinoreward_training.actor_networks import network
+from vinoreward_training.actors_build import build
+from vinoreward_training.actors_evaluate import Evaluator
+from vinoreward_training.actors_plugs import chain_of, correctors_of, monitor_of
+from vinoreward_training.actors_record import METRICS, read_rows
+from vinoreward_training.actors_resolve import recorded, resolve
+from vinoreward_training.actors_run import finished, read_summary
+from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.cli import main
+from vinoreward_training.run_folder import plain
+
+
+def student(name: str) -> Any:
+    return network("CartPole-v0", name)
+
+
+# Expressions
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("distill steps=1.5", "steps=1.5. Expected a whole number"),
+        ("distill steps=true", "steps=true. Expected a whole number"),
+        ("distill steps=many", "steps=many. Expected a whole number"),
+        ("distill colour=red", "some of: steps, cold_steps"),
+        ("distill self=3", "'self'"),
+        ("int8 margin=wide", "margin=wide. Expected a number"),
+        ("int8 margin=true", "margin=true. Expected a number"),
+        ("int8 precision=w4", "'precision'"),
+        ("int8 | openvino compiler=x", "some of: blob"),
+        ("int8 | openvino engine=numpy", "some of: blob"),
+        ("prune half | distill", "sparsity=half. Expected a number"),
+        ("prune " + "9" * 5000 + " | distill", "sparsity"),
+        ("low-rank " + "9" * 5000, "a whole number"),
+        ("low-rank 2.5", "rank=2.5. Expected a whole number"),
+        ("prune | distill", "Expected sparsity"),
+    ],
+)
+def test_a_setting_of_another_kind_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="Expected") as error:
+        chain_of(text, "openvino", student)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["uncorrected steps=1.5", "vtrace c=x", "vtrace rho=true"])
+def test_a_corrector_of_another_kind_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="Expected a "):
+        correctors_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("default | off", "'off'"),
+        ("off | off", "'off'"),
+        ("default x=1", "'x'"),
+        ("watch x=1", "'x'"),
+        ("kl 14 good=20", "above the good one"),
+        ("kl -1", "above the good one"),
+        ("kl patience=1.5", "a whole number"),
+        ("kl limits=3", "'limits'"),
+        ("sparsity 0.1 good=0.2", "above the good one"),
+        ("alpha 0.1", "high"),
+        ("staged exploration=x", "'exploration'"),
+        ("staged exploration=3", "'exploration'"),
+    ],
+)
+def test_a_monitor_that_cannot_be_is_refused(text: str, said: str) -> None:
+    chain = chain_of("prune 0.5 | distill | int8", "openvino", student)
+    with pytest.raises(ConfigError, match="Expected") as error:
+        monitor_of(text, "logits", chain, 10)
+    assert said in str(error.value)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": -1},
+        {"seed": 2**32},
+        {"bits": 0},
+        {"bits": 1},
+        {"bits": 9},
+        {"bits": 64},
+        {"target": math.nan},
+        {"target": math.inf},
+        {"lag": -1},
+        {"lag": 10**30},
+        {"actors": 10**6},
+        {"threads": 10**9},
+        {"pull_period": 10**30},
+        {"steps": 10**30},
+        {"profile_only": 10**30},
+        {"pull_study": (10**30,)},
+        {"samples_per_insert": math.inf},
+        {"samples_per_insert": math.nan},
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="Expected") as error:
+        resolve(ActorsConfig(**options, explicit=tuple(options)))
+    assert next(iter(options)) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "learner", "said"),
+    [
+        ("dqn", {"capacity": 10**30}, "refused by PyTorch"),
+        ("dqn", {"device": "nowhere"}, "nowhere"),
+        ("impala", {"device": ""}, "device"),
+        ("sac", {"hidden": 0}, "hidden"),
+        ("sac", {"hidden": -1}, "hidden"),
+        ("sac", {"hidden": True}, "hidden"),
+        ("sac", {"hidden": 10**30}, "refused by PyTorch"),
+        ("d4pg", {"atoms": 10**30}, "refused by PyTorch"),
+        ("sb3-dqn", {"buffer_size": 10**15}, "refused by Stable-Baselines3"),
+    ],
+)
+def test_a_learner_that_cannot_be_made_is_refused(
+    algorithm: str, learner: dict[str, Any], said: str
+) -> None:
+    task = "CartPole-v0" if algorithm in ("dqn", "sb3-dqn", "impala") else "Pendulum-v1"
+    config = ActorsConfig(task=task, algorithm=algorithm, network="1x8", learner=learner)
+    with pytest.raises(ConfigError, match="Expected") as error:
+        build(config)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# A run's files
+
+
+def run_folder(path: Path, **changes: Any) -> Path:
+    """A folder with the configuration that a run of one thousand steps recorded."""
+    path.mkdir()
+    config = ActorsConfig(out=path, network="1x8", steps=1000, **changes)
+    (path / "config.yaml").write_text(yaml.safe_dump(plain(recorded(config))))
+    return path
+
+
+@pytest.mark.parametrize("kept", [0, 8])
+def test_a_configuration_that_was_cut_off_is_not_completed_by_defaults(
+    tmp_path: Path, kept: int
+) -> None:
+    out = run_folder(tmp_path / "run")
+    lines = (out / "config.yaml").read_text().splitlines(keepends=True)
+    (out / "config.yaml").write_text("".join(lines[:kept]))
+    with pytest.raises(ConfigError, match=r"does not say the run's .*Expected"):
+        resolve(ActorsConfig(out=out, resume=True))
+
+
+@pytest.mark.parametrize(
+    ("recorded_as", "given", "said"),
+    [
+        ({}, {"pull_study": (10, 20)}, "--pull-study"),
+        ({}, {"profile_only": 100}, "--profile-only"),
+        ({"pull_study": (10, 20)}, {"pull_study": ()}, "--pull-study"),
+        ({}, {"preset": "actorq/cartpole-int8"}, "preset="),
+        ({}, {"config": Path("other.yaml")}, "config="),
+    ],
+)
+def test_a_run_does_not_go_on_as_something_else(
+    tmp_path: Path, recorded_as: dict[str, Any], given: dict[str, Any], said: str
+) -> None:
+    out = run_folder(tmp_path / "run", **recorded_as)
+    with pytest.raises(ConfigError, match="Expected") as error:
+        resolve(ActorsConfig(out=out, resume=True, **given, explicit=tuple(given)))
+    assert said in str(error.value)
+    assert resolve(ActorsConfig(out=out, resume=True)).steps == 1000
+
+
+@pytest.mark.parametrize(
+    "summary", [b"", b'{"steps": 1', b"[]", b"3", b'{"a": 1}', bytes(range(256))]
+)
+def test_a_damaged_summary_is_told(tmp_path: Path, summary: bytes) -> None:
+    (tmp_path / "summary.json").write_bytes(summary)
+    with pytest.raises(RunFolderError, match="Expected"):
+        finished(tmp_path, ActorsConfig())
+    with pytest.raises(RunFolderError, match=r"summary\.json"):
+        read_summary(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["3", "null", "[1]", '{"step": 4}', '{"kind": "train"}'])
+def test_a_line_that_is_no_row_is_told(tmp_path: Path, line: str) -> None:
+    row = json.dumps({"kind": "train", "step": 1})
+    (tmp_path / METRICS).write_text(f"{row}\n{line}\n{row}\n")
+    with pytest.raises(RunFolderError, match=r"line 2 .*Expected"):
+        read_rows(tmp_path)
+
+
+STATE: dict[str, Any] = {
+    "learner": {"weights": torch.zeros(3)},
+    "monitor": None,
+    "steps": 10,
+    "version": 2,
+    "returns": [1.0, 2],
+    "episodes": 2,
+    "observations": torch.zeros(4, 3),
+}
+
+
+def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path) is None
+    save_checkpoint(tmp_path, STATE)
+    found = load_checkpoint(tmp_path)
+    assert found is not None and found["steps"] == 10
+    assert torch.equal(found["observations"], STATE["observations"])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"learner": None},
+        {"monitor": 3},
+        {"steps": "x"},
+        {"steps": -5},
+        {"version": None},
+        {"returns": 3},
+        {"returns": ["x"]},
+        {"episodes": 1.5},
+        {"observations": [1]},
+        {"observations": torch.zeros(0, 4)},
+        {"observations": torch.zeros(4)},
+    ],
+)
+def test_a_checkpoint_with_something_else_in_it_is_refused(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    save_checkpoint(tmp_path, {**STATE, **changed})
+    with pytest.raises(ModelCorruptError, match="Expected") as error:
+        load_checkpoint(tmp_path)
+    assert next(iter(changed)) in str(error.value)
+
+
+def test_a_folder_in_a_checkpoints_place_is_told_before_training(tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINT).mkdir()
+    with pytest.raises(ModelCorruptError, match="Expected"):
+        load_checkpoint(tmp_path)
+
+
+# Environments
+
+
+class Failing(gym.Env[Any, Any]):
+    """Fails where it is told to.
+
+    Args:
+        fault: reset, step, or shape: of what a step gives.
+    """
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, fault: str = "", render_mode: str | None = None) -> None:
+        self._fault = fault
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self._fault == "reset":
+            raise RuntimeError("no scene today")
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        if self._fault == "step":
+            raise ZeroDivisionError("no gravity today")
+        return np.zeros(5 if self._fault == "shape" else 3, np.float32), 1.0, True, False, {}
+
+
+@pytest.fixture
+def failing() -> Iterator[str]:
+    gym.register("Failing-v0", f"{__name__}:Failing")
+    yield "Failing-v0"
+    del gym.registry["Failing-v0"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("reset", "RuntimeError: no scene today"),
+        ("step", "ZeroDivisionError: no gravity today"),
+        ("shape", "an observation of (5,)"),
+    ],
+)
+def test_an_environment_that_fails_in_an_evaluation_is_named(
+    failing: str, fault: str, said: str
+) -> None:
+    policy = random_policy(mlp(3, 2, head="logits", hidden=(4,)), 0)
+    with Evaluator(failing, {"fault": fault}, "numpy") as evaluator:
+        with pytest.raises(ConfigError, match="Expected") as error:
+            evaluator.play(policy, range(2), "numpy")
+        assert said in str(error.value) and failing in str(error.value)
+
+
+# The command
+
+
+@pytest.mark.parametrize("options", [("--executor", "tensorrt"), ("--actors", "2")])
+def test_a_resume_that_fails_leaves_the_configuration_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, str]
+) -> None:
+    out = run_folder(tmp_path / "run")
+    (out / CHECKPOINT).write_bytes(b"damaged")
+    before = (out / "config.yaml").read_bytes()
+    assert main(["actors", "--resume", "--out", str(out), "--no-progress", *options]) == 1
+    assert "Expected" in capsys.readouterr().err
+    assert (out / "config.yaml").read_bytes() == before
+
+
+def test_a_finished_run_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run_folder(tmp_path / "run")
+    summary: dict[str, Any] = {"steps": 1000, "target": None, "reached_at": None, "breakdown": {}}
+    (out / "summary.json").write_text(json.dumps(summary))
+    assert main(["actors", "--resume", "--out", str(out), "--steps", "10"]) == 0
+    assert "--steps 2000" in capsys.readouterr().out
+    assert resolve(ActorsConfig(out=out, resume=True)).steps == 1000
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {"gamma": "x"},
+        {"gamma": math.nan},
+        {"tau": -1.0},
+        {"batch_size": 0},
+        {"batch_size": -3},
+        {"batch_size": 2.5},
+        {"buffer_size": 0},
+        {"train_freq": 0},
+        {"gradient_steps": 0},
+        {"gradient_steps": -2},
+        {"learning_starts": -1},
+        {"use_sde": 1},
+        {"policy_kwargs": "x"},
+        {"tensorboard_log": "/x"},
+        {"device": "cuda"},
+        {"seed": 1},
+    ],
+)
+def test_settings_that_stable_baselines3_would_not_look_at_are_refused(
+    learner: dict[str, Any],
+) -> None:
+    config = ActorsConfig(task="Pendulum-v1", algorithm="sb3-sac", network="1x8", learner=learner)
+    with pytest.raises(ConfigError, match="Expected") as error:
+        build(config)
+    assert next(iter(learner)) in str(error.value)
+
+
+def test_settings_of_stable_baselines3_reach_the_model() -> None:
+    learner: dict[str, Any] = {
+        "gamma": 0.9, "batch_size": 8, "ent_coef": 0.1, "target_entropy": "auto", "tau": 1,
+        "gradient_steps": -1, "train_freq": 2, "learning_rate": 1,
+    }  # fmt: skip
+    config = ActorsConfig(task="Pendulum-v1", algorithm="sb3-sac", network="1x8", learner=learner)
+    parts = build(config)
+    model: Any = parts.learner.model  # type: ignore[attr-defined]
+    assert (model.gamma, model.batch_size, model.ent_coef) == (0.9, 8, 0.1)
+    parts.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"out: 2026-13-45\n",
+        b"[" * 5000,
+        b"steps: {\n",
+        b"- 1\n",
+        bytes(range(256)),
+        b"env_kwargs: {1: 2}\n",
+        b"learner: [1]\n",
+        b"steps: 1.5\n",
+        b"out: 3\n",
+        b"task: [a]\n",
+        b"1: 2\n",
+        b"profile_only: true\n",
+        b"pull_study: 10\n",
+    ],
+)
+def test_a_file_of_anything_else_is_refused(tmp_path: Path, text: bytes) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(text)
+    with pytest.raises(ConfigError, match="Expected"):
+        resolve(ActorsConfig(config=file, explicit=("config",)))
+
+
+@pytest.mark.parametrize("name", ["matplotlib", "safetensors", "tensorboard", "torch"])
+def test_what_is_missing_is_told_before_training(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)  # importing it fails, as if it were not there
+    assert main(["actors", "--network", "1x8", "--out", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr().err
+    assert name in said and "pip install 'vinoreward[train]'" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_profile_of_nothing_compressed_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # One hidden layer: INT8 leaves the first and the last layer as they are, so nothing is left.
+    arguments = ["actors", "--network", "1x8", "--compress", "int8", "--profile-only", "300"]
+    assert main([*arguments, "--no-progress", "--out", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr().err
+    assert "no actor got to act with 'int8'" in said and "Expected a layer between them" in said
+    assert not (tmp_path / "run" / "profile.json").exists()
+
+
+@pytest.mark.slow
+def test_a_short_profile_says_that_it_is_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["actors", "--network", "1x8", "--profile-only", "1", "--no-progress"]
+    assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+    assert "1000 or more it is reliable" in capsys.readouterr().out

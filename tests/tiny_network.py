@@ -1,0 +1,133 @@
+"""A network small enough to be right by hand, what goes into its bundle, and ways to harm one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.schema import BundleSpec, Decision, Picture, Quantization
+
+HEIGHT, WIDTH = 6, 8
+MEAN = (0.4, 0.5, 0.3)
+STD = (0.2, 0.25, 0.3)
+WEIGHTS = np.array([[3.0, -2.0], [0.5, 1.0], [-2.5, 3.0]], dtype=np.float32)
+
+
+def network(
+    path: Path,
+    *,
+    swap: bool = False,
+    mean: tuple[float, ...] = MEAN,
+    weights: np.ndarray = WEIGHTS,
+    metadata: dict[str, str] | None = None,
+    float_input: bool = False,
+    softmax: bool = False,
+    size: tuple[Any, Any] = (HEIGHT, WIDTH),
+) -> Path:
+    """Write a real network: mean colour of the picture, times ``weights``."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    grey = np.asarray(mean, np.float32).reshape(1, 3, 1, 1)
+    spread = np.asarray(STD, np.float32).reshape(1, 3, 1, 1)
+    constants = {
+        "weights": weights.astype(np.float32),
+        "mean": grey,
+        "spread": spread,
+        "full": np.float32(255.0),
+        "order": np.array([2, 1, 0] if swap else [0, 1, 2], np.int64),
+    }
+    nodes = []
+    source = "pictures"
+    if not float_input:
+        nodes = [
+            helper.make_node("Cast", ["pictures"], ["float"], to=TensorProto.FLOAT),
+            helper.make_node("Transpose", ["float"], ["planes"], perm=[0, 3, 1, 2]),
+            helper.make_node("Gather", ["planes", "order"], ["ordered"], axis=1),
+            helper.make_node("Div", ["ordered", "full"], ["unit"]),
+            helper.make_node("Sub", ["unit", "mean"], ["centred"]),
+            helper.make_node("Div", ["centred", "spread"], ["normal"]),
+        ]
+        source = "normal"
+    last = "scores" if softmax else "logits"
+    nodes += [
+        helper.make_node("GlobalAveragePool", [source], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], [last]),
+    ]
+    if softmax:
+        nodes.append(helper.make_node("Softmax", ["scores"], ["logits"], axis=1))
+    shape = ["N", 3, *size] if float_input else ["N", *size, 3]
+    kind = TensorProto.FLOAT if float_input else TensorProto.UINT8
+    used = {name for node in nodes for name in node.input}
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("pictures", kind, shape)],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", weights.shape[1]])],
+        [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items() if k in used],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    if metadata:
+        helper.set_model_props(model, metadata)
+    onnx.save(model, path)
+    return path
+
+
+def expected_logits(images: np.ndarray, weights: np.ndarray = WEIGHTS) -> np.ndarray:
+    """What the network must give, restated with numpy."""
+    normal = (images.astype(np.float64) / 255.0 - np.array(MEAN)) / np.array(STD)
+    return (normal.mean(axis=(1, 2)) @ weights.astype(np.float64)).astype(np.float32)
+
+
+def golden_images(count: int = 4) -> np.ndarray:
+    """Colourful frames: each has its own tint."""
+    generator = np.random.default_rng(3)
+    tints = generator.integers(20, 236, (count, 1, 1, 3))
+    noise = generator.integers(-20, 20, (count, HEIGHT, WIDTH, 3))
+    return (tints + noise).astype(np.uint8)
+
+
+SPEC = BundleSpec(
+    name="tiny",
+    picture=Picture(HEIGHT, WIDTH, mean=MEAN, std=STD, scene={"renderer": "fast", "height": 6}),
+    decision=Decision(threshold=0.8, temperature=1.5, chosen_for={"target_fpr": 0.01}),
+    metrics={"recall": {"value": 0.98, "count": 200, "interval": [0.95, 0.99]}},
+    dataset={"sha256": "ab" * 32, "counts": {"success": 100, "failure": 300}, "seed": 0},
+    versions={"vinoreward": "0.1.0"},
+)
+
+
+# The gate and the choice do not look into the file, so a coarser network stands for INT8 here.
+COARSE = np.round(WEIGHTS * 8) / 8 + 0.02
+PASSED = Quantization(passed=True, flips=1, frames=400, method="nncf-ptq")
+
+
+def forge(bundle: Bundle, name: str, content: bytes) -> None:
+    """Replace a file and its recorded hash, as somebody who means it would."""
+    (bundle.path / name).write_bytes(content)
+    rewrite(bundle, lambda spec: spec["files"].update({name: hashlib.sha256(content).hexdigest()}))
+
+
+def rewrite(bundle: Bundle, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the parsed ``bundle.json`` in place."""
+    path = bundle.path / "bundle.json"
+    value = json.loads(path.read_text())
+    change(value)
+    text = json.dumps(value)
+    path.write_text(text)
+    (bundle.path / "bundle.sha256").write_text(hashlib.sha256(text.encode()).hexdigest())
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {
+        str(item.relative_to(folder)): item.read_bytes()
+        for item in sorted(folder.rglob("*"))
+        if item.is_file()
+    }
