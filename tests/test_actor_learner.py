@@ -31,6 +31,7 @@ from engine_runs import (
 )
 from faulty_environments import Harms, Remembers, pushes_counted
 
+from vinoreward.actor_learner import training_loop
 from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig, Progress
 from vinoreward.actor_learner.checkpoint import load_checkpoint
 from vinoreward.actor_learner.engine_setup import limiter_for
@@ -413,6 +414,24 @@ class TestOrders:
         assert summary.stopped
         assert "bits 8 -> 16" in changes[0]
         assert "enabled" in changes[-1]
+
+
+class TestLastPolicy:
+    @pytest.mark.parametrize(("fault", "comes"), [("", True), ("kill", False)])
+    def test_waits_for_a_compressor_that_starts(
+        self, monkeypatch: pytest.MonkeyPatch, fault: str, comes: bool
+    ) -> None:
+        """A training may be over before the compressor has imported PyTorch; one may die."""
+        monkeypatch.setattr(training_loop, "LAST_TIMEOUT", 0.0)
+        learner = impala()
+        summary = ActorLearner(
+            "CartPole-v1",
+            learner,
+            settings(),
+            compressor=CompressorChain().add(Remembers(fault, at=1)),
+        ).learn(20)
+        assert summary.policy.version == learner.updates
+        assert (summary.compressed is not None) == comes
 
 
 class TestRecentObservations:

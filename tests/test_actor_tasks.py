@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -182,6 +183,63 @@ def test_a_step_limit_of_ones_own() -> None:
         assert [env.step(action)[2:4] for _ in range(3)] == [(False, False)] * 2 + [(False, True)]
     with pytest.raises(ConfigError, match="Expected 1 or more"):
         make_task("CartPole-v0", max_steps=0)
+
+
+@pytest.mark.parametrize("steps", [-1, "x", 2.5, True])
+def test_a_step_limit_is_a_whole_number(steps: Any) -> None:
+    with pytest.raises(ConfigError, match="Expected 1 or more"):
+        make_task("CartPole-v0", max_steps=steps)
+
+
+def test_bounded_observations_can_be_scaled() -> None:
+    env = make_task("MountainCar-v0", seed=0, rescale_observations=True)
+    assert env.observation_space == gym.spaces.Box(-1, 1, (2,), np.float32)
+    plain = make_task("MountainCar-v0", seed=0)
+    low, high = plain.observation_space.low, plain.observation_space.high  # type: ignore[attr-defined]
+    scaled, row = env.reset()[0], plain.reset()[0]
+    for _ in range(20):
+        assert scaled.dtype == np.float32
+        np.testing.assert_allclose(scaled, 2 * (row - low) / (high - low) - 1, atol=1e-5)
+        scaled, row = env.step(2)[0], plain.step(2)[0]
+
+
+def test_unbounded_observations_are_not_scaled() -> None:
+    with pytest.raises(ConfigError, match="leave out rescale_observations"):
+        make_task("CartPole-v0", rescale_observations=True)
+
+
+class Choosy(gym.Env[Any, Any]):
+    """Cannot be made without a size, which is that of its observations."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, size: int, render_mode: str | None = None) -> None:
+        if size > 9:
+            raise RuntimeError("no room today")
+        self.observation_space = gym.spaces.Box(-1, 1, (size,), np.float32)
+
+
+@pytest.fixture
+def choosy() -> Iterator[str]:
+    gym.register("Choosy-v0", f"{__name__}:Choosy")
+    yield "Choosy-v0"
+    del gym.registry["Choosy-v0"]
+
+
+def test_an_environment_is_described_as_its_options_make_it(choosy: str) -> None:
+    task = find_task(choosy, {"size": 5, "rescale_observations": True, "max_steps": 3})
+    assert task.observation_shape == (5,)
+    env = make_task(choosy, size=5)
+    assert env.observation_space.shape == (5,)
+    with pytest.raises(ConfigError, match="size"):
+        find_task(choosy)
+
+
+def test_an_environment_that_cannot_be_made_is_named(choosy: str) -> None:
+    for make in (lambda: find_task(choosy, {"size": 10}), lambda: make_task(choosy, size=10)):
+        with pytest.raises(ConfigError, match=r"Choosy-v0 .*RuntimeError: no room today") as error:
+            make()
+        assert isinstance(error.value.__cause__, RuntimeError)
 
 
 def test_an_action_of_the_hover_task_is_scaled_to_metres() -> None:
@@ -549,6 +607,16 @@ def test_actorqs_network() -> None:
     assert network("CartPole-v0", "2x256", "dqn").weighted[0].activation == "relu"
     assert network("CartPole-v0", activation="relu").weighted[0].activation == "relu"
     assert sizes(network("CartPole-v0", "1x64", "dqn", value=True)) == [(64,), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [("3x2048", "tanh"), ("3x2048-relu", "relu"), ("2x64", "relu"), ("2x64-tanh", "tanh")],
+)
+def test_a_name_may_say_the_activation(name: str, activation: str) -> None:
+    spec = network("CartPole-v0", name, "dqn")
+    assert {layer.activation for layer in spec.weighted[:-1]} == {activation}
+    assert len(spec.weighted) == int(name[0]) + 1
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

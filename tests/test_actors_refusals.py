@@ -15,7 +15,11 @@ import pytest
 import torch
 import yaml
 
+from vinoreward.actor_learner.actor_learner import ActorLearner
 from vinoreward.actor_learner.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from vinoreward.actor_learner.environments import EnvironmentSpec
+from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
+from vinoreward.actor_learner.trajectory import ARRAYS
 from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
@@ -245,6 +249,10 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
         {"observations": [1]},
         {"observations": torch.zeros(0, 4)},
         {"observations": torch.zeros(4)},
+        {"held": 3},
+        {"held": [3]},
+        {"held": [{"rewards": torch.zeros(2, 1)}]},
+        {"held": [dict.fromkeys(ARRAYS, 3)]},
     ],
 )
 def test_a_checkpoint_with_something_else_in_it_is_refused(
@@ -312,6 +320,48 @@ def test_an_environment_that_fails_in_an_evaluation_is_named(
         with pytest.raises(ConfigError, match="Expected") as error:
             evaluator.play(policy, range(2), "numpy")
         assert said in str(error.value) and failing in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("reset", "RuntimeError: no scene today"),
+        ("step", "ZeroDivisionError: no gravity today"),
+        ("wind", "unexpected keyword argument 'wind'"),
+    ],
+)
+def test_an_environment_that_fails_before_training_is_named(
+    failing: str, fault: str, said: str
+) -> None:
+    options = {"wind": 1} if fault == "wind" else {"fault": fault}
+    learner = Impala(mlp(3, 2, head="logits", hidden=(4,), value=True), ImpalaConfig())
+    with pytest.raises(ConfigError, match="Expected one that can be made") as error:
+        ActorLearner(EnvironmentSpec(failing, options), learner)
+    assert said in str(error.value) and failing in str(error.value)
+    assert error.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("name", ["seed", "name"])
+def test_what_the_environment_is_given_already_is_no_option_of_it(name: str) -> None:
+    config = ActorsConfig(env_kwargs={name: 1}, explicit=("env_kwargs",))
+    with pytest.raises(ConfigError, match=f"env_kwargs with {name},.*Expected"):
+        resolve(config)
+
+
+def test_an_environment_that_needs_options_is_built_with_them() -> None:
+    gym.register("Needy-v0", lambda *, fault, **more: Failing(fault, **more))
+    try:
+        config = ActorsConfig(task="Needy-v0", network="1x4", env_kwargs={"fault": "step"})
+        assert build(config).task.observation_shape == (3,)
+    finally:
+        del gym.registry["Needy-v0"]
+
+
+def test_observations_of_another_network_are_refused(tmp_path: Path) -> None:
+    learner = Impala(mlp(4, 2, head="logits", hidden=(4,), value=True), ImpalaConfig())
+    save_checkpoint(tmp_path, {**STATE, "learner": learner.state()})
+    with pytest.raises(ModelCorruptError, match=r"observations of \(3,\)\. Expected \(4,\)"):
+        ActorLearner("CartPole-v1", learner, folder=tmp_path, resume=True)
 
 
 # The command

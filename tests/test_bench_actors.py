@@ -18,7 +18,7 @@ from vinoreward_training.bench_actor_bits import Variant, draw, stopped
 from vinoreward_training.bench_actor_curves import Curve
 from vinoreward_training.bench_actor_curves import draw as draw_curves
 from vinoreward_training.bench_actor_curves import row as curve_row
-from vinoreward_training.bench_actor_training import (
+from vinoreward_training.bench_actor_runs import (
     EAGER,
     INT8,
     MANY,
@@ -26,9 +26,9 @@ from vinoreward_training.bench_actor_training import (
     Trained,
     bound,
     preset,
-    time_row,
     train,
 )
+from vinoreward_training.bench_actor_training import time_row
 from vinoreward_training.bench_actors import actor_refresh_rows, wire_rows
 from vinoreward_training.bench_settings import BenchConfig
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from full_disk import nearly_full_disk
 
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward_training.run_folder import RunFolder, plain
@@ -84,6 +85,15 @@ def test_a_writer_in_another_process_is_named_and_its_death_frees_the_folder(
 def test_a_file_in_place_of_the_folder_is_a_run_folder_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(RunFolderError, match="--out"), RunFolder(tmp_path / "file", {}):
+        pass
+
+
+@pytest.mark.parametrize("bytes_left", [0, 16])
+def test_a_full_disk_is_told_and_the_folder_left_free(tmp_path: Path, bytes_left: int) -> None:
+    folder = RunFolder(tmp_path, {"a": "b" * 4000})
+    with nearly_full_disk(bytes_left), pytest.raises(RunFolderError, match="Expected"), folder:
+        pass
+    with RunFolder(tmp_path, {"a": 1}):
         pass
 
 

@@ -76,11 +76,12 @@ def network(
 
     Args:
         task: a task, its name, or the id of a Gymnasium environment.
-        name: one of :data:`NETWORKS`, or any DEPTHxWIDTH; None is the task's own.
+        name: one of :data:`NETWORKS`, or any DEPTHxWIDTH, also with ``-relu`` or ``-tanh`` behind
+            it; None is the task's own.
         algorithm: one of :data:`ALGORITHMS`; it decides the head.
         value: whether there is a value head; None: where the algorithm needs one (impala).
-        activation: ``"relu"`` or ``"tanh"`` of the hidden layers; None: tanh for 3x2048, as ActorQ,
-            and relu for all others.
+        activation: ``"relu"`` or ``"tanh"`` of the hidden layers; None: the name's, or else tanh
+            for 3x2048, as ActorQ, and relu for all others.
 
     Raises:
         ConfigError: an unknown name, or one that does not fit the task or the algorithm.
@@ -93,24 +94,35 @@ def network(
         raise ConfigError(f"found activation={activation!r}. Expected None, 'relu' or 'tanh'.")
     if name in _CONVOLUTIONAL:
         return _convolutional(found, name, head, with_value, activation or "relu")
-    size = re.fullmatch(r"([1-9])x([1-9]\d{0,4})", name)
-    if size is None:
+    dense = dense_layers(name)
+    if dense is None:
         raise ConfigError(
-            f"no network {name!r}. Expected one of: {', '.join(NETWORKS)}; or another DEPTHxWIDTH."
+            f"no network {name!r}. Expected one of: {', '.join(NETWORKS)}; or another DEPTHxWIDTH, "
+            "such as 2x64 or 3x2048-relu."
         )
     if len(found.observation_shape) != 1:
         raise ConfigError(
             f"the network {name} was asked for on {found.name}, whose observations are "
             f"{found.observation_shape} pictures. Expected one of: {', '.join(_CONVOLUTIONAL)}."
         )
+    hidden, of_name = dense
     return mlp(
         found.observation_shape[0],
         found.actions,
         head=head,
-        hidden=(int(size[2]),) * int(size[1]),
-        activation=activation or ("tanh" if name == "3x2048" else "relu"),
+        hidden=hidden,
+        activation=activation or of_name,
         value=with_value,
     )
+
+
+def dense_layers(name: str) -> tuple[tuple[int, ...], Activation] | None:
+    """Return the widths and the activation that a name such as 2x64 means; None: it means none."""
+    size = re.fullmatch(r"([1-9])x([1-9]\d{0,4})(-relu|-tanh)?", name)
+    if size is None:
+        return None
+    smooth = size[3] == "-tanh" or name == "3x2048"
+    return (int(size[2]),) * int(size[1]), "tanh" if smooth else "relu"
 
 
 def _head(task: Task, algorithm: str) -> Head:

@@ -6,6 +6,7 @@ What a task needs is imported when it is made; torch is never.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -18,42 +19,50 @@ from gymnasium.wrappers import (
     TimeLimit,
 )
 
+from vinoreward.actor_learner.environments import failures_told
 from vinoreward.errors import ConfigError
 from vinoreward_training.actor_task_table import TASKS, Task
 
 Env = gym.Env[Any, Any]
+_OURS = ("normalise_actions", "rescale_observations", "max_steps", "render_mode")
+"""Options of :func:`make_task` that the environment itself does not get."""
 
 
-def find_task(name: str) -> Task:
+def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """Return a task of the table, or describe another environment by making it once.
 
     Args:
         name: of a task; or ``dm_control/DOMAIN-TASK``, ``atari/GAME`` or an id of Gymnasium's, of
             which ``package:Id-v0`` imports the package.
+        options: of :func:`make_task`, for an environment that cannot be made without.
 
     Raises:
-        ConfigError: none of these, or observations or actions that no policy here takes.
+        ConfigError: none of these, an environment that cannot be made with these options, or
+            observations or actions that no policy here takes.
         MissingExtraError: the environment lacks a package.
     """
     if name in TASKS:
         return TASKS[name]
     prefix, _, source = name.partition("/")
     if name not in gym.registry and prefix == "dm_control":
-        return _described(Task(name, "dm_control", source, (1,), 1, False, 1000, "2x256"))
-    if name not in gym.registry and prefix == "atari":
-        return _described(Task(name, "atari", source, (1,), 1, True, 27_000, "original"))
-    if name in gym.registry or ":" in name:
-        return _described(Task(name, "gym", name, (1,), 1, True, 0, "2x256"))
-    raise ConfigError(
-        f"no task {name!r}. Expected one of: {', '.join(TASKS)}; or dm_control/DOMAIN-TASK, "
-        "atari/GAME, or the id of a registered Gymnasium environment (package:Id-v0 for one that "
-        "a package registers)."
-    )
+        found = Task(name, "dm_control", source, (1,), 1, False, 1000, "2x256")
+    elif name not in gym.registry and prefix == "atari":
+        found = Task(name, "atari", source, (1,), 1, True, 27_000, "original")
+    elif name in gym.registry or ":" in name:
+        found = Task(name, "gym", name, (1,), 1, True, 0, "2x256")
+    else:
+        raise ConfigError(
+            f"no task {name!r}. Expected one of: {', '.join(TASKS)}; or dm_control/DOMAIN-TASK, "
+            "atari/GAME, or the id of a registered Gymnasium environment (package:Id-v0 for one "
+            "that a package registers)."
+        )
+    own = {key: value for key, value in (options or {}).items() if key not in _OURS}
+    return _described(found, own)
 
 
-def _described(task: Task) -> Task:
+def _described(task: Task, options: Mapping[str, Any]) -> Task:
     """Fill in what only the environment knows."""
-    env = _flat(_made(task, None, None, {}), task.name)
+    env = _flat(_made(task, None, None, options), task.name)
     try:
         observations, actions, spec = env.observation_space, env.action_space, env.spec
         if isinstance(actions, gym.spaces.Discrete) and actions.start == 0:
@@ -110,9 +119,9 @@ def make_task(
         ConfigError: no such task, or an option that it does not take.
         MissingExtraError: what it needs is not installed; the message says how to.
     """
-    if max_steps is not None and max_steps < 1:
-        raise ConfigError(f"found max_steps={max_steps}. Expected 1 or more, or None.")
-    task = find_task(name)
+    if max_steps is not None and not (_whole(max_steps) and max_steps >= 1):
+        raise ConfigError(f"found max_steps={max_steps!r}. Expected 1 or more, or None.")
+    task = find_task(name, options)
     env = _flat(_made(task, max_steps, render_mode, options), name)
     if normalise_actions:
         env = _normalised(env, name)
@@ -137,8 +146,22 @@ class _FirstSeed(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=first if seed is None else seed, options=options)
 
 
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _made(
-    task: Task, max_steps: int | None, render_mode: str | None, options: dict[str, Any]
+    task: Task, max_steps: int | None, render_mode: str | None, options: Mapping[str, Any]
+) -> Env:
+    with failures_told(
+        f"an environment of {task.name} cannot be made",
+        "one that can; mend it, or change its options",
+    ):
+        return _of_suite(task, max_steps, render_mode, options)
+
+
+def _of_suite(
+    task: Task, max_steps: int | None, render_mode: str | None, options: Mapping[str, Any]
 ) -> Env:
     if task.suite == "gym":
         steps = max_steps or task.max_steps or None

@@ -6,13 +6,12 @@ import dataclasses
 import importlib
 import inspect
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from vinoreward.errors import ConfigError, VinorewardError
-from vinoreward_training.actor_networks import ALGORITHMS, network
+from vinoreward_training.actor_networks import ALGORITHMS, dense_layers, network
 from vinoreward_training.actor_task_table import Task
 from vinoreward_training.actor_tasks import find_task, make_task
 from vinoreward_training.actors_plugs import chain_of, correctors_of, monitor_of
@@ -84,7 +83,7 @@ def build(config: ActorsConfig) -> Parts:
         raise ConfigError(
             f"found algorithm={config.algorithm!r}. Expected one of {', '.join((*LEARNERS, *SB3))}."
         )
-    task = find_task(config.task)
+    task = find_task(config.task, config.env_kwargs)
     settings = ActorLearnerConfig(
         actors=config.actors,
         environments=config.environments,
@@ -218,15 +217,15 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
     arguments = {"buffer_size": max(1000, config.steps), **_sb3_settings(config, kind)}
     if not picture:
         name = config.network or ("2x256" if task.network == "original" else task.network)
-        size = re.fullmatch(r"([1-9])x([1-9]\d*)", name)
-        if size is None:
+        dense = dense_layers(name)
+        if dense is None:
             raise ConfigError(
                 f"found network={name!r} with {config.algorithm}. Expected DEPTHxWIDTH, or no "
                 "network for pictures, which Stable-Baselines3's CnnPolicy reads."
             )
         arguments["policy_kwargs"] = {
-            "net_arch": [int(size[2])] * int(size[1]),
-            "activation_fn": nn.Tanh if name == "3x2048" else nn.ReLU,
+            "net_arch": list(dense[0]),
+            "activation_fn": nn.Tanh if dense[1] == "tanh" else nn.ReLU,
         }
     options: dict[str, Any] = dict(config.env_kwargs)
     env = make_task(config.task, config.seed, **options)

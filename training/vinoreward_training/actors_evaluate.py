@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.actor_learner.environments import failures_told
 from vinoreward.actor_learner.executors.registry import make_executor
-from vinoreward.errors import ConfigError, VinorewardError
+from vinoreward.closing import Closing
+from vinoreward.errors import ConfigError
 from vinoreward.monitoring.returns import PairedReturns
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
@@ -80,7 +80,7 @@ class Pair:
         return PairedReturns(self.full.returns, self.compressed.returns)
 
 
-class Evaluator:
+class Evaluator(Closing):
     """Plays episodes with policies; keeps its environments.
 
     Args:
@@ -149,17 +149,11 @@ class Evaluator:
 
     def _asked(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Return what an environment answers; say whose fault it is where it fails."""
-        try:
+        with failures_told(
+            f"an environment of {self._task} failed in an evaluation",
+            "one that plays every episode; mend it and go on with --resume",
+        ):
             return ask(*arguments, **options)
-        except VinorewardError:
-            raise
-        except Exception as error:  # an environment may raise anything; nothing is swallowed
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            raise ConfigError(
-                f"an environment of {self._task} failed in an evaluation: "
-                f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno}). Expected "
-                "one that plays every episode; mend it and go on with --resume."
-            ) from error
 
     def _row(self, spec: PolicySpec, observation: Any) -> Any:
         if np.shape(observation) != spec.observation_shape:
@@ -175,17 +169,6 @@ class Evaluator:
         for env in self._envs:
             env.close()
         self._envs = []
-
-    def __enter__(self) -> Evaluator:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 @dataclass

@@ -213,7 +213,7 @@ def _strategy(part: Part, head: Head, chain: CompressorChain) -> Any:
 
     if part.name in ("watch", "default"):
         call(part, nothing, "--monitor")
-        return default_strategy(head) if part.name == "default" else None
+        return default_strategy(head, chain.knobs()) if part.name == "default" else None
     _needs(part, head, chain)
     kinds: Mapping[str, Any] = {
         "kl": (switch, ("threshold",), SwitchPrecision),

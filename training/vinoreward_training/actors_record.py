@@ -8,11 +8,11 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vinoreward.closing import Closing
 from vinoreward.errors import RunFolderError
 from vinoreward.files import write_text
 from vinoreward_training.actors_evaluate import Pair, Played
@@ -80,7 +80,7 @@ def read_rows(folder: Path, *, until: int | None = None) -> list[Row]:
     return rows
 
 
-class Recorder:
+class Recorder(Closing):
     """Writes down how a training goes.
 
     Args:
@@ -228,17 +228,6 @@ class Recorder:
         self._bar.close()
         self._board.close()
         self._stream.close()
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 _NAMES = ("claimed", "true")

@@ -220,6 +220,12 @@ def _check(settled: Mapping[str, Any]) -> None:
             f"found profile_only={settled['profile_only']}. Expected at least 1 step; a few "
             "thousand say something."
         )
+    taken = [name for name in ("name", "seed") if name in settled["env_kwargs"]]
+    if taken:
+        raise ConfigError(
+            f"found env_kwargs with {' and '.join(taken)}, which the environment is given already. "
+            "Expected options of its own; change --task or --seed."
+        )
     periods = settled["pull_study"]
     if any(not 1 <= period <= LIMIT for period in periods) or len(set(periods)) != len(periods):
         raise ConfigError(

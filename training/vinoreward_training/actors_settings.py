@@ -65,8 +65,8 @@ class ActorsConfig:
     algorithm: str = "impala"
     """impala, dqn, d4pg, sac; sb3-sac, sb3-td3, sb3-dqn learn with Stable-Baselines3's."""
     network: str | None = None
-    """3x2048, 2x256, any DEPTHxWIDTH; for pictures original, net1, net2, net3, nature. None: the
-    task's own in its paper."""
+    """3x2048, 2x256, any DEPTHxWIDTH (with -relu or -tanh behind it); for pictures original, net1,
+    net2, net3, nature. None: the task's own in its paper."""
     compress: str = "none"
     """Stages with | between them, see above; none lets actors run the learner's own network."""
     correctors: str | None = None

@@ -44,6 +44,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "actor-cartpole": ("bench_actor_training", "cartpole_rows"),
     "actor-classic": ("bench_actor_training", "classic_rows"),
     "actor-samples": ("bench_actor_training", "samples_rows"),
+    "actor-pong": ("bench_actor_training", "pong_rows"),
     "actor-curves": ("bench_actor_curves", "curve_rows"),
 }
 """Name of a row to the module and the function ``(BenchConfig) -> list[Row]`` that measure it."""

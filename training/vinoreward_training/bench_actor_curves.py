@@ -15,7 +15,7 @@ from vinoreward.files import atomic_path
 from vinoreward_training.actor_tasks import find_task, make_task
 from vinoreward_training.actors_record import read_rows
 from vinoreward_training.actors_run import train
-from vinoreward_training.bench_actor_training import EAGER, INT8, PRESETS, preset
+from vinoreward_training.bench_actor_runs import EAGER, INT8, PRESETS, preset
 from vinoreward_training.bench_settings import BenchConfig
 from vinoreward_training.bench_statistics import Row
 from vinoreward_training.model_card import new_figure

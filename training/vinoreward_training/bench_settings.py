@@ -12,10 +12,10 @@ class BenchConfig:
 
     Rows: backends, reward-path, step, camera, classifier, int8, encoders, joint, memory, install,
     overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, and those of compressed
-    actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits,
-    actor-cartpole. ``quick`` stands for the first ones that take no training, ``all`` for all.
-    Those with pixels, and most of encoders, need an encoder (--encoder); where it is not there, the
-    rows say so.
+    actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits, actor-cartpole,
+    actor-classic, actor-samples, actor-pong, actor-curves. ``quick`` stands for the first ones that
+    take no training, ``all`` for all. Those with pixels, and most of encoders, need an encoder
+    (--encoder); where it is not there, the rows say so.
 
     ``wall`` needs the longest: 10 to 60 minutes for the article's setting. Stopped with Ctrl-C it
     goes on from its last checkpoint with --resume. The article's run is judged by the same bundle,
@@ -71,9 +71,9 @@ class BenchConfig:
     actor_steps: int = 150_000
     """Most environment steps of one training of ``actor-cartpole`` and ``actor-classic``."""
     actor_seeds: int = 3
-    """Trainings of each arm of ``actor-classic``, ``actor-samples`` and ``actor-curves``."""
-    samples_steps: int = 6000
-    """Steps of each training of ``actor-samples``."""
+    """Trainings of each arm of the other rows of trainings with actors."""
+    samples_steps: int = 3000
+    """Steps of each training of ``actor-samples`` and ``actor-pong``."""
     overhead_steps: int = 2000
     """Steps of each training of ``overhead`` and ``overhead-pixels``."""
     evaluation_episodes: int = 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import os
@@ -69,9 +70,17 @@ class RunFolder:
                 f"the run folder {self.path} is in use by process {holder}. Expected one writer; "
                 "wait for it, stop it, or choose another folder with --out."
             ) from error
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        try:
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+        except OSError as error:
+            with contextlib.suppress(OSError):  # closing tries to write it once more
+                lock.close()
+            raise RunFolderError(
+                f"the run folder {self.path} cannot be written: {error.strerror or error}. "
+                "Expected free space; make some, or choose another folder with --out."
+            ) from error
         self._lock = lock
         recorded = self.path / "config.yaml"
         if recorded.exists() and not self._resume:
@@ -81,7 +90,11 @@ class RunFolder:
                 "that run or choose another folder with --out."
             )
         self._fresh = not recorded.exists()
-        write_text(recorded, yaml.safe_dump(plain(self._config), sort_keys=False))
+        try:
+            write_text(recorded, yaml.safe_dump(plain(self._config), sort_keys=False))
+        except RunFolderError:
+            self.__exit__(None, None, None)
+            raise
         return self.path
 
     def __exit__(

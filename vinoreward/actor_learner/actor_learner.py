@@ -11,7 +11,7 @@ from vinoreward.actor_learner.checkpoint import load_checkpoint, save_checkpoint
 from vinoreward.actor_learner.compressor import STATE_FILE, CompressorConfig, read_state
 from vinoreward.actor_learner.engine_setup import engine_config, limiter_for
 from vinoreward.actor_learner.engines.registry import make_engine
-from vinoreward.actor_learner.environments import EnvironmentSpec, check_spaces
+from vinoreward.actor_learner.environments import EnvironmentSpec, check_spaces, failures_told
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.profile import Breakdown
 from vinoreward.actor_learner.progress import Progress, Summary
@@ -21,7 +21,7 @@ from vinoreward.actor_learner.steering import Steering
 from vinoreward.actor_learner.training_loop import Loop
 from vinoreward.actor_learner.trajectory import Trajectory
 from vinoreward.compression.chain import CompressorChain
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, ModelCorruptError
 from vinoreward.interrupts import interrupt_between
 from vinoreward.monitoring.monitor import Monitor
 from vinoreward.policies.policy import Policy
@@ -44,7 +44,8 @@ class ActorLearner:
         resume: go on from the folder's checkpoint, if there is one.
 
     Raises:
-        ConfigError: an environment that the network does not fit, or settings that cannot be.
+        ConfigError: an environment that fails or that the network does not fit, or settings that
+            cannot be.
         ModelCorruptError: a checkpoint, or the compressor's state, is damaged.
     """
 
@@ -128,6 +129,15 @@ class ActorLearner:
 
     def _first_observations(self) -> Array:
         """Act at random for a moment, so that the first weights can be compressed too."""
+        spec = self._environment
+        made = f"{spec.factory} with {dict(spec.kwargs)}" if spec.kwargs else spec.factory
+        with failures_told(
+            f"the environment {made} failed before training began",
+            "one that can be made, reset and stepped; mend it, or what it is made with",
+        ):
+            return self._acted_at_random()
+
+    def _acted_at_random(self) -> Array:
         env = self._environment.make()
         try:
             check_spaces(env, self.learner.spec)
@@ -176,6 +186,13 @@ class ActorLearner:
         if self._chain is not None and (folder / STATE_FILE).is_file():
             # Here, where it can be said: the compressor would end, and training go on without.
             read_state(folder / STATE_FILE)
+        rows, shape = state["observations"].numpy(), self.learner.spec.observation_shape
+        if rows.shape[1:] != shape:
+            raise ModelCorruptError(
+                f"the checkpoint in {folder} has observations of {rows.shape[1:]}. Expected "
+                f"{shape}, which the network takes; restore it from a copy, or start anew in "
+                "another folder."
+            )
         self.learner.load_state(state["learner"])
         if self.monitor is not None and state["monitor"] is not None:
             self.monitor.load_state(state["monitor"])
@@ -188,9 +205,8 @@ class ActorLearner:
             for one in state.get("held", [])
         ]
         # Trajectories of other sizes cannot be learned from together with those to come.
-        shape = (self.config.steps, self.config.environments)
-        self._held = [one for one in held if one.rewards.shape == shape]
-        rows = state["observations"].numpy()
+        size = (self.config.steps, self.config.environments)
+        self._held = [one for one in held if one.rewards.shape == size]
         self._recent = RecentObservations(
             rows, self.config.observations, seed=self.config.seed + totals.version
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vinoreward.actor_learner.trajectory import ARRAYS
 from vinoreward.errors import ModelCorruptError
 from vinoreward.saved_state import save_state
 
@@ -57,7 +58,8 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
             f"{path} has no {', '.join(missing)}. Expected a checkpoint of vinoreward actors with "
             f"{', '.join(PARTS)}; restore it from a copy, or delete it to start anew."
         )
-    wrong = [name for name in PARTS if not _sound(name, value[name])]
+    # Older checkpoints have no "held".
+    wrong = [name for name in (*PARTS, "held") if not _sound(name, value.get(name, []))]
     if wrong:
         raise ModelCorruptError(
             f"{path} has something else as {', '.join(wrong)} than was ever written there. "
@@ -77,4 +79,11 @@ def _sound(name: str, value: object) -> bool:
         return isinstance(value, list) and all(isinstance(each, int | float) for each in value)
     if name == "observations":
         return isinstance(value, torch.Tensor) and value.ndim > 1 and len(value) > 0
+    if name == "held":
+        return isinstance(value, list) and all(
+            isinstance(one, dict)
+            and set(one) == set(ARRAYS)
+            and all(isinstance(array, torch.Tensor) for array in one.values())
+            for one in value
+        )
     return isinstance(value, dict) or (name == "monitor" and value is None)

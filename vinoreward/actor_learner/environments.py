@@ -6,8 +6,10 @@ last action is kept beside it, because a truncated episode is bootstrapped from 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +17,33 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.policies.spec import PolicySpec
 
 Array = npt.NDArray[Any]
+
+
+@contextlib.contextmanager
+def failures_told(what: str, advice: str) -> Iterator[None]:
+    """Say whose fault it is where an environment fails within the block.
+
+    Args:
+        what: failed, and when; the beginning of the sentence.
+        advice: what was expected and what to do; its end.
+
+    Raises:
+        ConfigError: the environment raised something that says nothing to its user; the cause.
+    """
+    try:
+        yield
+    except VinorewardError:
+        raise
+    except Exception as error:  # an environment may raise anything; nothing is swallowed
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{what}: {type(error).__name__}: {error} ({last.filename}, line {last.lineno}). "
+            f"Expected {advice}."
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
 
 Array = npt.NDArray[Any]
+
+
+def described(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """Return how many versions old what acted was, and the share that acted compressed.
+
+    Args:
+        trajectories: one or more.
+        version: the learner's.
+    """
+    behind = [version - one.versions for one in trajectories]
+    shares = [(one.network == COMPRESSED).mean() for one in trajectories]
+    return {
+        "lag_mean": float(np.mean([part.mean() for part in behind])),
+        "lag_max": float(max(part.max() for part in behind)),
+        "compressed_share": float(np.mean(shares)),
+    }
 
 
 class RecentObservations:

@@ -8,9 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from vinoreward.actor_learner.engines.base import Engine, EngineError, Event
+from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, Event
 from vinoreward.actor_learner.environments import Episode
 from vinoreward.actor_learner.intake import Intake
 from vinoreward.actor_learner.learners.base import Learner
@@ -18,15 +16,16 @@ from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.orders import Orders
 from vinoreward.actor_learner.profile import COUNTERS, Breakdown
 from vinoreward.actor_learner.progress import Progress, Summary
-from vinoreward.actor_learner.recent import RecentObservations, Totals
+from vinoreward.actor_learner.recent import RecentObservations, Totals, described
 from vinoreward.actor_learner.settings import ActorLearnerConfig
 from vinoreward.actor_learner.steering import Steering
-from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
+from vinoreward.actor_learner.trajectory import Trajectory
 from vinoreward.errors import InputError, OutputError
 from vinoreward.policies.policy import Policy
 
 LAST_TIMEOUT = 10.0
-"""Seconds that the end of a training waits for the compressor's last policy."""
+"""Seconds that the end of a training waits for the compressor's last policy; for the first one of
+a compressor that is still starting it waits as long as that may take."""
 OBSERVATIONS_EVERY = 0.5
 """Seconds between two times that the compressor is given observations; 29 MB if pictures."""
 SAVE_SHARE = 0.1
@@ -80,6 +79,7 @@ class Loop:
         self._steering, self._totals, self._recent = steering, totals, recent
         self._write = save
         self._compressing = compressing
+        self._starting = compressing  # until the compressor says something, or something of it
         self._intake = Intake(engine, learner, config, limiter, held)
         self._orders = steering.orders(Orders(), totals.version)
         self._before = totals.steps
@@ -119,7 +119,7 @@ class Loop:
             raise
         self._save()
         breakdown, learner_seconds = self.profile()
-        policy, compressed = self.policies(LAST_TIMEOUT)
+        policy, compressed = self._last_policies(check)
         return Summary(
             steps=totals.steps,
             updates=self._learner.updates,
@@ -159,6 +159,19 @@ class Loop:
             compressed = self._engine.compressed_policy()
         return full, compressed
 
+    def _last_policies(self, check: Check) -> tuple[Policy, Policy | None]:
+        found = self.policies(LAST_TIMEOUT)
+        deadline = time.monotonic() + EngineConfig.start_timeout
+        while (
+            found[1] is None
+            and self._starting
+            and self._orders.enabled_at(found[0].version)
+            and time.monotonic() < deadline
+        ):
+            check(self._save)
+            found = self.policies(1.0)
+        return found
+
     # Learning
 
     def _update(self) -> bool:
@@ -173,7 +186,7 @@ class Loop:
         metrics = self._learner.update(trajectories)
         if trajectories:
             self._recent.add(trajectories)
-            self._note(trajectories)
+            self._experience = described(trajectories, self._totals.version)
         if not metrics:
             return False
         self._intake.learned()
@@ -184,15 +197,6 @@ class Loop:
         self._metrics = {**metrics, **self._experience, "dropped": float(self._intake.dropped)}
         self._learning += time.perf_counter() - start
         return True
-
-    def _note(self, trajectories: list[Trajectory]) -> None:
-        behind = [self._totals.version - one.versions for one in trajectories]
-        shares = [(one.network == COMPRESSED).mean() for one in trajectories]
-        self._experience = {
-            "lag_mean": float(np.mean([part.mean() for part in behind])),
-            "lag_max": float(max(part.max() for part in behind)),
-            "compressed_share": float(np.mean(shares)),
-        }
 
     # Telling the others
 
@@ -273,6 +277,8 @@ class Loop:
             self._news.ended.append(episode)
         self._news.events += news.events
         self._news.compressor += news.compressor
+        if news.compressor or any(event.who == "compressor" for event in news.events):
+            self._starting = False
 
     def _progress(self, start: float) -> Progress:
         news, self._news = self._news, _News()

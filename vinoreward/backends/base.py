@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.checks import check_input, check_output
 from vinoreward.backends.fork import keep_forever, watch
+from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class TensorSpec:
         )
 
 
-class Backend(abc.ABC):
+class Backend(Closing):
     """Runs one network on batches of arrays.
 
     Nothing is read or compiled until :meth:`load` or the first :meth:`infer`, so a backend can be
@@ -190,10 +191,10 @@ class Backend(abc.ABC):
     def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
         """Run a checked batch of N; return (N, ...) outputs, which may be a view."""
 
-    def _load(self) -> None:  # noqa: B027 - a backend without resources needs none
+    def _load(self) -> None:  # a backend without resources needs none
         """Build what :meth:`_infer` needs; runs once per process, under the lock."""
 
-    def _unload(self) -> None:  # noqa: B027
+    def _unload(self) -> None:
         """Drop what :meth:`_load` built; runs in the same process."""
 
     def _describe(self) -> dict[str, str | int | float | bool]:
@@ -207,12 +208,6 @@ class Backend(abc.ABC):
         for attribute in self._resources():
             keep_forever(self.__dict__.pop(attribute, None))
         self._loaded = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         unwanted = {"_lock", "_loaded", "_pid", *self._resources()}

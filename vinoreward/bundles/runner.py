@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from vinoreward.backends.registry import find_backend
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.picture import check_pictures
+from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from vinoreward.backends.base import Backend
 
 _COMMANDS = {"classifier": "vinoreward finetune", "encoder": "vinoreward train-vae"}
@@ -127,7 +126,7 @@ class Runner:
         return f"{self.bundle.spec.name} on {self.backend_name}, {self.precision}"
 
 
-class Runs:
+class Runs(Closing):
     """Base of the classes that hold one :class:`Runner`: its facts, closing, context."""
 
     _runner: Runner
@@ -170,12 +169,6 @@ class Runs:
     def close(self) -> None:
         """Free the networks; may be called more than once."""
         self._runner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._runner}>"

@@ -1,0 +1,109 @@
+"""What vinoreward actors keeps in files, and how it evaluates and profiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vinoreward.actor_learner.profile import PARTS, Breakdown
+from vinoreward.errors import ModelCorruptError, ModelNotFoundError, RunFolderError
+from vinoreward.policies.policy import Policy, quantize_array, random_policy
+from vinoreward.policies.spec import mlp
+from vinoreward_training.actor_networks import network
+from vinoreward_training.actors_evaluate import Evaluator, Pair
+from vinoreward_training.actors_policy import load_policy, save_policy
+from vinoreward_training.actors_record import METRICS, read_rows
+from vinoreward_training.actors_report import gap_words
+from vinoreward_training.actors_run import difference
+
+# Files
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_policy_comes_back_as_it_was(tmp_path: Path, quantized: bool) -> None:
+    policy = random_policy(mlp(4, 2, head="logits", hidden=(8, 8), value=True), 3)
+    policy = policy.replace(version=17, engine="openvino")
+    if quantized:
+        some = {"dense1.weight": quantize_array(policy.float_parameters()["dense1.weight"], 5)}
+        policy = policy.replace(parameters={**policy.parameters, **some})
+    path = save_policy(tmp_path, policy)
+    found = load_policy(tmp_path)
+    assert path.name == "policy.json" and load_policy(path).spec == policy.spec
+    assert (found.spec, found.version, found.engine) == (policy.spec, 17, "openvino")
+    for name, value in policy.float_parameters().items():
+        np.testing.assert_array_equal(found.float_parameters()[name], value)
+
+
+def test_policies_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="Expected"):
+        load_policy(tmp_path)
+    policy = random_policy(mlp(4, 2, head="q", hidden=(8,)), 3)
+    path = save_policy(tmp_path, policy)
+    weights = tmp_path / "policy.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    with pytest.raises(ModelCorruptError, match="belong together"):
+        load_policy(tmp_path)
+    path.write_text("{}")
+    with pytest.raises(ModelCorruptError, match="Expected"):
+        load_policy(tmp_path)
+    weights.unlink()
+    with pytest.raises((ModelNotFoundError, ModelCorruptError)):
+        load_policy(tmp_path)
+
+
+def test_a_half_written_last_row_is_no_row(tmp_path: Path) -> None:
+    file = tmp_path / METRICS
+    file.write_text('{"kind": "train", "step": 1}\n{"kind": "train", "step": 5}\n{"ste')
+    assert [row["step"] for row in read_rows(tmp_path)] == [1, 5]
+    assert [row["step"] for row in read_rows(tmp_path, until=4)] == [1]
+    file.write_text('{"kind": "train", "step": 1}\nnonsense\n{"kind": "train", "step": 5}\n')
+    with pytest.raises(RunFolderError, match="line 2"):
+        read_rows(tmp_path)
+
+
+# Evaluation and profile
+
+
+def cartpole(seed: int, version: int = 1) -> Policy:
+    return random_policy(network("CartPole-v0", "1x8"), seed).replace(version=version)
+
+
+def test_both_policies_play_the_same_episodes() -> None:
+    seeds = range(100, 113)  # more than are played side by side
+    with Evaluator("CartPole-v0", {}, "numpy") as evaluator:
+        pair = evaluator.pair(cartpole(0), cartpole(0), seeds)
+        again = evaluator.pair(cartpole(0), cartpole(5), seeds)
+    assert pair.compressed is not None and pair.seeds == tuple(seeds)
+    np.testing.assert_array_equal(pair.full.returns, pair.compressed.returns)
+    np.testing.assert_array_equal(pair.full.returns, again.full.returns)
+    assert len(set(pair.full.returns)) > 1
+    assert "not certainly worse" in gap_words(pair)
+
+
+def test_policies_of_different_versions_are_no_pair_for_the_monitor() -> None:
+    with Evaluator("CartPole-v0", {}, "numpy") as evaluator:
+        pair = evaluator.pair(cartpole(0, 9), cartpole(0, 7), range(3))
+    assert pair.returns is None
+    assert "2 pushes older" in gap_words(pair)
+    assert Pair((1,), pair.full, None).returns is None
+
+
+def test_success_is_that_of_the_last_state() -> None:
+    pytest.importorskip("warp")
+    spec = network("PandaHover-v0", "1x8", "sac")
+    with Evaluator("PandaHover-v0", {"backend": "oracle"}, "numpy") as evaluator:
+        played = evaluator.play(random_policy(spec, 0), range(2), "numpy")
+    assert played.true is not None and played.true.trials == 2
+
+
+def test_the_profile_leaves_starting_out() -> None:
+    def breakdown(seconds: float, steps: int) -> Breakdown:
+        each = dict.fromkeys(PARTS, seconds / steps)
+        return Breakdown(each, each, steps)
+
+    found = difference(breakdown(3.0, 300), breakdown(2.0, 100))
+    assert found.steps == 200
+    assert found.cpu["infer"] == pytest.approx(1.0 / 200)
+    assert difference(breakdown(3.0, 300), None).steps == 300

@@ -1,0 +1,116 @@
+"""vinoreward actors goes on after any stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from actor_runs import FEW, SMALL, rows_of
+
+from vinoreward_training.actors_record import read_rows
+from vinoreward_training.cli import main
+
+
+def begin(out: Path, *more: str) -> subprocess.Popen[str]:
+    arguments = [
+        sys.executable, "-m", "vinoreward_training.cli", "actors", *SMALL, *FEW,
+        "--steps", "400000", "--evaluate-every", "0", "--compress", "int8",
+        "--checkpoint-seconds", "0.5",
+    ]  # fmt: skip
+    return subprocess.Popen(
+        [*arguments, "--out", str(out), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for_checkpoint(out: Path, run: subprocess.Popen[str], seconds: float = 120.0) -> None:
+    """Wait for a checkpoint that was written after something had been learned."""
+    limit = time.monotonic() + seconds
+    checkpoint = out / "checkpoint.pt"
+    learned: float | None = None
+    while run.poll() is None and time.monotonic() < limit:
+        if learned is None and rows_of(out, "train"):
+            learned = time.time()
+        if learned is not None and checkpoint.is_file() and checkpoint.stat().st_mtime > learned:
+            return
+        time.sleep(0.05)
+    run.kill()
+    pytest.fail(run.communicate(timeout=10)[0])
+
+
+def finish(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = read_rows(out)[-1]["step"]
+    assert before > 0
+    steps = str(before + 2000)
+    assert main(["actors", "--resume", "--no-progress", "--out", str(out), "--steps", steps]) == 0
+    said = capsys.readouterr().out
+    assert "going on from step" in said
+    rows = read_rows(out)
+    steps_seen = [row["step"] for row in rows if row["kind"] == "train"]
+    assert steps_seen == sorted(set(steps_seen)) and steps_seen[-1] >= before
+    seconds = [row["seconds"] for row in rows if row["kind"] == "train"]
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.slow
+def test_it_goes_on_after_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    run = begin(out)
+    wait_for_checkpoint(out, run)
+    run.send_signal(signal.SIGINT)
+    said = run.communicate(timeout=60)[0]
+    assert run.returncode == 130, said
+    assert f"Continue with: vinoreward actors --resume --out {out}" in said
+    assert "Traceback" not in said
+    finish(out, capsys)
+
+
+@pytest.mark.slow
+def test_it_goes_on_after_ctrl_c_in_the_last_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    run = begin(out, "--steps", "300", "--final-episodes", "100000")
+    limit = time.monotonic() + 120
+    while not (out / "compressed.json").is_file() and time.monotonic() < limit:
+        time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    said = run.communicate(timeout=60)[0]
+    assert run.returncode == 130, said
+    assert f"Continue with: vinoreward actors --resume --out {out}" in said
+    assert "Traceback" not in said
+    again = ["actors", "--resume", "--out", str(out), "--final-episodes", "3", "--no-progress"]
+    assert main(again) == 0
+    assert "full precision: return" in capsys.readouterr().out
+    assert len(rows_of(out, "final")[-1]["seeds"]) == 3
+
+
+@pytest.mark.slow
+def test_it_goes_on_after_being_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    run = begin(out)
+    wait_for_checkpoint(out, run)
+    time.sleep(0.7)  # into what no checkpoint holds yet
+    run.kill()
+    run.communicate(timeout=60)
+    finish(out, capsys)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_what_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    arguments = ["actors", *SMALL, *FEW, "--steps", "500", "--evaluate-every", "0"]
+    assert main([*arguments, "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["actors", "--resume", "--out", str(out), "--network", "2x64"]) == 1
+    assert "network='2x64'" in capsys.readouterr().err

@@ -1,0 +1,166 @@
+"""The small language of vinoreward actors: what its words make, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vinoreward.compression import Compile, Distill, Prune, Quantize
+from vinoreward.errors import ConfigError
+from vinoreward_training.actor_networks import network
+from vinoreward_training.actors_plugs import chain_of, correctors_of, monitor_of, setting_of
+from vinoreward_training.actors_words import Part, parse
+
+
+def student(name: str) -> Any:
+    return network("pong", name)
+
+
+names = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True).filter(
+    lambda name: name not in ("none", "off")
+)
+keys = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
+values = (
+    st.booleans()
+    | st.integers(-(10**6), 10**6)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.from_regex(r"[b-dg-hj-mo-su-z][a-z0-9]{0,6}", fullmatch=True)
+)
+parts = st.builds(
+    Part,
+    names,
+    st.lists(values, max_size=3).map(tuple),
+    st.dictionaries(keys, values, max_size=3),
+)
+
+
+@given(st.lists(parts, min_size=1, max_size=4))
+def test_an_expression_is_read_as_it_is_written(written: list[Part]) -> None:
+    assert parse(" | ".join(map(str, written)), "--compress") == written
+
+
+@given(st.text(alphabet="ab1.|= \t-e", max_size=30))
+def test_any_text_is_read_or_refused_in_a_sentence(text: str) -> None:
+    try:
+        found = parse(text, "--compress")
+    except ConfigError as error:
+        assert "Expected" in str(error)
+    else:
+        assert parse(" | ".join(map(str, found)), "--compress") == found
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="prunedistlw48 0.5|=", max_size=24))
+def test_any_compression_is_made_or_refused_in_a_sentence(text: str) -> None:
+    try:
+        chain_of(text, "openvino", student)
+    except ConfigError as error:
+        assert "Expected" in str(error)
+
+
+def test_a_compression_is_the_chain_that_it_says() -> None:
+    chain = chain_of("prune 0.5 | distill steps=20 | int8 margin=1.5 | openvino", "numpy", student)
+    assert chain is not None
+    kinds = [type(stage) for stage in chain.stages]
+    assert kinds == [Prune, Distill, Quantize, Compile]
+    assert chain.knobs() == {"bits": 8.0, "sparsity": 0.5}
+    assert setting_of(chain, 7).pull_period == 7
+
+
+def test_a_student_is_a_network_of_the_task() -> None:
+    chain = chain_of("distill net3 | int8", "openvino", student)
+    assert chain is not None
+    stage = chain.stages[0]
+    assert isinstance(stage, Distill) and stage.student == network("pong", "net3")
+
+
+@pytest.mark.parametrize(("executor", "engine"), [("numpy", "numpy"), ("torch", "openvino")])
+def test_without_an_engine_the_executors_is_taken(executor: str, engine: str) -> None:
+    chain = chain_of("int8", executor, student)
+    assert chain is not None and isinstance(last := chain.stages[-1], Compile)
+    assert last.engine == engine
+
+
+@pytest.mark.parametrize("text", ["none", "", "off", " None "])
+def test_nothing_may_be_compressed(text: str) -> None:
+    assert chain_of(text, "openvino", student) is None
+    assert monitor_of("default", "logits", None, 10) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prune 0.5", "not followed by Distill"),
+        ("prune 1.5 | distill", "sparsity of 1.5"),
+        ("prune | distill", "sparsity"),
+        ("int9", "int9"),
+        ("int8 | int8", "two Quantize"),
+        ("openvino | int8", "after a stage"),
+        ("int8 margin=0.1", "margin"),
+        ("int8 colour=red", "colour"),
+        ("distill net9", "net9"),
+        ("low-rank", "low-rank"),
+        ("int8 | | openvino", "the part ''"),
+        ("int8 margin=1 margin=2", "margin=2"),
+    ],
+)
+def test_a_compression_that_cannot_be_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="Expected") as error:
+        chain_of(text, "openvino", student)
+    assert said in str(error.value)
+
+
+def test_correctors_are_named() -> None:
+    found = correctors_of("vtrace rho=2 c=1 | importance mix=ess")
+    assert found is not None
+    assert [type(one).__name__ for one in found] == ["VTrace", "ImportanceSampling"]
+    assert correctors_of(None) is None
+    for text in ("vtrac", "none", "vtrace rho=0"):
+        with pytest.raises(ConfigError, match=r"[Ee]xpected"):
+            correctors_of(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["default", "watch", "kl 14", "kl threshold=5 good=1", "alpha 0.02 0.3", "staged",
+             "sparsity", "sparsity 0.5 good=0.2", "kl 14 | staged"],
+)  # fmt: skip
+def test_monitors_begin_with_the_chains_own_settings(text: str) -> None:
+    chain = chain_of("prune 0.25 | distill | w5", "openvino", student)
+    monitor = monitor_of(text, "logits", chain, 33)
+    assert monitor is not None
+    assert (monitor.setting.bits, monitor.setting.sparsity) == (5, 0.25)
+    assert monitor.setting.pull_period == 33
+
+
+@pytest.mark.parametrize(
+    ("text", "chain", "head"),
+    [
+        ("kl 14", "distill net3", "logits"),
+        ("sparsity", "int8", "logits"),
+        ("alpha 0.1 0.2", "int8", "q"),
+        ("alpha 0.3 0.2", "int8", "logits"),
+        ("dfault", "int8", "logits"),
+        ("default 3", "int8", "logits"),
+    ],
+)
+def test_a_monitor_that_could_do_nothing_is_refused(text: str, chain: str, head: Any) -> None:
+    with pytest.raises(ConfigError, match="Expected"):
+        monitor_of(text, head, chain_of(chain, "openvino", student), 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [("int8", {"bits": 16}), ("distill net3", {"enabled": False})],
+)
+def test_the_default_monitor_turns_only_what_the_chain_has(text: str, first: Any) -> None:
+    chain = chain_of(text, "openvino", student)
+    monitor = monitor_of("default", "logits", chain, 10)
+    assert monitor is not None and monitor._strategy is not None
+    found = begun = monitor.setting
+    for _ in range(10):
+        if found == begun:
+            found = monitor._strategy.decide({"kl_mu_pi_max": 100.0}, found)
+    assert found == begun.changed(first)
