@@ -44,7 +44,7 @@ def test_what_is_given_wins_over_file_and_preset(tmp_path: Path) -> None:
     )
     assert (found.steps, found.actors, found.compress) == (777, 1, "int8 | openvino")
     assert found.learner["gamma"] == 0.9
-    assert found.learner["learning_rate"] == 0.0003
+    assert found.learner["learning_rate"] == 0.00015
 
 
 @pytest.mark.parametrize(

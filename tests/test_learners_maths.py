@@ -264,14 +264,17 @@ def test_uncorrected_targets_are_the_same_by_both_ways(steps):
     )
 
 
-def test_rewards_are_clipped_where_asked():
+def test_rewards_are_scaled_and_then_clipped_where_asked():
     clipped, plain = dqn(reward_clip=1.0), dqn()
+    scaled, both = dqn(reward_scale=0.5), dqn(reward_scale=0.1, reward_clip=1.0)
     trajectory = random_trajectory(plain.spec, np.random.default_rng(1), steps=1, count=1, ends=0.0)
     trajectory.terminated[:] = True
     trajectory.rewards[:] = 5.0
     now = forward(plain.policy(0), trajectory.observations[0])[0][trajectory.actions[0, 0]]
     assert plain.update([trajectory])["error"] == pytest.approx(5.0 - now, rel=1e-4)
     assert clipped.update([trajectory])["error"] == pytest.approx(1.0 - now, rel=1e-4)
+    assert scaled.update([trajectory])["error"] == pytest.approx(2.5 - now, rel=1e-4)
+    assert both.update([trajectory])["error"] == pytest.approx(abs(0.5 - now), rel=1e-4)
 
 
 def test_the_faster_way_is_taken_only_where_it_is_faster():

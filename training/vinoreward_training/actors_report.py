@@ -45,7 +45,7 @@ class Outcome:
         reached_seconds: the same in seconds.
         pair: the last evaluation.
         breakdown: where an actor's time goes, once everything was compiled and running.
-        learner_seconds: wall time of the learner per environment step.
+        learner_seconds: wall time of updates and pushes per environment step.
         verdict: whether compression can pay here, in words.
     """
 

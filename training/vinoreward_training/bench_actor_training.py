@@ -42,10 +42,10 @@ def cartpole_rows(config: BenchConfig) -> list[Row]:
 
 
 def classic_rows(config: BenchConfig) -> list[Row]:
-    """Train Acrobot with V-trace and MountainCar with DQN: ActorQ's other tasks of Gym."""
+    """Train Acrobot and MountainCar with DQN: ActorQ's other tasks of Gym."""
     rows = []
     for name, what in (
-        ("actorq/acrobot", "Acrobot-v1 with V-trace"),
+        ("actorq/acrobot-dqn", "Acrobot-v1 with DQN"),
         ("actorq/mountain-car-dqn", "MountainCar-v0 with DQN"),
     ):
         found = _paired(config, name, (EAGER, INT8), config.actor_seeds)

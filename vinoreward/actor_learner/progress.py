@@ -53,7 +53,7 @@ class Summary:
         seconds: of this process.
         mean_return: of the last 100 behaviour episodes; no evaluation.
         profile: where the actors' time went.
-        learner_seconds: wall time of the learner's updates per environment step.
+        learner_seconds: wall time of updates and pushes per environment step.
         stopped: whether ``on_progress`` ended it.
         policy: the weights pushed last, in full precision.
         compressed: what the compressor made of them, or of those before if it was late.

@@ -227,6 +227,7 @@ class Loop:
             engine.order(orders)
         if not push:
             return
+        start = time.perf_counter()
         self._pushed_at = self._learner.updates
         totals.version += 1
         self._pushed = self._checked_policy()
@@ -234,6 +235,7 @@ class Loop:
             engine.give_observations(self._recent.rows)
         self._steering.keep(self._pushed)
         engine.publish(self._pushed)
+        self._learning += time.perf_counter() - start
 
     def _observations_due(self) -> bool:
         now = time.monotonic()

@@ -25,7 +25,9 @@ class LearnerConfig:
         optimizer: ``"adam"``, or ``"rmsprop"`` as in the IMPALA paper.
         epsilon: of the optimiser, added to the root of the squared gradients.
         clip_norm: largest norm of a gradient.
-        reward_clip: rewards are clipped to so much on both sides; ``None`` leaves them.
+        reward_scale: rewards are multiplied by this. A value of 100 takes a network hundreds of
+            updates to reach, in which its policy learns from wrong ones.
+        reward_clip: scaled rewards are clipped to so much on both sides; ``None`` leaves them.
         device: ``"auto"`` takes CUDA where there is any.
         precision: ``"fp32"``, ``"bf16"`` (autocast), or ``"auto"``: the faster, found by timing
             at the first update where the hardware computes in bfloat16. Runs that must repeat to
@@ -39,6 +41,7 @@ class LearnerConfig:
     optimizer: Literal["adam", "rmsprop"] = "adam"
     epsilon: float = 1e-8
     clip_norm: float = 40.0
+    reward_scale: float = 1.0
     reward_clip: float | None = None
     device: str = "auto"
     precision: Precision = "auto"
@@ -50,6 +53,7 @@ class LearnerConfig:
             "learning_rate": self.learning_rate,
             "epsilon": self.epsilon,
             "clip_norm": self.clip_norm,
+            "reward_scale": self.reward_scale,
             "reward_clip": 1.0 if self.reward_clip is None else self.reward_clip,
         }
         wrong = {name: value for name, value in positive.items() if not value > 0}
@@ -71,6 +75,7 @@ class LearnerConfig:
 
     def rewards(self, rewards: Floats) -> Floats:
         """Return rewards as they are learned from."""
+        scaled: Floats = rewards * self.reward_scale
         if self.reward_clip is None:
-            return rewards
-        return np.clip(rewards, -self.reward_clip, self.reward_clip)
+            return scaled
+        return np.clip(scaled, -self.reward_clip, self.reward_clip)
