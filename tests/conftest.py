@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says something of the machine, not of the code.
+hypothesis.settings.register_profile("vinoreward", deadline=None)
+hypothesis.settings.load_profile("vinoreward")
 
 ROOT = Path(__file__).resolve().parents[1]
 

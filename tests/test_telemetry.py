@@ -114,3 +114,18 @@ def test_running_openvino_leaves_torch_and_onnx_out(tmp_path: Path) -> None:
         "print('fine')\n"
     )
     assert run(code, tmp_path) == "fine"
+
+
+def test_ctrl_c_while_openvino_is_imported_is_ctrl_c(tmp_path: Path) -> None:
+    package = tmp_path / "openvino"
+    package.mkdir()
+    # What CPython makes of a KeyboardInterrupt in the middle of a module of C++.
+    (package / "__init__.py").write_text(
+        "raise ImportError('initialization failed') from KeyboardInterrupt()\n"
+    )
+    code = (
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+        "from vinoreward.backends.telemetry import import_openvino\n"
+        "try:\n    import_openvino()\nexcept KeyboardInterrupt:\n    print('stopped')\n"
+    )
+    assert run(code, tmp_path).strip() == "stopped"

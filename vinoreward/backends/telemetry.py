@@ -59,6 +59,11 @@ def _import(name: str, requirement: str) -> ModuleType:
         raise MissingExtraError(
             f"{name} is not installed. Install it with: pip install '{requirement}'"
         ) from error
+    except ImportError as error:
+        # Ctrl-C in the middle of a module of C++ comes out as one that could not be initialised.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
 
 
 @contextlib.contextmanager
