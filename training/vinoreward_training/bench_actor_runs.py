@@ -140,5 +140,5 @@ def line(one: Trained) -> str:
     return (
         f"{one.arm}, seed {one.seed}: {when} after {one.steps} steps; greedy {one.evaluated:.0f} "
         f"± {one.error:.0f}; actor step {one.profile.step_cpu * 1e3:.2f} ms, learner "
-        f"{one.learner_ms:.2f} ms per step"
+        f"{one.learner_ms:.2f}, together {one.step_ms:.2f} ms per step"
     )
