@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vinoreward.actor_learner.profile import PARTS, Breakdown
+from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward.policies.wire import encode
@@ -31,6 +32,7 @@ from vinoreward_training.bench_actor_runs import (
 from vinoreward_training.bench_actor_training import time_row
 from vinoreward_training.bench_actors import actor_refresh_rows, wire_rows
 from vinoreward_training.bench_settings import BenchConfig
+from vinoreward_training.cli import main
 
 QUIET = Breakdown(dict.fromkeys(PARTS, 1e-4), dict.fromkeys(PARTS, 1e-4), 100)
 
@@ -149,6 +151,25 @@ def test_samples_per_insert_are_presets(name: str) -> None:
         ones[suffix] = train(suffix, settings)
     assert all(one.seconds is not None for one in ones.values())
     assert ones["fp32"].learner_ms > 2 * ones["int8-spi1"].learner_ms
+
+
+@pytest.mark.slow
+def test_too_few_steps_to_learn_from_are_said() -> None:
+    settings = preset("actorq/cartpole-dqn-fp32", 0, network="2x32", steps=20, actors=1)
+    with pytest.raises(ConfigError, match=r"20 steps.*Expected"):
+        train("few", settings)
+
+
+@pytest.mark.parametrize("name", ["seeds", "actor_seeds", "samples_steps", "rounds"])
+def test_numbers_that_measure_nothing_are_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    option = f"--{name.replace('_', '-')}"
+    arguments = ["bench", "--rows", "actor-wire", option, "0", "--out", str(tmp_path / "bench")]
+    assert main(arguments) == 1
+    assert f"found {option} 0. Expected" in capsys.readouterr().err
+    assert not (tmp_path / "bench").exists()
+    BenchConfig(seed=0, first_seed=0, cnn_steps=0).check()
 
 
 @pytest.mark.slow

@@ -184,6 +184,24 @@ def test_ranges_are_remembered_and_slowly_forgotten() -> None:
     assert after[-1] == pytest.approx(fresh, rel=0.01)
 
 
+def test_after_the_first_push_only_the_newest_rows_are_measured() -> None:
+    spec = mlp(6, 2, head="logits", hidden=(8, 8), activation="relu")
+    policy, stage = random_policy(spec, 0), Quantize("int8", rows=10, decay=1.0, first=True)
+    calm, wild = normal(50), normal(50, seed=1, spread=9.0)
+
+    def width(observations: np.ndarray) -> float:
+        context = CompressionContext(policy, observations)
+        found = stage.compress(policy, context).ranges[spec.weighted[0].name]
+        return found.high - found.low
+
+    first = width(calm)
+    # Wide ones are older than the ten newest: they were measured when they were new, or not at all.
+    assert width(np.concatenate([wild, calm[:10]])) == first
+    assert width(np.concatenate([calm[:10], wild])) > 3 * first
+    with pytest.raises(ConfigError, match="at least one row"):
+        Quantize("int8", rows=0)
+
+
 def test_margins_stop_at_what_activations_can_say() -> None:
     assert widened((-0.5, 2.0), 1.5, (-np.inf, np.inf)) == (-0.75, 3.0)
     assert widened((-0.9, 0.9), 1.5, (-1.0, 1.0)) == (-1.0, 1.0)

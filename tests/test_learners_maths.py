@@ -312,6 +312,21 @@ def test_probing_changes_no_weights_and_is_done_once():
     assert other.choice.name == choice.name
 
 
+def test_the_largest_network_is_what_is_probed():
+    seen = []
+
+    class Noted(torch.nn.Linear):
+        def forward(self, values):
+            seen.append(self.in_features)
+            return super().forward(values)
+
+    speed = Speed("auto", "auto", torch.device("cpu"))
+    speed._ways, speed._open = ["fp32", "bf16"], True  # also where there is no bfloat16
+    small, large = Noted(2, 2), Noted(64, 64)
+    speed.probe_largest((small, (torch.ones(1, 2),)), (large, (torch.ones(1, 64),)))
+    assert set(seen) == {64}
+
+
 def test_bfloat16_learns_nearly_the_same():
     spec = mlp(3, 4, head="logits", hidden=(32,), value=True)
     found = {}

@@ -129,6 +129,7 @@ def run(config: BenchConfig) -> int:
 
 def _run(config: BenchConfig) -> int:
     names = chosen(config.rows)
+    config.check()
     with RunFolder(config.out, config, resume=config.resume) as folder:
         rows: list[Row] = []
         commands: dict[str, str] = {}

@@ -15,6 +15,7 @@ from typing import Any
 
 from vinoreward.actor_learner.actor_learner import Progress
 from vinoreward.actor_learner.profile import Breakdown
+from vinoreward.errors import ConfigError
 from vinoreward_training.actors_build import build, evaluation_options
 from vinoreward_training.actors_evaluate import FINAL_SEED, Evaluator
 from vinoreward_training.actors_resolve import resolve
@@ -77,7 +78,12 @@ def preset(name: str, seed: int, **changes: Any) -> ActorsConfig:
 
 
 def train(arm: str, config: ActorsConfig) -> Trained:
-    """Train until the mean return of the last episodes reaches the target, or for all steps."""
+    """Train until the mean return of the last episodes reaches the target, or for all steps.
+
+    Raises:
+        ConfigError: too few steps for a single update.
+        EngineError: no actor can be kept running.
+    """
     parts = build(config)
     trainer = make(config, parts, None)
     began: list[float] = []
@@ -100,6 +106,11 @@ def train(arm: str, config: ActorsConfig) -> Trained:
 
     try:
         summary = trainer.learn(config.steps, watch)
+        if not began:
+            raise ConfigError(
+                f"{arm} on {config.task} learned nothing in {config.steps} steps. Expected enough "
+                "for a first update; give it more steps."
+            )
         ended = reached[0] if reached else time.monotonic()
         with Evaluator(config.task, evaluation_options(config), "openvino") as evaluator:
             seeds = range(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+
+from vinoreward.errors import ConfigError
+
+_FROM_NOUGHT = ("seed", "first_seed", "cnn_steps")
 
 
 @dataclass(frozen=True)
@@ -78,3 +82,23 @@ class BenchConfig:
     """Steps of each training of ``overhead`` and ``overhead-pixels``."""
     evaluation_episodes: int = 100
     """Episodes that decide whether a policy has solved its task."""
+
+    def check(self) -> None:
+        """Refuse numbers that nothing can be measured with.
+
+        Raises:
+            ConfigError: names them.
+        """
+        wrong = {
+            field.name: value
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), int)
+            and not isinstance(value, bool)
+            and value < (0 if field.name in _FROM_NOUGHT else 1)
+        }
+        if wrong:
+            options = ", ".join(f"--{name.replace('_', '-')} {wrong[name]}" for name in wrong)
+            raise ConfigError(
+                f"found {options}. Expected at least 1, and at least 0 of "
+                f"{', '.join(_FROM_NOUGHT)}."
+            )
