@@ -178,6 +178,7 @@ def draw_compression(path: Path, rows: Sequence[Row]) -> Path | None:
         axis.set_ylim(-0.02 * highest, highest)
         axis.set_title(name.replace("_", " "), fontsize=9)
         axis.tick_params(labelsize=7)
+        axis.locator_params(axis="x", nbins=4)  # more labels would cover each other
     return _save(figure, path)
 
 

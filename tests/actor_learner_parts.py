@@ -1,0 +1,58 @@
+"""Learners and settings of small trainings, for tests of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from vinoreward.actor_learner.actor_learner import ActorLearnerConfig
+from vinoreward.actor_learner.learners.dqn import DQN, DQNConfig
+from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
+from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.monitoring.setting import CompressionSetting
+from vinoreward.monitoring.strategy import Strategy
+from vinoreward.policies.spec import mlp
+
+CARTPOLE = mlp(4, 2, head="logits", hidden=(16, 16), activation="tanh", value=True)
+
+
+def impala(trajectories: int = 2, seed: int = 0) -> Impala:
+    return Impala(CARTPOLE, ImpalaConfig(trajectories=trajectories, seed=seed, precision="fp32"))
+
+
+def dqn(**config: Any) -> DQN:
+    settings = {"batch": 16, "minimum": 100, "capacity": 4000, "precision": "fp32"} | config
+    return DQN(mlp(4, 2, head="q", hidden=(16, 16)), DQNConfig(**settings))
+
+
+def settings(**changed: Any) -> ActorLearnerConfig:
+    return ActorLearnerConfig(
+        **({"actors": 1, "steps": 10, "executor": "numpy", "pull_period": 10} | changed)
+    )
+
+
+def weights_of(learner: Impala | DQN) -> str:
+    values = learner.policy(0).float_parameters().values()
+    return hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
+
+
+class Keeps(Impala):
+    """Keeps what it was given."""
+
+    def __init__(self, trajectories: int = 2) -> None:
+        super().__init__(
+            CARTPOLE, ImpalaConfig(trajectories=trajectories, seed=0, precision="fp32")
+        )
+        self.given: list[list[Trajectory]] = []
+
+    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        self.given.append([one.copy() for one in trajectories])
+        return super().update(trajectories)
+
+
+class Switches(Strategy):
+    """Turns compression off and on at every other look."""
+
+    def decide(self, readings: Any, setting: CompressionSetting) -> CompressionSetting:
+        return setting.changed({"enabled": not setting.enabled})

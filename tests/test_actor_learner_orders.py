@@ -1,0 +1,150 @@
+"""What actors and compressor are told in whole trainings, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from actor_learner_parts import CARTPOLE, impala, settings
+from engine_runs import (
+    check_nothing_left,
+)
+from faulty_environments import Harms, Remembers
+
+from vinoreward.actor_learner import training_loop
+from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
+from vinoreward.actor_learner.recent import RecentObservations
+from vinoreward.actor_learner.steering import Steering
+from vinoreward.actor_learner.trajectory import COMPRESSED, TrajectorySpec
+from vinoreward.compression.chain import CompressorChain
+from vinoreward.compression.prune import Prune
+from vinoreward.compression.quantize import Quantize
+from vinoreward.monitoring.defaults import default_monitor
+from vinoreward.monitoring.indicators import KL
+from vinoreward.monitoring.monitor import Monitor
+from vinoreward.monitoring.setting import CompressionSetting
+from vinoreward.policies.distributions import kl
+from vinoreward.policies.reference import forward
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    check_nothing_left()
+
+
+class TestOrders:
+    def test_the_chain_is_left_as_it_was_made(self) -> None:
+        chain = CompressorChain().add(Prune(0.5)).add(Quantize("w4"))
+        from vinoreward.actor_learner.orders import Orders
+
+        for monitor in (None, Monitor([KL("max", "pi_mu")])):
+            steering = Steering(impala(), settings(pull_period=7), chain, monitor)
+            steering.begin()
+            orders = steering.orders(Orders(), 0)
+            assert (orders.bits, orders.sparsity, orders.pull_period) == (4, 0.5, 7)
+
+    def test_what_the_user_set_stays(self) -> None:
+        from vinoreward.actor_learner.orders import Orders
+
+        chain = CompressorChain().add(Prune(0.5)).add(Quantize("int8"))
+        monitor = Monitor(
+            [KL("max", "pi_mu")], setting=CompressionSetting(sparsity=0.25, pull_period=30)
+        )
+        steering = Steering(impala(), settings(pull_period=7), chain, monitor)
+        steering.begin()
+        orders = steering.orders(Orders(), 0)
+        assert (orders.bits, orders.sparsity, orders.pull_period) == (8, 0.25, 30)
+
+    def test_a_switch_names_the_version_it_holds_from(self) -> None:
+        from vinoreward.actor_learner.orders import Orders
+
+        monitor = Monitor([KL("max", "pi_mu")])
+        steering = Steering(impala(), settings(), CompressorChain(), monitor)
+        first = steering.orders(Orders(), 0)
+        assert first.enabled_at(0)
+        monitor.setting = monitor.setting.changed({"enabled": False})
+        off = steering.orders(first, 5)
+        assert [off.enabled_at(version) for version in (3, 4, 5, 6)] == [True, True, False, False]
+        assert steering.orders(off, 9).since == 5
+
+    def test_compression_is_held_against_its_own_version(self) -> None:
+        """And not only against the learner's present network, which has moved on."""
+        learner = impala()
+        monitor = Monitor([KL("max", "mu_pi", against="source"), KL("max", "mu_pi")])
+        steering = Steering(learner, settings(), CompressorChain().add(Harms()), monitor)
+        versions = [learner.policy(version) for version in range(3)]
+        harmed = Harms().compress(versions[1], None)  # type: ignore[arg-type]
+        one = TrajectorySpec(8, 1, (4,), "float32", (), 2).empty()
+        one.observations[...] = np.random.default_rng(0).normal(size=(8, 1, 4))
+        one.versions[...] = 1
+        one.log_mu[...] = -0.5
+        for at in range(8):
+            network = harmed if at % 2 else versions[1]
+            one.network[at] = COMPRESSED if at % 2 else 0
+            one.behaviour[at] = forward(network, one.observations[at])
+        for policy in versions:
+            steering.keep(policy)
+        steering.watch([one], 2)
+        outputs = forward(versions[1], one.observations[1::2, 0])
+        expected = kl(CARTPOLE, one.behaviour[1::2, 0], outputs).max()
+        readings = steering.readings()
+        assert readings["compression_kl_mu_pi_max"] == pytest.approx(expected, rel=1e-3)
+        assert expected > 0.5
+
+    @pytest.mark.slow
+    def test_the_default_strategy_stops_a_compression_that_hurts(self) -> None:
+        changes: list[str] = []
+
+        def progressed(progress: Progress) -> bool:
+            changes.extend(progress.changes)
+            return len(changes) > 1 and progress.metrics["compressed_share"] == 0
+
+        summary = ActorLearner(
+            "CartPole-v1",
+            impala(),
+            settings(),
+            compressor=CompressorChain().add(Harms()).add(Quantize("int8")),
+            monitor=default_monitor("logits"),
+        ).learn(1_000_000, progressed)
+        assert summary.stopped
+        assert "bits 8 -> 16" in changes[0]
+        assert "enabled" in changes[-1]
+
+
+class TestLastPolicy:
+    @pytest.mark.parametrize(("fault", "comes"), [("", True), ("kill", False)])
+    def test_waits_for_a_compressor_that_starts(
+        self, monkeypatch: pytest.MonkeyPatch, fault: str, comes: bool
+    ) -> None:
+        """A training may be over before the compressor has imported PyTorch; one may die."""
+        monkeypatch.setattr(training_loop, "LAST_TIMEOUT", 0.0)
+        learner = impala()
+        summary = ActorLearner(
+            "CartPole-v1",
+            learner,
+            settings(),
+            compressor=CompressorChain().add(Remembers(fault, at=1)),
+        ).learn(20)
+        assert summary.policy.version == learner.updates
+        assert (summary.compressed is not None) == comes
+
+
+class TestRecentObservations:
+    def spec(self) -> TrajectorySpec:
+        return TrajectorySpec(5, 2, (3,), "float32", (), 2)
+
+    def test_keeps_the_newest(self) -> None:
+        recent = RecentObservations(np.zeros((8, 3), np.float32), 16, each=4)
+        for number in range(1, 10):
+            one = self.spec().empty()
+            one.observations[...] = number
+            recent.add([one])
+            one.observations[...] = -1  # memory that is used for something else
+        assert recent.rows.shape == (16, 3)
+        assert recent.rows[:, 0].tolist() == sorted([6, 7, 8, 9] * 4)
+
+    def test_starts_with_what_it_is_given(self) -> None:
+        recent = RecentObservations(np.arange(60, dtype=np.float32).reshape(20, 3), 16)
+        np.testing.assert_array_equal(recent.rows[:, 0], np.arange(12, 60, 3))

@@ -1,0 +1,100 @@
+"""Tasks of dm_control as Gymnasium environments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
+from task_runs import CONTROL, run_python
+
+from vinoreward.errors import ConfigError, InputError
+from vinoreward_training.actor_tasks import make_task
+from vinoreward_training.dm_control_env import DmControlEnv
+
+# dm_control 1.0.50 does what NumPy 2.5 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array")
+
+
+@pytest.mark.filterwarnings("ignore:.*A Box observation space (min|max)imum value is")
+@pytest.mark.filterwarnings("ignore:.*[Nn]ot able to test alternative render modes")
+@pytest.mark.parametrize("name", CONTROL)
+def test_the_dm_control_adapter_is_a_gymnasium_environment(name: str) -> None:
+    pytest.importorskip("dm_control")
+    domain, task = name.split("-")
+    check_env(DmControlEnv(domain, task), skip_render_check=True)
+
+
+def test_the_adapter_gives_what_dm_control_gives() -> None:
+    suite = pytest.importorskip("dm_control.suite")
+    env = DmControlEnv("walker", "stand")
+    env.reset(seed=3)
+    twin = suite.load("walker", "stand")
+    twin.reset()
+    # The same state of the simulation, the same action: the same rewards and observations.
+    with twin.physics.reset_context():
+        twin.physics.set_state(env._env.physics.get_state())
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        action = random.uniform(-1, 1, 6)
+        observation, reward, _, _, _ = env.step(action.astype(np.float32))
+        wanted = twin.step(action.astype(np.float32))
+        parts = wanted.observation
+        assert list(parts) == ["orientations", "height", "velocity"]
+        row = [*parts["orientations"], parts["height"], *parts["velocity"]]
+        np.testing.assert_allclose(observation, row, atol=1e-6)
+        assert reward == pytest.approx(wanted.reward, abs=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTROL)
+def test_a_dm_control_episode_is_truncated_after_1000_steps(name: str) -> None:
+    pytest.importorskip("dm_control")
+    env = make_task(name, seed=0)
+    env.reset()
+    ends = [env.step(env.action_space.sample())[2:4] for _ in range(1000)]
+    assert ends == [(False, False)] * 999 + [(False, True)]
+
+
+def test_a_dm_control_task_that_fails_terminates() -> None:
+    suite = pytest.importorskip("dm_control.suite")
+    if ("lqr", "lqr_2_1") not in suite.ALL_TASKS:
+        pytest.skip("this dm_control has no linear quadratic regulator")
+    # The only task of the suite with an end of its own: a state close to nought.
+    env = DmControlEnv("lqr", "lqr_2_1")
+    env.reset(seed=0)
+    with env._env.physics.reset_context():
+        env._env.physics.data.qpos[:] = 0.0
+        env._env.physics.data.qvel[:] = 0.0
+    _, _, terminated, truncated, _ = env.step(np.zeros(1, np.float32))
+    assert (terminated, truncated) == (True, False)
+    with pytest.raises(ResetNeeded):
+        env.step(np.zeros(1, np.float32))
+
+
+def test_dm_control_refuses_bad_actions_and_steps_before_a_reset() -> None:
+    pytest.importorskip("dm_control")
+    env = DmControlEnv("cartpole", "balance")
+    with pytest.raises(ResetNeeded):
+        env.step(np.zeros(1, np.float32))
+    env.reset(seed=0)
+    for action in ([np.nan], [0.0, 0.0]):
+        with pytest.raises(InputError, match=r"shape \(1,\)"):
+            env.step(np.array(action, np.float32))
+    with pytest.raises(ConfigError, match="rgb_array"):
+        DmControlEnv("cartpole", "balance", render_mode="human")
+
+
+@pytest.mark.slow
+def test_pictures_that_cannot_be_drawn_are_said() -> None:
+    pytest.importorskip("dm_control")
+    code = (
+        "from vinoreward.errors import MissingDisplayError\n"
+        "from vinoreward_training.actor_tasks import make_task\n"
+        "make_task('cartpole-balance').reset()\n"  # loads dm_control without pictures
+        "try:\n"
+        "    make_task('cartpole-balance', render_mode='rgb_array')\n"
+        "except MissingDisplayError as error:\n"
+        "    print(error)\n"
+    )
+    assert "before any other dm_control environment" in run_python(code)
