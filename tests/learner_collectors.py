@@ -66,14 +66,7 @@ class Collector:
     def collect(self, policy: Policy, steps: int, exploration: Exploration = ITSELF) -> Trajectory:
         """Return the next steps of all environments under a policy."""
         spec = self.spec
-        found = TrajectorySpec(
-            steps,
-            len(self.environments),
-            spec.observation_shape,
-            spec.observation_dtype,
-            () if spec.discrete else (spec.actions,),
-            spec.outputs,
-        ).empty()
+        found = TrajectorySpec.of(spec, steps, len(self.environments)).empty()
         for step in range(steps):
             seen = np.stack(self.now)
             outputs = forward(policy, seen)
@@ -133,10 +126,7 @@ def random_trajectory(
 ) -> Trajectory:
     """Return a trajectory of random numbers that is consecutive, as a real one is."""
     shape = (steps, count)
-    action_shape = () if spec.discrete else (spec.actions,)
-    found = TrajectorySpec(
-        steps, count, spec.observation_shape, spec.observation_dtype, action_shape, spec.outputs
-    ).empty()
+    found = TrajectorySpec.of(spec, steps, count).empty()
     pictures = spec.observation_dtype == "uint8"
 
     def observations(*lead: int) -> Any:

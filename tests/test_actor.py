@@ -124,14 +124,7 @@ def acted(
     **config: Any,
 ) -> PlainLink:
     """Let an actor fill some trajectories."""
-    trajectories = TrajectorySpec(
-        steps,
-        environments,
-        spec.observation_shape,
-        spec.observation_dtype,
-        () if spec.discrete else (spec.actions,),
-        spec.outputs,
-    )
+    trajectories = TrajectorySpec.of(spec, steps, environments)
     link = PlainLink(trajectories, rollouts, orders)
     link.publish(policy_of(spec, int(config.get("first_version", 0))))
     if begin is not None:

@@ -74,14 +74,7 @@ def engine_config(
             rollouts_per_update=max(1, per_actor),
             first_version=version,
         ),
-        trajectory=TrajectorySpec(
-            steps=config.steps,
-            environments=config.environments,
-            observation_shape=spec.observation_shape,
-            observation_dtype=spec.observation_dtype,
-            action_shape=() if spec.discrete else (spec.actions,),
-            outputs=spec.outputs,
-        ),
+        trajectory=TrajectorySpec.of(spec, config.steps, config.environments),
         compressor=compressor,
         limiter=limiter,
         # Enough that a fixed lag, or a batch of many trajectories, cannot block.

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from vinoreward.actor_learner.segments import aligned
 from vinoreward.errors import ConfigError, InputError
+from vinoreward.policies.spec import PolicySpec
 
 FULL_PRECISION = 0
 """Value of ``network`` where the uncompressed network acted."""
@@ -123,6 +124,22 @@ class TrajectorySpec:
     observation_dtype: str
     action_shape: tuple[int, ...]
     outputs: int
+
+    @classmethod
+    def of(cls, policy: PolicySpec, steps: int, environments: int) -> TrajectorySpec:
+        """Return the sizes of what a policy's network acts out: T steps of B environments.
+
+        Raises:
+            ConfigError: fewer than one of either.
+        """
+        return cls(
+            steps,
+            environments,
+            policy.observation_shape,
+            policy.observation_dtype,
+            () if policy.discrete else (policy.actions,),
+            policy.outputs,
+        )
 
     def __post_init__(self) -> None:
         sizes = (self.steps, self.environments, self.outputs)

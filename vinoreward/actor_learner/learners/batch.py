@@ -30,14 +30,7 @@ def check_trajectory(spec: PolicySpec, trajectory: Trajectory) -> None:
             f"a trajectory's rewards have the shape {shape}. Expected (T, B) with at least one "
             "step of one environment."
         )
-    TrajectorySpec(
-        steps=shape[0],
-        environments=shape[1],
-        observation_shape=spec.observation_shape,
-        observation_dtype=spec.observation_dtype,
-        action_shape=() if spec.discrete else (spec.actions,),
-        outputs=spec.outputs,
-    ).check(trajectory)
+    TrajectorySpec.of(spec, shape[0], shape[1]).check(trajectory)
     went_on = ~(trajectory.terminated | trajectory.truncated)[:-1]
     following = trajectory.observations[1:]
     if not np.array_equal(trajectory.next_observations[:-1][went_on], following[went_on]):
