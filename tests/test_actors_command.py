@@ -97,9 +97,22 @@ def test_a_short_profile_says_whether_compression_can_pay(
     said = capsys.readouterr().out
     assert "step: network" in said and "deserialize" in said
     assert "With int8 an actor's step takes" in said
+    assert "The compressor takes" in said and "the learner alone could make" in said
     found = json.loads((out / "profile.json").read_text())
     assert set(found["breakdowns"]) == {"openvino", "compressed"}
     assert (out / "profile.png").is_file()
+
+
+@pytest.mark.slow
+def test_a_profile_says_when_every_update_would_wait_for_the_student(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain = ["--compress", "prune 0.5 | distill | openvino", "--lag", "1"]
+    arguments = ["actors", *SMALL, *chain, "--profile-only", "1000", "--no-progress"]
+    assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "with --lag 1 every update waits for that" in said
+    assert "more than learning and acting together: leave --lag out" in said
 
 
 @pytest.mark.slow

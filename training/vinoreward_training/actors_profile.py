@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
@@ -36,6 +37,7 @@ class _Warm:
         self._updates = 0
         self.found: Breakdown | None = None
         self.error = ""
+        self.pushes: list[float] = []
 
     def __call__(self, progress: Progress) -> bool:
         self._bar.update(progress.steps - self._bar.n)
@@ -43,6 +45,7 @@ class _Warm:
         self.error = next(
             (str(one["error"]) for one in progress.compressor if "error" in one), self.error
         )
+        self.pushes += [one["seconds"] for one in progress.compressor if "seconds" in one]
         share = progress.metrics.get("compressed_share", 0.0)
         ready = share > 0.5 or not self._compressed
         if self.found is None and self._updates > 1 and ready:
@@ -50,8 +53,26 @@ class _Warm:
         return False
 
 
-def measure(config: ActorsConfig, steps: int) -> tuple[Breakdown, float]:
-    """Run for some steps; return where an actor's time went, and the learner's seconds per step.
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Where the time of a short run went.
+
+    Attributes:
+        actor: of an environment step.
+        learner_seconds: wall time of updates and pushes per environment step.
+        push_seconds: of the compressor, from a version's weights to its compressed policy, after
+            the first; None if it made no second one.
+        steps_per_update: environment steps that one update takes.
+    """
+
+    actor: Breakdown
+    learner_seconds: float
+    push_seconds: float | None
+    steps_per_update: float
+
+
+def measure(config: ActorsConfig, steps: int) -> Measured:
+    """Run for some steps and return where their time went.
 
     Raises:
         ConfigError: settings that cannot be, or nothing that was compressed.
@@ -73,7 +94,13 @@ def measure(config: ActorsConfig, steps: int) -> tuple[Breakdown, float]:
                 "Expected some thousand steps of a network that it can compress; give "
                 "--profile-only more of them, or change --compress or --network."
             )
-        return difference(summary.profile, warm.found), summary.learner_seconds
+        return Measured(
+            actor=difference(summary.profile, warm.found),
+            learner_seconds=summary.learner_seconds,
+            # The first one prepares what the others use.
+            push_seconds=statistics.median(warm.pushes[1:]) if warm.pushes[1:] else None,
+            steps_per_update=summary.steps / max(1, summary.updates),
+        )
     finally:
         bar.close()
         parts.close()
@@ -91,15 +118,18 @@ def profile(config: ActorsConfig) -> dict[str, Breakdown]:
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
         found: dict[str, Breakdown] = {}
         plain_config = dataclasses.replace(config, compress="none")
-        found[config.executor], learner_seconds = measure(plain_config, steps)
-        first = found[config.executor]
+        plain_measured = measure(plain_config, steps)
+        first, learner_seconds = plain_measured.actor, plain_measured.learner_seconds
+        found[config.executor] = first
         advice = first.advice(learner_seconds, config.actors)
         lines = [advice]
         if first.steps < ENOUGH:
             lines.append(f"That is from {first.steps} steps: with {ENOUGH} or more it is reliable.")
         if config.compress.strip().lower() not in ("", "none", "off"):
-            found["compressed"], _ = measure(config, steps)
-            lines.append(_ratio(config, first, found["compressed"]))
+            measured = measure(config, steps)
+            found["compressed"] = measured.actor
+            lines.append(_ratio(config, first, measured.actor))
+            lines += _pushes(config, measured)
         picture = draw_profile(folder / "profile.png", found)
         write_json(
             folder / "profile.json",
@@ -136,6 +166,28 @@ def _ratio(config: ActorsConfig, first: Breakdown, second: Breakdown) -> str:
     if ratio < 1.1:
         return f"{words}. That does not pay here."
     return f"{words} as fast."
+
+
+def _pushes(config: ActorsConfig, found: Measured) -> list[str]:
+    """Say what the compressor's time per version means, if it made more than one."""
+    if found.push_seconds is None:
+        return []
+    per_step = found.push_seconds / (found.steps_per_update * config.push_period)
+    words = f"The compressor takes {found.push_seconds:.3g} s for a version of the weights"
+    if config.lag is None:
+        late = found.push_seconds / max(found.learner_seconds * found.steps_per_update, 1e-12)
+        return [f"{words}, in which the learner alone could make {late:.0f} updates."]
+    # Otherwise the slowest of the two that work side by side is what a training waits for.
+    acting = sum(found.actor.wall.values()) - found.actor.wall["wait"]
+    words += (
+        f"; with --lag {config.lag} every update waits for that: {per_step * 1e3:.3g} ms a step"
+    )
+    if per_step > found.learner_seconds + acting / config.actors:
+        words += (
+            ". That is more than learning and acting together: leave --lag out, or compress with "
+            "less work (distill with fewer steps, or none)"
+        )
+    return [f"{words}."]
 
 
 def table(name: str, found: Breakdown) -> str:
