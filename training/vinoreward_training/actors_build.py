@@ -177,7 +177,8 @@ def _converted(name: str, value: Any, kind: str) -> Any:
     if name == "prioritised":
         from vinoreward.actor_learner.learners.replay import Prioritised
 
-        fits, value = isinstance(value, bool), Prioritised() if value is True else None
+        fits, kind = isinstance(value, bool), "bool"
+        value = (Prioritised() if value else None) if fits else value
     elif "tuple" in kind:
         value = [value] if isinstance(value, int) else value
         fits = isinstance(value, list | tuple) and all(

@@ -97,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             description=inspect.getdoc(kind),
             args=arguments[1:],
         )
+        config = with_truths(config)
         if hasattr(config, "explicit"):
             config = dataclasses.replace(config, explicit=named(config, arguments[1:]))
         return int(module.run(config))
@@ -120,6 +121,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nvinoreward {name}: stopped. What was written is valid.", file=sys.stderr)
         return 130
+
+
+def with_truths(config: Any) -> Any:
+    """Return the configuration with true and false of its tables as what they mean.
+
+    ``--env-kwargs rescale false`` would give the word otherwise, which counts as true.
+    """
+    words = {"true": True, "false": False}
+    tables = {
+        field.name: {
+            key: words.get(value.lower(), value) if isinstance(value, str) else value
+            for key, value in table.items()
+        }
+        for field in dataclasses.fields(config)
+        if isinstance(table := getattr(config, field.name), dict)
+    }
+    return dataclasses.replace(config, **tables) if tables else config
 
 
 if __name__ == "__main__":
