@@ -6,12 +6,12 @@ import abc
 import importlib.util
 import math
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, InputError, MissingExtraError
 from vinoreward_envs import constants as c
 
@@ -78,7 +78,7 @@ class CameraSpec:
         }
 
 
-class Camera(abc.ABC):
+class Camera(Closing):
     """Draws the scene for given joints and object poses.
 
     Arms are ``(9,)`` joints (:mod:`vinoreward_envs.arm`); objects are ``(4, 4)`` poses of the
@@ -130,17 +130,6 @@ class Camera(abc.ABC):
     def close(self) -> None:
         """Release what the camera holds; it cannot draw afterwards. Closing twice is harmless."""
         return
-
-    def __enter__(self) -> Camera:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 _NEEDS = {
