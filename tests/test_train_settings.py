@@ -1,0 +1,207 @@
+"""Where the settings of a training come from, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+import tyro
+import yaml
+from toy_environments import save_toy_bundle
+from train_runs import Corridor, config
+
+from vinoreward.errors import (
+    ConfigError,
+    MissingExtraError,
+    ModelNotFoundError,
+    UnknownDeviceError,
+)
+from vinoreward_training.cli import named
+from vinoreward_training.environments import has_own_reward, make_env
+from vinoreward_training.torch_devices import check_device
+from vinoreward_training.train import TrainConfig, train
+from vinoreward_training.train_settings import resolve
+
+
+def test_command_line_wins_over_file_and_file_over_preset(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "timesteps: 500\neval_every: 70\nalgorithm_kwargs: {batch_size: 64, tau: 0.1}\n",
+        encoding="utf-8",
+    )
+    found = resolve(TrainConfig(config=file, timesteps=8000, algorithm_kwargs={"batch_size": 32}))
+    assert (found.timesteps, found.eval_every) == (8000, 70)
+    arguments = found.algorithm_kwargs
+    assert (arguments["batch_size"], arguments["tau"], arguments["gamma"]) == (32, 0.1, 0.9)
+
+
+def test_what_is_named_on_the_command_line_wins_even_where_it_is_the_default(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("backend: oracle\nprogress: false\n", encoding="utf-8")
+    words = ["--config", str(file), "--eval-every", "500", "--backend=openvino", "--progress"]
+    config = tyro.cli(TrainConfig, args=words)
+    found = resolve(dataclasses.replace(config, explicit=named(config, words)))
+    assert (found.eval_every, found.backend, found.progress) == (500, "openvino", True)
+    # The preset's, as it was not named.
+    assert found.eval_episodes == 2
+    with pytest.raises(SystemExit):
+        tyro.cli(TrainConfig, args=["--explicit", "seed"], console_outputs=False)
+    silent = resolve(config)
+    assert (silent.eval_every, silent.backend, silent.progress) == (250, "oracle", False)
+
+
+def test_the_preset_is_that_of_the_environment_and_of_sac() -> None:
+    assert resolve(TrainConfig(env="PandaHoverRandom-v0")).timesteps == 20_000
+    assert resolve(TrainConfig(env="vinoreward:PandaHover-v0")).algorithm_kwargs["gamma"] == 0.9
+    assert resolve(TrainConfig(algorithm="TD3")).algorithm_kwargs == {}
+    assert resolve(TrainConfig(env="CartPole-v1")).timesteps == 8000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("timestep: 5", "timestep"), ("- 1", "list"), ("a: [", "not YAML"), ("timesteps: x", "'x'")],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        resolve(TrainConfig(config=file))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"timesteps": 0}, "timesteps"),
+        ({"eval_every": -1}, "eval-every"),
+        ({"stop_when_solved": 1.5}, "stop_when_solved"),
+    ],
+)
+def test_values_out_of_range_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(dataclasses.replace(TrainConfig(), **changes))
+
+
+def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"gone\.yaml"):
+        resolve(TrainConfig(config=tmp_path / "gone.yaml"))
+    with pytest.raises(ConfigError, match="SARSA"):
+        train(config(tmp_path / "a", algorithm="SARSA"))
+    with pytest.raises(ConfigError, match="NoSuchEnv"):
+        train(config(tmp_path / "b", env="NoSuchEnv-v0"))
+    with pytest.raises(ConfigError, match="batchsize"):
+        train(config(tmp_path / "c", algorithm_kwargs={"batchsize": 3}))
+    with pytest.raises(ConfigError, match="colour"):
+        train(config(tmp_path / "d", env_kwargs={"colour": 3}))
+    with pytest.raises(ConfigError, match="--bundle"):
+        train(config(tmp_path / "e", env="CartPole-v1", wrap_bundle=True))
+
+
+def test_a_package_is_imported_for_its_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import gymnasium\ngymnasium.register('{}-v0', entry_point='{}')\n"
+    for name, point in (("Fresh", "toy_environments:Corridor"), ("Ours", "vinoreward_envs.x:Y")):
+        file = tmp_path / f"package_of_{name.lower()}.py"
+        file.write_text(text.format(name, point), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not has_own_reward("package_of_fresh:Fresh-v0")
+    assert has_own_reward("package_of_ours:Ours-v0")
+    assert has_own_reward("vinoreward:PandaHover-v0")
+    make_env("package_of_fresh:Fresh-v0").close()
+    for name in ("no_such_package:Fresh-v0", "package_of_fresh:NoSuchEnv-v0", "a.b:c:Fresh-v0"):
+        with pytest.raises(ConfigError, match=name):
+            has_own_reward(name)
+
+
+@pytest.mark.parametrize("device", ["cuda:77", "quantum", "meta", ""])
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path, device: str) -> None:
+    with pytest.raises(UnknownDeviceError, match=f"'{device}'.*cpu.*--device"):
+        train(config(tmp_path / "run", device=device))
+    assert not (tmp_path / "run").exists()
+
+
+def test_devices_that_are_there_are_taken() -> None:
+    kind = torch.accelerator.current_accelerator()
+    for name in ("cpu", "auto", *([kind.type] if torch.accelerator.is_available() else [])):
+        check_device(name)
+
+
+def test_a_bundle_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
+    bundle = str(save_toy_bundle(tmp_path / "toy").path)
+    with pytest.raises(ConfigError, match=r"ToyCorridor-v0.*--wrap-bundle"):
+        train(config(tmp_path / "run", env="ToyCorridor-v0", bundle=bundle))
+    assert not (tmp_path / "run").exists()
+
+
+class Lacking(Corridor):
+    """Needs a package that is not installed, to be made or to be drawn."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+
+    def __init__(self, when: str = "made", render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        if when == "made":
+            self.render()
+
+    def render(self) -> Any:
+        raise gym.error.DependencyNotInstalled('run `pip install "gymnasium[drawing]"`')
+
+
+gym.register("Lacking-v0", entry_point=Lacking)
+
+
+@pytest.mark.parametrize("when", ["made", "drawn"])
+def test_what_an_environment_lacks_is_named(tmp_path: Path, when: str) -> None:
+    changes: dict[str, Any] = {"env": "Lacking-v0", "algorithm": "A2C", "algorithm_kwargs": {}}
+    if when == "drawn":
+        bundle = str(save_toy_bundle(tmp_path / "toy").path)
+        changes |= {"backend": "openvino", "bundle": bundle, "wrap_bundle": True}
+    with pytest.raises(MissingExtraError, match=r"Lacking-v0.*gymnasium\[drawing\]"):
+        train(config(tmp_path / "run", env_kwargs={"when": when}, **changes))
+
+
+def test_the_help_names_environments_that_work_with_what_the_extras_install() -> None:
+    examples = [line.split() for line in (TrainConfig.__doc__ or "").splitlines()]
+    named_there = [words for words in examples if "--env" in words]
+    assert len(named_there) >= 3
+    for words in named_there:
+        env_id = words[words.index("--env") + 1]
+        if env_id.startswith("my_package:"):
+            continue
+        own = {"backend": "oracle"} if has_own_reward(env_id) else {}
+        drawn = "--wrap-bundle" in words
+        with contextlib.closing(
+            make_env(env_id, render_mode="rgb_array" if drawn else None, **own)
+        ) as env:
+            env.reset(seed=0)
+            if drawn:
+                env.render()
+
+
+def test_the_rl_zoo_example_names_real_arguments() -> None:
+    import inspect
+
+    from vinoreward.wrappers.learned_reward import LearnedReward
+
+    path = Path(__file__).parents[1] / "examples" / "rl_zoo" / "sac.yml"
+    example = yaml.safe_load(path.read_text(encoding="utf-8"))
+    ((name, arguments),) = example["PandaHoverRandom-v0"]["env_wrapper"][0].items()
+    assert name == f"{LearnedReward.__module__}.{LearnedReward.__name__}"
+    assert set(arguments) <= set(inspect.signature(LearnedReward.__init__).parameters)
+    assert all(isinstance(value, bool | int | float | str) for value in arguments.values())
+
+
+@pytest.mark.parametrize("env", ["PandaHover-v0", "PandaHoverRandom-v0"])
+def test_the_rl_zoo_example_says_what_the_preset_says(env: str) -> None:
+    path = Path(__file__).parents[1] / "examples" / "rl_zoo" / "sac.yml"
+    example = yaml.safe_load(path.read_text(encoding="utf-8"))[env]
+    settled = resolve(TrainConfig(env=env))
+    assert example["n_timesteps"] == settled.timesteps
+    assert {name: example[name] for name in settled.algorithm_kwargs} == settled.algorithm_kwargs
