@@ -1,0 +1,32 @@
+"""Policies for tests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
+
+SMALL = mlp(5, 3, head="logits", hidden=(8, 7), value=True)
+PICTURES = PolicySpec(
+    observation_shape=(2, 12, 10),
+    layers=(
+        Conv("conv0", 2, 4, 4, 2),
+        Conv("conv1", 4, 6, 2, 1, "tanh"),
+        Flatten(),
+        Dense("dense0", 6 * 4 * 3, 9, "relu"),
+        Dense("head", 9, 5),
+    ),
+    head="q",
+    actions=5,
+    value=Dense("value", 9, 1),
+    observation_dtype="uint8",
+    scale=1 / 255,
+)
+BITS = (32, 16, 8, 6, 4, 3, 2)
+
+
+def observations_for(spec: PolicySpec, count: int, seed: int = 0) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    if spec.observation_dtype == "uint8":
+        return random.integers(0, 256, (count, *spec.observation_shape), dtype=np.uint8)
+    return random.standard_normal((count, *spec.observation_shape)).astype(np.float32)

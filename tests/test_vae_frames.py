@@ -1,0 +1,180 @@
+"""Frames to train an encoder on; its networks and its loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from vae_data import BLUE, SIZE, frames_of, pictures, write_capture, write_folder
+
+from vinoreward.encoders.vae import ARCHITECTURES, build_encoder, build_vae
+from vinoreward.errors import (
+    ConfigError,
+    DatasetError,
+)
+from vinoreward_training.frames import load_frames, split_frames
+from vinoreward_training.vae_apply import encode
+from vinoreward_training.vae_bundle import bounds
+from vinoreward_training.vae_loss import PixelWeights, divergence, reconstruction
+
+# Frames
+
+
+def test_any_folder_of_pictures_will_do(tmp_path: Path) -> None:
+    frames = load_frames(write_folder(tmp_path / "any"))
+    assert frames.images.shape == (80, *SIZE, 3)
+    assert frames.places == {}
+    assert len(np.unique(frames.episodes)) == 80
+
+
+def test_a_capture_gives_places_and_episodes(tmp_path: Path) -> None:
+    frames = load_frames(write_capture(tmp_path / "capture"))
+    expected = pictures(160)[1].astype(np.float64)
+    expected[9::10] = np.nan
+    np.testing.assert_allclose(frames.places["object"], expected)
+    assert len(np.unique(frames.episodes)) == 80
+    assert not frames.resized
+
+
+def test_frames_are_resized_as_the_run_time_does(tmp_path: Path) -> None:
+    from vinoreward.bundles.picture import prepare
+    from vinoreward.bundles.schema import Picture
+
+    folder = write_folder(tmp_path / "any")
+    frames = load_frames(folder, size=(64, 48))
+    wanted = prepare(pictures(80)[0], Picture(height=64, width=48, resize="pil_bilinear"))
+    np.testing.assert_array_equal(frames.images, wanted)
+    assert frames.resized
+
+
+def test_a_limit_takes_fewer(tmp_path: Path) -> None:
+    assert len(load_frames(write_folder(tmp_path / "any"), limit=70).images) == 70
+    assert len(load_frames(write_capture(tmp_path / "capture"), limit=70).places["object"]) == 70
+
+
+def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="not a folder"):
+        load_frames(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DatasetError, match="holds no pictures"):
+        load_frames(tmp_path / "empty")
+    with pytest.raises(DatasetError, match="Expected at least 64"):
+        load_frames(write_folder(tmp_path / "few", 20))
+    mixed = write_folder(tmp_path / "mixed")
+    Image.new("RGB", (50, 50)).save(mixed / "zz.png")
+    with pytest.raises(DatasetError, match="50x50"):
+        load_frames(mixed)
+    broken = write_folder(tmp_path / "broken")
+    (broken / "zz.png").write_bytes(b"not a picture")
+    with pytest.raises(DatasetError, match="cannot be read as a picture"):
+        load_frames(broken)
+    lost = write_capture(tmp_path / "lost")
+    (lost / "frames" / "0003.png").unlink()
+    with pytest.raises(DatasetError, match="lists 1 pictures that are not there"):
+        load_frames(lost)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), count=st.integers(6, 200))
+def test_no_episode_is_in_two_parts(seed: int, count: int) -> None:
+    frames = dataclasses.replace(frames_of(count))
+    parts = split_frames(frames, seed=seed)
+    assert sorted(np.concatenate(parts)) == list(range(count))
+    assert all(len(part) for part in parts)
+    episodes = [set(frames.episodes[part]) for part in parts]
+    assert not episodes[0] & episodes[1] and not episodes[1] & episodes[2]
+    assert not episodes[0] & episodes[2]
+
+
+# Networks and loss
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    architecture=st.sampled_from(ARCHITECTURES),
+    height=st.integers(32, 70),
+    width=st.integers(32, 70),
+    latent=st.integers(1, 20),
+)
+def test_every_size_goes_in_and_comes_out(
+    architecture: str, height: int, width: int, latent: int
+) -> None:
+    vae = build_vae(architecture, height, width, latent)
+    made, mean, log_variance = vae(torch.zeros(2, 3, height, width), torch.zeros(2, latent))
+    assert made.shape == (2, 3, height, width)
+    assert mean.shape == log_variance.shape == (2, latent)
+
+
+def test_sizes_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigError, match="31 x 64"):
+        build_encoder("conv_vae", 31, 64, 8)
+    with pytest.raises(ConfigError, match="even number"):
+        build_encoder("spatial_vae", 64, 64, 7)
+    with pytest.raises(ConfigError, match="no encoder architecture 'vgg'"):
+        build_encoder("vgg", 64, 64, 8)
+
+
+def test_keypoints_move_with_the_picture() -> None:
+    torch.manual_seed(0)
+    encoder = build_encoder("spatial_vae", 64, 64, 16)
+    images, _ = pictures(1)
+    picture = np.full((2, 64, 64, 3), 128, np.uint8)
+    picture[0, 20:24, 20:24] = BLUE
+    picture[1, 20:24, 40:44] = BLUE
+    mean, _ = encode(encoder, picture)
+    assert np.abs(mean[0] - mean[1]).max() > 1e-3
+    assert images.dtype == np.uint8
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), spread=st.floats(0.1, 3))
+def test_the_divergence_is_that_of_the_normal_distributions(seed: int, spread: float) -> None:
+    random = torch.Generator().manual_seed(seed)
+    mean = spread * torch.randn((6, 4), generator=random, dtype=torch.float64)
+    log_variance = torch.randn((6, 4), generator=random, dtype=torch.float64)
+    found = divergence(mean, log_variance)
+    expected = torch.distributions.kl_divergence(
+        torch.distributions.Normal(mean, (0.5 * log_variance).exp()),
+        torch.distributions.Normal(torch.zeros_like(mean), torch.ones_like(mean)),
+    ).mean(0)
+    torch.testing.assert_close(found, expected)
+    assert (found >= 0).all()
+
+
+def test_a_rare_colour_and_what_moves_count_more() -> None:
+    images, _ = pictures(200)
+    weights = PixelWeights.measure(images, foreground=3.0, rare=10.0)
+    targets = torch.from_numpy(images[:1]).permute(0, 3, 1, 2).float() / 255
+    found = weights.of(images[:1], targets)[0, 0].numpy()
+    blue = (images[0] == BLUE).all(-1)
+    assert np.unique(found[~blue]) == pytest.approx([1.0])
+    # 16 of 1280 pixels are blue, more than a hundredth: moving, but of no rare colour.
+    assert np.unique(found[blue]) == pytest.approx([4.0])
+    rarer = PixelWeights.measure(images[:, :, :, :] // 1, foreground=0.0, rare=1.0)
+    assert rarer.rarity.max() == 1.0
+    # Of a single pixel among 25600 the colour is rarer than the highest weight allows.
+    images = np.zeros((20, *SIZE, 3), dtype=np.uint8)
+    images[0, 3, 5] = BLUE
+    weights = PixelWeights.measure(images, foreground=0.0, rare=7.0)
+    targets = torch.from_numpy(images[:1]).permute(0, 3, 1, 2).float() / 255
+    found = weights.of(images[:1], targets)[0, 0].numpy()
+    assert found[3, 5] == 7.0 and found.sum() == 7.0 + found.size - 1
+
+
+def test_reconstruction_is_a_log_likelihood() -> None:
+    targets = torch.zeros(2, 3, 4, 4)
+    made = torch.full_like(targets, 0.1)
+    found = reconstruction(made, targets, 1.0, 0.05)
+    assert float(found) == pytest.approx(3 * 16 * (0.1 / 0.05) ** 2 / 2, rel=1e-5)
+
+
+def test_bounds_hold_what_was_seen_and_more() -> None:
+    means = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
+    low, high = bounds(means, np.full(4, 0.1, np.float32))
+    assert (low < means.min(0) - 0.4).all() and (high > means.max(0) + 0.4).all()

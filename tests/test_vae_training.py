@@ -1,0 +1,187 @@
+"""The training of an encoder: repeatable, resumable."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from full_disk import nearly_full_disk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vae_data import SIZE, frames_of
+
+from vinoreward.encoders.vae import build_vae
+from vinoreward.errors import (
+    DatasetError,
+    ModelCorruptError,
+    RunFolderError,
+)
+from vinoreward_training.classifier_training import CHECKPOINT
+from vinoreward_training.frames import split_frames
+from vinoreward_training.vae_apply import decode, encode
+from vinoreward_training.vae_loss import PlaceReader
+from vinoreward_training.vae_training import Recipe, VaeFit
+
+
+def fit_of(folder: Path, *, steps: int = 12, resume: bool = False, **changes: object) -> VaeFit:
+    folder.mkdir(exist_ok=True)
+    frames = frames_of(120)
+    parts = split_frames(frames, seed=0)
+    torch.manual_seed(0)
+    vae = build_vae("spatial_vae", *SIZE, 4)
+    recipe = dataclasses.replace(Recipe(steps=steps, batch_size=8, denoise=0.02), **changes)
+    return VaeFit(vae, frames, parts[0], parts[1], recipe, folder, resume=resume)
+
+
+def test_places_that_are_asked_for_are_read_better(tmp_path: Path) -> None:
+    from vinoreward_training.probe import probe_places
+
+    frames = frames_of(400)
+    frames.places["object"][::7] = np.nan  # absent things neither count nor spoil the rest
+    parts = split_frames(frames, seed=0)
+    found = {}
+    for places in (0.0, 100.0):
+        torch.manual_seed(0)
+        vae = build_vae("spatial_vae", *SIZE, 8)
+        recipe = Recipe(steps=150, batch_size=32, places=places)
+        fit = VaeFit(vae, frames, *parts[:2], recipe, tmp_path / str(places))
+        (tmp_path / str(places)).mkdir()
+        fit.run(ignore, ignore)
+        (error,) = probe_places(encode(vae.encoder, frames.images)[0], frames.places, *parts[::2])
+        found[places] = error.mean_mm
+    assert found[100.0] < 0.8 * found[0.0]
+
+
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_the_error_of_places_is_in_square_millimetres(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    places = random.normal(size=(6, 4))
+    places[random.random(6) < 0.4, 2:] = np.nan
+    places[0] = 0.5
+    reader = PlaceReader(3, places)
+    mean = torch.from_numpy(random.normal(size=(6, 3))).float()
+    read = reader.linear(mean).detach().numpy().astype(np.float64)
+    off = np.where(np.isfinite(places), 1000 * (read - places), 0.0)
+    naive = np.mean([row @ row for row in off])
+    loss = reader.squared_error(mean, places)
+    assert float(loss.detach()) == pytest.approx(naive, rel=1e-4)
+    loss.backward()
+    assert all(torch.isfinite(value.grad).all() for value in reader.parameters())
+
+
+def ignore(*_: object) -> None:
+    """Take no notice."""
+
+
+def weights_of(fit: VaeFit) -> dict[str, np.ndarray]:
+    return {name: value.numpy().copy() for name, value in fit.vae.state_dict().items()}
+
+
+def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
+    found = []
+    for name in ("one", "two"):
+        fit = fit_of(tmp_path / name)
+        fit.run(ignore, ignore)
+        found.append(weights_of(fit))
+    for name in found[0]:
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+
+
+@pytest.mark.parametrize(("stop", "places"), [(1, 0.0), (7, 0.0), (7, 5.0)])
+def test_ctrl_c_and_resume_lead_to_the_very_same_weights(
+    tmp_path: Path, stop: int, places: float
+) -> None:
+    whole = fit_of(tmp_path / "whole", places=places)
+    whole.run(ignore, ignore)
+
+    def interrupt(step: int, _: dict[str, float]) -> None:
+        if step == stop:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stopped = fit_of(tmp_path / "stopped", places=places)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(interrupt, ignore)
+    assert stopped.step == stop
+    resumed = fit_of(tmp_path / "stopped", resume=True, places=places)
+    assert resumed.step == stop
+    resumed.run(ignore, ignore)
+    assert resumed.history == whole.history
+    for name, value in weights_of(whole).items():
+        np.testing.assert_array_equal(value, weights_of(resumed)[name])
+
+
+def test_places_count_by_their_weight_and_begin_at_the_mean_of_training_frames(
+    tmp_path: Path,
+) -> None:
+    fit = fit_of(tmp_path / "run", places=5.0, steps=4, beta=2.0, warmup=0.0)
+    assert fit._reader is not None
+    mean = fit._places[fit._train].mean(0)
+    assert fit._reader.linear.bias.detach().numpy() == pytest.approx(mean, rel=1e-5)
+    found = fit._step()
+    expected = found["reconstruction"] + 2.0 * found["kl"] + 5.0 * found["places_mm2"]
+    assert found["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_half_precision_is_for_the_first_three_quarters(tmp_path: Path) -> None:
+    fit = fit_of(tmp_path / "run", steps=8, bf16=True)
+    seen: list[torch.dtype] = []
+    layer = next(part for part in fit.vae.modules() if isinstance(part, torch.nn.Conv2d))
+    layer.register_forward_hook(lambda *given: seen.append(given[2].dtype))
+    for _ in range(8):
+        fit._step()
+    assert seen == [torch.bfloat16] * 6 + [torch.float32] * 2
+    assert all(value.dtype == torch.float32 for value in fit.vae.parameters())
+
+
+def test_a_full_disk_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+    fit = fit_of(tmp_path / "run", steps=2)
+    fit.save()
+    before = (tmp_path / "run" / CHECKPOINT).read_bytes()
+    with nearly_full_disk(), pytest.raises(RunFolderError, match=r"checkpoint\.pt.*free space"):
+        fit.save()
+    assert (tmp_path / "run" / CHECKPOINT).read_bytes() == before
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    fit = fit_of(tmp_path / "run", steps=2)
+    fit.run(ignore, ignore)
+    with pytest.raises(ModelCorruptError, match="other settings"):
+        fit_of(tmp_path / "run", steps=2, resume=True, beta=3.0)
+    path = tmp_path / "run" / CHECKPOINT
+    value = torch.load(path, weights_only=True)
+    torch.save({**value, "frames": "1" * 64}, path)
+    with pytest.raises(DatasetError, match="other frames"):
+        fit_of(tmp_path / "run", steps=2, resume=True)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ModelCorruptError):
+        fit_of(tmp_path / "run", steps=2, resume=True)
+
+
+def test_beta_and_the_rate_rise_and_the_rate_falls(tmp_path: Path) -> None:
+    fit = fit_of(tmp_path / "run", steps=1000, beta=4.0)
+    assert fit._beta(0) == 0.0 and fit._beta(100) == 2.0 and fit._beta(999) == 4.0
+    assert fit._rate(0) < fit._rate(150) > fit._rate(999) >= 0.0
+
+
+@pytest.mark.slow
+def test_a_small_thing_is_found_and_can_be_read_linearly(tmp_path: Path) -> None:
+    frames = frames_of(600)
+    parts = split_frames(frames, seed=0)
+    torch.manual_seed(0)
+    vae = build_vae("spatial_vae", *SIZE, 8)
+    fit = VaeFit(vae, frames, *parts[:2], Recipe(steps=300, batch_size=32), tmp_path)
+    fit.run(ignore, ignore)
+    from vinoreward_training.probe import probe_places
+
+    mean, _ = encode(vae.encoder, frames.images)
+    (found,) = probe_places(mean, frames.places, parts[0], parts[2])
+    # A hundredth of a metre is a pixel here, the table 0.35 m wide.
+    assert found.r2 > 0.9
+    made = decode(vae.decoder, mean[:8])
+    assert made.dtype == np.uint8 and made.shape == (8, *SIZE, 3)
