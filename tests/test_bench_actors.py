@@ -154,6 +154,26 @@ def test_samples_per_insert_are_presets(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("target", "arrives"), [(1.0, True), (1e6, False)])
+def test_a_policy_arrives_in_an_evaluation_of_its_own(target: float, arrives: bool) -> None:
+    settings = preset(
+        "actorq/cartpole-dqn-fp32-compiled",
+        0,
+        network="1x8",
+        actors=1,
+        steps=2000,
+        evaluate_every=600,
+        evaluation_episodes=2,
+        final_episodes=2,
+        target=target,
+        learner={"minimum": 100},
+    )
+    one = train("greedy", settings, greedy=True)
+    assert (one.seconds is not None) == arrives
+    assert 600 <= one.steps < 1200 if arrives else one.steps >= 2000
+
+
+@pytest.mark.slow
 def test_too_few_steps_to_learn_from_are_said() -> None:
     settings = preset("actorq/cartpole-dqn-fp32", 0, network="2x32", steps=20, actors=1)
     with pytest.raises(ConfigError, match=r"20 steps.*Expected"):

@@ -22,6 +22,8 @@ FIXED_BY_A_RUN = (
     "env_kwargs", "trajectory",
 )  # fmt: skip
 """What a checkpoint depends on."""
+RATES = ("learning_rate", "critic_learning_rate", "clip_norm", "entropy")
+"""Of a learner's settings those that may change between two runs, such as after it diverged."""
 _LEAST = {
     "actors": 1, "environments": 1, "steps": 1, "trajectory": 1, "pull_period": 1, "push_period": 1,
     "max_lag": 1, "evaluate_every": 0, "evaluation_episodes": 2, "final_episodes": 2, "threads": 1,
@@ -69,10 +71,12 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
     """
     defaults = _defaults()
     given = named(config, defaults)
-    base = _read(config.out, read_recorded, config, given, defaults, FIXED_BY_A_RUN)
+    fixed = [name for name in FIXED_BY_A_RUN if name != "learner"]
+    base = _read(config.out, read_recorded, config, given, defaults, fixed)
     if base is not None:
         _check_whole(base, config.out)
         _check_kind(base, given, config.out)
+        _check_learner(base, given, config.out)
     else:
         file = {}
         if config.config is not None:
@@ -106,6 +110,18 @@ def _check_whole(base: Mapping[str, Any], folder: Path) -> None:
             f"{folder / 'config.yaml'} does not say the run's {', '.join(missing)}. Expected the "
             "configuration that the run recorded; restore the file or write the lines into it."
         )
+
+
+def _check_learner(base: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
+    """Refuse what a checkpoint of the learner does not fit; its rates may be lowered."""
+    before = base.get("learner") or {}
+    for name, value in (given.get("learner") or {}).items():
+        if name not in RATES and value != before.get(name):
+            raise ConfigError(
+                f"found learner={{{name!r}: {value!r}}}, but the run in {folder} has {before}. "
+                f"Expected the same, or another of {', '.join(RATES)}; leave it out, or start "
+                "another run with --out."
+            )
 
 
 def _check_kind(base: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:

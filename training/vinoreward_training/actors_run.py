@@ -254,8 +254,8 @@ def _conclude(
     folder: Path,
 ) -> Outcome:
     began = time.perf_counter()
-    version = summary.policy.version
-    save_policy(folder, parts.learner.policy(version))
+    # What is evaluated: with a push period the learner may be some updates further.
+    save_policy(folder, summary.policy)
     if summary.compressed is not None:
         save_policy(folder, summary.compressed, "compressed")
     seeds = range(FINAL_SEED, FINAL_SEED + config.final_episodes)

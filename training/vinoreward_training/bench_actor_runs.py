@@ -17,7 +17,7 @@ from vinoreward.actor_learner.actor_learner import Progress
 from vinoreward.actor_learner.profile import Breakdown
 from vinoreward.errors import ConfigError
 from vinoreward_training.actors_build import build, evaluation_options
-from vinoreward_training.actors_evaluate import FINAL_SEED, Evaluator
+from vinoreward_training.actors_evaluate import FINAL_SEED, FIRST_SEED, Evaluator
 from vinoreward_training.actors_resolve import resolve
 from vinoreward_training.actors_run import difference, make
 from vinoreward_training.actors_settings import ActorsConfig
@@ -77,8 +77,15 @@ def preset(name: str, seed: int, **changes: Any) -> ActorsConfig:
     return dataclasses.replace(settled, **changes)
 
 
-def train(arm: str, config: ActorsConfig) -> Trained:
-    """Train until the mean return of the last episodes reaches the target, or for all steps.
+def train(arm: str, config: ActorsConfig, *, greedy: bool = False) -> Trained:
+    """Train until the target is reached, or for all steps.
+
+    Args:
+        arm: which.
+        config: settled; with a target or without.
+        greedy: the target is for the learner's policy, without exploration, in an evaluation every
+            ``evaluate_every`` steps, whose time does not count. Otherwise it is for the mean of the
+            actors' last episodes.
 
     Raises:
         ConfigError: too few steps for a single update.
@@ -88,6 +95,8 @@ def train(arm: str, config: ActorsConfig) -> Trained:
     trainer = make(config, parts, None)
     began: list[float] = []
     reached: list[float] = []
+    evaluating = 0.0
+    evaluated_at = 0
     warm: list[tuple[float, int, Breakdown]] = []
 
     def watch(progress: Progress) -> bool:
@@ -98,12 +107,26 @@ def train(arm: str, config: ActorsConfig) -> Trained:
         share = progress.metrics.get("compressed_share", 0.0)
         if not warm and (parts.chain is None or share > 0.5):
             warm.append((now, progress.steps, trainer.profile()[0]))
-        recent = trainer.recent_returns[-WINDOW:]
-        enough = config.target is not None and len(recent) == WINDOW
-        if enough and statistics.fmean(recent) >= (config.target or 0.0):
+        if config.target is not None and arrived(progress, config.target):
             reached.append(now)
         return bool(reached)
 
+    def arrived(progress: Progress, target: float) -> bool:
+        nonlocal evaluating, evaluated_at
+        if not greedy:
+            recent = trainer.recent_returns[-WINDOW:]
+            return len(recent) == WINDOW and statistics.fmean(recent) >= target
+        if progress.steps - evaluated_at < config.evaluate_every:
+            return False
+        evaluated_at, start = progress.steps, time.monotonic()
+        seeds = range(FIRST_SEED, FIRST_SEED + config.evaluation_episodes)
+        played = evaluator.play(parts.learner.policy(0), seeds, "openvino")
+        if played.mean >= target:
+            return True
+        evaluating += time.monotonic() - start
+        return False
+
+    evaluator = Evaluator(config.task, evaluation_options(config), "openvino")
     try:
         summary = trainer.learn(config.steps, watch)
         if not began:
@@ -111,13 +134,11 @@ def train(arm: str, config: ActorsConfig) -> Trained:
                 f"{arm} on {config.task} learned nothing in {config.steps} steps. Expected enough "
                 "for a first update; give it more steps."
             )
-        ended = reached[0] if reached else time.monotonic()
-        with Evaluator(config.task, evaluation_options(config), "openvino") as evaluator:
-            seeds = range(
-                FINAL_SEED + config.seed, FINAL_SEED + config.seed + config.final_episodes
-            )
-            played = evaluator.play(parts.learner.policy(0), seeds, "openvino")
+        ended = (reached[0] if reached else time.monotonic()) - evaluating
+        seeds = range(FINAL_SEED + config.seed, FINAL_SEED + config.seed + config.final_episodes)
+        played = evaluator.play(parts.learner.policy(0), seeds, "openvino")
     finally:
+        evaluator.close()
         parts.close()
     since, at, before = warm[0] if warm else (began[0], 0, None)
     return Trained(

@@ -42,19 +42,23 @@ def cartpole_rows(config: BenchConfig) -> list[Row]:
 
 
 def classic_rows(config: BenchConfig) -> list[Row]:
-    """Train Acrobot and MountainCar with DQN: ActorQ's other tasks of Gym."""
+    """Train Acrobot and MountainCar with DQN, ActorQ's other tasks of Gym.
+
+    Until the learner's own policy arrives: actors explore for as long as it learns, and their
+    returns would seldom say so.
+    """
     rows = []
     for name, what in (
         ("actorq/acrobot-dqn", "Acrobot-v1 with DQN"),
         ("actorq/mountain-car-dqn", "MountainCar-v0 with DQN"),
     ):
-        found = _paired(config, name, (EAGER, INT8), config.actor_seeds)
+        found = _paired(config, name, (EAGER, INT8), config.actor_seeds, greedy=True)
         rows.append(time_row("actor-classic", what, found, INT8))
     return rows
 
 
 def _paired(
-    config: BenchConfig, name: str, arms: Sequence[str], seeds: int
+    config: BenchConfig, name: str, arms: Sequence[str], seeds: int, *, greedy: bool = False
 ) -> dict[str, list[Trained]]:
     found: dict[str, list[Trained]] = {arm: [] for arm in arms}
     for turn in range(seeds):
@@ -62,7 +66,7 @@ def _paired(
             settings = preset(f"{name}-{PRESETS[arm]}", config.first_seed + turn)
             steps = min(settings.steps, config.actor_steps)
             with learner_threads(settings.threads):
-                trained = train(arm, dataclasses.replace(settings, steps=steps))
+                trained = train(arm, dataclasses.replace(settings, steps=steps), greedy=greedy)
             found[arm].append(trained)
             print(line(trained), flush=True)
     return found
