@@ -26,6 +26,10 @@ ENDS = (("truncated", 3), ("terminated", 2), ("both", 4))
 """How the first episodes end and after how many steps; then the same again."""
 
 
+FAR = 3e5
+"""How many times as far as usual a far observation of :class:`Far` is."""
+
+
 def due(marker: str | None) -> bool:
     """Whether a fault is to happen in this process; notes that it has."""
     if multiprocessing.parent_process() is None:
@@ -102,6 +106,35 @@ class Numbered(gym.Env[Any, Any]):
         self.closed = True
 
 
+class Far(gym.Env[Any, Any]):
+    """Observations (2,) between 0.1 and 1, whatever the actions; some in actors are far away.
+
+    Args:
+        owner: number of the process that is no actor's: the test's own.
+        every: steps, over all episodes, from one of the far ones to the next.
+    """
+
+    def __init__(self, owner: int, every: int = 500) -> None:
+        self.observation_space = gym.spaces.Box(0.0, 1e6, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self._every, self._all, self._steps = every, 0, 0
+        self._acting = os.getpid() != owner
+
+    def _observe(self) -> Any:
+        self._all += 1
+        seen = self.np_random.uniform(0.1, 1.0, 2).astype(np.float32)
+        return seen * np.float32(FAR) if self._acting and self._all % self._every == 0 else seen
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        return self._observe(), float(action), False, self._steps == 15, {}
+
+
 class Blinking(gym.Env[Any, Any]):
     """Pictures (1, 8, 8) uint8: a bright half is left or right; the action should say which."""
 
@@ -175,6 +208,24 @@ class Harms(Stage):
         bias = np.zeros_like(weights["head.bias"])
         bias[0] = 3.0
         weights["head.bias"] = weights["head.bias"] + bias
+        return policy.replace(parameters=weights)
+
+
+class Rescales(Stage):
+    """Moves a factor from the second layer's weights to the first's, past the relu between them.
+
+    The network says the same, but for observations so far away that the first layer overflows.
+    """
+
+    phase = None
+
+    def compress(self, policy: Policy, context: CompressionContext) -> Policy:
+        first, second = policy.spec.weighted[:2]
+        factor = np.float32(1e34)
+        weights = dict(policy.float_parameters())
+        for name in (f"{first.name}.weight", f"{first.name}.bias"):
+            weights[name] = weights[name] * factor
+        weights[f"{second.name}.weight"] = weights[f"{second.name}.weight"] / factor
         return policy.replace(parameters=weights)
 
 

@@ -63,6 +63,7 @@ class PlainLink(ActorLink):
         self.done: list[Trajectory] = []
         self.counts: Counter[str] = Counter()
         self.episodes: list[dict[str, Any]] = []
+        self.refused: list[dict[str, Any]] = []
         self.looks: list[tuple[int, int]] = []
         self.after: Callable[[int], None] = lambda done: None
         self.version = 0
@@ -85,8 +86,11 @@ class PlainLink(ActorLink):
         return self.told
 
     def report(self, kind: str, value: Any) -> None:
-        assert kind == "episodes"
-        self.episodes += value
+        assert kind in ("episodes", "refused")
+        if kind == "refused":
+            self.refused.append(value)
+        else:
+            self.episodes += value
 
     def pull(self, network: int, have: int, *, wait: bool = False) -> Weights | None:
         self.looks.append((network, have))

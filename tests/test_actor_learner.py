@@ -25,6 +25,7 @@ from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
 from vinoreward.actor_learner.engine_setup import limiter_for
 from vinoreward.actor_learner.engines.base import Engine
 from vinoreward.actor_learner.intake import Intake
+from vinoreward.actor_learner.learners.base import Consumption
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trajectory import TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
@@ -40,6 +41,14 @@ from vinoreward.monitoring.setting import CompressionSetting
 def nothing_left() -> Iterator[None]:
     yield
     check_nothing_left()
+
+
+class Replays(Impala):
+    """Says of itself what learners with a replay of their own say."""
+
+    @property
+    def consumption(self) -> Consumption:
+        return Consumption(1, any_age=True)
 
 
 class TestFixedLag:
@@ -200,6 +209,16 @@ class TestTraining:
             assert (len(found), intake.dropped) == (2, dropped)
             # What was dropped was acted all the same.
             assert intake.steps == 5 * (2 + dropped)
+
+    def test_a_learner_with_a_replay_of_its_own_is_given_what_is_old_too(self) -> None:
+        told = config(CARTPOLE, "CartPole-v1", actors=1, slots=6, steps=5)
+        learner = Replays(CARTPOLE, ImpalaConfig())
+        with started(told) as engine, ExitStack() as stack:
+            until(lambda: engine.waiting() == 6)
+            intake = Intake(engine, learner, settings(max_lag=10), None, [])
+            found = intake.take(stack, 100)
+            assert found is not None
+            assert (len(found), intake.dropped) == (1, 0)
 
     def test_a_trajectory_is_as_old_as_its_oldest_step(self) -> None:
         intake = Intake(create_autospec(Engine), impala(), settings(max_lag=10), None, [])

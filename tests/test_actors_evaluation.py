@@ -14,7 +14,7 @@ from vinoreward.policies.spec import mlp
 from vinoreward_training.actor_networks import network
 from vinoreward_training.actors_evaluate import Evaluator, Pair
 from vinoreward_training.actors_policy import load_policy, save_policy
-from vinoreward_training.actors_record import METRICS, read_rows
+from vinoreward_training.actors_record import METRICS, Recorder, read_rows
 from vinoreward_training.actors_report import gap_words
 from vinoreward_training.actors_run import difference
 
@@ -88,6 +88,21 @@ def test_policies_of_different_versions_are_no_pair_for_the_monitor() -> None:
     assert pair.returns is None
     assert "2 pushes older" in gap_words(pair)
     assert Pair((1,), pair.full, None).returns is None
+
+
+def test_a_compressed_policy_that_cannot_act_is_told_of_and_left_out(tmp_path: Path) -> None:
+    huge = {name: np.full_like(each, 3e38) for name, each in cartpole(3).float_parameters().items()}
+    broken = cartpole(3).replace(parameters=huge)
+    with (
+        Evaluator("CartPole-v0", {}, "numpy") as evaluator,
+        Recorder(tmp_path, total=10, start=0, progress=False) as recorder,
+    ):
+        pair = evaluator.pair(cartpole(3), broken, range(3))
+        assert pair.compressed is None and pair.returns is None and "infin" in pair.refused
+        recorder.evaluation(pair, {"step": 5, "seconds": 1.0})
+    found = read_rows(tmp_path)
+    assert [row["kind"] for row in found] == ["evaluation", "event"]
+    assert pair.refused in found[1]["text"]
 
 
 def test_success_is_that_of_the_last_state() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from actor_runs import FEW, SMALL, rows_of
 
 from vinoreward_training.actors_record import read_rows
@@ -114,3 +116,10 @@ def test_a_resumed_run_keeps_what_it_was(
     capsys.readouterr()
     assert main(["actors", "--resume", "--out", str(out), "--network", "2x64"]) == 1
     assert "network='2x64'" in capsys.readouterr().err
+    go_on = ["actors", "--resume", "--out", str(out), "--steps", "800"]
+    assert main([*go_on, "--learner", "gamma", "0.5"]) == 1
+    assert "'gamma': 0.5" in capsys.readouterr().err
+    # As an error that says "lower the learning rate" tells its reader to.
+    assert main([*go_on, "--learner", "learning_rate", "0.00001"]) == 0
+    assert yaml.safe_load((out / "config.yaml").read_text())["learner"] == {"learning_rate": 1e-5}
+    assert json.loads((out / "summary.json").read_text())["steps"] >= 800

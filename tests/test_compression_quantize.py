@@ -184,7 +184,21 @@ def test_ranges_are_remembered_and_slowly_forgotten() -> None:
     assert after[-1] == pytest.approx(fresh, rel=0.01)
 
 
-def test_after_the_first_push_only_the_newest_rows_are_measured() -> None:
+@pytest.mark.parametrize("place", [0, 500, 1023])
+@pytest.mark.parametrize("shift", [0, 1, 7, 127])
+def test_a_rare_observation_is_never_forgotten_while_it_is_there(place: int, shift: int) -> None:
+    """Whatever its place, and however many new ones push it on, and on few rows a push."""
+    spec = mlp(6, 2, head="logits", hidden=(8, 8), activation="relu")
+    policy, stage = random_policy(spec, 0), Quantize("int8", rows=128, first=True)
+    common, first = normal(1024), spec.weighted[0].name
+    for push in range(120):
+        rows = common.copy()
+        rows[(place - push * shift) % 1024] = 40.0
+        context = CompressionContext(policy, rows, push=push)
+        assert stage.compress(policy, context).ranges[first].high >= 40.0
+
+
+def test_after_the_first_push_ranges_are_measured_on_a_part_of_all_rows() -> None:
     spec = mlp(6, 2, head="logits", hidden=(8, 8), activation="relu")
     policy, stage = random_policy(spec, 0), Quantize("int8", rows=10, decay=1.0, first=True)
     calm, wild = normal(50), normal(50, seed=1, spread=9.0)
@@ -195,11 +209,19 @@ def test_after_the_first_push_only_the_newest_rows_are_measured() -> None:
         return found.high - found.low
 
     first = width(calm)
-    # Wide ones are older than the ten newest: they were measured when they were new, or not at all.
-    assert width(np.concatenate([wild, calm[:10]])) == first
-    assert width(np.concatenate([calm[:10], wild])) > 3 * first
+    assert width(np.concatenate([wild, calm])) > 3 * first
     with pytest.raises(ConfigError, match="at least one row"):
         Quantize("int8", rows=0)
+
+
+def test_some_rows_are_of_all_of_them_and_others_at_each_push() -> None:
+    policy, rows = random_policy(MLP, 0), normal(1000)
+    seen = [CompressionContext(policy, rows, push=push).some(64) for push in range(200)]
+    assert all(60 <= len(part) <= 70 for part in seen)
+    assert len({row.tobytes() for part in seen for row in part}) == 1000
+    again = CompressionContext(policy, rows, push=7).some(64)
+    assert np.array_equal(again, seen[7])
+    assert len(CompressionContext(policy, rows[:5]).some(64)) == 5
 
 
 def test_margins_stop_at_what_activations_can_say() -> None:

@@ -158,6 +158,7 @@ def test_as_many_steps_are_taken_as_the_model_would():
         random = np.random.default_rng(0)
         first = random_trajectory(learner.spec, random, steps=10, count=2, ends=0.0)
         assert learner.update([first]) == {} and not learner.ready
+        assert learner.consumption.any_age
         # Four episodes end in these 40 transitions.
         second = random_trajectory(learner.spec, random, steps=20, count=2, ends=0.0)
         second.terminated[[19, 19], [0, 1]] = True

@@ -268,6 +268,27 @@ def test_a_probability_that_is_not_a_number_counts_too() -> None:
     assert "compressed network" in monitor.halted
 
 
+def test_a_network_that_could_not_act_stops_compression_at_once_and_for_good() -> None:
+    """Also between two looks, and although no row of it is ever seen."""
+    pi = np.zeros((ROWS, 4))
+    monitor = default_monitor("logits", INT8)
+    assert monitor.observe(batch(LOGITS, pi, pi, 1)).enabled
+    assert not monitor.halt("actor 3 fell over it", 5).enabled
+    assert str(monitor.changes[-1]).startswith("learner version 5: ")
+    assert monitor.changes[-1].reason == monitor.halted == "actor 3 fell over it"
+    assert monitor.changes[-1].update > monitor.readings[-1].update
+    monitor.halt("another one", 6)
+    again = default_monitor("logits", INT8)
+    again.load_state(monitor.state())
+    for one in (monitor, again):
+        for version in range(7, 20):
+            assert not one.observe(batch(LOGITS, pi, pi, version)).enabled
+        assert one.halted == "actor 3 fell over it"
+        assert len(one.changes) == 1
+    monitor.begin(INT8)
+    assert monitor.observe(batch(LOGITS, pi, pi, 40)).enabled
+
+
 def test_whose_numbers_are_broken_is_said() -> None:
     pi, mu = np.zeros((ROWS, 4)), np.zeros((ROWS, 4))
     mu[0] = np.nan

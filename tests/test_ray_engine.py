@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,12 @@ import psutil
 import pytest
 from engine_environments import Fragile, gone, notes
 from engine_runs import NUMBERED, PATIENCE, config, observations, random_policy, until
+from faulty_environments import Remembers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig, Progress
-from vinoreward.actor_learner.engines import ray_cluster
+from vinoreward.actor_learner.engines import budget, ray_cluster
 from vinoreward.actor_learner.engines.base import Engine, EngineError
 from vinoreward.actor_learner.engines.ray import RayEngine
 from vinoreward.actor_learner.engines.ray_cluster import ADDRESS, NAMESPACE, found_address
@@ -32,7 +35,15 @@ from vinoreward.actor_learner.engines.ray_courier import Courier
 from vinoreward.actor_learner.engines.ray_intake import Arrived, Intake
 from vinoreward.actor_learner.engines.ray_outbox import Outbox
 from vinoreward.actor_learner.engines.ray_payload import trajectory_in
-from vinoreward.actor_learner.engines.ray_state import FULL, ORDERS, Known, Published, State
+from vinoreward.actor_learner.engines.ray_state import COMPRESSED as STORE_OF_COMPRESSED
+from vinoreward.actor_learner.engines.ray_state import (
+    FULL,
+    ORDERS,
+    Identity,
+    Known,
+    Published,
+    State,
+)
 from vinoreward.actor_learner.engines.registry import make_engine
 from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
@@ -81,16 +92,73 @@ class TestCluster:
         with RayEngine(told) as engine:
             engine.start(random_policy(LEARNED), Orders(pull_period=1), observations(LEARNED))
             newest(engine, 0)
-            (found,) = ray.util.list_named_actors(all_namespaces=True)
-            assert found["namespace"] == NAMESPACE
-            state = ray.get_actor(**found)
-            pid = int(ray.get(state.__ray_call__.remote(lambda self: os.getpid())))
-            os.kill(pid, signal.SIGKILL)
+            kill_state()
             engine.publish(random_policy(LEARNED, 1))
             newest(engine, 1)
             until(lambda: engine.everyone_has(1), engine)
             assert engine.news().events == []
         assert not ray.is_initialized()
+
+    @pytest.mark.parametrize("hidden", [8, 256])
+    def test_a_state_actor_that_is_killed_under_a_fixed_lag(
+        self, two_nodes: Any, hidden: int
+    ) -> None:
+        """All wait for the compressed form of the present version, which the compressor has.
+
+        Small weights travel in messages, large ones lie in the object store.
+        """
+        spec = mlp(2, 2, head="logits", hidden=(hidden, hidden))
+        told = config(spec, chain=CompressorChain().add(Remembers()), lag=0)
+        with RayEngine(told) as engine:
+            engine.start(random_policy(spec), Orders(), observations(spec))
+            until(lambda: engine.everyone_has(0), engine)
+            for version in range(1, 3):
+                kill_state()
+                until(lambda: engine.everyone_has(version - 1), engine)  # noqa: B023
+                made = engine.compressed_policy()
+                assert made is not None and made.version == version - 1
+                engine.publish(random_policy(spec, version))
+                newest(engine, version, network=COMPRESSED)
+                until(lambda: engine.everyone_has(version), engine)  # noqa: B023
+            assert engine.news().events == []
+
+    def test_an_environment_that_hangs_at_its_first_step(
+        self, two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Replaced no more often than it may be, however long a hang takes to be noticed."""
+        monkeypatch.setattr(budget, "MINUTE", 0.5)
+        kwargs = {"folder": str(tmp_path), "owner": os.getpid(), "at": 1, "once": False}
+        told = config(
+            environment="engine_environments:Watched",
+            kwargs={**kwargs, "fault": "sleep"},
+            heartbeat=1.0,
+            restarts=1,
+        )
+        with RayEngine(told) as engine:
+            engine.start(random_policy(NUMBERED), Orders(), observations(NUMBERED))
+            (event,) = until(lambda: engine.news().events)
+            assert event.what == "gave no sign of life for 1 s; replaced by generation 1"
+            with pytest.raises(EngineError, match="actor 0 ended 2 times within a minute of work"):
+                until(lambda: engine.news().events)
+
+    def test_a_process_that_the_cluster_has_no_room_for(self, two_nodes: Any) -> None:
+        """It waits for a node, however long, and costs no restarts; the others act."""
+        told = dataclasses.replace(config(actors=3, restarts=0), start_timeout=15.0)
+        with RayEngine(told) as engine:
+            engine.start(random_policy(NUMBERED), Orders(), observations(NUMBERED))
+            events: list[str] = []
+
+            def told_so() -> bool:
+                events.extend(str(each) for each in engine.news().events)
+                return len(events) >= 2
+
+            until(told_so, engine)
+            assert events[0].startswith("ray: the cluster has 2 processors for 3 processes")
+            assert events[1].endswith("s (`ray status` shows what it waits for); it may yet")
+            node = two_nodes.add_node(num_cpus=1, object_store_memory=100_000_000)
+            until(lambda: engine.everyone_has(0), engine)
+            assert all("it may yet" in str(each) for each in engine.news().events)
+        two_nodes.remove_node(node)
 
     def test_a_compressor_that_is_killed(self, two_nodes: Any, tmp_path: Path) -> None:
         """What it had put into the object store dies with it; its successor makes it anew."""
@@ -228,6 +296,17 @@ if __name__ == "__main__":
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def kill_state() -> None:
+    """End the process of the state actor, as the system does it when memory is short."""
+    import ray
+
+    (found,) = ray.util.list_named_actors(all_namespaces=True)
+    assert found["namespace"] == NAMESPACE
+    state = ray.get_actor(**found)
+    pid = int(ray.get(state.__ray_call__.remote(lambda self: os.getpid())))
+    os.kill(pid, signal.SIGKILL)
 
 
 def newest(engine: Engine, version: int, network: int = 0) -> None:
@@ -432,20 +511,21 @@ class TestState:
         async def talk() -> None:
             state = State(2)
             first = Known(0, 0, -1, -1)
-            assert await state.pull(first, FULL, -1, 0.0) == ((False, -1, None), None)
+            born = (await state.look()).born
+            assert await state.pull(first, FULL, -1, 0.0) == ((born, False, -1, None), None)
             waiting = asyncio.ensure_future(state.pull(first, FULL, -1, PATIENCE))
             await state.publish(ORDERS, Published(0, b"{}", None))
             await state.publish(FULL, Published(5, b"five", None))
             pulled = await waiting
             assert pulled.latest == (5, b"five", None)
-            assert pulled.told == (False, 5, (0, b"{}", None))
+            assert pulled.told == (born, False, 5, (0, b"{}", None))
             await state.publish(FULL, Published(4, b"late", None))
             assert (await state.latest(FULL)) == (5, b"five", None)
             assert await state.everyone_has(1, 5, False)
             assert not await state.everyone_has(2, 5, False)
             assert not await state.everyone_has(1, 5, True)
             told = await state.sync(Known(1, 0, 5, 0), 3, None, 0.0)
-            assert told == (False, 5, None)
+            assert told == (born, False, 5, None)
             assert await state.everyone_has(2, 5, False)
             look = await state.look()
             assert look.silence[0] == float("inf") > look.silence[1] >= 0
@@ -463,3 +543,60 @@ class TestState:
             assert (await state.pull(first, FULL, 5, PATIENCE)).told.stopped
 
         asyncio.run(talk())
+
+
+class Handle:
+    """A state that lives in this process, and is asked like one on Ray."""
+
+    def __init__(self, processes: int) -> None:
+        self.actor = State(processes)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*arguments: Any) -> Any:
+            return asyncio.run_coroutine_threadsafe(
+                getattr(self.actor, name)(*arguments), self._loop
+            )
+
+        return SimpleNamespace(remote=remote)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class TestStateLost:
+    def test_the_compressor_publishes_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The learner waits for what only the compressor has, which waits for the learner."""
+        ray_links = pytest.importorskip("vinoreward.actor_learner.engines.ray_links")
+        monkeypatch.setattr(
+            ray_links, "ray", SimpleNamespace(get=lambda future: future.result(PATIENCE))
+        )
+        handle = Handle(2)
+
+        def ask(name: str, *arguments: Any) -> Any:
+            return getattr(handle, name).remote(*arguments).result(PATIENCE)
+
+        def learner_publishes() -> None:
+            ask("publish", ORDERS, Published(0, Orders().to_json(), None))
+            ask("publish", FULL, Published(5, b"five", np.empty(0, np.uint8)))
+            ask("pull", Known(0, 0, -1, 0), FULL, -1, 0.0)  # so does the actor
+
+        learner_publishes()
+        link = ray_links.RayCompressorLink(Identity(handle, 1, 0, beat=0.01), Outbox())
+        assert link.pull(0, -1).version == 5
+        link.publish(random_policy(NUMBERED, 5))
+        assert ask("everyone_has", 1, 5, True)
+        made = ask("latest", STORE_OF_COMPRESSED)
+        handle.actor = State(2)  # Ray starts it anew, empty, and the courier sends again
+        learner_publishes()
+        assert link.pull(0, 5) is None
+        until(lambda: ask("everyone_has", 1, 5, True))
+        assert ask("latest", STORE_OF_COMPRESSED) == made
+        ask("stop")
+        until(lambda: link.stopped)
+        until(lambda: not any("signs of life" in one.name for one in threading.enumerate()))
+        handle.close()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from engine_environments import Fragile, gone, notes
 from engine_runs import NUMBERED, PATIENCE, config, observations, random_policy, until
+from faulty_environments import Rescales
 
 from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError
@@ -303,6 +304,40 @@ class TestCompression:
             assert compressed.engine == "openvino"
             reports = until(lambda: engine.news().compressor, engine)
             assert all("error" not in report for report in reports)
+
+
+def test_compressed_weights_that_cannot_act_are_told_and_kill_nobody(name: str) -> None:
+    """They overflow on observations far away, that the compressor never sees."""
+    spec = mlp(2, 2, head="logits", hidden=(8, 8))
+    told = config(
+        spec,
+        "faulty_environments:Far",
+        kwargs={"owner": os.getpid()},
+        chain=CompressorChain().add(Rescales()),
+        actors=2,
+        restarts=0,
+    )
+    with started(name, told, Orders(pull_period=1)) as engine:
+        engine.give_observations(np.full((8, 2), 0.5, np.float32))
+        until(engine.compressed_policy, engine)
+        heard: dict[int, Any] = {}
+        last: dict[int, Trajectory] = {}
+
+        def both() -> bool:
+            heard.update(engine.news().refused)
+            for one in take(engine):
+                last[one.actor] = one
+            return len(heard) == 2 and all((one.network == 0).all() for one in last.values())
+
+        until(both)
+        for refused in heard.values():
+            assert refused.version == 0
+            assert "returned NaN or infinity with the weights of version 0" in refused.why
+        # The next version is tried again, by the same processes.
+        engine.publish(random_policy(spec, 1))
+        until(lambda: any((one.versions == 1).all() and one.network.all() for one in take(engine)))
+        assert engine.news().events == []
+        assert all(one.generation == 0 for one in take(engine, 2, evenly=True))
 
 
 @pytest.mark.slow

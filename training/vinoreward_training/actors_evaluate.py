@@ -10,10 +10,11 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.actor_learner.actor_network import Refused
 from vinoreward.actor_learner.environments import failures_told
 from vinoreward.actor_learner.executors.registry import make_executor
 from vinoreward.closing import Closing
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, OutputError
 from vinoreward.monitoring.returns import PairedReturns
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
@@ -65,12 +66,14 @@ class Pair:
     Attributes:
         seeds: of the episodes.
         full: in full precision.
-        compressed: the compressed one on the same seeds, None if there was none.
+        compressed: the compressed one on the same seeds, None if there was none that could act.
+        refused: why it could not, in words; empty if it could.
     """
 
     seeds: tuple[int, ...]
     full: Played
     compressed: Played | None
+    refused: str = ""
 
     @property
     def returns(self) -> PairedReturns | None:
@@ -101,11 +104,15 @@ class Evaluator(Closing):
         Raises:
             ConfigError: an environment fails.
         """
-        return Pair(
-            tuple(seeds),
-            self.play(full, seeds, self._executor),
-            None if compressed is None else self.play(compressed, seeds, compressed.engine),
-        )
+        played = self.play(full, seeds, self._executor)
+        if compressed is None:
+            return Pair(tuple(seeds), played, None)
+        try:
+            return Pair(tuple(seeds), played, self.play(compressed, seeds, compressed.engine))
+        except OutputError as error:
+            # Training goes on with the full one, as actors do.
+            found = Refused.of(compressed.version, error)
+            return Pair(tuple(seeds), played, None, found.why)
 
     def play(self, policy: Policy, seeds: Sequence[int], engine: str) -> Played:
         """Play one episode for each seed, a few side by side, with the best actions."""

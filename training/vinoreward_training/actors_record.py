@@ -195,6 +195,9 @@ class Recorder(Closing):
             "compressed": None if pair.compressed is None else _played(pair.compressed),
         }
         self._write(row)
+        if pair.refused:
+            text = f"the compressed policy could not be evaluated: {pair.refused}"
+            self._say("event", {"step": row["step"], "seconds": row["seconds"]}, text)
         scalars: dict[str, Any] = {}
         for name in ("full", "compressed"):
             part = row[name] or {}

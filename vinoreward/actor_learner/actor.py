@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from vinoreward.actor_learner.actor_network import Acting, ActorNetwork, Refused
 from vinoreward.actor_learner.environments import Environments, EnvironmentSpec, Episode
-from vinoreward.actor_learner.executors.base import Executor
-from vinoreward.actor_learner.executors.registry import make_executor
+from vinoreward.actor_learner.executors.base import finite
 from vinoreward.actor_learner.link import NONE, ActorLink, plain
 from vinoreward.actor_learner.orders import Orders
 from vinoreward.actor_learner.profile import COUNTERS as PROFILE_COUNTERS
 from vinoreward.actor_learner.profile import Stopwatch
 from vinoreward.actor_learner.sync import wait_until
 from vinoreward.actor_learner.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
+from vinoreward.errors import OutputError, VinorewardError
 from vinoreward.policies.distributions import act
-from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import PolicySpec
 
 COUNTERS = ("steps", "trajectories", "pulls", "compressed_steps", *PROFILE_COUNTERS)
@@ -59,57 +59,15 @@ class ActorConfig:
     first_version: int = 0
 
 
-class _Network:
-    """One network's weights and what runs them."""
-
-    def __init__(self, kind: int, config: ActorConfig) -> None:
-        self.kind = kind
-        self._config = config
-        self._executors: dict[str, Executor] = {}
-        self.policy: Policy | None = None
-        self.looked = NONE
-        """Step of the last look for newer weights."""
-
-    @property
-    def version(self) -> int:
-        return NONE if self.policy is None else self.policy.version
-
-    @property
-    def executor(self) -> Executor:
-        return self._executors[self._engine()]
-
-    def _engine(self) -> str:
-        if self.kind == COMPRESSED and self.policy is not None:
-            return self.policy.engine
-        return self._config.engine
-
-    def prepare(self) -> None:
-        """Make what will run the weights: importing an engine takes seconds."""
-        name = self._engine()
-        if name not in self._executors:
-            self._executors[name] = make_executor(name, self._config.environments)
-
-    def use(self, policy: Policy) -> None:
-        self.policy = policy
-        self.prepare()
-        self._executors[self._engine()].refresh(policy)
-
-    def due(self, step: int, pull_period: int) -> bool:
-        """Whether it is time to look for newer weights; counts as a look if it is."""
-        # Weights that have never come are looked for more often than those that are there.
-        period = pull_period if self.policy else min(pull_period, self._config.steps)
-        if self.looked != NONE and step - self.looked < period:
-            return False
-        self.looked = step
-        return True
-
-    def close(self) -> None:
-        for executor in self._executors.values():
-            executor.close()
-
-
 class Actor:
     """Acts until told to stop.
+
+    Compressed weights that cannot be loaded, or whose outputs or log probabilities are NaN or
+    infinite, do not end it: nothing was done with what they said, so that the learner's own act
+    instead, from that very step to the end of the block. It reports them as ``"refused"`` (see
+    :class:`~vinoreward.actor_learner.actor_network.Refused`) and does not load that version again.
+    With a fixed lag they are an error: the learner's own weights of the very version that has to
+    act need not be there any more, and any others would make a run that does not repeat.
 
     Args:
         config: what to do.
@@ -134,7 +92,10 @@ class Actor:
         self._random = np.random.default_rng(entropy)
         first = int(np.random.default_rng([*entropy, 1]).integers(2**31 - config.environments))
         self._envs = Environments(config.environment, config.policy, config.environments, first)
-        self._networks = [_Network(kind, config) for kind in (FULL_PRECISION, COMPRESSED)]
+        self._networks = [
+            ActorNetwork(kind, config.engine, config.environments, config.steps)
+            for kind in (FULL_PRECISION, COMPRESSED)
+        ]
         # Before the first sign of life, after which silence counts as hanging.
         self._networks[FULL_PRECISION].prepare()
         self._watch = Stopwatch()
@@ -172,10 +133,11 @@ class Actor:
             if link.stopped:
                 return False
             network = self._newest() if config.lag is None else self._exact()
-            if network is None:
+            acting = None if network is None else self._act(network)
+            if acting is None:
                 return False
-            self._step(trajectory, step, network)
-            compressed += network.kind == COMPRESSED
+            self._step(trajectory, step, acting)
+            compressed += acting.network.kind == COMPRESSED
         link.commit()
         self._rollouts += 1
         if self._episodes:
@@ -193,13 +155,45 @@ class Actor:
         )
         return True
 
-    def _step(self, trajectory: Trajectory, step: int, network: _Network) -> None:
-        config, watch = self._config, self._watch
+    def _act(self, network: ActorNetwork) -> Acting | None:
+        """Choose actions with a network, or the learner's own if it cannot; None: it is over."""
+        try:
+            return self._choose(network)
+        except OutputError as error:
+            if network.kind == FULL_PRECISION:
+                raise
+            self._refuse(network, network.version, error)
+        full = self._full()
+        return None if full is None else self._choose(full)
+
+    def _choose(self, network: ActorNetwork) -> Acting:
+        outputs = network.executor.infer(self._envs.observations)
+        exploration = self._orders.exploration(self._number, self._config.actors)
+        acted = act(self._config.policy, outputs, self._random, exploration)
+        if network.kind == COMPRESSED and not finite(acted.log_mu):
+            raise OutputError(
+                f"actions chosen with the weights of version {network.version} have log "
+                "probabilities that are NaN or infinite. Expected finite numbers; compress less."
+            )
+        self._watch.mark("infer")
+        return Acting(network, outputs, acted)
+
+    def _refuse(self, network: ActorNetwork, version: int, error: VinorewardError) -> None:
+        """Act without these compressed weights for the rest of the block, and tell of it."""
+        refused = Refused.of(version, error)
+        if self._config.lag is not None:
+            raise OutputError(
+                f"the compressed weights of version {version} cannot act: {refused.why}. Expected "
+                "weights that can: with a fixed lag no others may act instead. Compress less, or "
+                "train without a fixed lag."
+            ) from error
+        network.refuse(version)
+        self._kind = FULL_PRECISION
+        self._link.report("refused", asdict(refused))
+
+    def _step(self, trajectory: Trajectory, step: int, acting: Acting) -> None:
+        watch, network, acted = self._watch, acting.network, acting.acted
         seen = self._envs.observations
-        outputs = network.executor.infer(seen)
-        exploration = self._orders.exploration(self._number, config.actors)
-        acted = act(config.policy, outputs, self._random, exploration)
-        watch.mark("infer")
         stepped = self._envs.step(acted.actions)
         watch.mark("env")
         trajectory.observations[step] = seen
@@ -209,14 +203,14 @@ class Actor:
         trajectory.truncated[step] = stepped.truncated
         trajectory.next_observations[step] = stepped.next_observations
         trajectory.log_mu[step] = acted.log_mu
-        trajectory.behaviour[step] = outputs
+        trajectory.behaviour[step] = acting.outputs
         trajectory.versions[step] = network.version
         trajectory.network[step] = network.kind
         self._episodes += stepped.episodes
         watch.mark("write")
         self._steps += 1
 
-    def _newest(self) -> _Network | None:
+    def _newest(self) -> ActorNetwork | None:
         """Return what acts next, with its weights pulled if it is time; None: training is over."""
         self._orders = orders = self._link.orders()
         if self._block == 0:
@@ -224,13 +218,19 @@ class Actor:
             self._kind = self._drawn(orders.enabled)
             self._block = self._config.steps
         self._block -= 1
-        network = self._networks[self._kind]
-        self._look(network)
-        if network.kind == COMPRESSED and self._stale(network):
-            network = self._networks[FULL_PRECISION]
+        if self._kind == COMPRESSED:
+            network = self._networks[COMPRESSED]
             self._look(network)
+            if not self._stale(network):
+                return network
+        return self._full()
+
+    def _full(self) -> ActorNetwork | None:
+        """Return the learner's own, its weights pulled if it is time; None: training is over."""
+        network = self._networks[FULL_PRECISION]
+        self._look(network)
         while network.policy is None:
-            # The very first weights; compressed ones take a while to come.
+            # The very first weights.
             if not self._pull(network, NONE, wait=True) and self._link.stopped:
                 return None
         return network
@@ -241,15 +241,15 @@ class Actor:
         wanted = self._config.compressed and enabled and draw < self._orders.alpha
         return COMPRESSED if wanted else FULL_PRECISION
 
-    def _look(self, network: _Network) -> None:
+    def _look(self, network: ActorNetwork) -> None:
         if network.due(self._steps, self._orders.pull_period):
-            self._pull(network, network.version)
+            self._pull(network, network.have)
 
-    def _stale(self, network: _Network) -> bool:
+    def _stale(self, network: ActorNetwork) -> bool:
         behind = self._link.learner_version - network.version
         return network.policy is None or behind > self._config.max_staleness
 
-    def _exact(self) -> _Network | None:
+    def _exact(self) -> ActorNetwork | None:
         """Return the network with the very version that this rollout has to act with."""
         config, link = self._config, self._link
         update = self._rollouts // config.rollouts_per_update
@@ -271,16 +271,22 @@ class Actor:
         self._exact_for = wanted
         return network
 
-    def _pull(self, network: _Network, have: int, *, wait: bool = False) -> bool:
+    def _pull(self, network: ActorNetwork, have: int, *, wait: bool = False) -> bool:
         """Look for newer weights and use them; return whether there were any."""
         watch = self._watch
         weights = self._link.pull(network.kind, have, wait=wait)
         watch.mark("wait" if wait else "pull")
         if weights is None:
             return False
-        policy = weights.policy()
-        watch.mark("decode")
-        network.use(policy)
+        try:
+            policy = weights.policy()
+            watch.mark("decode")
+            network.use(policy)
+        except VinorewardError as error:
+            if network.kind == FULL_PRECISION:
+                raise
+            self._refuse(network, weights.version, error)
+            return False
         watch.mark("load")
         self._link.count({"pulls": 1})
         return True

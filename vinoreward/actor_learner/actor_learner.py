@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from vinoreward.actor_learner.checkpoint import load_checkpoint, save_checkpoint
-from vinoreward.actor_learner.compressor import STATE_FILE, CompressorConfig, read_state
+from vinoreward.actor_learner.compressor import CompressorConfig
+from vinoreward.actor_learner.compressor_state import STATE_FILE, check_state
 from vinoreward.actor_learner.engine_setup import engine_config, limiter_for
 from vinoreward.actor_learner.engines.registry import make_engine
 from vinoreward.actor_learner.environments import EnvironmentSpec, check_spaces, failures_told
@@ -39,7 +40,8 @@ class ActorLearner:
         learner: what learns; its spec is what actors run.
         config: how they work together.
         compressor: the chain; None lets actors run the learner's own weights.
-        monitor: watches and turns the compression; None leaves it as it is.
+        monitor: watches and turns the compression; None leaves it as it is, until an actor finds
+            that it cannot act with what came out.
         folder: where checkpoints go; None for nowhere.
         resume: go on from the folder's checkpoint, if there is one.
 
@@ -165,6 +167,7 @@ class ActorLearner:
             {
                 "learner": self.learner.state(),
                 "monitor": None if self.monitor is None else self.monitor.state(),
+                "pull_period": self.config.pull_period,
                 "steps": totals.steps,
                 "version": totals.version,
                 "returns": list(totals.episodes.returns),
@@ -185,7 +188,7 @@ class ActorLearner:
             return False
         if self._chain is not None and (folder / STATE_FILE).is_file():
             # Here, where it can be said: the compressor would end, and training go on without.
-            read_state(folder / STATE_FILE)
+            check_state(folder / STATE_FILE, self._chain)
         rows, shape = state["observations"].numpy(), self.learner.spec.observation_shape
         if rows.shape[1:] != shape:
             raise ModelCorruptError(
@@ -196,6 +199,10 @@ class ActorLearner:
         self.learner.load_state(state["learner"])
         if self.monitor is not None and state["monitor"] is not None:
             self.monitor.load_state(state["monitor"])
+            self._steering.pull_every(state.get("pull_period"))
+        else:
+            # A monitor that was not there before has turned nothing yet.
+            self._steering.begin()
         totals = self._totals
         totals.steps, totals.version = int(state["steps"]), int(state["version"])
         totals.episodes.returns.extend(float(value) for value in state["returns"])
@@ -206,7 +213,13 @@ class ActorLearner:
         ]
         # Trajectories of other sizes cannot be learned from together with those to come.
         size = (self.config.steps, self.config.environments)
-        self._held = [one for one in held if one.rewards.shape == size]
+        held = [one for one in held if one.rewards.shape == size]
+        needed = self.learner.consumption.trajectories
+        if needed:
+            # An update waits for at least one more; with a fixed lag for as many of each actor.
+            most = 0 if self.config.lag is not None else needed - 1
+            held = held[len(held) - min(most, len(held)) :]
+        self._held = held
         self._recent = RecentObservations(
             rows, self.config.observations, seed=self.config.seed + totals.version
         )
@@ -237,7 +250,12 @@ class ActorLearner:
                 # Another training's, which a successor of the compressor must not take up.
                 (self._folder / STATE_FILE).unlink(missing_ok=True)
             compressor = CompressorConfig(
-                self._chain, config.seed, self._folder, resume=self._goes_on
+                self._chain,
+                # Eager PyTorch runs the learner's weights only: actors do not import it otherwise.
+                "numpy" if config.executor == "torch" else config.executor,
+                seed=config.seed,
+                folder=self._folder,
+                resume=self._goes_on,
             )
         self._goes_on = True
         limiter = limiter_for(self.learner, config)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,21 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from vinoreward.actor_learner.compressor_state import STATE_FILE, chain_state, read_state
 from vinoreward.actor_learner.link import NONE, CompressorLink
 from vinoreward.actor_learner.orders import Orders
 from vinoreward.actor_learner.trajectory import FULL_PRECISION
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import Compiler, CompressionContext
 from vinoreward.compression.quality import check_policy
-from vinoreward.errors import ModelCorruptError, OutputError, VinorewardError
+from vinoreward.errors import OutputError, VinorewardError
 from vinoreward.files import atomic_path
 from vinoreward.policies.policy import Policy
 
-STATE_FILE = "compressor.npz"
 KNOB_BITS = 32
 QUALITY_ROWS = 64
-"""Observations on which a policy is compared with its teacher: the newest, and few, since actors
-wait for the next one."""
+"""Observations on which a policy is compared with its teacher: few, since actors wait for the next
+one, but others at each push, so that a rare one has its turn."""
 
 
 @dataclass(frozen=True)
@@ -37,41 +36,17 @@ class CompressorConfig:
 
     Attributes:
         chain: the stages.
+        executor: what actors run where the chain does not say (``Compile`` does).
         seed: of the run.
         folder: where its state is written when asked, and read from on resuming; None for nowhere.
         resume: read the state first.
     """
 
     chain: CompressorChain
+    executor: str = "numpy"
     seed: int = 0
     folder: Path | None = None
     resume: bool = False
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """Return what a compressor wrote there.
-
-    Raises:
-        ModelCorruptError: the file is damaged.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            state = {name: stored[name] for name in stored.files}
-        if "pushes" not in state:
-            raise ValueError("no count of pushes")
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        LookupError,
-        AttributeError,
-        zipfile.BadZipFile,
-    ) as error:
-        raise ModelCorruptError(
-            f"{path} is damaged ({type(error).__name__}). Expected the state of a compressor; "
-            "restore it from a copy, or delete it: the compressor then measures anew."
-        ) from error
-    return state
 
 
 def copied(policy: Policy) -> Policy:
@@ -109,7 +84,7 @@ class Compressor:
             if weights is None:
                 continue
             # A copy: what follows takes long, and the learner's next weights need the room.
-            teacher = copied(weights.policy())
+            teacher = copied(weights.policy()).replace(engine=self._config.executor)
             have = teacher.version
             with self._told(have):
                 self._push(teacher, self._link.orders())
@@ -143,7 +118,7 @@ class Compressor:
         )
         policy = self._chain.compress(teacher, context)
         self._pushes += 1
-        quality = check_policy(policy, teacher, observations[-QUALITY_ROWS:])
+        quality = check_policy(policy, teacher, context.some(QUALITY_ROWS))
         if not quality.finite:
             raise OutputError(
                 f"the compressed policy of version {teacher.version} gives NaN or infinity. "
@@ -177,7 +152,5 @@ class Compressor:
 
     def _load(self, path: Path) -> None:
         state = read_state(path)
-        self._pushes = int(state.pop("pushes"))
-        self._chain.load_state(
-            {name: value.item() if value.ndim == 0 else value for name, value in state.items()}
-        )
+        self._pushes = int(state["pushes"])
+        self._chain.load_state(chain_state(state))

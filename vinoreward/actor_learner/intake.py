@@ -83,7 +83,7 @@ class Intake:
             return None
         trajectories = list(stack.enter_context(batch))
         self._count(trajectories)
-        if not exact:
+        if not exact and not self._learner.consumption.any_age:
             trajectories = self._younger(stack, trajectories, version)
         if len(self._held) + len(trajectories) < needed:
             self._held += [one.copy() for one in trajectories]

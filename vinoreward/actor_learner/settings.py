@@ -44,12 +44,14 @@ class ActorLearnerConfig:
             others. Learners with a replay keep everything.
         max_staleness: see :class:`~vinoreward.actor_learner.actor.ActorConfig`.
         samples_per_insert: transitions sampled for each that is inserted, for learners with a
-            replay; the limit holds on both sides.
+            replay of ours; the limit holds on both sides. Stable-Baselines3's learners have
+            ``train_freq`` and ``gradient_steps`` for that.
         monitor_period: updates between two looks of the monitor.
         observations: rows that ranges are measured and students taught on.
         checkpoint_seconds: between two checkpoints, where there is a folder.
         heartbeat: seconds without a sign of life after which a process is replaced.
-        restarts: times that each process may be replaced within a minute.
+        restarts: times that each process may be replaced within a minute of its work; time in which
+            it hands nothing over (it hangs, or does not start) is none.
         seed: of environments, exploration and compression; the learner has its own.
     """
 

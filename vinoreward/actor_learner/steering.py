@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.actor_learner.actor_network import Refused
+from vinoreward.actor_learner.engines.base import Event
 from vinoreward.actor_learner.learners.base import Learner, outputs_of
 from vinoreward.actor_learner.orders import Orders
 from vinoreward.actor_learner.settings import ActorLearnerConfig
 from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
+from vinoreward.errors import ConfigError
 from vinoreward.monitoring.batch import MonitorBatch
 from vinoreward.monitoring.monitor import Monitor
 from vinoreward.monitoring.setting import FULL_BITS, CompressionSetting
@@ -36,7 +39,11 @@ class Steering:
         learner: says how to explore.
         config: pull and monitor periods.
         chain: of the compressor, None for none.
-        monitor: turns the compression, None leaves it as the chain was made.
+        monitor: turns the compression, None leaves it as the chain was made, until an actor cannot
+            act with what it gives.
+
+    Raises:
+        ConfigError: a monitor of a policy whose actions it cannot compare.
     """
 
     def __init__(
@@ -46,12 +53,18 @@ class Steering:
         chain: CompressorChain | None,
         monitor: Monitor | None,
     ) -> None:
+        if monitor is not None and learner.spec.head == "tanh" and not learner.exploration.sigma:
+            raise ConfigError(
+                "a monitor was given to a training of a tanh head without exploration. Expected a "
+                "sigma above 0, the unit in which its actions differ, or no monitor."
+            )
         self._learner = learner
         self._config = config
         self._monitor = monitor
         self._knobs = {} if chain is None else chain.knobs()
         self._compressing = chain is not None
         self._told = 0
+        self._halted = False
         self._kept: dict[int, Policy] = {}
 
     def begin(self) -> None:
@@ -74,6 +87,16 @@ class Steering:
         }
         if changes:
             self._monitor.begin(setting.changed(changes))
+
+    def pull_every(self, before: int | None) -> None:
+        """Take a pull period that was changed between two runs; otherwise the monitor's stays.
+
+        Args:
+            before: what the run was configured with until now; None if that is not known.
+        """
+        wanted = self._config.pull_period
+        if self._monitor is not None and before is not None and wanted != before:
+            self._monitor.setting = self._monitor.setting.changed({"pull_period": wanted})
 
     def resume(self) -> None:
         """Say that changes up to now are no news."""
@@ -100,7 +123,11 @@ class Steering:
         if monitor is None:
             # As the chain was made: nobody turns its settings.
             return dataclasses.replace(
-                found, bits=self._bits(), sparsity=self._knobs.get("sparsity", 0.0)
+                found,
+                bits=self._bits(),
+                sparsity=self._knobs.get("sparsity", 0.0),
+                enabled=before.enabled and not self._halted,
+                since=version if before.enabled and self._halted else before.since,
             )
         setting = monitor.setting
         return dataclasses.replace(
@@ -179,6 +206,34 @@ class Steering:
             chosen = compressed & (rows["versions"] == version)
             module = from_policy(self._kept[version])
             found[chosen] = outputs_of(module, rows["observations"][chosen])
+        return found
+
+    def heard(self, refused: Sequence[tuple[int, Refused]], version: int) -> list[Event]:
+        """Stop the compression for good if actors could not act with what it gives.
+
+        A monitor does that as it does for NaN or infinity in what it is shown; without one it holds
+        until training ends, and a resumed one tries again.
+
+        Args:
+            refused: (actor, weights) pairs.
+            version: the learner's.
+
+        Returns:
+            The same in words.
+        """
+        found = []
+        for actor, weights in refused:
+            what = f"cannot act with the compressed weights of version {weights.version}"
+            if self._monitor is not None:
+                self._monitor.halt(f"actor {actor} {what}: {weights.why}", version)
+            self._halted = True
+            found.append(
+                Event(
+                    f"actor {actor}",
+                    f"{what} ({weights.why}); the learner's own act instead, and compression is "
+                    "switched off. Compress less, or with wider ranges",
+                )
+            )
         return found
 
     def changes(self) -> tuple[str, ...]:

@@ -277,7 +277,7 @@ class Loop:
             value = episode.reward if episode.score is None else episode.score
             self._totals.episodes.add(value)
             self._news.ended.append(episode)
-        self._news.events += news.events
+        self._news.events += news.events + self._steering.heard(news.refused, self._totals.version)
         self._news.compressor += news.compressor
         if news.compressor or any(event.who == "compressor" for event in news.events):
             self._starting = False

@@ -33,8 +33,8 @@ class CompressionContext:
     Attributes:
         teacher: the learner's policy in full precision, as it was pushed. It stays as it is while
             the chain runs: the fixed network that AcceRL (section 2.2) distils from.
-        observations: (N, *shape) of recent experience, resets and exploration included. Ranges are
-            measured on all of them and students taught on them, so the rare ones decide.
+        observations: (N, *shape) of recent experience, resets and exploration included. Students
+            are taught on them and ranges measured on them, so the rare ones decide.
         push: number of this push; with ``seed`` it decides every random choice.
         seed: of the run.
         compiler: compiles for an engine; :class:`Compile` uses it where it has none of its own.
@@ -62,6 +62,15 @@ class CompressionContext:
     def random(self) -> np.random.Generator:
         """Return a generator that is the same for the same push of the same run."""
         return np.random.default_rng([self.seed, self.push])
+
+    def some(self, count: int) -> Observations:
+        """Return about ``count`` observations from all of their range, others at each push.
+
+        Never a fixed part of them, such as the newest: what is rare would never be among them.
+        """
+        every = max(1, len(self.observations) // count)
+        random = np.random.default_rng([self.seed, self.push, count])
+        return self.observations[random.integers(every) :: every]
 
 
 def check_finite(policy: Policy, who: str) -> None:

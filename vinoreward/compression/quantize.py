@@ -44,11 +44,13 @@ class Quantize(Stage):
     Args:
         precision: see above.
         margin: ranges are this much wider than what was seen.
-        decay: of the widest range seen, at each push; what was seen long ago is forgotten.
+        decay: of the widest range seen, over as many pushes as measure all observations once; what
+            was seen long ago is forgotten.
         first: whether the first layer is quantized; None where it reads 8-bit pictures.
         head: whether the head is quantized.
-        rows: newest observations that ranges are measured on at a push. The first push measures on
-            all of them; what was seen is remembered, and actors wait for the measuring.
+        rows: observations that ranges are measured on at a push, drawn from all of them. The first
+            push measures on every one; what was seen is remembered, and actors wait for the
+            measuring.
         ranges: ``"minmax"``; ``"mean"`` is NNCF's default, without margin or memory, which ruins
             policies. It is here so that a monitor can be shown catching it.
 
@@ -142,14 +144,14 @@ class Quantize(Stage):
         known = self.ranges == "minmax" and set(self._seen) == {
             layer.name for layer in policy.spec.weighted
         }
-        rows = context.observations[-self.rows :] if known else context.observations
+        rows = context.some(self.rows) if known else context.observations
         now = measure(policy, rows, self.ranges)
+        decay = self.decay ** (len(rows) / len(context.observations))
         limit = limits(policy.spec)
         if self.ranges == "mean":
             return {name: aligned(widened(now[name], 1.0, limit[name])) for name in now}
         self._seen = {
-            name: remembered(bounds, self._seen.get(name), self.decay)
-            for name, bounds in now.items()
+            name: remembered(bounds, self._seen.get(name), decay) for name, bounds in now.items()
         }
         found = {
             name: aligned(widened(bounds, self.margin, limit[name]))

@@ -60,7 +60,8 @@ class Monitor:
     """Watches how far compressed actors are off, and turns the compression accordingly.
 
     A network that gives NaN or infinity stops compression at once, whatever the strategy says, and
-    for good: only :meth:`begin` lifts it.
+    for good: only :meth:`begin` lifts it. So does :meth:`halt`, for whoever hears of such a network
+    otherwise: actors that do not act with one leave no rows of it to look at.
 
     Args:
         indicators: with different names.
@@ -168,8 +169,7 @@ class Monitor:
         if self._halted:
             return self.setting
         if broken:
-            self._halted = broken
-            self._change(self.setting.changed({"enabled": False}), batch.learner_version, broken)
+            self._halt(broken, batch.learner_version)
         elif self._strategy is not None:
             self._strategy.reason = ""
             found = self._strategy.decide(values, self.setting)
@@ -180,6 +180,25 @@ class Monitor:
                 )
             self._change(found, batch.learner_version, self._strategy.reason or self._guess(values))
         return self.setting
+
+    def halt(self, reason: str, version: int) -> CompressionSetting:
+        """Stop compression at once and for good; return the setting to go on with.
+
+        Counts as an update, without readings. One that is stopped already stays as it is.
+
+        Args:
+            reason: in words, for :attr:`halted` and :attr:`changes`.
+            version: the learner's.
+        """
+        if not self._halted:
+            self._updates += 1
+            self._version = version
+            self._halt(reason, version)
+        return self.setting
+
+    def _halt(self, reason: str, version: int) -> None:
+        self._halted = reason
+        self._change(self.setting.changed({"enabled": False}), version, reason)
 
     def _guess(self, values: Mapping[str, float]) -> str:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())

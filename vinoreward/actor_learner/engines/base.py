@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.actor import COUNTERS, ActorConfig
+from vinoreward.actor_learner.actor_network import Refused
 from vinoreward.actor_learner.compressor import CompressorConfig
 from vinoreward.actor_learner.environments import Episode
 from vinoreward.actor_learner.limiter import SamplesPerInsert
@@ -40,7 +41,8 @@ class EngineConfig:
         observations: rows that the compressor is given at most.
         heartbeat: seconds without a sign of life after which a process counts as hung.
         start_timeout: seconds that a process may take to start.
-        restarts: times that each process may be replaced within a minute.
+        restarts: times that each process may be replaced within a minute of its work; time in which
+            it hands nothing over (it hangs, or does not start) is none.
     """
 
     actor: ActorConfig
@@ -79,11 +81,13 @@ class News:
         episodes: (actor, episode) pairs.
         compressor: its reports, see :mod:`vinoreward.actor_learner.compressor`.
         events: what happened to processes.
+        refused: (actor, weights) pairs: compressed ones that it could not act with.
     """
 
     episodes: list[tuple[int, Episode]] = field(default_factory=list)
     compressor: list[dict[str, Any]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    refused: list[tuple[int, Refused]] = field(default_factory=list)
 
 
 class Engine(Closing):

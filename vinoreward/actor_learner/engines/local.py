@@ -119,6 +119,7 @@ class LocalEngine(Engine):
             children,
             actors=self._actors,
             silence=self._control.silence,
+            handed=self._handed,
             bury=self._bury,
             heartbeat=config.heartbeat,
             start_timeout=config.start_timeout,
@@ -145,6 +146,11 @@ class LocalEngine(Engine):
             return (told, shared, self._actors, batch)
 
         return Child("compressor", self._actors, run_compressor, arguments)
+
+    def _handed(self, number: int) -> int:
+        if number < self._actors:
+            return self._control.count(number, "trajectories")
+        return self._compressed.latest_version
 
     def _bury(self, child: Child) -> None:
         """Take back what a dead process held; its successor starts with nothing."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from vinoreward.actor_learner.actor_network import Refused
 from vinoreward.actor_learner.engines.base import EngineConfig, Event, News
 from vinoreward.actor_learner.engines.ray_intake import Arrived, Intake
 from vinoreward.actor_learner.engines.ray_outbox import Message
@@ -26,7 +27,7 @@ LOOK_EVERY = 0.25
 
 
 class _Note(NamedTuple):
-    """Something that Ray has to say: ``"next"``, ``"ended"`` or ``"look"``."""
+    """Something that Ray has to say: ``"placed"``, ``"next"``, ``"ended"`` or ``"look"``."""
 
     kind: str
     place: int
@@ -82,6 +83,7 @@ class Desk:
     def _begin(self, place: Place) -> None:
         actor = place.number < self._actors
         place.start(self.intake.rollouts[place.number] if actor else 0)
+        self._hear("placed", place.number, place.generation, place.handle.placed.remote())
         self._hear("ended", place.number, place.generation, place.handle.ended.remote())
         if not actor:
             self._ask(place.number)
@@ -176,6 +178,8 @@ class Desk:
             return  # of one that has been replaced: nothing of it is taken any more
         if error is not None:
             self._gone(place, _reason(error), str(error))
+        elif note.kind == "placed":
+            place.placed, place.started = True, time.monotonic()
         elif note.kind == "ended":
             text: str = note.future.result()
             self._gone(place, text.strip().splitlines()[-1] if text else "ended", text)
@@ -187,11 +191,14 @@ class Desk:
         about = json.loads(header)
         with self.intake.changed:
             place.heard = time.monotonic()
+            place.budget.worked()
             for kind, value in about["reports"]:
                 if kind == "episodes":
                     self._news.episodes += [(place.number, Episode(**row)) for row in value]
                 elif kind == "compressor":
                     self._news.compressor.append(value)
+                elif kind == "refused":
+                    self._news.refused.append((place.number, Refused(**value)))
             if buffer is None:
                 self._ask(place.number)
                 return
@@ -219,7 +226,12 @@ class Desk:
         config = self._config
         waited = time.monotonic() - place.started
         if silence == math.inf and waited > config.start_timeout:
-            what = f"did not start in {waited:.0f} s (`ray status` shows what it waits for)"
+            what = f"did not start in {waited:.0f} s"
+            if not place.placed:
+                # Nothing has failed: it starts when the cluster has room again.
+                self.tell(place.name, f"{what} (`ray status` shows what it waits for); it may yet")
+                place.started = time.monotonic()
+                return
         elif config.heartbeat < silence < math.inf:
             what = f"gave no sign of life for {config.heartbeat:g} s"
         else:
@@ -252,8 +264,8 @@ class Desk:
         if nobody or self._config.actor.lag is not None:
             lag = "" if nobody else " With a fixed lag nothing can go on without it."
             self.fail(
-                f"{place.name} ended {self._config.restarts + 1} times within a minute ({why}). "
-                f"Expected it to run.{lag} What it said last:\n{text}"
+                f"{place.name} ended {self._config.restarts + 1} times within a minute of work "
+                f"({why}). Expected it to run.{lag} What it said last:\n{text}"
             )
         else:
             self.tell(place.name, f"{why}; replaced too often, training goes on without it")

@@ -66,6 +66,7 @@ class _RayLink(Link):
         self._learner_version = NONE
         self._orders = (NONE, Orders())
         self._stopped = False
+        self._born = ""
         while self._orders[0] == NONE and not self._stopped:
             self._sync(PATIENCE)  # nobody acts without orders
         threading.Thread(target=self._talk, name="vinoreward signs of life", daemon=True).start()
@@ -82,6 +83,13 @@ class _RayLink(Link):
                 self._orders = (told.orders.version, Orders.from_json(told.orders.header))
             self._learner_version = max(self._learner_version, told.learner_version)
             self._stopped = self._stopped or told.stopped
+            lost = self._born not in ("", told.born)
+            self._born = told.born
+        if lost:
+            self._publish_again()
+
+    def _publish_again(self) -> None:
+        """Give a state that was started anew what this process had published."""
 
     def _sync(self, patience: float) -> None:
         version = self._learner_version if self._identity.exact else None
@@ -193,9 +201,10 @@ class RayCompressorLink(_RayLink, CompressorLink):
     """The compressor's; see :class:`CompressorLink`."""
 
     def __init__(self, identity: Identity, outbox: Outbox) -> None:
-        super().__init__(identity, outbox)
+        self._published: Published | None = None
         self._seen = NONE
         self._rows: npt.NDArray[np.generic] | None = None
+        super().__init__(identity, outbox)
 
     def _sign(self) -> int:
         if time.monotonic() - self._looked < LONGEST_PUSH:
@@ -220,5 +229,11 @@ class RayCompressorLink(_RayLink, CompressorLink):
     def publish(self, policy: Policy) -> None:
         """See :meth:`CompressorLink.publish`."""
         encoded = encode(policy)
-        published = Published(policy.version, encoded.header, body_of(encoded.payload()))
-        ray.get(self._state.publish.remote(COMPRESSED, published))
+        # Kept: nobody else has it when the state is lost, and with a fixed lag all wait for it.
+        self._published = Published(policy.version, encoded.header, body_of(encoded.payload()))
+        ray.get(self._state.publish.remote(COMPRESSED, self._published))
+
+    def _publish_again(self) -> None:
+        # From either thread: the state keeps the newest, and the same twice does no harm.
+        if self._published is not None:
+            ray.get(self._state.publish.remote(COMPRESSED, self._published))

@@ -25,6 +25,7 @@ class Place:
         handle: Ray's; None when there is no process.
         started: when the present one was asked for.
         heard: when it last sent something, minus infinity for never.
+        placed: the present one has a process; until then it waits for a free processor.
         began: the present one has given a sign of life.
         abandoned: it is not started again.
         over: it has ended, as it was told to.
@@ -40,6 +41,7 @@ class Place:
     handle: Any = None
     started: float = 0.0
     heard: float = -math.inf
+    placed: bool = False
     began: bool = False
     abandoned: bool = False
     over: bool = False
@@ -54,7 +56,7 @@ class Place:
     def bury(self) -> None:
         """Note that the present process is gone; what comes from it now is not taken any more."""
         self.handle = None
-        self.heard, self.began = -math.inf, False
+        self.heard, self.placed, self.began = -math.inf, False, False
         self.generation += 1
         self.settled.update(self.counters)
         self.counters = {}

@@ -62,12 +62,15 @@ class Told(NamedTuple):
     """What a process is told whenever it asks for anything.
 
     Attributes:
+        born: changes when the state was lost and started anew, empty: whoever has published
+            something has to do so again.
         stopped: training is over, or this process has been replaced.
         learner_version: updates that the learner has made.
         orders: None if there are no newer ones. Those that hold for the learner's version are there
             before it is.
     """
 
+    born: str
     stopped: bool
     learner_version: int
     orders: Published | None
@@ -105,7 +108,7 @@ class Look(NamedTuple):
     """What the learner's process sees.
 
     Attributes:
-        born: changes when this state was lost and started anew, empty.
+        born: see :class:`Told`.
         generations: of every process, the latest that was heard of.
         silence: seconds since each of these last gave a sign of life, infinity for never.
     """
@@ -177,6 +180,7 @@ class State:
 
     def _told(self, known: Known) -> Told:
         return Told(
+            self._born,
             self._stopped or self._signs[known.process].generation > known.generation,
             self._learner_version,
             self._newer(ORDERS, known.orders),

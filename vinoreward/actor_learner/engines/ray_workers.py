@@ -40,6 +40,9 @@ class _Worker:
 
         threading.Thread(target=run, name="vinoreward loop", daemon=True).start()
 
+    async def placed(self) -> None:
+        """Return as soon as there is a process to do so."""
+
     async def next(self) -> Message:
         """Return what the loop has next for the learner."""
         return await self._outbox.next()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
+from vinoreward.actor_learner.actor_network import Refused
 from vinoreward.actor_learner.engines.base import Event, News
 from vinoreward.actor_learner.engines.budget import RestartBudget
 from vinoreward.actor_learner.engines.children import Child
@@ -28,10 +29,11 @@ class Supervisor:
         children: not started yet, in the order of their numbers; from ``actors`` on no actors.
         actors: how many there are.
         silence: seconds since a number's process gave a sign of life, infinite before the first.
+        handed: how much a number's processes have handed over, ever; for the budget of restarts.
         bury: takes back what a dead process held and prepares the next generation.
         heartbeat: seconds of silence after which a process counts as hung.
         start_timeout: seconds that a process may take to start.
-        restarts: of each process within a minute.
+        restarts: of each process within a minute of its work.
         all_needed: no process can be done without.
     """
 
@@ -41,6 +43,7 @@ class Supervisor:
         *,
         actors: int,
         silence: Callable[[int], float],
+        handed: Callable[[int], int],
         bury: Callable[[Child], None],
         heartbeat: float,
         start_timeout: float,
@@ -50,6 +53,8 @@ class Supervisor:
         self._children = list(children)
         self._actors = actors
         self._silence = silence
+        self._handed = handed
+        self._had = [handed(child.number) for child in self._children]
         self._bury = bury
         self._heartbeat = heartbeat
         self._start_timeout = start_timeout
@@ -123,12 +128,19 @@ class Supervisor:
             # Before its messages: the last of them are there when it is gone.
             alive = child.alive
             self._read(child)
+            self._count(child.number)
             if self._closing.is_set():
                 return
             if not alive:
                 self._replace(child, child.why())
             elif self._hung(child):
                 self._replace(child, f"gave no sign of life for {self._heartbeat:g} s")
+
+    def _count(self, number: int) -> None:
+        handed = self._handed(number)
+        if handed != self._had[number]:
+            self._had[number] = handed
+            self._budgets[number].worked()
 
     def _began(self, child: Child) -> bool:
         # One that is still importing has nothing to put in order, and does not look at what it is
@@ -158,8 +170,8 @@ class Supervisor:
         nobody = all(each.abandoned for each in self._children if each.number < self._actors)
         if nobody or self._all_needed:
             self.failure = (
-                f"{child.name} ended {self._restarts + 1} times within a minute ({why}). Expected "
-                "it to run; "
+                f"{child.name} ended {self._restarts + 1} times within a minute of work "
+                f"({why}). Expected it to run; "
                 + ("" if nobody else "with a fixed lag nothing can go on without it. ")
                 + f"What it said last:\n{child.said or why + _HINT}"
             )
@@ -184,6 +196,8 @@ class Supervisor:
                 self._news.episodes += [(number, Episode(**row)) for row in value]
             elif kind == "compressor":
                 self._news.compressor.append(value)
+            elif kind == "refused":
+                self._news.refused.append((number, Refused(**value)))
 
 
 _HINT = (

@@ -36,9 +36,11 @@ class NumpyExecutor(Executor):
 
     def _infer(self, observations: npt.NDArray[Any]) -> Floats:
         values = self._seen
-        np.multiply(observations, self._scale, out=values, dtype=np.float32)
-        for step in self._steps:
-            values = step(values)
+        # What overflows is found in the outputs, and said better there than by a warning.
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(observations, self._scale, out=values, dtype=np.float32)
+            for step in self._steps:
+                values = step(values)
         return values.copy()
 
     def _unload(self) -> None:

@@ -36,11 +36,13 @@ class Consumption:
         trajectories: that one update takes; 0 if any number will do, none as well (replay).
         sampled: transitions that one update samples from the replay; 0 without a replay.
         minimum: transitions before the first update.
+        any_age: old experience is as good as new: nothing is dropped for its age.
     """
 
     trajectories: int
     sampled: int = 0
     minimum: int = 0
+    any_age: bool = False
 
 
 class Learner(abc.ABC):
@@ -229,7 +231,9 @@ class ModuleLearner(Learner):
             )
         try:
             for name, part in self._parts.items():
+                asked = settings_of(part)
                 part.load_state_dict(state["parts"][name])
+                take_settings(part, asked)
             self.updates = int(state["updates"])
             self.draws.set_state(state["draws"].cpu())
             self.speed.load_state_dict(state["speed"])
@@ -238,6 +242,23 @@ class ModuleLearner(Learner):
                 f"the learner's state does not fit ({error}). Expected what the same configuration "
                 "saved: sizes of networks and replay must not change."
             ) from error
+
+
+def settings_of(part: object) -> list[dict[str, Any]]:
+    """Return what an optimizer was made with, such as its learning rate; nothing of others."""
+    if not isinstance(part, torch.optim.Optimizer):
+        return []
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in part.param_groups
+    ]
+
+
+def take_settings(part: object, settings: list[dict[str, Any]]) -> None:
+    """Give an optimizer back what it was made with: a state brings what it was saved with."""
+    if isinstance(part, torch.optim.Optimizer):
+        for group, asked in zip(part.param_groups, settings, strict=True):
+            group.update(asked)
 
 
 def check_head(spec: PolicySpec, learner: str, *heads: str) -> None:

@@ -110,7 +110,7 @@ class SB3Learner(Learner):
     @property
     def consumption(self) -> Consumption:
         """One trajectory at a time: the model's own settings say how often it trains."""
-        return Consumption(1, minimum=self.model.learning_starts)
+        return Consumption(1, minimum=self.model.learning_starts, any_age=True)
 
     @property
     def ready(self) -> bool:
