@@ -31,6 +31,7 @@ from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trajectory import Trajectory
 from vinoreward.compression.chain import CompressorChain
+from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.policies.spec import mlp
 
@@ -57,6 +58,16 @@ class Poisoned(Impala):
 
 
 class TestFaults:
+    @pytest.mark.parametrize("lag", [0, 2])
+    def test_a_compressor_that_fails_at_once_ends_a_fixed_lag(self, lag: int) -> None:
+        """Nobody could go on, or would say so: actors wait for version 0, the learner for them."""
+        network = mlp(4, 2, head="logits", hidden=(8,), value=True)
+        learner = Impala(network, ImpalaConfig(trajectories=1, precision="fp32"))
+        chain = CompressorChain().add(Quantize("int8"))
+        trainer = ActorLearner("CartPole-v1", learner, settings(lag=lag), compressor=chain)
+        with pytest.raises(EngineError, match=r"failed on version 0: .*Expected a layer between"):
+            trainer.learn(1_000_000)
+
     def test_weights_that_are_nan(self, tmp_path: Path) -> None:
         """Neither actors nor the checkpoint get them; the last good one is gone on from."""
         learner = Poisoned(CARTPOLE, ImpalaConfig(trajectories=2, precision="fp32"))

@@ -56,6 +56,8 @@ def test_what_is_given_wins_over_file_and_preset(tmp_path: Path) -> None:
         ({"pull_study": (10, 10)}, "different periods"),
         ({"pull_study": (10,), "profile_only": 5}, "one of them"),
         ({"profile_only": 0}, "profile_only"),
+        ({"pull_study": (10,), "lag": 1}, "whatever the period"),
+        ({"algorithm": "sb3-sac", "samples_per_insert": 2.0}, "gradient_steps"),
         ({"samples_per_insert": 0.0}, "samples_per_insert"),
     ],
 )
@@ -122,7 +124,11 @@ def test_a_command_says_what_differs_from_its_preset() -> None:
 
 def test_evaluations_play_the_game_itself() -> None:
     given = {"clip_reward": True, "episodic_life": True, "press_fire": True, "sticky": 0.1}
-    assert evaluation_options(ActorsConfig(env_kwargs=given)) == {"sticky": 0.1}
+    # A game that waits for the button at each life waits for it in an evaluation too.
+    assert evaluation_options(ActorsConfig(env_kwargs=given)) == {
+        "press_fire": True,
+        "sticky": 0.1,
+    }
 
 
 def test_settings_are_all_recorded() -> None:

@@ -123,3 +123,52 @@ def test_a_resumed_run_keeps_what_it_was(
     assert main([*go_on, "--learner", "learning_rate", "0.00001"]) == 0
     assert yaml.safe_load((out / "config.yaml").read_text())["learner"] == {"learning_rate": 1e-5}
     assert json.loads((out / "summary.json").read_text())["steps"] >= 800
+
+
+@pytest.mark.slow
+def test_a_run_that_arrived_only_evaluates_when_it_is_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after Ctrl-C in the last evaluation: it has no summary, and the row that says so."""
+    out = tmp_path / "run"
+    arguments = ["actors", *SMALL, *FEW, "--steps", "9000", "--evaluate-every", "500"]
+    assert main([*arguments, "--target", "5", "--out", str(out)]) == 0
+    before = json.loads((out / "summary.json").read_text())
+    (out / "summary.json").unlink()
+    capsys.readouterr()
+    assert main(["actors", "--resume", "--out", str(out)]) == 0
+    assert "was not measured" in capsys.readouterr().out
+    after = json.loads((out / "summary.json").read_text())
+    assert (after["steps"], after["reached_at"]) == (before["steps"], before["reached_at"])
+    # And what it says then leads on.
+    assert main(["actors", "--resume", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "without its --target, which it reached" in said
+    following = said.split("next:")[1].split()[1:]
+    assert following[-2:] == ["--target", "None"]
+    steps = ["--steps", str(before["steps"] + 300)]
+    assert main([*following[:-4], *steps, "--target", "None"]) == 0
+    assert json.loads((out / "summary.json").read_text())["steps"] > before["steps"]
+
+
+@pytest.mark.slow
+def test_a_target_is_looked_at_in_the_last_evaluation_too(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = ["actors", *SMALL, *FEW, "--steps", "500", "--evaluate-every", "0"]
+    assert main([*arguments, "--target", "5", "--out", str(out)]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["reached_at"] == summary["steps"]
+
+
+@pytest.mark.slow
+def test_a_replay_of_stable_baselines3_takes_more_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    arguments = ["actors", *SMALL, *FEW, "--steps", "600", "--evaluate-every", "0"]
+    assert main([*arguments, "--algorithm", "sb3-dqn", "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["actors", "--resume", "--out", str(out)]) == 0
+    following = capsys.readouterr().out.split("next:")[1].split()[1:]
+    assert main(following) == 0
+    assert json.loads((out / "summary.json").read_text())["steps"] >= 1200

@@ -143,7 +143,18 @@ def test_fire_starts_a_game_that_would_wait_for_it() -> None:
         env = make_task("breakout", seed=0, press_fire=press)
         env.reset()
         frames[press] = [env.step(0)[4]["lives"] for _ in range(60)][-1]
-    assert frames == {False: 5, True: 4}  # the ball is lost if it is in play
+    assert frames == {False: 5, True: 3}  # two balls are lost if they are in play
+
+
+def test_fire_starts_each_life_of_an_episode_that_goes_on() -> None:
+    """An evaluation of a game with five lives ends, though its player never learned to press."""
+    pytest.importorskip("ale_py")
+    env = make_task("breakout", seed=0, press_fire=True)
+    env.reset()
+    lives = [env.step(0)[4]["lives"] for _ in range(60)]
+    while not env.unwrapped._over and len(lives) < 400:  # type: ignore[attr-defined]
+        lives.append(env.step(0)[4]["lives"])
+    assert lives[-1] == 0 and len(lives) < 400
 
 
 def test_a_game_begins_at_different_moments_and_repeats_actions_if_asked() -> None:

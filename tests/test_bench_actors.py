@@ -98,6 +98,12 @@ def test_return_lost_is_judged_by_the_error_of_the_difference() -> None:
     assert far.value == pytest.approx(8.0) and far.met is False
 
 
+def test_one_seed_has_no_error_to_judge_by() -> None:
+    one = curve_row("cartpole-balance", {EAGER: curves(10), INT8: curves(4)}, "p.png")
+    assert one.value == pytest.approx(6.0)
+    assert one.low is one.high is one.met is None
+
+
 def test_curves_are_drawn(tmp_path: Path) -> None:
     path = draw_curves(tmp_path / "curves.png", {"a": {EAGER: curves(1, 2), INT8: curves(3, 4)}})
     assert path.read_bytes()[:4] == b"\x89PNG"

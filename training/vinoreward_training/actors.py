@@ -43,10 +43,14 @@ def _train(config: ActorsConfig) -> int:
 
     found = train(config)
     if found is None:
-        print(f"the run in {config.out} is finished; give it more --steps to go on")
+        summary = read_summary(config.out)
+        arrived = summary["reached_at"] is not None and summary["steps"] < config.steps
+        hint = "without its --target, which it reached," if arrived else "more --steps"
+        print(f"the run in {config.out} is finished; give it {hint} to go on")
         print(f"report: {config.out / 'report.html'}")
-        more = 2 * max(config.steps, int(read_summary(config.out)["steps"]))
-        print(f"next:   vinoreward actors --resume --out {config.out} --steps {more}")
+        more = config.steps if arrived else 2 * max(config.steps, int(summary["steps"]))
+        further = " --target None" if summary["reached_at"] is not None else ""
+        print(f"next:   vinoreward actors --resume --out {config.out} --steps {more}{further}")
         return 0
     pair = found.pair
     print(f"steps: {found.steps}, updates: {found.updates}, {found.seconds:.1f} s")

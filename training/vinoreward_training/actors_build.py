@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -35,7 +36,9 @@ LEARNERS = {
 _SB3_AT_LEAST_ONE = (
     "batch_size", "buffer_size", "n_steps", "policy_delay", "target_update_interval", "train_freq",
 )  # fmt: skip
-TRAINING_ONLY = ("episodic_life", "clip_reward", "press_fire")
+_POWER = re.compile(r"[+-]?[0-9]+[eE][+-]?[0-9]{1,3}")
+"""A number such as 1e-3, which is a word to YAML; only 1.0e-3 is none."""
+TRAINING_ONLY = ("episodic_life", "clip_reward")
 """What makes a game easier to learn; an evaluation plays the game itself."""
 
 
@@ -188,6 +191,8 @@ def _converted(name: str, value: Any, kind: str) -> Any:
     elif "bool" in kind:
         fits = isinstance(value, bool)
     elif "float" in kind:
+        if isinstance(value, str) and _POWER.fullmatch(value):
+            value = float(value)
         fits = isinstance(value, int | float) and not isinstance(value, bool)
         value = float(value) if fits else value
     elif "int" in kind:

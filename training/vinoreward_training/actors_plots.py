@@ -209,7 +209,8 @@ def draw_study(path: Path, runs: Mapping[int, Sequence[Sequence[Row]]]) -> Path:
             grid = np.linspace(0, min(pair[0][-1] for pair in curves), 100)
             middle = np.median([np.interp(grid, *pair) for pair in curves], axis=0)
             axes[0, 0].plot(grid, middle, color=colour, linewidth=2, label=f"every {period}")
-        final = [row["full"]["mean"] for rows in seeds for row in _kind(rows, "final")]
+        # The last of each run: one that was gone on with has had several.
+        final = [row["full"]["mean"] for rows in seeds for row in _kind(rows, "final")[-1:]]
         axes[0, 1].plot([period] * len(final), final, "o", color=colour, alpha=0.6)
         if final:
             ends.append((period, float(np.median(final))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 ENOUGH = 1000
 """Steps; the first ones are slower than all others."""
+
+
+PAYS = 1.1
+"""Times as fast from which compressing is worth its trouble."""
 
 
 class _Warm:
@@ -154,16 +158,23 @@ def profile(config: ActorsConfig) -> dict[str, Breakdown]:
     print(f"learner: {learner_seconds * 1e6:.0f} µs of wall time per environment step\n")
     print("\n".join(lines))
     print(f"\nprofile: {picture}")
-    following = command(config, profile_only=None, resume=False, out=config.out / "run")
+    changes: dict[str, Any] = {"profile_only": None, "resume": False, "out": config.out / "run"}
+    if "compressed" in found and _times(first, found["compressed"]) < PAYS:
+        changes |= {"compress": "none", "environments": max(8, config.environments)}
+    following = command(config, **changes)
     print(f"next:    {following}")
     return found
 
 
+def _times(first: Breakdown, second: Breakdown) -> float:
+    return first.step_cpu / max(second.step_cpu, 1e-12)
+
+
 def _ratio(config: ActorsConfig, first: Breakdown, second: Breakdown) -> str:
-    ratio = first.step_cpu / max(second.step_cpu, 1e-12)
+    ratio = _times(first, second)
     words = f"With {config.compress} an actor's step takes {second.step_cpu * 1e6:.0f} µs instead "
     words += f"of {first.step_cpu * 1e6:.0f} µs of processor time: {ratio:.2f} times"
-    if ratio < 1.1:
+    if ratio < PAYS:
         return f"{words}. That does not pay here."
     return f"{words} as fast."
 

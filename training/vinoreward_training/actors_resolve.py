@@ -84,6 +84,10 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
         base = _merged(_preset(given.get("preset", file.get("preset"))), file)
     settled = _typed({**defaults, **_merged(base, given)})
     _check(settled)
+    if str(settled["algorithm"]).startswith("sb3-"):
+        # Recorded, since a replay in a checkpoint keeps its size when there are more steps.
+        size = {"buffer_size": max(1000, settled["steps"])}
+        settled["learner"] = {**size, **settled["learner"]}
     return ActorsConfig(**{**settled, "resume": config.resume, "progress": config.progress})
 
 
@@ -247,6 +251,18 @@ def _check(settled: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"found pull_study={list(periods)}. Expected different periods of at least 1 step, "
             "such as --pull-study 10 40 160 640."
+        )
+    if periods and lag is not None:
+        raise ConfigError(
+            f"found --pull-study with lag={lag}. Expected no lag: with one, actors pull the "
+            "version whose turn it is, whatever the period."
+        )
+    replays = str(settled["algorithm"]).startswith("sb3-")
+    if replays and settled["samples_per_insert"] != ActorsConfig.samples_per_insert:
+        raise ConfigError(
+            f"found samples_per_insert={settled['samples_per_insert']} with "
+            f"{settled['algorithm']}. Expected Stable-Baselines3's own settings, such as --learner "
+            "train_freq 1 gradient_steps 2."
         )
     if periods and settled["profile_only"] is not None:
         raise ConfigError("found --pull-study and --profile-only. Expected one of them.")

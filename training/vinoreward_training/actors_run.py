@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,10 +66,11 @@ class Watcher:
     ) -> None:
         self._config, self._parts = config, parts
         self._owner, self._recorder, self._evaluator = owner, recorder, evaluator
+        self.start = owner.steps
         self._next = _next_multiple(owner.steps, config.evaluate_every)
         self.warm: Breakdown | None = None
         self.evaluation_seconds = 0.0
-        self.reached: tuple[int, float] | None = None
+        self.reached = _reached(config, recorder.rows)
 
     def __call__(self, progress: Progress) -> bool:
         """Take a training's progress; return whether to stop."""
@@ -78,8 +79,8 @@ class Watcher:
         if due or self.warm is None:
             self._profile(progress)
         every = self._config.evaluate_every
-        pushed = progress.updates % self._config.push_period == 0
-        if self._evaluator is not None and every and progress.steps >= self._next and pushed:
+        reached = every > 0 and progress.steps >= self._next
+        if self._evaluator is not None and reached and progress.pushed:
             self._next = _next_multiple(progress.steps, every)
             return self._evaluate(progress, self._evaluator)
         return False
@@ -118,6 +119,18 @@ class Watcher:
 
         spec = self._parts.learner.spec
         monitor.observe(MonitorBatch.of_returns(spec, returns, pair.full.version))
+
+
+def _reached(config: ActorsConfig, rows: Sequence[Mapping[str, Any]]) -> tuple[int, float] | None:
+    """Return step and seconds of the first evaluation that reached the target, None for none."""
+    found = (
+        (int(row["step"]), float(row["seconds"]))
+        for row in rows
+        if row["kind"] == "evaluation"
+        and config.target is not None
+        and row["full"]["mean"] >= config.target
+    )
+    return next(found, None)
 
 
 def _next_multiple(value: int, step: int) -> int:
@@ -235,7 +248,8 @@ def _train(config: ActorsConfig, parts: Parts, owner: ActorLearner, folder: Path
     ):
         watcher = Watcher(config, parts, owner, recorder, evaluator)
         try:
-            summary = owner.learn(config.steps, watcher)
+            # Stopped in the last evaluation of a run that had arrived: there is that to do only.
+            summary = owner.learn(owner.steps if watcher.reached else config.steps, watcher)
             outcome = _conclude(config, parts, summary, watcher, recorder, evaluator, folder)
         except KeyboardInterrupt:
             _say_stopped(config, owner, folder)
@@ -265,9 +279,12 @@ def _conclude(
     recorder.evaluation(pair, base, final=True)
     breakdown = difference(summary.profile, watcher.warm)
     reached_at, reached_seconds = watcher.reached or (None, None)
-    verdict = breakdown.advice(summary.learner_seconds, config.actors)
-    if parts.chain is not None:
-        verdict = f"Measured with compressed actors: {verdict[0].lower()}{verdict[1:]}"
+    if watcher.reached is None and config.target is not None and pair.full.mean >= config.target:
+        reached_at, reached_seconds = summary.steps, recorder.before + summary.seconds
+    verdict = "Where the time goes was not measured: no step was acted since it was gone on with."
+    if summary.steps > watcher.start:
+        compressed = summary.compressed is not None
+        verdict = breakdown.advice(summary.learner_seconds, config.actors, compressed=compressed)
     return Outcome(
         folder=folder,
         steps=summary.steps,

@@ -189,8 +189,11 @@ class AtariEnv(gym.Env[Bytes, np.int64]):
         lives = self._ale.lives()
         terminated = self._game_over or (self._episodic_life and lives < self._lives)
         truncated = bool(self._ale.game_truncated()) and not terminated
-        self._lives = lives
         self._over = terminated or truncated
+        if self._fire and lives < self._lives and not self._over:
+            # The next life of the same episode waits for it, as the first one did.
+            self._score += self._act(1)
+        self._lives = lives
         reward = float(np.sign(points)) if self._clip_reward else points
         return self._stack.copy(), reward, terminated, truncated, self._info(points)
 

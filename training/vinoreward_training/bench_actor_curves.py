@@ -83,7 +83,7 @@ def row(task: str, found: Mapping[str, Sequence[Curve]], picture: str) -> Row:
     """Return how much less return a policy has whose actors were INT8."""
     eager, int8 = (np.array([one.final for one in found[arm]]) for arm in (EAGER, INT8))
     lost = float(eager.mean() - int8.mean())
-    error = float("nan")
+    error = None
     if len(eager) > 1:
         error = float(np.sqrt(eager.var(ddof=1) / len(eager) + int8.var(ddof=1) / len(int8)))
     values = {arm: [round(one.final, 1) for one in found[arm]] for arm in (EAGER, INT8)}
@@ -92,11 +92,11 @@ def row(task: str, found: Mapping[str, Sequence[Curve]], picture: str) -> Row:
         f"D4PG on {task}, 2x256: mean return lost by INT8 actors, of {eager.mean():.0f}",
         lost,
         "reward",
-        low=lost - error,
-        high=lost + error,
+        low=None if error is None else lost - error,
+        high=None if error is None else lost + error,
         spread="one standard error of the difference",
         target="within one standard error",
-        met=lost <= error,
+        met=None if error is None else lost <= error,
         note=f"{find_task(task).title}, the policy of the learner, by seed: {values}; {picture}",
         details={"seconds": {arm: [one.seconds for one in found[arm]] for arm in values}},
     )

@@ -82,12 +82,13 @@ class Breakdown:
         network = sum(self.cpu[part] for part in ("infer", "pull", "decode", "load"))
         return network / self.step_cpu if self.step_cpu > 0 else 0.0
 
-    def advice(self, learner_seconds: float, actors: int = 1) -> str:
+    def advice(self, learner_seconds: float, actors: int = 1, *, compressed: bool = False) -> str:
         """Say in a sentence whether compressing the actors can shorten this training.
 
         Args:
             learner_seconds: wall time of the learner's work per environment step.
             actors: that act side by side, and share that work.
+            compressed: they are already; then what more of it could do.
         """
         share = self.share_of_network
         bound = 1.0 / (1.0 - share) if share < 1.0 else float("inf")
@@ -100,6 +101,12 @@ class Breakdown:
                 f"{self.step_cpu * 1e3:.3g} ms: the learner is what limits, and "
                 "compressed actors only free a core. Fewer samples per insert, a smaller network "
                 "or a faster device for the learner would help first."
+            )
+        if compressed:
+            return (
+                f"The compressed network takes {share:.0%} of an actor's step: what is left is the "
+                "environment's. Whether compressing paid is said by a run without it, or by "
+                "--profile-only, which measures both."
             )
         if share < 0.2:
             return (

@@ -28,6 +28,7 @@ class Progress:
         changes: of the compression since the last progress, in words.
         compressor: its reports since the last progress.
         ended: episodes that have ended since the last progress.
+        pushed: whether actors were given the weights of this very update.
     """
 
     steps: int
@@ -41,6 +42,7 @@ class Progress:
     changes: tuple[str, ...] = ()
     compressor: tuple[dict[str, Any], ...] = ()
     ended: tuple[Episode, ...] = ()
+    pushed: bool = True
 
 
 @dataclass(frozen=True)

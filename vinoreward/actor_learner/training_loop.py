@@ -106,6 +106,7 @@ class Loop:
             while totals.steps < total_steps and not stopped:
                 learned = self._update()
                 self._take_news()
+                self._check_compressor()
                 if learned:
                     self._push(check)
                     progress = self._progress(start)
@@ -248,14 +249,18 @@ class Loop:
         """Wait until nobody needs the present version any more: only the latest one is kept."""
         while not self._engine.everyone_has(self._totals.version):
             self._take_news()
-            for report in self._news.compressor:
-                if "error" in report and report["version"] == self._totals.version:
-                    raise EngineError(
-                        f"the compressor failed on version {report['version']}: {report['error']} "
-                        "Expected it to keep up: with a fixed lag nobody can go on without it."
-                    )
+            self._check_compressor()
             check(self._save)
             time.sleep(1e-4)
+
+    def _check_compressor(self) -> None:
+        """Raise if a version will never be compressed that somebody waits for, or will."""
+        failed = [one for one in self._news.compressor if "error" in one and one["version"] >= 0]
+        if failed and self._config.lag is not None:
+            raise EngineError(
+                f"the compressor failed on version {failed[0]['version']}: {failed[0]['error']} "
+                "Expected it to keep up: with a fixed lag nobody can go on without it."
+            )
 
     def _save(self) -> None:
         """Write a checkpoint and let the compressor write down its state."""
@@ -296,4 +301,5 @@ class Loop:
             changes=self._steering.changes(),
             compressor=tuple(news.compressor),
             ended=tuple(news.ended),
+            pushed=self._pushed_at == self._learner.updates,
         )
