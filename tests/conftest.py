@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -21,3 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def project_root() -> Path:
     """The folder of ``pyproject.toml``."""
     return ROOT
+
+
+# What is started in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
