@@ -47,3 +47,11 @@ def test_the_advice_names_what_limits(infer: float, learner: float, said: str) -
 def test_several_actors_share_the_learner() -> None:
     # One learner of 1 ms a step is slower than four actors of 3.1 ms.
     assert "the learner is what limits" in breakdown(3e-3, 1e-4).advice(1e-3, actors=4)
+
+
+def test_the_advice_does_not_say_what_was_not_measured() -> None:
+    """Of actors that are compressed it is not known how fast they would be otherwise."""
+    for learner, limits in ((1e-3, "the learner"), (1e-5, "acting")):
+        said = breakdown(3e-4, 1e-4).advice(learner, compressed=True)
+        assert f"{limits} is what limits now" in said and "a run without it" in said
+        assert "times faster" not in said and "75%" in said

@@ -187,7 +187,7 @@ def _pushes(config: ActorsConfig, found: Measured) -> list[str]:
     words = f"The compressor takes {found.push_seconds:.3g} s for a version of the weights"
     if config.lag is None:
         late = found.push_seconds / max(found.learner_seconds * found.steps_per_update, 1e-12)
-        return [f"{words}, in which the learner alone could make {late:.0f} updates."]
+        return [f"{words}, in which the learner alone could make {late:.2g} updates."]
     # Otherwise the slowest of the two that work side by side is what a training waits for.
     acting = sum(found.actor.wall.values()) - found.actor.wall["wait"]
     words += (

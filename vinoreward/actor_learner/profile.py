@@ -94,6 +94,14 @@ class Breakdown:
         bound = 1.0 / (1.0 - share) if share < 1.0 else float("inf")
         acting = sum(self.wall.values()) - self.wall["wait"]
         learning = learner_seconds * actors
+        if compressed:
+            limits = "the learner" if learning > acting else "acting"
+            return (
+                f"The compressed network takes {share:.0%} of an actor's step of "
+                f"{self.step_cpu * 1e3:.3g} ms, and the learner {learner_seconds * 1e3:.3g} ms per "
+                f"step: {limits} is what limits now. Whether compressing paid is said by a run "
+                "without it, or by --profile-only, which measures both."
+            )
         if learning > acting:
             return (
                 f"The learner needs {learner_seconds * 1e3:.3g} ms per environment step and "
@@ -101,12 +109,6 @@ class Breakdown:
                 f"{self.step_cpu * 1e3:.3g} ms: the learner is what limits, and "
                 "compressed actors only free a core. Fewer samples per insert, a smaller network "
                 "or a faster device for the learner would help first."
-            )
-        if compressed:
-            return (
-                f"The compressed network takes {share:.0%} of an actor's step: what is left is the "
-                "environment's. Whether compressing paid is said by a run without it, or by "
-                "--profile-only, which measures both."
             )
         if share < 0.2:
             return (
