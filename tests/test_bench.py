@@ -134,6 +134,7 @@ def test_figures_are_short() -> None:
 def test_rows_are_chosen_by_name_group_or_all() -> None:
     assert bench.chosen(["all"]) == list(bench.ROWS)
     assert bench.chosen(["quick"]) == list(bench.QUICK)
+    assert len(bench.chosen(["actors"])) == 10 and "actor-pong" in bench.chosen(["actors"])
     assert bench.chosen(["camera", "backends", "camera"]) == ["backends", "camera"]
     with pytest.raises(ConfigError, match="no row 'speed'"):
         bench.chosen(["speed"])

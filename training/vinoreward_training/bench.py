@@ -72,16 +72,21 @@ def chosen(rows: Sequence[str]) -> list[str]:
     for name in rows:
         if name == "all":
             wanted |= set(ROWS)
+        elif name == "actors":
+            wanted |= {row for row in ROWS if row.startswith("actor-")}
         elif name == "quick":
             wanted |= set(QUICK)
         elif name in ROWS:
             wanted.add(name)
         else:
             raise ConfigError(
-                f"there is no row {name!r}. Expected quick, all or some of {', '.join(ROWS)}."
+                f"there is no row {name!r}. Expected quick, actors, all or some of "
+                f"{', '.join(ROWS)}."
             )
     if not wanted:
-        raise ConfigError(f"no rows were asked for. Expected quick, all or {', '.join(ROWS)}.")
+        raise ConfigError(
+            f"no rows were asked for. Expected quick, actors, all or {', '.join(ROWS)}."
+        )
     return [name for name in ROWS if name in wanted]
 
 

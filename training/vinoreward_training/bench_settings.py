@@ -17,9 +17,9 @@ class BenchConfig:
     Rows: backends, reward-path, step, camera, classifier, int8, encoders, joint, memory, install,
     overhead, overhead-pixels, solve, solve-random, solve-pixels, wall, and those of compressed
     actors: actor-step, actor-refresh, actor-tasks, actor-wire, actor-bits, actor-cartpole,
-    actor-classic, actor-samples, actor-pong, actor-curves. ``quick`` stands for the first ones that
-    take no training, ``all`` for all. Those with pixels, and most of encoders, need an encoder
-    (--encoder); where it is not there, the rows say so.
+    actor-classic, actor-samples, actor-pong, actor-curves; ``actors`` stands for these, ``quick``
+    for the first ones that take no training, ``all`` for all. Those with pixels, and most of
+    encoders, need an encoder (--encoder); where it is not there, the rows say so.
 
     ``wall`` needs the longest: 10 to 60 minutes for the article's setting. Stopped with Ctrl-C it
     goes on from its last checkpoint with --resume. The article's run is judged by the same bundle,
@@ -34,12 +34,13 @@ class BenchConfig:
     Examples:
         vinoreward bench
         vinoreward bench --rows backends camera
+        vinoreward bench --rows actors --out runs/actors-bench
         vinoreward bench --rows all --resume
         vinoreward bench --rows solve --seeds 1 --out runs/one-seed
     """
 
     rows: tuple[str, ...] = ("quick",)
-    """Names of rows, ``quick`` or ``all``."""
+    """Names of rows, ``quick``, ``actors`` or ``all``."""
     out: Path = Path("runs/bench")
     """Folder for bench.json and bench.md."""
     resume: bool = False
