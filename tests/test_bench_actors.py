@@ -19,6 +19,7 @@ from vinoreward_training.bench_actor_bits import Variant, draw, stopped
 from vinoreward_training.bench_actor_curves import Curve
 from vinoreward_training.bench_actor_curves import draw as draw_curves
 from vinoreward_training.bench_actor_curves import row as curve_row
+from vinoreward_training.bench_actor_kept import kept
 from vinoreward_training.bench_actor_runs import (
     EAGER,
     INT8,
@@ -177,6 +178,19 @@ def test_a_policy_arrives_in_an_evaluation_of_its_own(target: float, arrives: bo
     one = train("greedy", settings, greedy=True)
     assert (one.seconds is not None) == arrives
     assert 600 <= one.steps < 1200 if arrives else one.steps >= 2000
+
+
+@pytest.mark.slow
+def test_a_training_that_was_done_is_not_done_again(tmp_path: Path) -> None:
+    settings = preset("actorq/cartpole-fp32-compiled", 0, network="1x8", steps=600)
+    bench = BenchConfig(out=tmp_path, resume=True)
+    first = kept(bench, "actorq/x", EAGER, settings)
+    assert kept(bench, "actorq/x", EAGER, settings) == first
+    # Other settings, or no word of going on: trained anew.
+    other = dataclasses.replace(settings, steps=1200)
+    assert kept(bench, "actorq/x", EAGER, other).steps > first.steps
+    fresh = kept(BenchConfig(out=tmp_path), "actorq/x", EAGER, other)
+    assert fresh.step_ms != first.step_ms
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from vinoreward.errors import MissingExtraError
+from vinoreward_training.bench_actor_kept import kept
 from vinoreward_training.bench_actor_runs import (
     COMPILED,
     EAGER,
@@ -16,10 +17,8 @@ from vinoreward_training.bench_actor_runs import (
     PRESETS,
     Trained,
     bound,
-    learner_threads,
     line,
     preset,
-    train,
 )
 from vinoreward_training.bench_settings import BenchConfig
 from vinoreward_training.bench_statistics import Row, quartiles
@@ -63,10 +62,10 @@ def _paired(
     found: dict[str, list[Trained]] = {arm: [] for arm in arms}
     for turn in range(seeds):
         for arm in (*arms[turn % len(arms) :], *arms[: turn % len(arms)]):
-            settings = preset(f"{name}-{PRESETS[arm]}", config.first_seed + turn)
-            steps = min(settings.steps, config.actor_steps)
-            with learner_threads(settings.threads):
-                trained = train(arm, dataclasses.replace(settings, steps=steps), greedy=greedy)
+            one = f"{name}-{PRESETS[arm]}"
+            settings = preset(one, config.first_seed + turn)
+            settings = dataclasses.replace(settings, steps=min(settings.steps, config.actor_steps))
+            trained = kept(config, one, arm, settings, greedy=greedy)
             found[arm].append(trained)
             print(line(trained), flush=True)
     return found
@@ -111,8 +110,7 @@ def _step_rows(config: BenchConfig, name: str, what: str, presets: Mapping[str, 
                     target=None,
                     final_episodes=2,
                 )
-                with learner_threads(settings.threads):
-                    found[arm].append(train(arm, settings))
+                found[arm].append(kept(config, presets[arm], arm, settings))
                 print(f"{what}: {line(found[arm][-1])}", flush=True)
     except MissingExtraError as error:
         return [Row(name, what, None, note=str(error))]

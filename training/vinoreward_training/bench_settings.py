@@ -56,7 +56,7 @@ class BenchConfig:
     first_seed: int = 100
     """First seed of trainings; the presets were tuned on seeds 0 to 7, these are others."""
     seeds: int = 5
-    """Trainings per row of ``solve``, ``solve-random`` and ``overhead``, with consecutive seeds."""
+    """Trainings of each arm of ``solve``, ``solve-random``, ``overhead`` and ``actor-cartpole``."""
     rounds: int = 20
     """Rounds in which the candidates take turns."""
     scenes: int = 2000

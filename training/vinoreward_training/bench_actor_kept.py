@@ -1,0 +1,51 @@
+"""Trainings of a bench row that are kept, so that a row that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vinoreward.actor_learner.profile import Breakdown
+from vinoreward.files import write_json
+from vinoreward_training.actors_record import plain_numbers
+from vinoreward_training.actors_resolve import recorded
+from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.bench_actor_runs import Trained, learner_threads, train
+from vinoreward_training.bench_settings import BenchConfig
+from vinoreward_training.run_folder import plain
+
+FOLDER = "actor-trainings"
+
+
+def kept(
+    config: BenchConfig, name: str, arm: str, settings: ActorsConfig, *, greedy: bool = False
+) -> Trained:
+    """Train, or read a training that is there: with ``resume``, of the very same settings.
+
+    Args:
+        config: of the bench; its ``out`` holds what is kept.
+        name: of the preset.
+        arm: see :func:`~vinoreward_training.bench_actor_runs.train`.
+        settings: settled.
+        greedy: see there.
+    """
+    path = config.out / FOLDER / f"{name.replace('/', '-')}-{settings.seed}.json"
+    asked = json.loads(json.dumps(plain({**recorded(settings), "greedy": greedy})))
+    found = _read(path) if config.resume else None
+    if found is not None and found["settings"] == asked:
+        values = found["trained"]
+        return Trained(**{**values, "profile": Breakdown(**values["profile"])})
+    with learner_threads(settings.threads):
+        trained = train(arm, settings, greedy=greedy)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"settings": asked, "trained": plain_numbers(asdict(trained))})
+    return trained
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
