@@ -10,7 +10,7 @@ import pytest
 from actor_learner_parts import settings
 from engine_runs import check_nothing_left
 from faulty_environments import Rescales
-from test_actor import PlainLink, acted, policy_of
+from plain_links import PlainLink, acted, policy_of
 
 from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
 from vinoreward.actor_learner.actor_network import Refused

@@ -2,114 +2,33 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
+from executor_policies import (
+    PRECISIONS,
+    SPECS,
+    WIDE,
+    WIDER,
+    agrees,
+    in_int8,
+    observations,
+    tolerance,
+    with_precision,
+)
 
-from vinoreward.actor_learner.executors.base import Executor, finite
-from vinoreward.actor_learner.executors.blob import describes, seal, unseal
-from vinoreward.actor_learner.executors.folded import folded
-from vinoreward.actor_learner.executors.onnx_blob import read_blob
-from vinoreward.actor_learner.executors.onnx_graph import policy_model, weights_of
-from vinoreward.actor_learner.executors.openvino_executor import OpenVINOExecutor
-from vinoreward.actor_learner.executors.registry import ENGINES, compile_blob, make_executor
-from vinoreward.errors import ConfigError, InputError, OutputError, VinorewardError
+from vinoreward.actor_learner.executors.base import Executor
+from vinoreward.actor_learner.executors.registry import ENGINES, make_executor
+from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.policies.policy import (
     ActivationRange,
-    Policy,
     QuantizedArray,
-    quantize_array,
     random_policy,
 )
-from vinoreward.policies.reference import forward, layer_inputs, quantized
-from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
-from vinoreward.policies.wire import decode, encode, lowered
-
-SPECS = {
-    "small": mlp(5, 3, head="logits", hidden=(16, 16), value=True),
-    "odd": mlp(7, 3, head="tanh", hidden=(33, 17, 9), activation="tanh"),
-    "gaussian": mlp(11, 4, head="tanh_gaussian", hidden=(64, 48)),
-    "pictures": PolicySpec(
-        observation_shape=(3, 22, 19),
-        layers=(
-            Conv("conv0", 3, 8, 5, 2),
-            Conv("conv1", 8, 12, 3, 1, "tanh"),
-            Flatten(),
-            Dense("dense0", 12 * 7 * 6, 40, "relu"),
-            Dense("head", 40, 6),
-        ),
-        head="q",
-        actions=6,
-        observation_dtype="uint8",
-        scale=1 / 255,
-    ),
-}
-PRECISIONS = ("fp32", "fp16", "8 bits", "4 bits", "int8", "int8 but the first")
-# Above the sizes from which weights are compiled in, or turned: other code than for small ones.
-WIDE = mlp(24, 6, head="tanh", hidden=(1030, 1030), activation="tanh")
-WIDER = mlp(24, 6, head="logits", hidden=(2060, 2060))
-ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
-
-
-def observations(spec: PolicySpec, count: int, seed: int = 0) -> npt.NDArray[np.generic]:
-    random = np.random.default_rng(seed)
-    shape = (count, *spec.observation_shape)
-    if spec.observation_dtype == "uint8":
-        return random.integers(0, 256, shape, dtype=np.uint8)
-    return random.standard_normal(shape).astype(np.float32)
-
-
-def in_int8(policy: Policy, *, but: tuple[str, ...] = ()) -> Policy:
-    """A policy in INT8 with the ranges that its layers' inputs take on some observations."""
-    seen = layer_inputs(policy, observations(policy.spec, 200, seed=9))
-    layers = [layer.name for layer in policy.spec.weighted if layer.name not in but]
-    weights = {
-        f"{name}.weight": quantize_array(policy.float_parameters()[f"{name}.weight"])
-        for name in layers
-    }
-    ranges = {
-        name: ActivationRange(min(0.0, float(seen[name].min())), float(seen[name].max()))
-        for name in layers
-    }
-    return policy.replace(parameters={**policy.parameters, **weights}, ranges=ranges)
-
-
-def with_precision(policy: Policy, precision: str) -> Policy:
-    if precision == "int8":
-        return in_int8(policy)
-    if precision == "int8 but the first":
-        return in_int8(policy, but=(policy.spec.weighted[0].name,))
-    return lowered(policy, {"fp32": 32, "fp16": 16, "8 bits": 8, "4 bits": 4}[precision])
-
-
-def tolerance(policy: Policy) -> float:
-    """How far an engine may be from the oracle.
-
-    In float: rounding of sums. In INT8 as well, but sums in another order may put an input that
-    lies between two levels on the other one: two such in a layer, at its largest weight.
-    """
-    flips = [
-        2 * bounds.step * float(np.abs(policy.float_parameters()[f"{name}.weight"]).max())
-        for name, bounds in policy.ranges.items()
-    ]
-    return max(flips, default=0.0) + 2e-5
-
-
-def agrees(executor: Executor, policy: Policy, seed: int = 0) -> npt.NDArray[np.float32]:
-    """Check one call; return how far each output is from the oracle's."""
-    seen = observations(policy.spec, executor.batch, seed)
-    found, expected = executor.infer(seen), forward(policy, seen)
-    assert found.dtype == np.float32 and found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=tolerance(policy))
-    return np.abs(found - expected)
+from vinoreward.policies.spec import PolicySpec, mlp
+from vinoreward.policies.wire import decode, encode
 
 
 @pytest.fixture(params=ENGINES)
@@ -334,167 +253,6 @@ def test_unknown_engines_and_batches_are_refused(engine: str) -> None:
         make_executor(engine, 0)
     with pytest.raises(ConfigError, match="Expected one of numpy, openvino"):
         make_executor("tensorflow", 1)
-
-
-@pytest.mark.parametrize("name", [name for name in ENGINES if not name.startswith("torch")])
-def test_actors_do_not_import_torch(name: str) -> None:
-    code = (
-        "import sys, numpy as np\n"
-        "from vinoreward.actor_learner.executors.registry import make_executor\n"
-        "from vinoreward.policies.policy import ActivationRange, quantize_array, random_policy\n"
-        "from vinoreward.policies.spec import mlp\n"
-        "policy = random_policy(mlp(4, 2, head='logits'), 0)\n"
-        "weights = {n: quantize_array(v) if v.ndim > 1 else v"
-        " for n, v in policy.parameters.items()}\n"
-        "ranges = {layer.name: ActivationRange(-4, 4) for layer in policy.spec.layers}\n"
-        f"with make_executor({name!r}, 1) as executor:\n"
-        "    for each in (policy, policy.replace(parameters=weights, ranges=ranges)):\n"
-        "        executor.refresh(each)\n"
-        "        executor.infer(np.ones((1, 4), dtype=np.float32))\n"
-        "heavy = {'torch', 'onnx', 'nncf', 'openvino', 'onnxruntime'} - {"
-        f"{name!r}" + "}\n"
-        "print(sorted(heavy.intersection(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("name", "extra"), [("onnxruntime", r"\[onnxruntime\]"), ("torch", r"\[train\]")]
-)
-def test_a_missing_library_is_named(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(VinorewardError, match=extra):
-        make_executor(name, 1)
-
-
-@pytest.mark.skipif(not ON_X86, reason="INT8 kernels of x86 processors")
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("name", [*SPECS, "wide"])
-def test_openvino_really_computes_in_int8(name: str, batch: int) -> None:
-    policy = in_int8(random_policy({**SPECS, "wide": WIDE}[name], 0))
-    with OpenVINOExecutor(batch) as executor:
-        with pytest.raises(ConfigError, match="refresh first"):
-            executor.kernels()
-        executor.refresh(policy)
-        precisions = [
-            precision
-            for kind, precision in executor.kernels().values()
-            if kind in ("Convolution", "FullyConnected", "MatMul")
-        ]
-    assert len(precisions) == len(policy.spec.weighted)
-    assert set(precisions) <= {"u8", "i8"}
-
-
-@pytest.mark.parametrize(
-    ("name", "batch"), [("openvino", 1), ("openvino", 4), ("onnxruntime", 1), ("onnxruntime", 4)]
-)
-def test_a_blob_is_used_if_it_fits_and_ignored_if_not(name: str, batch: int) -> None:
-    policy = in_int8(random_policy(WIDE, 0)).replace(engine=name)
-    other = in_int8(random_policy(WIDE, 1))
-    blob = compile_blob(policy, batch)
-    assert blob is not None
-    with make_executor(name, batch) as executor:
-
-        def used() -> bool:
-            acting = executor.policy
-            if isinstance(executor, OpenVINOExecutor):
-                return executor.imported
-            return acting is not None and read_blob(acting) is not None
-
-        executor.refresh(policy.replace(blob=blob))
-        assert used()
-        agrees(executor, policy)
-        middle, newline = len(blob) // 2, blob.index(b"\n", 40)
-        unfit = [
-            b"",
-            b"nonsense",
-            blob[:middle],
-            blob[:newline],
-            blob + b"x",
-            blob[:middle] + bytes([blob[middle] ^ 1]) + blob[middle + 1 :],
-            blob[:-1] + bytes([blob[-1] ^ 128]),
-            blob.replace(b'"engine": "', b'"engine": "x', 1),
-            blob.replace(b'"network": "', b'"network": "x', 1),
-            blob.replace(b"{", b"[", 1),
-        ]
-        if name == "openvino":
-            unfit.append(blob.replace(b'"openvino": "', b'"openvino": "x', 1))
-        for each in unfit:
-            executor.refresh(policy.replace(blob=each))
-            assert not used()
-            agrees(executor, policy)
-        # A blob of other weights would act with them, and nobody would know.
-        executor.refresh(other.replace(blob=blob))
-        assert not used()
-        agrees(executor, other)
-    if name == "openvino":
-        with OpenVINOExecutor(batch + 1) as pair:
-            pair.refresh(policy.replace(blob=blob))
-            assert not pair.imported
-            agrees(pair, policy)
-
-
-@pytest.mark.parametrize("batch", [1, 4])
-def test_onnxruntime_multiplies_what_the_blob_holds(batch: int) -> None:
-    """Seen with a forged one, which says that it is of other weights than it is."""
-    policy, other = (
-        in_int8(random_policy(WIDE, seed)).replace(engine="onnxruntime") for seed in range(2)
-    )
-    inside = unseal(compile_blob(other, batch), describes(other, "onnxruntime"))
-    assert inside is not None
-    forged = seal(describes(policy, "onnxruntime"), bytes(inside))
-    with make_executor("onnxruntime", batch) as executor:
-        executor.refresh(policy.replace(blob=memoryview(forged)))
-        agrees(executor, other)
-
-
-def test_nothing_is_prepared_where_weights_are_swapped(engine: str) -> None:
-    small = random_policy(SPECS["small"], 0).replace(engine=engine)
-    assert compile_blob(small, 1) is None
-    assert compile_blob(in_int8(small), 1) is None
-    with pytest.raises(ConfigError, match="no engine"):
-        compile_blob(small.replace(engine="nonsense"), 1)
-
-
-@pytest.mark.parametrize("constants", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "int8", "int8 but the first"])
-@pytest.mark.parametrize("name", SPECS)
-def test_our_onnx_is_onnx(name: str, precision: str, constants: bool) -> None:
-    onnx = pytest.importorskip("onnx")
-    policy = with_precision(random_policy(SPECS[name], 0), precision)
-    weights = weights_of(policy)
-    model = onnx.load_model_from_string(policy_model(policy, 2, weights, constants=constants))
-    onnx.checker.check_model(model, full_check=True)
-    assert len(model.graph.input) == (1 if constants else len(model.graph.input))
-    assert model.graph.output[0].name == "outputs"
-
-
-@given(
-    arrays.arrays(
-        np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_subnormal=False)
-    )
-)
-def test_finite_is_what_it_says(array: npt.NDArray[np.float32]) -> None:
-    assert finite(array) == bool(np.isfinite(array).all())
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32 - 1), st.floats(-5.0, 0.0), st.floats(0.125, 7.0))
-def test_folding_changes_nothing(seed: int, low: float, high: float) -> None:
-    random = np.random.default_rng(seed)
-    policy = random_policy(mlp(9, 4, head="q", hidden=()), seed)
-    weight = quantize_array(policy.float_parameters()["head.weight"])
-    bounds = ActivationRange(low, high)
-    policy = policy.replace(
-        parameters={**policy.parameters, "head.weight": weight}, ranges={"head": bounds}
-    )
-    whole = folded(policy, "head")
-    seen = random.normal(0.0, 4.0, (16, 9)).astype(np.float32)
-    levels = np.rint((quantized(seen, bounds) - low) / bounds.step)
-    found = (levels @ whole.codes.T) * whole.scales + whole.bias
-    np.testing.assert_allclose(found, forward(policy, seen), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -1,0 +1,200 @@
+"""What single engines promise beside the contract: what they import, compile and compute with."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from executor_policies import SPECS, WIDE, agrees, in_int8, with_precision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from vinoreward.actor_learner.executors.base import finite
+from vinoreward.actor_learner.executors.blob import describes, seal, unseal
+from vinoreward.actor_learner.executors.folded import folded
+from vinoreward.actor_learner.executors.onnx_blob import read_blob
+from vinoreward.actor_learner.executors.onnx_graph import policy_model, weights_of
+from vinoreward.actor_learner.executors.openvino_executor import OpenVINOExecutor
+from vinoreward.actor_learner.executors.registry import ENGINES, compile_blob, make_executor
+from vinoreward.errors import ConfigError, VinorewardError
+from vinoreward.policies.policy import (
+    ActivationRange,
+    quantize_array,
+    random_policy,
+)
+from vinoreward.policies.reference import forward, quantized
+from vinoreward.policies.spec import mlp
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if not name.startswith("torch")])
+def test_actors_do_not_import_torch(name: str) -> None:
+    code = (
+        "import sys, numpy as np\n"
+        "from vinoreward.actor_learner.executors.registry import make_executor\n"
+        "from vinoreward.policies.policy import ActivationRange, quantize_array, random_policy\n"
+        "from vinoreward.policies.spec import mlp\n"
+        "policy = random_policy(mlp(4, 2, head='logits'), 0)\n"
+        "weights = {n: quantize_array(v) if v.ndim > 1 else v"
+        " for n, v in policy.parameters.items()}\n"
+        "ranges = {layer.name: ActivationRange(-4, 4) for layer in policy.spec.layers}\n"
+        f"with make_executor({name!r}, 1) as executor:\n"
+        "    for each in (policy, policy.replace(parameters=weights, ranges=ranges)):\n"
+        "        executor.refresh(each)\n"
+        "        executor.infer(np.ones((1, 4), dtype=np.float32))\n"
+        "heavy = {'torch', 'onnx', 'nncf', 'openvino', 'onnxruntime'} - {"
+        f"{name!r}" + "}\n"
+        "print(sorted(heavy.intersection(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"), [("onnxruntime", r"\[onnxruntime\]"), ("torch", r"\[train\]")]
+)
+def test_a_missing_library_is_named(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(VinorewardError, match=extra):
+        make_executor(name, 1)
+
+
+@pytest.mark.skipif(not ON_X86, reason="INT8 kernels of x86 processors")
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("name", [*SPECS, "wide"])
+def test_openvino_really_computes_in_int8(name: str, batch: int) -> None:
+    policy = in_int8(random_policy({**SPECS, "wide": WIDE}[name], 0))
+    with OpenVINOExecutor(batch) as executor:
+        with pytest.raises(ConfigError, match="refresh first"):
+            executor.kernels()
+        executor.refresh(policy)
+        precisions = [
+            precision
+            for kind, precision in executor.kernels().values()
+            if kind in ("Convolution", "FullyConnected", "MatMul")
+        ]
+    assert len(precisions) == len(policy.spec.weighted)
+    assert set(precisions) <= {"u8", "i8"}
+
+
+@pytest.mark.parametrize(
+    ("name", "batch"), [("openvino", 1), ("openvino", 4), ("onnxruntime", 1), ("onnxruntime", 4)]
+)
+def test_a_blob_is_used_if_it_fits_and_ignored_if_not(name: str, batch: int) -> None:
+    policy = in_int8(random_policy(WIDE, 0)).replace(engine=name)
+    other = in_int8(random_policy(WIDE, 1))
+    blob = compile_blob(policy, batch)
+    assert blob is not None
+    with make_executor(name, batch) as executor:
+
+        def used() -> bool:
+            acting = executor.policy
+            if isinstance(executor, OpenVINOExecutor):
+                return executor.imported
+            return acting is not None and read_blob(acting) is not None
+
+        executor.refresh(policy.replace(blob=blob))
+        assert used()
+        agrees(executor, policy)
+        middle, newline = len(blob) // 2, blob.index(b"\n", 40)
+        unfit = [
+            b"",
+            b"nonsense",
+            blob[:middle],
+            blob[:newline],
+            blob + b"x",
+            blob[:middle] + bytes([blob[middle] ^ 1]) + blob[middle + 1 :],
+            blob[:-1] + bytes([blob[-1] ^ 128]),
+            blob.replace(b'"engine": "', b'"engine": "x', 1),
+            blob.replace(b'"network": "', b'"network": "x', 1),
+            blob.replace(b"{", b"[", 1),
+        ]
+        if name == "openvino":
+            unfit.append(blob.replace(b'"openvino": "', b'"openvino": "x', 1))
+        for each in unfit:
+            executor.refresh(policy.replace(blob=each))
+            assert not used()
+            agrees(executor, policy)
+        # A blob of other weights would act with them, and nobody would know.
+        executor.refresh(other.replace(blob=blob))
+        assert not used()
+        agrees(executor, other)
+    if name == "openvino":
+        with OpenVINOExecutor(batch + 1) as pair:
+            pair.refresh(policy.replace(blob=blob))
+            assert not pair.imported
+            agrees(pair, policy)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_onnxruntime_multiplies_what_the_blob_holds(batch: int) -> None:
+    """Seen with a forged one, which says that it is of other weights than it is."""
+    policy, other = (
+        in_int8(random_policy(WIDE, seed)).replace(engine="onnxruntime") for seed in range(2)
+    )
+    inside = unseal(compile_blob(other, batch), describes(other, "onnxruntime"))
+    assert inside is not None
+    forged = seal(describes(policy, "onnxruntime"), bytes(inside))
+    with make_executor("onnxruntime", batch) as executor:
+        executor.refresh(policy.replace(blob=memoryview(forged)))
+        agrees(executor, other)
+
+
+def test_nothing_is_prepared_where_weights_are_swapped(engine: str) -> None:
+    small = random_policy(SPECS["small"], 0).replace(engine=engine)
+    assert compile_blob(small, 1) is None
+    assert compile_blob(in_int8(small), 1) is None
+    with pytest.raises(ConfigError, match="no engine"):
+        compile_blob(small.replace(engine="nonsense"), 1)
+
+
+@pytest.mark.parametrize("constants", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int8 but the first"])
+@pytest.mark.parametrize("name", SPECS)
+def test_our_onnx_is_onnx(name: str, precision: str, constants: bool) -> None:
+    onnx = pytest.importorskip("onnx")
+    policy = with_precision(random_policy(SPECS[name], 0), precision)
+    weights = weights_of(policy)
+    model = onnx.load_model_from_string(policy_model(policy, 2, weights, constants=constants))
+    onnx.checker.check_model(model, full_check=True)
+    assert len(model.graph.input) == (1 if constants else len(model.graph.input))
+    assert model.graph.output[0].name == "outputs"
+
+
+@given(
+    arrays.arrays(
+        np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_subnormal=False)
+    )
+)
+def test_finite_is_what_it_says(array: npt.NDArray[np.float32]) -> None:
+    assert finite(array) == bool(np.isfinite(array).all())
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.floats(-5.0, 0.0), st.floats(0.125, 7.0))
+def test_folding_changes_nothing(seed: int, low: float, high: float) -> None:
+    random = np.random.default_rng(seed)
+    policy = random_policy(mlp(9, 4, head="q", hidden=()), seed)
+    weight = quantize_array(policy.float_parameters()["head.weight"])
+    bounds = ActivationRange(low, high)
+    policy = policy.replace(
+        parameters={**policy.parameters, "head.weight": weight}, ranges={"head": bounds}
+    )
+    whole = folded(policy, "head")
+    seen = random.normal(0.0, 4.0, (16, 9)).astype(np.float32)
+    levels = np.rint((quantized(seen, bounds) - low) / bounds.step)
+    found = (levels @ whole.codes.T) * whole.scales + whole.bias
+    np.testing.assert_allclose(found, forward(policy, seen), rtol=1e-4, atol=1e-4)

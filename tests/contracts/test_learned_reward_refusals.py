@@ -1,0 +1,158 @@
+"""What every form of the learned reward refuses, and what it carries along."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from reward_rollouts import ENVS, sync
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+from toy_environments import Corridor, save_toy_bundle
+
+from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
+
+
+def test_render_is_refused_where_the_frame_is_of_the_next_episode(bundle: Bundle) -> None:
+    with pytest.raises(ConfigError, match="NEXT_STEP"):
+        VectorLearnedReward(sync(AutoresetMode.SAME_STEP, render_mode="rgb_array"), bundle)
+    with pytest.raises(ConfigError, match="LearnedReward around each"):
+        VecLearnedReward(DummyVecEnv([Corridor]), bundle, image_source="render")
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "message"),
+    [
+        ("vector", "render", "render_mode"),
+        ("vector", "obs", "uint8"),
+        ("grey", "obs", "colour"),
+        ("float", "obs", "uint8"),
+        ("square", "obs", "first or last"),
+        ("dict", "obs", "obs:<key>"),
+        ("dict", "obs:camera", "image, position"),
+        ("picture", "obs:image", "Dict"),
+        ("picture", "pixels", "image_source"),
+    ],
+)
+def test_a_picture_that_is_not_there_is_refused_at_once(
+    bundle: Bundle, kind: str, source: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LearnedReward(Corridor(observation=kind), bundle, image_source=source)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gamma": 1.5},
+        {"reward_mode": "dense"},
+        {"success_reward": float("nan")},
+        {"success_hold_steps": 0},
+        {"success_threshold": 1.5},
+        {"terminate_on_success": 1},
+        {"guard": 3},
+        {"env_reward_weight": "much"},
+        {"hold_in_observation": True},
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused_at_once(bundle: Bundle, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        LearnedReward(Corridor(observation="picture"), bundle, image_source="obs", **wrong)
+
+
+def test_another_scene_is_refused(tmp_path: Path) -> None:
+    bundle = save_toy_bundle(tmp_path / "scened", scene={"mesh": "20", "height": 6})
+    same, other = {"mesh": "20", "height": 6}, {"mesh": "full", "height": 6}
+    LearnedReward(Corridor("picture", scene=same), bundle, image_source="obs").close()
+    VecLearnedReward(DummyVecEnv([lambda: Corridor("picture", scene=same)]), bundle).close()
+    with pytest.raises(PictureMismatchError, match="mesh='full'"):
+        LearnedReward(Corridor("picture", scene=other), bundle, image_source="obs")
+    with pytest.raises(PictureMismatchError):
+        VectorLearnedReward(
+            sync(AutoresetMode.NEXT_STEP, observation="picture", scene=other),
+            bundle,
+            image_source="obs",
+        )
+    with pytest.raises(PictureMismatchError):
+        VecLearnedReward(DummyVecEnv([lambda: Corridor("picture", scene=other)]), bundle)
+
+
+def test_ends_that_cannot_be_made_true_are_refused(bundle: Bundle) -> None:
+    wrapped = gym.wrappers.vector.RecordEpisodeStatistics(
+        sync(AutoresetMode.NEXT_STEP, observation="picture")
+    )
+    with pytest.raises(ConfigError, match="outside"):
+        VectorLearnedReward(wrapped, bundle, image_source="obs")
+    VectorLearnedReward(wrapped, bundle, image_source="obs", terminate_on_success=False).close()
+    strict = DummyVecEnv([lambda: Monitor(Corridor("picture"), allow_early_resets=False)])
+    with pytest.raises(ConfigError, match="allow_early_resets"):
+        VecLearnedReward(strict, bundle)
+    with pytest.raises(ConfigError, match="around"):
+        VecLearnedReward(VecMonitor(DummyVecEnv([lambda: Corridor("picture")])), bundle)
+
+
+def test_a_disabled_autoreset_that_is_forgotten_is_an_error(bundle: Bundle) -> None:
+    env = VectorLearnedReward(
+        sync(AutoresetMode.DISABLED, observation="picture", first_cells=(4,)),
+        bundle,
+        image_source="obs",
+    )
+    env.reset(seed=0)
+    _, _, terminated, _, _ = env.step(np.ones(ENVS, int))
+    assert terminated.all()
+    with pytest.raises(ConfigError, match="reset_mask"):
+        env.step(np.ones(ENVS, int))
+    env.close()
+
+
+def test_a_bad_picture_from_a_function_is_an_error(bundle: Bundle) -> None:
+    env = LearnedReward(Corridor(), bundle, image_source=lambda env, obs: np.zeros((6, 8, 3)))
+    env.reset(seed=0)
+    with pytest.raises(InputError, match="float64"):
+        env.step(1)
+    env.close()
+
+
+def test_the_guard_has_the_last_word(bundle: Bundle) -> None:
+    asked: list[tuple[float, float]] = []
+
+    def guard(observation: Any, probability: float) -> bool:
+        asked.append((float(observation[0]), probability))
+        return bool(observation[0] >= 6)
+
+    env = LearnedReward(Corridor(render_mode="rgb_array", first_cells=(3,)), bundle, guard=guard)
+    env.reset(seed=0)
+    assert [env.step(1)[4]["is_success"] for _ in range(3)] == [False, False, True]
+    assert [cell for cell, _ in asked] == [5, 6]
+    env.close()
+
+
+def test_the_specification_can_be_written_and_made_again(bundle: Bundle) -> None:
+    env = LearnedReward(
+        gym.make("ToyCorridor-v0", observation="picture", first_cells=(4,)),
+        str(bundle.path),
+        image_source="obs",
+        success_reward=2.0,
+    )
+    assert env.spec is not None
+    text = env.spec.to_json()
+    json.loads(text)
+    again = gym.make(gym.envs.registration.EnvSpec.from_json(text))
+    again.reset(seed=0)
+    _, reward, terminated, _, info = again.step(1)
+    assert (reward, terminated, info["is_success"]) == (2.0, True, True)
+    env.close()
+    again.close()

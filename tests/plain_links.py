@@ -1,0 +1,136 @@
+"""Links without any processes: what actors and compressors see of an engine, for tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from vinoreward.actor_learner.actor import Actor, ActorConfig
+from vinoreward.actor_learner.environments import EnvironmentSpec
+from vinoreward.actor_learner.link import ActorLink, Weights
+from vinoreward.actor_learner.orders import Orders
+from vinoreward.actor_learner.trajectory import (
+    COMPRESSED,
+    FULL_PRECISION,
+    Trajectory,
+    TrajectorySpec,
+)
+from vinoreward.policies.policy import Policy
+from vinoreward.policies.spec import PolicySpec, mlp
+from vinoreward.policies.wire import encode
+
+CARTPOLE = mlp(4, 2, head="logits", hidden=(16, 16))
+
+
+USUAL = Orders()
+
+
+def policy_of(spec: PolicySpec, version: int, seed: int | None = None) -> Policy:
+    """Random weights that differ from version to version."""
+    random = np.random.default_rng([version if seed is None else seed])
+    return Policy(
+        spec,
+        {
+            name: random.normal(0, 0.5, shape).astype(np.float32)
+            for name, shape in spec.parameter_shapes().items()
+        },
+        version=version,
+    )
+
+
+class PlainLink(ActorLink):
+    """Everything in this process; ``after`` is called with the number of trajectories so far."""
+
+    def __init__(self, spec: TrajectorySpec, rollouts: int, orders: Orders) -> None:
+        self._spec = spec
+        self._rollouts = rollouts
+        self._begun: Trajectory | None = None
+        self.told = orders
+        self.weights: dict[int, Policy | None] = {FULL_PRECISION: None, COMPRESSED: None}
+        self.done: list[Trajectory] = []
+        self.counts: Counter[str] = Counter()
+        self.episodes: list[dict[str, Any]] = []
+        self.refused: list[dict[str, Any]] = []
+        self.looks: list[tuple[int, int]] = []
+        self.after: Callable[[int], None] = lambda done: None
+        self.version = 0
+        self.over = False
+
+    def publish(self, policy: Policy, network: int = FULL_PRECISION) -> None:
+        self.weights[network] = policy
+        if network == FULL_PRECISION:
+            self.version = policy.version
+
+    @property
+    def stopped(self) -> bool:
+        return self.over or len(self.done) >= self._rollouts
+
+    @property
+    def learner_version(self) -> int:
+        return self.version
+
+    def orders(self) -> Orders:
+        return self.told
+
+    def report(self, kind: str, value: Any) -> None:
+        assert kind in ("episodes", "refused")
+        if kind == "refused":
+            self.refused.append(value)
+        else:
+            self.episodes += value
+
+    def pull(self, network: int, have: int, *, wait: bool = False) -> Weights | None:
+        self.looks.append((network, have))
+        found = self.weights[network]
+        if found is None or found.version <= have:
+            self.over |= wait  # nobody is there who could publish
+            return None
+        encoded = encode(found)
+        return Weights(encoded.header, encoded.payload(), found.version)
+
+    def begin(self) -> Trajectory | None:
+        self._begun = self._spec.empty()
+        return self._begun
+
+    def commit(self) -> None:
+        assert self._begun is not None
+        self._spec.check(self._begun)
+        self.done.append(self._begun)
+        self.after(len(self.done))
+
+    def count(self, counts: Mapping[str, int]) -> None:
+        self.counts.update(counts)
+
+
+def acted(
+    spec: PolicySpec = CARTPOLE,
+    environment: str | EnvironmentSpec = "CartPole-v1",
+    *,
+    rollouts: int = 10,
+    steps: int = 8,
+    environments: int = 1,
+    orders: Orders = USUAL,
+    begin: Callable[[PlainLink], None] | None = None,
+    prior: int = 0,
+    **config: Any,
+) -> PlainLink:
+    """Let an actor fill some trajectories."""
+    trajectories = TrajectorySpec.of(spec, steps, environments)
+    link = PlainLink(trajectories, rollouts, orders)
+    link.publish(policy_of(spec, int(config.get("first_version", 0))))
+    if begin is not None:
+        begin(link)
+    made = EnvironmentSpec(environment) if isinstance(environment, str) else environment
+    told = ActorConfig(
+        environment=made,
+        policy=spec,
+        engine=config.pop("engine", "numpy"),
+        environments=environments,
+        steps=steps,
+        **config,
+    )
+    Actor(told, link, number=0, rollouts=prior).run()
+    return link

@@ -1,0 +1,267 @@
+"""What the Ray engine is made of, without a cluster: intake, outbox, courier, state."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_runs import NUMBERED, PATIENCE, config, random_policy, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vinoreward.actor_learner.engines.ray_courier import Courier
+from vinoreward.actor_learner.engines.ray_intake import Arrived, Intake
+from vinoreward.actor_learner.engines.ray_outbox import Outbox
+from vinoreward.actor_learner.engines.ray_state import COMPRESSED as STORE_OF_COMPRESSED
+from vinoreward.actor_learner.engines.ray_state import (
+    FULL,
+    ORDERS,
+    Identity,
+    Known,
+    Published,
+    State,
+)
+from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.orders import Orders
+
+
+def arrived(actor: int, sequence: int) -> Arrived:
+    return Arrived(config().trajectory.empty(actor), sequence)
+
+
+class TestIntake:
+    @given(
+        actors=st.integers(1, 4),
+        slots=st.integers(1, 3),
+        ratio=st.sampled_from([0.25, 1.0, 8.0]),
+        moves=st.lists(st.integers(0, 2**16), max_size=60),
+    )
+    @settings(deadline=None)
+    def test_bounded_limited_and_never_stuck(
+        self, actors: int, slots: int, ratio: float, moves: list[int]
+    ) -> None:
+        """Whatever comes in which order: no actor has more on its way than there is room for."""
+        size, sample = 9, 32
+        together = size * actors
+        buffer = 2 * SamplesPerInsert.smallest_buffer(ratio, together, sample)
+        limiter = SamplesPerInsert(ratio, 18, buffer, insert_size=together, sample_size=sample)
+        asked: list[int] = []
+        intake = Intake(size, actors, slots, limiter, asked.append)
+        intake.ask()
+        taken: list[Arrived] = []
+        steps = samples = 0
+        sequence = [0] * actors
+        for move in moves:
+            if asked and move % 4:
+                actor = asked.pop(move % len(asked))
+                intake.arrived(arrived(actor, sequence[actor]))
+                sequence[actor] += 1
+                steps += size
+            found = intake.take(1, timeout=0.0, stop=lambda: False, evenly=False)
+            taken += found or []
+            if taken and move % 3 == 0:
+                intake.release([taken.pop()])
+            if limiter.can_sample(steps, samples, sample):
+                samples += sample
+                intake.sampled(sample)
+            if asked and move % 7 == 0:
+                dead = asked[0]
+                intake.lost(dead)
+                asked[:] = [actor for actor in asked if actor != dead]
+                intake.ask()
+            for actor in range(actors):
+                held = sum(one.trajectory.actor == actor for one in taken)
+                assert asked.count(actor) + held <= slots
+            inserted = steps + size * len(asked)
+            assert inserted <= 18 or limiter.surplus(inserted, samples) <= limiter.error_buffer
+        intake.release(taken)
+        while (found := intake.take(1, timeout=0.0, stop=lambda: False, evenly=False)) is not None:
+            intake.release(found)
+        # With everything given back, somebody can always go on.
+        assert asked or limiter.can_sample(steps, samples, sample)
+
+    def test_evenly_is_in_order_whatever_came_first(self) -> None:
+        intake = Intake(9, 2, 3, None, lambda actor: None)
+        intake.ask()
+        for actor, sequence in [(1, 1), (1, 0), (0, 2), (0, 0), (1, 2)]:
+            intake.arrived(arrived(actor, sequence))
+        assert intake.take(6, timeout=0.0, stop=lambda: False, evenly=True) is None
+        intake.arrived(arrived(0, 1))
+        found = intake.take(4, timeout=0.0, stop=lambda: False, evenly=True)
+        assert found is not None
+        order = [(one.trajectory.actor, one.sequence) for one in found]
+        assert order == [(0, 0), (1, 0), (0, 1), (1, 1)]
+        assert intake.waiting == 2
+        assert intake.rollouts == [3, 3]
+
+
+class TestOutbox:
+    def test_messages_go_to_who_asked_first(self) -> None:
+        async def asking() -> list[bytes]:
+            outbox = Outbox()
+
+            def work() -> None:
+                outbox.put((b"0", None))
+                assert outbox.wait_asked(lambda: False)
+                for text in (b"1", b"2", b"3"):
+                    outbox.put((text, None))
+                outbox.end("over")
+
+            thread = threading.Thread(target=work)
+            first = outbox.next()
+            thread.start()
+            ended = asyncio.ensure_future(outbox.ended())
+            found = [await first, *(await asyncio.gather(*(outbox.next() for _ in range(3))))]
+            assert await ended == await outbox.ended() == "over"
+            thread.join()
+            return [text for text, _ in found]
+
+        assert asyncio.run(asking()) == [b"0", b"1", b"2", b"3"]
+
+    def test_nobody_asks(self) -> None:
+        assert not Outbox().wait_asked(lambda: True)
+
+
+class TestCourier:
+    def test_the_newest_goes_and_orders_before_weights(self) -> None:
+        sent: list[tuple[str, int]] = []
+        free = threading.Event()
+        busy = threading.Event()
+
+        def send(store: str, version: int, header: bytes, payload: Any) -> Published:
+            busy.set()
+            assert free.wait(PATIENCE)
+            sent.append((store, version))
+            return Published(version, header, payload)
+
+        failures: list[str] = []
+        again: list[tuple[str, int]] = []
+        courier = Courier(
+            send, lambda store, what: again.append((store, what.version)), failures.append
+        )
+        empty = np.empty(0, np.uint8)
+        courier.publish(FULL, 0, b"", empty)
+        assert busy.wait(PATIENCE)
+        for version in range(1, 5):
+            courier.publish(FULL, version, b"", empty)
+        courier.publish(ORDERS, 7, b"", empty)
+        assert not courier.flush(0.0)
+        free.set()
+        assert courier.flush(PATIENCE)
+        assert sent == [(FULL, 0), (ORDERS, 7), (FULL, 4)]
+        courier.resend()
+        assert courier.flush(PATIENCE)
+        assert again == [(ORDERS, 7), (FULL, 4)]
+        courier.close()
+        assert failures == []
+
+    def test_a_failure_is_told(self) -> None:
+        def send(store: str, version: int, header: bytes, payload: Any) -> Published:
+            raise OSError("no way through")
+
+        failures: list[str] = []
+        courier = Courier(send, lambda store, what: None, failures.append)
+        courier.publish(FULL, 0, b"", np.empty(0, np.uint8))
+        until(lambda: failures)
+        assert failures == ["full could not be published: no way through"]
+        courier.close()
+
+
+class TestState:
+    def test_newest_wins_and_an_older_generation_is_sent_away(self) -> None:
+        async def talk() -> None:
+            state = State(2)
+            first = Known(0, 0, -1, -1)
+            born = (await state.look()).born
+            assert await state.pull(first, FULL, -1, 0.0) == ((born, False, -1, None), None)
+            waiting = asyncio.ensure_future(state.pull(first, FULL, -1, PATIENCE))
+            await state.publish(ORDERS, Published(0, b"{}", None))
+            await state.publish(FULL, Published(5, b"five", None))
+            pulled = await waiting
+            assert pulled.latest == (5, b"five", None)
+            assert pulled.told == (born, False, 5, (0, b"{}", None))
+            await state.publish(FULL, Published(4, b"late", None))
+            assert (await state.latest(FULL)) == (5, b"five", None)
+            assert await state.everyone_has(1, 5, False)
+            assert not await state.everyone_has(2, 5, False)
+            assert not await state.everyone_has(1, 5, True)
+            told = await state.sync(Known(1, 0, 5, 0), 3, None, 0.0)
+            assert told == (born, False, 5, None)
+            assert await state.everyone_has(2, 5, False)
+            look = await state.look()
+            assert look.silence[0] == float("inf") > look.silence[1] >= 0
+            # Replaced while it waits: it is told to end, and does not count any more.
+            waiting_too = asyncio.ensure_future(state.sync(Known(1, 0, 5, 0), 4, None, PATIENCE))
+            await asyncio.sleep(0)
+            await state.replace(1, 1)
+            assert (await waiting_too).stopped
+            assert not await state.everyone_has(2, 5, False)
+            assert (await state.look()).silence[1] == float("inf")
+            await state.sync(Known(1, 0, 9, 0), 5, None, 0.0)
+            assert (await state.look()).generations == (0, 1)
+            assert not await state.everyone_has(2, 5, False)
+            await state.stop()
+            assert (await state.pull(first, FULL, 5, PATIENCE)).told.stopped
+
+        asyncio.run(talk())
+
+
+class Handle:
+    """A state that lives in this process, and is asked like one on Ray."""
+
+    def __init__(self, processes: int) -> None:
+        self.actor = State(processes)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*arguments: Any) -> Any:
+            return asyncio.run_coroutine_threadsafe(
+                getattr(self.actor, name)(*arguments), self._loop
+            )
+
+        return SimpleNamespace(remote=remote)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class TestStateLost:
+    def test_the_compressor_publishes_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The learner waits for what only the compressor has, which waits for the learner."""
+        ray_links = pytest.importorskip("vinoreward.actor_learner.engines.ray_links")
+        monkeypatch.setattr(
+            ray_links, "ray", SimpleNamespace(get=lambda future: future.result(PATIENCE))
+        )
+        handle = Handle(2)
+
+        def ask(name: str, *arguments: Any) -> Any:
+            return getattr(handle, name).remote(*arguments).result(PATIENCE)
+
+        def learner_publishes() -> None:
+            ask("publish", ORDERS, Published(0, Orders().to_json(), None))
+            ask("publish", FULL, Published(5, b"five", np.empty(0, np.uint8)))
+            ask("pull", Known(0, 0, -1, 0), FULL, -1, 0.0)  # so does the actor
+
+        learner_publishes()
+        link = ray_links.RayCompressorLink(Identity(handle, 1, 0, beat=0.01), Outbox())
+        assert link.pull(0, -1).version == 5
+        link.publish(random_policy(NUMBERED, 5))
+        assert ask("everyone_has", 1, 5, True)
+        made = ask("latest", STORE_OF_COMPRESSED)
+        handle.actor = State(2)  # Ray starts it anew, empty, and the courier sends again
+        learner_publishes()
+        assert link.pull(0, 5) is None
+        until(lambda: ask("everyone_has", 1, 5, True))
+        assert ask("latest", STORE_OF_COMPRESSED) == made
+        ask("stop")
+        until(lambda: link.stopped)
+        until(lambda: not any("signs of life" in one.name for one in threading.enumerate()))
+        handle.close()
