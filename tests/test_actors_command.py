@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from actor_runs import FEW, SMALL, rows_of
+from actor_runs import FEW, SMALL, rows_of, trained
 
 from vinoreward_training.actor_networks import network
 from vinoreward_training.actors_policy import load_policy
@@ -80,9 +80,7 @@ def test_a_training_with_compression(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.slow
 def test_training_stops_at_its_target(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    arguments = ["actors", *SMALL, *FEW, "--steps", "100000", "--evaluate-every", "500"]
-    assert main([*arguments, "--target", "5", "--out", str(out)]) == 0
-    summary = json.loads((out / "summary.json").read_text())
+    summary = trained(out, 100_000, "--target", "5", every=500)
     assert summary["reached_at"] < 2000 and summary["steps"] == summary["reached_at"]
     assert main(["actors", "--resume", "--out", str(out)]) == 0
 

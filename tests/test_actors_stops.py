@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from actor_runs import FEW, SMALL, rows_of
+from actor_runs import FEW, SMALL, rows_of, summary_of, trained
 
 from vinoreward_training.actors_record import read_rows
 from vinoreward_training.cli import main
@@ -111,8 +110,7 @@ def test_a_resumed_run_keeps_what_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    arguments = ["actors", *SMALL, *FEW, "--steps", "500", "--evaluate-every", "0"]
-    assert main([*arguments, "--out", str(out)]) == 0
+    trained(out, 500)
     capsys.readouterr()
     assert main(["actors", "--resume", "--out", str(out), "--network", "2x64"]) == 1
     assert "network='2x64'" in capsys.readouterr().err
@@ -122,7 +120,7 @@ def test_a_resumed_run_keeps_what_it_was(
     # As an error that says "lower the learning rate" tells its reader to.
     assert main([*go_on, "--learner", "learning_rate", "0.00001"]) == 0
     assert yaml.safe_load((out / "config.yaml").read_text())["learner"] == {"learning_rate": 1e-5}
-    assert json.loads((out / "summary.json").read_text())["steps"] >= 800
+    assert summary_of(out)["steps"] >= 800
 
 
 @pytest.mark.slow
@@ -131,14 +129,12 @@ def test_a_run_that_arrived_only_evaluates_when_it_is_gone_on_with(
 ) -> None:
     """As after Ctrl-C in the last evaluation: it has no summary, and the row that says so."""
     out = tmp_path / "run"
-    arguments = ["actors", *SMALL, *FEW, "--steps", "9000", "--evaluate-every", "500"]
-    assert main([*arguments, "--target", "5", "--out", str(out)]) == 0
-    before = json.loads((out / "summary.json").read_text())
+    before = trained(out, 9000, "--target", "5", every=500)
     (out / "summary.json").unlink()
     capsys.readouterr()
     assert main(["actors", "--resume", "--out", str(out)]) == 0
     assert "was not measured" in capsys.readouterr().out
-    after = json.loads((out / "summary.json").read_text())
+    after = summary_of(out)
     assert (after["steps"], after["reached_at"]) == (before["steps"], before["reached_at"])
     # And what it says then leads on.
     assert main(["actors", "--resume", "--out", str(out)]) == 0
@@ -148,15 +144,13 @@ def test_a_run_that_arrived_only_evaluates_when_it_is_gone_on_with(
     assert following[-2:] == ["--target", "None"]
     steps = ["--steps", str(before["steps"] + 300)]
     assert main([*following[:-4], *steps, "--target", "None"]) == 0
-    assert json.loads((out / "summary.json").read_text())["steps"] > before["steps"]
+    assert summary_of(out)["steps"] > before["steps"]
 
 
 @pytest.mark.slow
 def test_a_target_is_looked_at_in_the_last_evaluation_too(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    arguments = ["actors", *SMALL, *FEW, "--steps", "500", "--evaluate-every", "0"]
-    assert main([*arguments, "--target", "5", "--out", str(out)]) == 0
-    summary = json.loads((out / "summary.json").read_text())
+    summary = trained(out, 500, "--target", "5")
     assert summary["reached_at"] == summary["steps"]
 
 
@@ -165,10 +159,17 @@ def test_a_replay_of_stable_baselines3_takes_more_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    arguments = ["actors", *SMALL, *FEW, "--steps", "600", "--evaluate-every", "0"]
-    assert main([*arguments, "--algorithm", "sb3-dqn", "--out", str(out)]) == 0
+    trained(out, 600, "--algorithm", "sb3-dqn")
     capsys.readouterr()
     assert main(["actors", "--resume", "--out", str(out)]) == 0
     following = capsys.readouterr().out.split("next:")[1].split()[1:]
     assert main(following) == 0
-    assert json.loads((out / "summary.json").read_text())["steps"] >= 1200
+    assert summary_of(out)["steps"] >= 1200
+
+
+@pytest.mark.slow
+def test_evaluations_do_not_wait_for_an_update_that_never_comes(tmp_path: Path) -> None:
+    """The updates of Stable-Baselines3 jump over the multiples of a push period."""
+    pendulum = ["--task", "Pendulum-v1", "--algorithm", "sb3-sac", "--network", "1x8"]
+    trained(tmp_path, 800, *pendulum, "--trajectory", "8", "--push-period", "8", every=200)
+    assert len(rows_of(tmp_path, "evaluation")) >= 3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vinoreward.actor_learner.profile import PARTS, Breakdown
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward.policies.wire import encode
@@ -191,6 +191,11 @@ def test_a_training_that_was_done_is_not_done_again(tmp_path: Path) -> None:
     assert kept(bench, "actorq/x", EAGER, other).steps > first.steps
     fresh = kept(BenchConfig(out=tmp_path), "actorq/x", EAGER, other)
     assert fresh.step_ms != first.step_ms
+    (file,) = (tmp_path / "actor-trainings").iterdir()
+    for damaged in ("", "[]", '{"trained": 3}', file.read_text()[:200]):
+        file.write_text(damaged)
+        with pytest.raises(RunFolderError, match="remove it"):
+            kept(bench, "actorq/x", EAGER, other)
 
 
 @pytest.mark.slow

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vinoreward.actor_learner.profile import Breakdown
+from vinoreward.errors import RunFolderError
 from vinoreward.files import write_json
 from vinoreward_training.actors_record import plain_numbers
 from vinoreward_training.actors_resolve import recorded
@@ -30,13 +32,17 @@ def kept(
         arm: see :func:`~vinoreward_training.bench_actor_runs.train`.
         settings: settled.
         greedy: see there.
+
+    Raises:
+        ConfigError: too few steps for a single update.
+        EngineError: no actor can be kept running.
+        RunFolderError: what is kept there cannot be read.
     """
     path = config.out / FOLDER / f"{name.replace('/', '-')}-{settings.seed}.json"
     asked = json.loads(json.dumps(plain({**recorded(settings), "greedy": greedy})))
-    found = _read(path) if config.resume else None
-    if found is not None and found["settings"] == asked:
-        values = found["trained"]
-        return Trained(**{**values, "profile": Breakdown(**values["profile"])})
+    found = _read(path, asked) if config.resume else None
+    if found is not None:
+        return found
     with learner_threads(settings.threads):
         trained = train(arm, settings, greedy=greedy)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,8 +50,17 @@ def kept(
     return trained
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, asked: Mapping[str, Any]) -> Trained | None:
+    """Return a training of these settings; None if there is none, or one of others."""
     if not path.is_file():
         return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        values = found["trained"]
+        trained = Trained(**{**values, "profile": Breakdown(**values["profile"])})
+        return trained if found["settings"] == asked else None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read ({type(error).__name__}). Expected what bench writes after a "
+            "training; remove it, and that one is trained again."
+        ) from error
