@@ -24,6 +24,7 @@ from vinoreward_training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from vinoreward.actor_learner.actor_learner import ActorLearner, Progress, Summary
+    from vinoreward.policies.policy import Policy
 
 CONFIG = "config.yaml"
 PAIR_TIMEOUT = 20.0
@@ -82,8 +83,22 @@ class Watcher:
         reached = every > 0 and progress.steps >= self._next
         if self._evaluator is not None and reached and progress.pushed:
             self._next = _next_multiple(progress.steps, every)
-            return self._evaluate(progress, self._evaluator)
+            began = time.perf_counter()
+            pair = self._owner.policies(PAIR_TIMEOUT)
+            return self._evaluate(pair, progress.steps, progress.seconds, began, self._evaluator)
         return False
+
+    def last(self, summary: Summary) -> None:
+        """Make the evaluation that is due at a training's end.
+
+        The last steps may have been taken without an update, or one that was not pushed.
+        """
+        every = self._config.evaluate_every
+        if self._evaluator is not None and every > 0 and summary.steps >= self._next:
+            began = time.perf_counter()
+            self._next = _next_multiple(summary.steps, every)
+            pair = (summary.policy, summary.compressed)
+            self._evaluate(pair, summary.steps, summary.seconds, began, self._evaluator)
 
     def _profile(self, progress: Progress) -> None:
         if self.warm is None:
@@ -95,19 +110,24 @@ class Watcher:
         found = difference(self._owner.profile()[0], self.warm)
         self._recorder.profile(found, progress.steps)
 
-    def _evaluate(self, progress: Progress, evaluator: Evaluator) -> bool:
-        began = time.perf_counter()
-        full, compressed = self._owner.policies(PAIR_TIMEOUT)
+    def _evaluate(
+        self,
+        policies: tuple[Policy, Policy | None],
+        step: int,
+        seconds: float,
+        began: float,
+        evaluator: Evaluator,
+    ) -> bool:
+        full, compressed = policies
         seeds = range(FIRST_SEED, FIRST_SEED + self._config.evaluation_episodes)
         pair = evaluator.pair(full, compressed, seeds)
-        seconds = time.perf_counter() - began
-        self.evaluation_seconds += seconds
-        base = {"step": progress.steps, "seconds": progress.seconds + seconds}
-        row = self._recorder.evaluation(pair, base)
+        took = time.perf_counter() - began
+        self.evaluation_seconds += took
+        row = self._recorder.evaluation(pair, {"step": step, "seconds": seconds + took})
         self._tell_monitor(pair)
         target = self._config.target
         if target is not None and pair.full.mean >= target:
-            self.reached = (progress.steps, float(row["seconds"]))
+            self.reached = (step, float(row["seconds"]))
             return True
         return False
 
@@ -250,6 +270,7 @@ def _train(config: ActorsConfig, parts: Parts, owner: ActorLearner, folder: Path
         try:
             # Stopped in the last evaluation of a run that had arrived: there is that to do only.
             summary = owner.learn(owner.steps if watcher.reached else config.steps, watcher)
+            watcher.last(summary)
             outcome = _conclude(config, parts, summary, watcher, recorder, evaluator, folder)
         except KeyboardInterrupt:
             _say_stopped(config, owner, folder)
