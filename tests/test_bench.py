@@ -95,6 +95,13 @@ def test_warm_up_is_not_measured() -> None:
     assert len(timings["a"].wall) == 1
 
 
+def test_each_turn_settles_before_it_is_measured() -> None:
+    calls: list[int] = []
+    timings = interleaved({"a": lambda: calls.append(1)}, rounds=3, calls=2, warm_up=5, settle=4)
+    assert len(calls) == 5 + 3 * (4 + 2)
+    assert len(timings["a"].wall) == 3
+
+
 def test_nothing_to_measure_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one of each"):
         interleaved({}, rounds=3)

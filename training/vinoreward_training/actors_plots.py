@@ -190,12 +190,17 @@ def _shown(setting: Mapping[str, Any], name: str) -> float:
     return float(setting[name])
 
 
-def draw_study(path: Path, runs: Mapping[int, Sequence[Sequence[Row]]]) -> Path:
+def draw_study(
+    path: Path,
+    runs: Mapping[int, Sequence[Sequence[Row]]],
+    finals: Mapping[int, Sequence[float]],
+) -> Path:
     """Draw the return over steps for several pull periods; thin lines are seeds, thick medians.
 
     Args:
         path: of the PNG.
         runs: pull period to the rows of each seed.
+        finals: pull period to the return of each seed's last policy, NaN for none.
     """
     figure, axes = _figure(columns=2, width=10)
     ends = []
@@ -209,8 +214,7 @@ def draw_study(path: Path, runs: Mapping[int, Sequence[Sequence[Row]]]) -> Path:
             grid = np.linspace(0, min(pair[0][-1] for pair in curves), 100)
             middle = np.median([np.interp(grid, *pair) for pair in curves], axis=0)
             axes[0, 0].plot(grid, middle, color=colour, linewidth=2, label=f"every {period}")
-        # The last of each run: one that was gone on with has had several.
-        final = [row["full"]["mean"] for rows in seeds for row in _kind(rows, "final")[-1:]]
+        final = [value for value in finals[period] if np.isfinite(value)]
         axes[0, 1].plot([period] * len(final), final, "o", color=colour, alpha=0.6)
         if final:
             ends.append((period, float(np.median(final))))

@@ -61,7 +61,8 @@ def study(config: ActorsConfig) -> list[dict[str, object]]:
                 summaries[period].append(read_summary(one.out))
                 rows[period].append(read_rows(one.out))
         table = table_of(summaries, rows)
-        picture = draw_study(folder / "pull_study.png", rows)
+        finals = {period: final_returns(runs) for period, runs in summaries.items()}
+        picture = draw_study(folder / "pull_study.png", rows, finals)
         write_json(
             folder / "pull_study.json",
             plain_numbers(
@@ -89,15 +90,20 @@ def study(config: ActorsConfig) -> list[dict[str, object]]:
     return table
 
 
+def final_returns(runs: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the last return of each run, NaN for none, by the summaries."""
+    # JSON cannot hold what is not a number.
+    found = (run["full_return"] for run in runs)
+    return [float("nan") if value is None else float(value) for value in found]
+
+
 def table_of(
     summaries: Study, rows: Mapping[int, Sequence[Sequence[Row]]]
 ) -> list[dict[str, object]]:
     """Return one row for each pull period; means over seeds, and the spread of returns."""
     table: list[dict[str, object]] = []
     for period, runs in summaries.items():
-        found = (run["full_return"] for run in runs)
-        # JSON cannot hold what is not a number.
-        returns = [float("nan") if value is None else float(value) for value in found]
+        returns = final_returns(runs)
         lags = [
             float(row["learner"]["lag_mean"])
             for seed in rows[period]

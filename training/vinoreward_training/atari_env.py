@@ -36,7 +36,7 @@ class AreaResize:
     """
 
     def __init__(self, height: int, width: int, side: int = SIDE) -> None:
-        self._side = side
+        self._width, self._side = width, side
         self._rows = _overlaps(height, side)
         self._columns = np.ascontiguousarray(_overlaps(width, side).T)
         self._total = float(self._rows[0].sum() * self._columns[:, 0].sum())
@@ -48,10 +48,12 @@ class AreaResize:
 
     def __call__(self, picture: Bytes) -> Bytes:
         """Return the (side, side) uint8 picture of a (height, width) one."""
-        # An axis repeats after size / gcd(size, side) pixels: one small matrix does for all.
-        across = picture.astype(np.float32).reshape(-1, len(self._columns)) @ self._columns
-        down = self._rows @ across.reshape(-1, self._rows.shape[1], self._side)
-        rounded: Bytes = np.rint(down / np.float32(self._total)).astype(np.uint8)
+        # An axis repeats after size / gcd(size, side) pixels: one small matrix does for all. Down
+        # comes first: it leaves less for the larger of the two.
+        pixels = picture.astype(np.float32)
+        down = self._rows @ pixels.reshape(-1, self._rows.shape[1], self._width)
+        across = down.reshape(-1, len(self._columns)) @ self._columns
+        rounded: Bytes = np.rint(across / np.float32(self._total)).astype(np.uint8)
         return np.reshape(rounded, (self._side, self._side))
 
 

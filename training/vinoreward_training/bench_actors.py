@@ -143,7 +143,8 @@ def _task(config: BenchConfig, name: str, of_what: str) -> list[Row]:
         targets = {"openvino int8": PONG_TIMES}
     with contextlib.ExitStack() as stack:
         steps = {label: _acting(stack, name, arm, config.seed) for label, arm in arms.items()}
-        times = interleaved(steps, rounds=config.rounds, calls=20, warm_up=20)
+        # A real actor's process runs one network and one environment, and nothing else.
+        times = interleaved(steps, rounds=config.rounds, calls=20, warm_up=20, settle=20)
     return [
         speed_row(
             "actor-tasks",

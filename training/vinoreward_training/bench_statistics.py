@@ -107,6 +107,7 @@ def interleaved(
     rounds: int,
     calls: int | Mapping[str, int] = 1,
     warm_up: int = 2,
+    settle: int = 0,
 ) -> dict[str, Timing]:
     """Time the candidates in turns, in one process; return their seconds per call.
 
@@ -115,6 +116,8 @@ def interleaved(
         rounds: how many times each has its turn.
         calls: calls per turn (one number, or one per candidate).
         warm_up: calls of each before the first round, not measured.
+        settle: calls at the beginning of each turn, not measured: whoever had the turn before left
+            its weights in the caches.
 
     Raises:
         ConfigError: no rounds or no candidates.
@@ -136,6 +139,8 @@ def interleaved(
         # The order turns round: none always follows the same neighbour and its warm caches.
         for name in names[index % len(names) :] + names[: index % len(names)]:
             function = candidates[name]
+            for _ in range(settle):
+                function()
             wall_start, cpu_start = time.perf_counter(), time.process_time()
             for _ in range(count[name]):
                 function()
