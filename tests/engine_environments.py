@@ -69,19 +69,11 @@ class Watched(Numbered):
         about = {
             "torch": "torch" in sys.modules,
             "threads": os.environ.get("OMP_NUM_THREADS"),
-            "node": self._node(),
+            "node": ray_node(),
         }
         part = self._folder / f"{os.getpid()}.part"
         part.write_text(json.dumps(about))
         part.rename(self._folder / f"{os.getpid()}.json")
-
-    @staticmethod
-    def _node() -> str:
-        if "ray" not in sys.modules:
-            return ""
-        import ray
-
-        return str(ray.get_runtime_context().get_node_id())
 
 
 class Fragile(Remembers):
@@ -112,6 +104,31 @@ class Fragile(Remembers):
             else:
                 os.kill(os.getpid(), signal.SIGKILL if self._what == "kill" else signal.SIGSTOP)
         return super().compress(policy, context)
+
+
+class Placed(Remembers):
+    """Notes on which node of a Ray cluster it runs.
+
+    Args:
+        marker: the file to note it in.
+    """
+
+    def __init__(self, marker: Path) -> None:
+        super().__init__()
+        self._file = marker
+
+    def compress(self, policy: Policy, context: CompressionContext) -> Policy:
+        self._file.write_text(ray_node())
+        return super().compress(policy, context)
+
+
+def ray_node() -> str:
+    """Return the Ray node of this process, empty without Ray."""
+    if "ray" not in sys.modules:
+        return ""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def notes(folder: Path) -> dict[int, dict[str, Any]]:

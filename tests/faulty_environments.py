@@ -20,7 +20,8 @@ import numpy as np
 
 from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.stage import Stage, State
-from vinoreward.policies.policy import Policy
+from vinoreward.policies.policy import Policy, random_policy
+from vinoreward.policies.spec import PolicySpec
 
 ENDS = (("truncated", 3), ("terminated", 2), ("both", 4))
 """How the first episodes end and after how many steps; then the same again."""
@@ -209,6 +210,28 @@ class Harms(Stage):
         bias[0] = 3.0
         weights["head.bias"] = weights["head.bias"] + bias
         return policy.replace(parameters=weights)
+
+
+class Widens(Stage):
+    """Makes another network of the policy, with random weights.
+
+    Args:
+        spec: of it.
+        tells: whether it says so before training.
+    """
+
+    phase = None
+
+    def __init__(self, spec: PolicySpec, tells: bool) -> None:
+        self._spec = spec
+        self._tells = tells
+
+    def largest(self, spec: PolicySpec) -> PolicySpec:
+        return self._spec if self._tells else spec
+
+    def compress(self, policy: Policy, context: CompressionContext) -> Policy:
+        weights = random_policy(self._spec, context.seed).parameters
+        return policy.replace(spec=self._spec, parameters=weights)
 
 
 class Rescales(Stage):

@@ -15,6 +15,8 @@ from vinoreward.actor_learner.trajectory import (
     COMPRESSED,
 )
 from vinoreward.compression.chain import CompressorChain
+from vinoreward.compression.distill import Distill
+from vinoreward.compression.prune import Prune
 from vinoreward.compression.quantize import Quantize
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import encode
@@ -134,6 +136,15 @@ class TestCompressor:
         link = PlainCompressorLink(teachers, [Orders(bits=8), Orders(bits=None)])
         Compressor(CompressorConfig(CompressorChain().add(Quantize("int8"))), link).run()
         assert [bool(policy.ranges) for policy in link.published] == [True, False]
+
+    def test_sparsity_is_turned(self) -> None:
+        teachers = [policy_of(CARTPOLE, v) for v in range(3)]
+        told = [Orders(sparsity=0.25), Orders(sparsity=0.5), Orders(sparsity=0.0)]
+        link = PlainCompressorLink(teachers, told)
+        chain = CompressorChain().add(Prune(0.75)).add(Distill(1, cold_steps=1))
+        Compressor(CompressorConfig(chain), link).run()
+        widths = [[layer.outputs for layer in policy.spec.weighted] for policy in link.published]
+        assert widths == [[12, 12, 2], [8, 8, 2], [16, 16, 2]]
 
     def test_an_error_is_told_and_the_next_version_tried(self) -> None:
         broken = policy_of(CARTPOLE, 0)

@@ -16,6 +16,7 @@ from engine_runs import (
     check_nothing_left,
     config,
     process_named,
+    random_policy,
     started,
     until,
 )
@@ -27,6 +28,7 @@ from vinoreward.actor_learner.engines.base import Engine
 from vinoreward.actor_learner.intake import Intake
 from vinoreward.actor_learner.learners.base import Consumption
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
+from vinoreward.actor_learner.orders import Orders
 from vinoreward.actor_learner.trajectory import TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.compile import Compile
@@ -189,26 +191,34 @@ class TestTraining:
         # 240 fair coins: five standard deviations.
         assert abs(kinds[:, 0].mean() - 0.5) < 5 * 0.5 / 240**0.5
 
-    @pytest.mark.parametrize("bits", [16, 4])
-    def test_communication_bits(self, bits: int) -> None:
-        seen: list[Progress] = []
-        ActorLearner("CartPole-v1", impala(), settings(bits=bits)).learn(
-            300, lambda progress: seen.append(progress)
-        )
-        assert np.isfinite(seen[-1].metrics["loss"])
-
-    @pytest.mark.parametrize(("version", "dropped"), [(10, 0), (11, 10)])
-    def test_trajectories_that_are_too_old_are_dropped(self, version: int, dropped: int) -> None:
-        """As long as there are others: of twelve that wait, all of version 0, the last two stay."""
-        told = config(CARTPOLE, "CartPole-v1", actors=2, slots=6, steps=5)
-        with started(told) as engine, ExitStack() as stack:
-            until(lambda: engine.waiting() == 12)
+    def test_trajectories_that_are_too_old_are_dropped(self) -> None:
+        """Of six that wait, all of version 0, the learner of version 10 gets two, 11 none."""
+        told = config(CARTPOLE, "CartPole-v1", actors=2, slots=3, steps=5, max_lag=10)
+        with started(told, Orders(pull_period=10**6)) as engine, ExitStack() as stack:
+            until(lambda: engine.waiting() == 6)
             intake = Intake(engine, impala(2), settings(max_lag=10), None, [])
-            found = intake.take(stack, version)
+            found = intake.take(stack, 10)
             assert found is not None
-            assert (len(found), intake.dropped) == (2, dropped)
+            assert (len(found), intake.dropped) == (2, 0)
+            assert intake.take(stack, 11) is None
+            assert intake.dropped == 4
             # What was dropped was acted all the same.
-            assert intake.steps == 5 * (2 + dropped)
+            assert intake.steps == 5 * (2 + 4)
+            stack.close()
+            # Actors pull for that, long before their period is over.
+            engine.publish(random_policy(CARTPOLE, version=11))
+            while (found := intake.take(stack, 11)) is None:
+                stack.close()
+            assert len(found) == 2
+            assert min(one.versions.min() for one in found) == 11
+
+    def test_the_lag_is_bounded_whatever_the_pull_period(self) -> None:
+        lags: list[float] = []
+        ActorLearner("CartPole-v1", impala(), settings(max_lag=3, pull_period=10**6)).learn(
+            3000, lambda progress: lags.append(progress.metrics["lag_max"])
+        )
+        assert 0 < max(lags) <= 3
+        assert len(lags) > 10
 
     def test_a_learner_with_a_replay_of_its_own_is_given_what_is_old_too(self) -> None:
         told = config(CARTPOLE, "CartPole-v1", actors=1, slots=6, steps=5)

@@ -113,6 +113,24 @@ class TestOrders:
         assert "enabled" in changes[-1]
 
 
+def test_a_stage_that_fails_is_told_where_nobody_watches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A training goes on without; one that is watched is told in its progress."""
+    chain = CompressorChain().add(Remembers("raise", at=1))
+    config = settings(restarts=1)
+    with caplog.at_level("WARNING", logger="vinoreward"):
+        ActorLearner("CartPole-v1", impala(), config, compressor=chain).learn(4000)
+    assert "compressor" in caplog.text and "fell over" in caplog.text
+    caplog.clear()
+    told: list[str] = []
+    with caplog.at_level("WARNING", logger="vinoreward"):
+        ActorLearner("CartPole-v1", impala(), config, compressor=chain).learn(
+            4000, lambda progress: told.extend(event.what for event in progress.events)
+        )
+    assert any("fell over" in each for each in told) and not caplog.text
+
+
 class TestLastPolicy:
     @pytest.mark.parametrize(("fault", "comes"), [("", True), ("kill", False)])
     def test_waits_for_a_compressor_that_starts(

@@ -44,6 +44,13 @@ def test_the_advice_names_what_limits(infer: float, learner: float, said: str) -
     assert said in breakdown(infer, 1e-4).advice(learner)
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_without_an_update_nothing_is_recommended(compressed: bool) -> None:
+    said = breakdown(3e-3, 1e-4).advice(0.0, compressed=compressed)
+    assert "network takes 97%" in said and "needs more steps" in said
+    assert "faster" not in said and "limits" not in said
+
+
 def test_several_actors_share_the_learner() -> None:
     # One learner of 1 ms a step is slower than four actors of 3.1 ms.
     assert "the learner is what limits" in breakdown(3e-3, 1e-4).advice(1e-3, actors=4)

@@ -9,9 +9,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.wrappers import FlattenObservation, FrameStackObservation, GrayscaleObservation
 from task_runs import CONTROL, play, run_python, same
 
 from vinoreward.errors import ConfigError, MissingExtraError
+from vinoreward_training.actor_networks import network
 from vinoreward_training.actor_task_table import ACCERL, ACTORQ, HOVER, TASKS, Task
 from vinoreward_training.actor_tasks import find_task, make_task
 
@@ -207,6 +209,74 @@ def test_an_environment_that_cannot_be_made_is_named(choosy: str) -> None:
         with pytest.raises(ConfigError, match=r"Choosy-v0 .*RuntimeError: no room today") as error:
             make()
         assert isinstance(error.value.__cause__, RuntimeError)
+
+
+class Offers(gym.Env[Any, Any]):
+    """Has any action space, and notes the last action; pictures of (84, 84, 3) on demand."""
+
+    def __init__(self, actions: gym.Space[Any], pictures: bool = False) -> None:
+        shape, kind = ((84, 84, 3), np.uint8) if pictures else ((2,), np.float32)
+        self.observation_space = gym.spaces.Box(0, 255, shape, kind)  # type: ignore[arg-type]
+        self.action_space = actions
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+@pytest.fixture
+def offered() -> Iterator[str]:
+    def make(cure: Any = lambda env: env, **options: Any) -> Any:
+        return cure(Offers(**options))
+
+    gym.register("Offers-v0", make)
+    yield "Offers-v0"
+    del gym.registry["Offers-v0"]
+
+
+@pytest.mark.parametrize(
+    ("space", "cured"),
+    [
+        (gym.spaces.Discrete(3, start=5), gym.spaces.Discrete(3)),
+        (gym.spaces.Box(-2, 3, (2, 3)), gym.spaces.Box(-2, 3, (6,))),
+        (gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Box(-1, 1, (2,))),
+        (gym.spaces.Box(-np.inf, np.inf, (2, 3)), gym.spaces.Box(-1, 1, (6,))),
+    ],
+)
+def test_what_is_to_be_done_about_actions_can_be_done(
+    offered: str, space: gym.Space[Any], cured: gym.Space[Any]
+) -> None:
+    """The expression in the message, as it stands there."""
+    with pytest.raises(ConfigError) as error:
+        make_task(offered, actions=space)
+    said = str(error.value)
+    assert "normalise_actions" not in said
+    cure = said[said.index("gymnasium.wrappers.TransformAction(") :].removesuffix(".")
+    names = {"gymnasium": gym}
+    env = make_task(offered, actions=space, cure=lambda env: eval(cure, {**names, "env": env}))
+    assert env.unwrapped.action_space == space
+    env.reset()
+    env.step(env.action_space.sample())
+    found = find_task(
+        offered, {"actions": space, "cure": lambda env: eval(cure, {**names, "env": env})}
+    )
+    assert found.actions == (cured.n if isinstance(cured, gym.spaces.Discrete) else cured.shape[0])
+
+
+def test_what_is_to_be_done_about_pictures_can_be_done(offered: str) -> None:
+    def cure(env: Any) -> Any:
+        return FrameStackObservation(GrayscaleObservation(env), 4)
+
+    options = {"actions": gym.spaces.Discrete(2), "pictures": True}
+    with pytest.raises(ConfigError, match="GrayscaleObservation, Resize"):
+        find_task(offered, options)
+    task = find_task(offered, {**options, "cure": cure})
+    assert network(task, "net3").observation_shape == (4, 84, 84)
+    row = find_task(offered, {**options, "cure": FlattenObservation})
+    assert network(row).observation_shape == (84 * 84 * 3,)
 
 
 def test_an_action_of_the_hover_task_is_scaled_to_metres() -> None:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from actor_runs import FEW, SMALL, rows_of, trained
 
+from vinoreward.policies.files import load_policy
 from vinoreward_training.actor_networks import network
-from vinoreward_training.actors_policy import load_policy
 from vinoreward_training.cli import main
 
 # The command
@@ -36,6 +36,7 @@ def test_a_training_without_compression(tmp_path: Path, capsys: pytest.CaptureFi
     arguments = ["actors", *SMALL, *FEW, "--steps", "3000", "--evaluate-every", "1000"]
     assert main([*arguments, "--environments", "2", "--out", str(out)]) == 0
     said = capsys.readouterr().out
+    assert f"play:   vinoreward play --run {out}" in said
     assert "next:   vinoreward actors" in said and "an actor's step" in said
     assert {"config.yaml", "metrics.jsonl", "policy.json", "policy.safetensors", "returns.png",
             "profile.png", "lag.png", "report.html", "summary.json", "checkpoint.pt"} <= {

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from vinoreward.actor_learner.profile import PARTS, Breakdown
+from vinoreward.actor_learner.progress import Summary
 from vinoreward.errors import ModelCorruptError, ModelNotFoundError, RunFolderError
+from vinoreward.policies.files import load_policy, save_policy
 from vinoreward.policies.policy import Policy, quantize_array, random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward_training.actor_networks import network
+from vinoreward_training.actors_build import build
 from vinoreward_training.actors_evaluate import Evaluator, Pair
-from vinoreward_training.actors_policy import load_policy, save_policy
 from vinoreward_training.actors_record import METRICS, Recorder, read_rows
 from vinoreward_training.actors_report import gap_words
-from vinoreward_training.actors_run import difference
+from vinoreward_training.actors_resolve import resolve
+from vinoreward_training.actors_run import Watcher, difference, make
+from vinoreward_training.actors_settings import ActorsConfig
 
 # Files
 
@@ -70,6 +76,19 @@ def cartpole(seed: int, version: int = 1) -> Policy:
     return random_policy(network("CartPole-v0", "1x8"), seed).replace(version=version)
 
 
+def balancing(good: bool) -> Policy:
+    """Return a policy that balances the pole, or lets it fall at once."""
+    policy = cartpole(0)
+    weights = {name: np.zeros_like(each) for name, each in policy.float_parameters().items()}
+    first, head = (f"{layer.name}.weight" for layer in policy.spec.layers)
+    # The pole's angle and speed, to the right and to the left; push where it falls to.
+    weights[first][0, 2:] = 1.0
+    weights[first][1, 2:] = -1.0
+    weights[head][:, 0] = [-1.0, 1.0] if good else [1.0, -1.0]
+    weights[head][:, 1] = [1.0, -1.0] if good else [-1.0, 1.0]
+    return policy.replace(parameters=weights)
+
+
 def test_both_policies_play_the_same_episodes() -> None:
     seeds = range(100, 113)  # more than are played side by side
     with Evaluator("CartPole-v0", {}, "numpy") as evaluator:
@@ -88,6 +107,55 @@ def test_policies_of_different_versions_are_no_pair_for_the_monitor() -> None:
     assert pair.returns is None
     assert "2 pushes older" in gap_words(pair)
     assert Pair((1,), pair.full, None).returns is None
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_compressed_policy_may_be_the_better_one(version: int) -> None:
+    with Evaluator("CartPole-v0", {}, "numpy") as evaluator:
+        worse = evaluator.pair(balancing(False).replace(version=version), balancing(True), range(3))
+        better = evaluator.pair(
+            balancing(True).replace(version=version), balancing(False), range(3)
+        )
+    assert " more return" in gap_words(worse) and " less return" in gap_words(better)
+    assert " -" not in gap_words(worse)
+
+
+@pytest.mark.slow
+def test_stages_go_on_while_compression_is_stopped(tmp_path: Path) -> None:
+    """The full policy's return is told of every evaluation, the gap of pairs alone."""
+    config = resolve(
+        ActorsConfig(
+            task="CartPole-v0", network="1x8", compress="prune 0.5 | distill | int8",
+            monitor="staged", evaluate_every=100, evaluation_episodes=2, progress=False,
+            out=tmp_path,
+        )
+    )  # fmt: skip
+    nothing = Breakdown(dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0), 1)
+    parts = build(config)
+    monitor = parts.monitor
+    assert monitor is not None
+    monitor.setting = monitor.setting.changed({"enabled": False})
+    with (
+        contextlib.closing(parts),
+        Evaluator("CartPole-v0", {}, "numpy") as evaluator,
+        Recorder(tmp_path, total=10, start=0, progress=False) as recorder,
+    ):
+        watcher = Watcher(config, parts, make(config, parts, None), recorder, evaluator)
+
+        def evaluated(version: int, good: bool, compressed: Policy | None) -> Mapping[str, float]:
+            full = balancing(good).replace(version=version)
+            watcher.last(
+                Summary(100 * version, version, 1.0, 0.0, nothing, 0.0, False, full, compressed)
+            )
+            return monitor.readings[-1].values
+
+        assert set(evaluated(1, False, None)) == {"return"}
+        assert set(evaluated(2, False, cartpole(0, version=1))) == {"return"}
+        assert {"return", "return_gap_mean"} <= set(evaluated(3, False, cartpole(0, version=3)))
+        for version in range(4, 14):
+            evaluated(version, version > 8, None)
+    assert monitor.setting.bits == 16 and not monitor.setting.enabled
+    assert "the policy improves" in monitor.changes[-1].reason
 
 
 def test_a_compressed_policy_that_cannot_act_is_told_of_and_left_out(tmp_path: Path) -> None:

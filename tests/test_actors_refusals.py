@@ -59,7 +59,9 @@ def student(name: str) -> Any:
         ("prune " + "9" * 5000 + " | distill", "sparsity"),
         ("low-rank " + "9" * 5000, "a whole number"),
         ("low-rank 2.5", "rank=2.5. Expected a whole number"),
-        ("prune | distill", "Expected sparsity"),
+        ("prune | distill", "prune needs its sparsity. Expected such a value, as in prune 0.5."),
+        ("prune frozen_for=9 | distill", "as in prune 0.5 frozen_for=9."),
+        ("low-rank", "low-rank needs its rank. Expected such a value, as in low-rank 8."),
     ],
 )
 def test_a_setting_of_another_kind_is_refused(text: str, said: str) -> None:

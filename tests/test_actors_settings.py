@@ -103,6 +103,24 @@ def test_parts_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("steps: [", "lines such as `steps: 8000`"),
+        ("- 1\n", "lines such as `steps: 8000`"),
+        ("evaluate-every: 5\n", "key evaluate-every. Expected evaluate_every in place of eval"),
+        ("compres: int8\n", "Expected compress in place of compres; correct"),
+        ("compres: a\nwww: 1\n", "Expected compress in place of compres; some of out, "),
+    ],
+)
+def test_a_files_error_names_what_this_command_takes(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        resolve(ActorsConfig(config=file))
+    assert said in str(error.value) and "timesteps" not in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("task", "algorithm"),
     [("CartPole-v0", "impala"), ("CartPole-v0", "dqn"), ("Pendulum-v1", "d4pg"),
      ("Pendulum-v1", "sac"), ("Pendulum-v1", "sb3-td3"), ("CartPole-v0", "sb3-dqn")],

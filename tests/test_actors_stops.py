@@ -62,11 +62,20 @@ def finish(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_it_goes_on_after_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("number", "engine"),
+    [(signal.SIGINT, "local"), (signal.SIGTERM, "local"), (signal.SIGTERM, "ray")],
+)
+def test_it_goes_on_after_ctrl_c(
+    number: int, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or after what job schedulers send, which Ray has a handler of its own for."""
+    if engine == "ray":
+        pytest.importorskip("ray")
     out = tmp_path / "run"
-    run = begin(out)
+    run = begin(out, "--engine", engine)
     wait_for_checkpoint(out, run)
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     said = run.communicate(timeout=60)[0]
     assert run.returncode == 130, said
     assert f"Continue with: vinoreward actors --resume --out {out}" in said

@@ -13,14 +13,17 @@ from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward.policies.wire import encode
-from vinoreward_training import bench_actor_bits
+from vinoreward_training import bench_actor_bits, bench_actor_curves, bench_actor_training
+from vinoreward_training.actors_resolve import presets
 from vinoreward_training.bench import ROWS
-from vinoreward_training.bench_actor_bits import Variant, draw, stopped
+from vinoreward_training.bench_actor_bits import verdict
+from vinoreward_training.bench_actor_bits_plot import Variant, draw
 from vinoreward_training.bench_actor_curves import Curve
 from vinoreward_training.bench_actor_curves import draw as draw_curves
 from vinoreward_training.bench_actor_curves import row as curve_row
 from vinoreward_training.bench_actor_kept import kept
 from vinoreward_training.bench_actor_runs import (
+    COMPILED,
     EAGER,
     INT8,
     MANY,
@@ -31,7 +34,7 @@ from vinoreward_training.bench_actor_runs import (
     train,
 )
 from vinoreward_training.bench_actor_training import time_row
-from vinoreward_training.bench_actors import actor_refresh_rows, wire_rows
+from vinoreward_training.bench_actors import actor_refresh_rows, task_arms, wire_rows
 from vinoreward_training.bench_settings import BenchConfig
 from vinoreward_training.cli import main
 
@@ -85,6 +88,50 @@ def test_what_limits_is_said() -> None:
     assert "the learner limits" in bound([trained(INT8, 1.0, learner_ms=9.0)])
 
 
+def batched() -> dict[str, str]:
+    """Return every preset of a bench row's arm of eight environments, with that of one."""
+    rows = bench_actor_training
+    assert MANY in rows.ARMS and MANY in rows.PONG and MANY in bench_actor_curves.ARMS
+    one, many = PRESETS[COMPILED], PRESETS[MANY]
+    names = ["actorq/cartpole", *rows.CLASSIC, *rows.SAMPLES]
+    found = {f"{name}-{many}": f"{name}-{one}" for name in names}
+    found |= {f"{name}-{many}-spi1": f"{name}-fp32-spi1" for name in rows.SAMPLES}
+    # These have no arm that is compiled and nothing else: eager apart from its executor.
+    found |= {
+        f"actorq/{task}-curve-{many}": f"actorq/{task}-curve-fp32"
+        for task in bench_actor_curves.TASKS
+    }
+    return {**found, rows.PONG[MANY]: rows.PONG[COMPILED]}
+
+
+def test_batching_is_an_arm_of_every_training_and_differs_in_nothing_else() -> None:
+    assert len(batched()) == 10
+    for many, one in batched().items():
+        left, right = presets()[many].copy(), presets()[one].copy()
+        assert (left.pop("environments"), right.pop("environments", 1)) == (8, 1), many
+        assert left.pop("executor") == "openvino" and right.pop("executor") in ("openvino", "torch")
+        if left["algorithm"] == "impala":
+            # An update takes as many steps as of one environment.
+            for side, environments in ((left, 8), (right, 1)):
+                learner = dict(side["learner"])
+                rows = learner.pop("trajectories") * side["trajectory"] * environments
+                side.update(learner=learner, rows=rows)
+        if "lag" not in left:
+            # Weights are looked for about as often, counted in steps of any environment.
+            assert 0.9 <= 8 * left.pop("pull_period") / right.pop("pull_period") <= 1.0, many
+        assert left == right, many
+
+
+@pytest.mark.parametrize(
+    ("task", "of_what"), [("CartPole-v0", "3x2048"), ("cartpole-balance", "3x2048")]
+)
+def test_batching_is_an_arm_of_whole_actor_steps(task: str, of_what: str) -> None:
+    arms = task_arms(task, of_what)
+    (many,) = (arm for arm in arms.values() if arm.batch > 1)
+    assert (many.engine, many.precision, many.batch) == ("openvino", "fp32", 8)
+    assert many.spec == arms["eager"].spec and arms["eager"].batch == 1
+
+
 def curves(*finals: float) -> list[Curve]:
     steps = np.array([100, 200])
     return [Curve(steps, np.array([0.0, value]), value, 1.0) for value in finals]
@@ -105,22 +152,33 @@ def test_one_seed_has_no_error_to_judge_by() -> None:
     assert one.low is one.high is one.met is None
 
 
+def test_the_batch_of_environments_is_in_the_note_and_not_in_the_criterion() -> None:
+    arms = {EAGER: curves(9, 11), INT8: curves(8.5, 10.5), MANY: curves(1.24, 2)}
+    one = curve_row("cartpole-balance", arms, "p.png")
+    assert one.value == pytest.approx(0.5) and one.met is True
+    assert MANY in one.note and "[1.2, 2]" in one.note
+    assert len(one.details["seconds"][MANY]) == 2
+
+
 def test_curves_are_drawn(tmp_path: Path) -> None:
-    path = draw_curves(tmp_path / "curves.png", {"a": {EAGER: curves(1, 2), INT8: curves(3, 4)}})
+    arms = {EAGER: curves(1, 2), INT8: curves(3, 4), MANY: curves(2, 3)}
+    path = draw_curves(tmp_path / "curves.png", {"a": arms})
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_monitor_lets_the_same_policy_act_and_stops_another() -> None:
+def test_the_monitor_lets_the_same_policy_act_and_says_what_it_does_to_another() -> None:
     spec = mlp(3, 1, head="tanh_gaussian", hidden=(16,))
     teacher = random_policy(spec, 0)
     seen = np.random.default_rng(0).standard_normal((600, 3)).astype(np.float32)
-    assert not stopped(teacher, teacher, seen)
-    assert stopped(teacher, random_policy(spec, 1, gain=4.0), seen)
+    assert verdict(teacher, teacher, seen) == ""
+    # Not stopped, but in half precision: the first of what the default monitor tries.
+    assert verdict(teacher, random_policy(spec, 1, gain=4.0), seen) == "moves it to 16 bits"
 
 
 def test_the_plot_is_written_whole(tmp_path: Path) -> None:
-    one = Variant("8 bits", 72_000, 0.01, 0.0, 0.1, False)
-    path = draw(tmp_path / "new" / "bits.png", [one, dataclasses.replace(one, stopped=True)])
+    one = Variant("8 bits", 72_000, 0.0, 0.0, 0.1, bits=8)
+    other = dataclasses.replace(one, kl_max=3.0, verdict="moves it to 16 bits", bits=None)
+    path = draw(tmp_path / "new" / "bits.png", [one, other], -150.0, "bits")
     assert path.read_bytes()[:4] == b"\x89PNG"
     assert [file.name for file in path.parent.iterdir()] == ["bits.png"]
 
@@ -134,8 +192,18 @@ def test_variants_of_a_policy_are_all_measured(
     rows = bench_actor_bits.bits_rows(BenchConfig(out=tmp_path))
     assert len(rows) == len(bench_actor_bits._variants())
     assert rows[0].value == 0.0 and rows[0].details["kl_max"] < 1e-9
-    sizes = [row.details["nbytes"] for row in rows[:7]]
-    assert sizes == sorted(sizes, reverse=True)
+    widths = [row.details for row in rows if row.details["bits"] is not None]
+    assert [one["bits"] for one in widths] == [32, 16, 8, 6, 4, 3, 2]
+    sizes = [one["nbytes"] for one in widths]
+    assert sizes == sorted(set(sizes), reverse=True)
+    for row in rows:
+        assert row.details["kl_max"] >= 0 and np.isfinite(row.details["mean_return"])
+        assert row.details["mean_return"] + (row.value or 0.0) == pytest.approx(
+            rows[0].details["mean_return"]
+        )
+        assert row.details["verdict"] or "lets it act" in row.note
+        assert "trained with seed 100" in row.note
+    assert (tmp_path / "actor-bits.png").is_file()
 
 
 @pytest.mark.slow
@@ -145,6 +213,23 @@ def test_every_arm_trains(arm: str) -> None:
     one = train(arm, settings)
     assert one.steps >= 1500 or one.seconds is not None
     assert 8 <= one.evaluated <= 200 and one.profile.step_cpu > 0 and one.step_ms > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "actorq/acrobot-dqn-fp32-8-environments",
+        "actorq/cartpole-dqn-fp32-8-environments-spi1",
+        "actorq/cartpole-balance-fp32-8-environments",
+    ],
+)
+def test_batches_of_environments_train(name: str) -> None:
+    settings = preset(name, 0, network="2x32", steps=1600, actors=1, target=None, final_episodes=2)
+    one = train(MANY, settings)
+    # A trajectory more than was asked for at most: all eight environments count.
+    assert 1600 <= one.steps <= 1600 + 8 * settings.trajectory * 4
+    assert one.seconds is not None and one.profile.step_cpu > 0
 
 
 @pytest.mark.slow

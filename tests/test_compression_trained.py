@@ -1,7 +1,8 @@
-"""What each compression costs a trained policy: its largest divergence and its return say."""
+"""What each compression costs a trained policy, by divergence and return; what a monitor does."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import gymnasium
@@ -19,6 +20,8 @@ from vinoreward.compression import (
     Stage,
     check_policy,
 )
+from vinoreward.monitoring import CompressionSetting, MonitorBatch, default_monitor
+from vinoreward.policies.distributions import Exploration, act, log_prob
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.reference import forward
 from vinoreward.policies.spec import mlp
@@ -96,6 +99,37 @@ def lost(trained: Trained, policy: Policy) -> float:
     return float((returns(trained.policy) - returns(policy)).mean())
 
 
+def acted(trained: Trained, acting: Policy, looks: int) -> Iterator[MonitorBatch]:
+    """Let a policy act and explore as actors do; yield what the monitor sees, 200 rows a look."""
+    environments = [gymnasium.make("Pendulum-v1") for _ in range(10)]
+    resets = [env.reset(seed=900 + i) for i, env in enumerate(environments)]
+    seen = np.stack([reset[0] for reset in resets]).astype(np.float32)
+    explore, random = Exploration(), np.random.default_rng(0)
+    for _ in range(looks):
+        rows = []
+        for _ in range(20):
+            outputs = forward(acting, seen)
+            chosen = act(SPEC, outputs, random, explore)
+            rows.append((seen, outputs, chosen.actions, chosen.log_mu))
+            steps = [
+                env.step(2.0 * action)
+                for env, action in zip(environments, chosen.actions, strict=True)
+            ]
+            # Only time ends an episode, and all at once.
+            starts = [
+                env.reset()[0] if step[3] else step[0]
+                for env, step in zip(environments, steps, strict=True)
+            ]
+            seen = np.stack(starts).astype(np.float32)
+        observations, mu, actions, log_mu = map(np.concatenate, zip(*rows, strict=True))
+        pi = forward(trained.policy, observations)
+        ones = np.ones(len(pi), dtype=np.int64)
+        log_pi = log_prob(SPEC, pi, actions, explore)
+        yield MonitorBatch(SPEC, pi, mu, ones, 1, ones, log_pi, log_mu, explore)
+    for env in environments:
+        env.close()
+
+
 def test_the_policy_is_worth_compressing(trained: Trained) -> None:
     assert returns(trained.policy).mean() > -350
 
@@ -119,6 +153,29 @@ def test_ranges_by_means_ruin_it_and_the_largest_divergence_shows_it(trained: Tr
     assert bad.agreement > good.agreement
     assert abs(lost(trained, everything)) < 20
     assert lost(trained, means) > 200
+
+
+def test_the_default_monitor_stops_ranges_by_means(trained: Trained) -> None:
+    """Of this very policy they cost more than 200 of its return: the test above."""
+    means = trained.compressed(Quantize("int8", first=True, head=True, ranges="mean"))
+    monitor = default_monitor(SPEC.head, CompressionSetting(bits=8))
+    for batch in acted(trained, means, 5):
+        monitor.observe(batch)
+        if monitor.changes:
+            break
+    assert monitor.setting.bits == 16 or not monitor.setting.enabled
+    # No return was looked at.
+    assert "compression_kl_mu_pi_max" in monitor.changes[0].reason
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_the_default_monitor_lets_good_int8_act(trained: Trained, everywhere: bool) -> None:
+    good = trained.compressed(Quantize("int8", first=everywhere, head=everywhere))
+    begun = CompressionSetting(bits=8)
+    monitor = default_monitor(SPEC.head, begun)
+    for batch in acted(trained, good, 20):
+        assert monitor.observe(batch) == begun, monitor.changes
+    assert "compression_kl_mu_pi_max" in monitor.readings[-1].values
 
 
 def test_four_bits_are_enough_and_two_are_not(trained: Trained) -> None:

@@ -22,7 +22,8 @@ from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_training.demo import DemoConfig, next_commands, program, run
 from vinoreward_training.demo_check import claim_sentence, verdict
 from vinoreward_training.demo_plan import CAPTURE_SEED, check_same, make_plan
-from vinoreward_training.demo_stages import STAGES, Places, Stages, usable_cores
+from vinoreward_training.demo_stages import STAGES, Places, Stages
+from vinoreward_training.machine import usable_cores
 
 TINY = {
     "frames": 700,

@@ -25,7 +25,7 @@ from engine_runs import (
     take,
     until,
 )
-from faulty_environments import ENDS
+from faulty_environments import ENDS, Widens
 
 from vinoreward.actor_learner.engines.local import LocalEngine
 from vinoreward.actor_learner.engines.messages import Inbox, send
@@ -35,6 +35,7 @@ from vinoreward.actor_learner.segments import SharedMemoryError
 from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.compile import Compile
+from vinoreward.compression.distill import Distill
 from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError
 from vinoreward.policies.distributions import log_prob
@@ -155,6 +156,28 @@ class TestActing:
             check_acted(one, {0: compressed})
             full = forward(random_policy(spec), one.observations[:, 0])
             assert np.abs(full - one.behaviour[:, 0]).max() > 1e-4
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_a_student_larger_than_its_teacher(self, compiled: bool) -> None:
+        """There is room for it in shared memory; for INT8 weights and their compiled form too."""
+        student = mlp(2, 2, head="logits", hidden=(1100, 1100))
+        chain = CompressorChain().add(Distill(1, student=student, cold_steps=1))
+        if compiled:
+            chain.add(Quantize("int8")).add(Compile("onnxruntime", blob=True))
+        with started(config(chain=chain, engine="onnxruntime")) as engine:
+            made = until(lambda: engine.compressed_policy() or engine.news().compressor, engine)
+            assert isinstance(made, Policy), made
+            assert made.spec == student and (made.blob is not None) == compiled
+            until(lambda: take(engine)[0].network.all() == COMPRESSED)
+
+    @pytest.mark.parametrize("tells", [True, False])
+    def test_a_stage_that_makes_larger_networks(self, tells: bool) -> None:
+        stage = Widens(mlp(2, 2, head="logits", hidden=(768, 768)), tells)
+        with started(config(chain=CompressorChain().add(stage))) as engine:
+            (report,) = until(lambda: engine.news().compressor, engine)
+            assert (engine.compressed_policy() is not None) == tells
+        assert tells or "return the largest from its method largest(spec)" in report["error"]
 
     @pytest.mark.parametrize("bits", [16, 8, 4])
     def test_communication_bits(self, bits: int) -> None:

@@ -361,6 +361,27 @@ def test_a_strategy_that_returns_something_else_is_named() -> None:
         Monitor([], Wrong()).observe(gaussian_batch(0.0, 0.0, 0.0, 1))
 
 
+def test_a_users_plug_that_raises_is_named() -> None:
+    class Share(Indicator):
+        name = "share"
+
+        def update(self, batch: MonitorBatch) -> float:
+            return 1 / 0
+
+    class Lookup(Strategy):
+        def decide(
+            self, readings: Mapping[str, float], setting: CompressionSetting
+        ) -> CompressionSetting:
+            return {}[next(iter(readings))]
+
+    seen = gaussian_batch(0.0, 0.0, 0.0, 1)
+    with pytest.raises(ConfigError, match=r"indicator 'share' failed: ZeroDivisionError.*line \d+"):
+        Monitor([Share()]).observe(seen)
+    with pytest.raises(ConfigError, match="strategy Lookup failed: KeyError: 'lag_mean'") as error:
+        Monitor([PolicyLag("mean")], Lookup()).observe(seen)
+    assert isinstance(error.value.__cause__, KeyError)
+
+
 def test_users_plugs_work_together_and_a_change_without_a_reason_still_has_words() -> None:
     class Rows(Indicator):
         name = "rows"

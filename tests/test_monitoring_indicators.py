@@ -309,6 +309,13 @@ def test_pairs_show_a_gap_that_the_spread_of_start_states_hides() -> None:
     assert math.isnan(KL("max").update(seen))
 
 
+def test_the_full_policys_return_needs_no_pair_and_the_gap_does() -> None:
+    seen = MonitorBatch.of_returns(LOGITS, np.array([3.0, 5.0]), 3)
+    assert CumulativeReward().update(seen) == 4.0
+    assert all(math.isnan(ReturnGap(each).update(seen)) for each in ("mean", "relative"))
+    assert math.isnan(CumulativeReward().update(MonitorBatch.of_returns(LOGITS, np.zeros(0), 3)))
+
+
 def test_arrays_that_do_not_fit_are_refused_in_sentences() -> None:
     pi = outputs(LOGITS, 0)
     with pytest.raises(InputError, match="given pi of shape"):

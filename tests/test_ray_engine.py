@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from engine_environments import Fragile, gone, notes
+from engine_environments import Fragile, Placed, gone, notes, ray_node
 from engine_runs import NUMBERED, config, observations, random_policy, until
 from faulty_environments import Remembers
 
@@ -192,6 +192,39 @@ class TestCluster:
         assert not ray.is_initialized()
         until(lambda: all(gone(pid) for pid in notes(tmp_path)))
 
+    @pytest.mark.parametrize("folder", [Path("run"), None])
+    def test_where_the_compressor_runs(
+        self, two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path | None
+    ) -> None:
+        """With state to write: beside the checkpoint, whatever is free; otherwise where room is.
+
+        The cluster was started from another folder, and others have all of this node's processors.
+        """
+        import ray
+
+        added = two_nodes.add_node(num_cpus=2, object_store_memory=200_000_000)
+        two_nodes.wait_for_nodes()
+        monkeypatch.chdir(tmp_path)
+        noted = tmp_path / "noted"
+        training = ActorLearner(
+            environment(tmp_path),
+            learner(),
+            ActorLearnerConfig(actors=1, steps=9, engine="ray", executor="numpy", max_lag=10**6),
+            compressor=CompressorChain().add(Placed(noted)),
+            folder=folder,
+        )
+        ray.init(two_nodes.address, logging_level="ERROR", log_to_driver=False)
+        try:
+            here = ray_node()
+            with all_processors_of(here):
+                training.learn(10**7, lambda now: len(now.compressor) > 0)
+        finally:
+            ray.shutdown()
+            two_nodes.remove_node(added)
+        assert (noted.read_text() == here) == (folder is not None)
+        written = {"checkpoint.pt", "compressor.npz"} if folder is not None else set()
+        assert {path.name for path in tmp_path.glob("run/*")} == written
+
     @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
     def test_the_learner_dies_or_is_interrupted(self, how: signal.Signals, tmp_path: Path) -> None:
         """Without a cluster, so that Ray is started by the training itself, and ends with it."""
@@ -278,6 +311,25 @@ if __name__ == "__main__":
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+@contextlib.contextmanager
+def all_processors_of(node_id: str) -> Iterator[None]:
+    """Take both of a node's."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    class Taker:
+        def taken(self) -> bool:
+            return True
+
+    beside = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    taker = ray.remote(num_cpus=2, scheduling_strategy=beside)(Taker).remote()
+    assert ray.get(taker.taken.remote())
+    try:
+        yield
+    finally:
+        ray.kill(taker)
 
 
 def kill_state() -> None:

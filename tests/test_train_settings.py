@@ -66,7 +66,12 @@ def test_the_preset_is_that_of_the_environment_and_of_sac() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("timestep: 5", "timestep"), ("- 1", "list"), ("a: [", "not YAML"), ("timesteps: x", "'x'")],
+    [
+        ("timestep: 5", "timesteps in place of timestep;"),
+        ("- 1", "list.*`timesteps: 8000`"),
+        ("a: [", "not YAML"),
+        ("timesteps: x", "'x'"),
+    ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "c.yaml"

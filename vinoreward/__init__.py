@@ -23,6 +23,9 @@ _LAZY = {
     "ActorLearner": "vinoreward.actor_learner.actor_learner",
     "ActorLearnerConfig": "vinoreward.actor_learner.settings",
     "CompressorChain": "vinoreward.compression.chain",
+    "Player": "vinoreward.actor_learner.player",
+    "load_policy": "vinoreward.policies.files",
+    "save_policy": "vinoreward.policies.files",
     "load_backend": "vinoreward.backends.registry",
 }
 

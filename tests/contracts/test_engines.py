@@ -28,6 +28,7 @@ from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError
 from vinoreward.policies.reference import forward
 from vinoreward.policies.spec import mlp
+from vinoreward.policies.wire import lowered
 
 STEPS = 9  # three episodes of Numbered
 EPISODES = (3, 2, 4)
@@ -152,6 +153,21 @@ class TestExperience:
             while not all(at_random.values()):
                 for one in take(engine):
                     at_random[one.actor] |= bool(np.allclose(one.log_mu, np.log(0.5)))
+
+    def test_pushes_with_few_bits(self, name: str) -> None:
+        """What actors act with is what so few bits leave of the weights; asked for, all is left."""
+        spec = mlp(4, 2, head="logits", hidden=(16,))
+        told = config(spec, "CartPole-v1", bits=4, steps=5)
+        with started(name, told, Orders(pull_period=1)) as engine:
+            for version, bits in ((0, 4), (1, 2), (2, 32)):
+                policy = random_policy(spec, version=version)
+                if version:
+                    engine.publish(policy, bits)
+                one = take(engine)[0]
+                while one.versions.min() < version:
+                    one = take(engine)[0]
+                expected = forward(lowered(policy, bits), one.observations[:, 0])
+                np.testing.assert_allclose(one.behaviour[:, 0], expected, rtol=1e-4, atol=1e-5)
 
     def test_large_weights_and_trajectories(self, name: str) -> None:
         """More than fits into a message: on Ray they lie in the object store."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pickle
 import re
+import shlex
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,33 @@ import pytest
 
 from vinoreward.backends.base import Backend
 from vinoreward.bundles.bundle import Bundle
+
+
+def block(path: Path, word: str) -> str:
+    """Return the one Python example of a document that holds a word."""
+    found = re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (code,) = [each for each in found if word in each]
+    return str(code)
+
+
+def run_example(code: str, folder: Path, fewer: tuple[str, str] | None = None) -> str:
+    """Run an example as a program of its own; return what it prints.
+
+    Args:
+        code: of the example.
+        folder: to run it in.
+        fewer: its number of steps, and the one to run instead.
+    """
+    if fewer is not None:
+        assert fewer[0] in code
+        code = code.replace(*fewer)
+    program = folder / "program.py"
+    program.write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, program.name], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture
@@ -63,8 +93,7 @@ def test_the_documented_plugs_of_compressed_actors_work_together(project_root: P
     from vinoreward.policies.reference import forward
     from vinoreward.policies.spec import mlp
 
-    text = (project_root / "docs" / "compressed-actors.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    code = block(project_root / "docs" / "compressed-actors.md", "class Gentle")
     names: dict[str, Any] = {"__name__": __name__}
     exec(compile(code, "compressed-actors.md", "exec"), names)
     policy = random_policy(mlp(4, 2, head="logits", hidden=(32, 32)), 0)
@@ -84,3 +113,58 @@ def test_the_documented_plugs_of_compressed_actors_work_together(project_root: P
     )
     assert setting.bits == 16
     assert Correction([VTrace(), names["Gentle"]()], critic="v") is not None
+
+
+@pytest.mark.slow
+def test_the_readmes_training_runs(project_root: Path, tmp_path: Path) -> None:
+    code = block(project_root / "README.md", "ActorLearner(")
+    assert float(run_example(code, tmp_path, ("60_000", "1_000"))) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="needs Stable-Baselines3")
+def test_the_documented_learner_of_stable_baselines3(project_root: Path, tmp_path: Path) -> None:
+    from stable_baselines3 import SAC
+
+    code = block(project_root / "docs" / "compressed-actors.md", "SB3Learner")
+    run_example(code, tmp_path, ("5_000", "700"))
+    assert SAC.load(tmp_path / "sac_pendulum").num_timesteps >= 700
+
+
+@pytest.mark.slow
+def test_the_documented_use_of_a_policy(project_root: Path, tmp_path: Path) -> None:
+    from vinoreward_training.cli import main
+
+    out = tmp_path / "runs" / "cartpole"
+    few = ["--steps", "300", "--final-episodes", "2", "--evaluate-every", "0", "--no-progress"]
+    arguments = ["--task", "CartPole-v1", "--network", "2x8", "--compress", "int8", *few]
+    assert main(["actors", *arguments, "--out", str(out)]) == 0
+    code = block(project_root / "docs" / "compressed-actors.md", "Player(")
+    assert float(run_example(code, tmp_path)) >= 1.0
+
+
+def test_the_readmes_commands_of_actors_are_settled(
+    project_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each line as it stands, up to where training would begin."""
+    from vinoreward_training import actors
+    from vinoreward_training.actors_resolve import resolve
+    from vinoreward_training.cli import main
+
+    settled = []
+    run = actors.run
+
+    def settle(config: Any) -> int:
+        if config.list_presets:
+            return run(config)
+        settled.append(resolve(config))
+        return 0
+
+    monkeypatch.setattr(actors, "run", settle)
+    monkeypatch.chdir(tmp_path)
+    text = (project_root / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\$ vinoreward (actors .*)$", text, flags=re.MULTILINE)
+    assert len(lines) > 5
+    for line in lines:
+        assert main(shlex.split(line, comments=True)) == 0
+    assert {one.engine for one in settled} == {"local", "ray"}

@@ -25,7 +25,7 @@ from vinoreward.policies.spec import (
     mlp,
 )
 from vinoreward_training.actor_task_table import Task
-from vinoreward_training.actor_tasks import find_task
+from vinoreward_training.actor_tasks import PICTURE_CURE, find_task
 
 PICTURE = (4, 84, 84)
 
@@ -143,9 +143,11 @@ def _convolutional(
     task: Task, name: str, head: Head, value: bool, activation: Activation
 ) -> PolicySpec:
     if task.observation_shape != PICTURE:
+        # A network of rows does not read pictures either.
+        cure = PICTURE_CURE if len(task.observation_shape) == 3 else "name a DEPTHxWIDTH network"
         raise ConfigError(
             f"the network {name} was asked for on {task.name}, whose observations have the shape "
-            f"{task.observation_shape}. Expected {PICTURE} pictures; name a DEPTHxWIDTH network."
+            f"{task.observation_shape}. Expected {PICTURE} pictures; {cure}."
         )
     plan = _CONVOLUTIONAL[name]
     layers: list[Layer] = []

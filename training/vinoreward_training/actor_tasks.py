@@ -19,11 +19,16 @@ from gymnasium.wrappers import (
     TimeLimit,
 )
 
-from vinoreward.actor_learner.environments import failures_told
+from vinoreward.actor_learner.environments import action_cure, failures_told
 from vinoreward.errors import ConfigError
 from vinoreward_training.actor_task_table import TASKS, Task
 
 Env = gym.Env[Any, Any]
+PICTURE_CURE = (
+    "make that with GrayscaleObservation, ResizeObservation to (84, 84) and FrameStackObservation "
+    "of 4, or one row with FlattenObservation, all of gymnasium.wrappers"
+)
+"""What to do about pictures of another shape: the end of a sentence."""
 _OURS = ("normalise_actions", "rescale_observations", "max_steps", "render_mode")
 """Options of :func:`make_task` that the environment itself does not get."""
 
@@ -72,7 +77,7 @@ def _described(task: Task, options: Mapping[str, Any]) -> Task:
         else:
             raise ConfigError(
                 f"{task.name} takes actions from {actions}. Expected Discrete actions from 0, or a "
-                "Box of one row; wrap the environment."
+                f"Box of one row; {action_cure(actions)}."
             )
         return dataclasses.replace(
             task,
@@ -213,8 +218,8 @@ def _flat(env: Env, name: str) -> Env:
         if space.shape[0] > space.shape[2]:
             env.close()
             raise ConfigError(
-                f"{name} gives pictures of {space.shape}. Expected (channels, height, width); wrap "
-                "the environment, or use its state."
+                f"{name} gives pictures of {space.shape}. Expected (channels, height, width), of "
+                f"which networks here take (4, 84, 84); {PICTURE_CURE}."
             )
         return env
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
@@ -233,7 +238,7 @@ def _normalised(env: Env, name: str) -> Env:
             env.close()
             raise ConfigError(
                 f"{name} takes actions from {space}. Expected one row of bounded numbers, to be "
-                "scaled to [-1, 1]; wrap the environment, or pass normalise_actions=False."
+                f"scaled to [-1, 1]; {action_cure(space)}."
             )
         if not (np.all(low == -1.0) and np.all(high == 1.0)):
             return RescaleAction(env, np.float32(-1.0), np.float32(1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from vinoreward_training.actors_settings import ActorsConfig
@@ -34,6 +35,8 @@ def _about(settings: Mapping[str, object]) -> str:
     compress = settings.get("compress", "none")
     if compress == "none":
         compress = f"full precision on {settings.get('executor', 'openvino')}"
+    if settings.get("bits", 32) != 32:
+        compress = f"{compress}, pushes of {settings['bits']} bits"
     return "  ".join([*filter(None, words), str(compress)])
 
 
@@ -70,6 +73,7 @@ def _train(config: ActorsConfig) -> int:
     print(f"policy: {config.out / 'policy.json'}")
     print(f"curve:  {config.out / 'returns.png'}")
     print(f"report: {config.out / 'report.html'}")
+    print(f"play:   vinoreward play --run {shlex.quote(str(config.out))}")
     print(f"next:   {_next(config)}")
     return 0
 

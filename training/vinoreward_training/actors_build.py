@@ -105,7 +105,7 @@ def build(config: ActorsConfig) -> Parts:
     head_of = SB3[config.algorithm][1] if config.algorithm in SB3 else config.algorithm
     chain = chain_of(config.compress, config.executor, lambda name: network(task, name, head_of))
     learner, close = learner_of(config, task)
-    monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period)
+    monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period, config.bits)
     environment = EnvironmentSpec(FACTORY, {"name": config.task, **config.env_kwargs})
     return Parts(task, learner, chain, monitor, environment, settings, close)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.actor_network import Refused
-from vinoreward.actor_learner.environments import failures_told
+from vinoreward.actor_learner.environments import failures_told, in_space
 from vinoreward.actor_learner.executors.registry import make_executor
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, OutputError
@@ -83,6 +83,12 @@ class Pair:
         return PairedReturns(self.full.returns, self.compressed.returns)
 
 
+def executor_of(executor: str) -> str:
+    """Return what plays full-precision policies of actors with this executor."""
+    # Eager PyTorch gives the same outputs, later.
+    return "openvino" if executor.startswith("torch") else executor
+
+
 class Evaluator(Closing):
     """Plays episodes with policies; keeps its environments.
 
@@ -94,8 +100,7 @@ class Evaluator(Closing):
 
     def __init__(self, task: str, options: Mapping[str, Any], executor: str) -> None:
         self._task, self._options = task, dict(options)
-        # Eager PyTorch gives the same outputs, later.
-        self._executor = "openvino" if executor.startswith("torch") else executor
+        self._executor = executor_of(executor)
         self._envs: list[gym.Env[Any, Any]] = []
 
     def pair(self, full: Policy, compressed: Policy | None, seeds: Sequence[int]) -> Pair:
@@ -147,8 +152,9 @@ class Evaluator(Closing):
             for at, (env, row) in enumerate(zip(envs, rows, strict=True)):
                 if row.over:
                     continue
-                action = int(acted[at]) if spec.discrete else acted[at]
-                stepped = self._asked(env.step, action)
+                # As actors give it: with normalise_actions=False the limits are the task's own.
+                action = in_space(acted[at], env.action_space)
+                stepped = self._asked(env.step, int(action) if spec.discrete else action)
                 observation, reward, terminated, truncated, info = stepped
                 observations[at] = self._row(spec, observation)
                 row.add(float(reward), bool(terminated or truncated), info)

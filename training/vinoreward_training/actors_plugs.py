@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.errors import ConfigError
-from vinoreward_training.actors_words import Part, call, parse
+from vinoreward_training.actors_words import Part, call, check_needed, parse
 
 if TYPE_CHECKING:
     from vinoreward.compression.chain import CompressorChain
@@ -79,6 +79,8 @@ def _stage(part: Part, network: Callable[[str], PolicySpec]) -> Stage:
     elif part.name == "distill":
         made = call(part, distill, "--compress", ("student",), Distill)
     elif part.name == "low-rank":
+        if not part.values and not {"rank", "energy"} & set(part.options):  # one of the two
+            check_needed(part, "--compress", ("rank",), ("rank",))
         made = call(part, LowRank, "--compress", ("rank",))
     elif part.name == "fuse":
         made = call(part, Fuse, "--compress")
@@ -135,11 +137,10 @@ def correctors_of(text: str | None) -> tuple[Corrector, ...] | None:
     return tuple(found)
 
 
-def setting_of(chain: CompressorChain, pull_period: int) -> CompressionSetting:
-    """Return a chain's own settings, for a monitor to begin with."""
+def setting_of(knobs: Mapping[str, float], pull_period: int) -> CompressionSetting:
+    """Return what can be turned as it was made, for a monitor to begin with."""
     from vinoreward.monitoring import CompressionSetting
 
-    knobs = chain.knobs()
     bits = knobs.get("bits")
     return CompressionSetting(
         bits=None if bits is None else int(bits),
@@ -149,7 +150,7 @@ def setting_of(chain: CompressorChain, pull_period: int) -> CompressionSetting:
 
 
 def monitor_of(
-    text: str, head: Head, chain: CompressorChain | None, pull_period: int
+    text: str, head: Head, chain: CompressorChain | None, pull_period: int, bits: int = 32
 ) -> Monitor | None:
     """Return the monitor that ``--monitor`` names, None for ``off`` or where nothing is compressed.
 
@@ -159,6 +160,7 @@ def monitor_of(
         head: of the policy.
         chain: what is compressed with.
         pull_period: to begin with.
+        bits: of pushes; without a chain they are what is watched and turned.
 
     Raises:
         ConfigError: an unknown one, or settings that cannot be.
@@ -170,19 +172,20 @@ def monitor_of(
                 f"--monitor has {part.name!r}. Expected one of {', '.join(MONITORS)}, with "
                 "settings such as kl threshold=14."
             )
-    if not parts or chain is None:
+    if not parts or (chain is None and bits == 32):
         return None
     from vinoreward.monitoring import Composite, Monitor, default_indicators
 
-    setting = setting_of(chain, pull_period)
-    strategies = [found for part in parts if (found := _strategy(part, head, chain)) is not None]
+    knobs = {"bits": float(bits)} if chain is None else chain.knobs()
+    setting = setting_of(knobs, pull_period)
+    strategies = [found for part in parts if (found := _strategy(part, head, knobs)) is not None]
     strategy = None
     if strategies:
         strategy = strategies[0] if len(strategies) == 1 else Composite(strategies)
     return Monitor(default_indicators(head), strategy, setting)
 
 
-def _strategy(part: Part, head: Head, chain: CompressorChain) -> Any:
+def _strategy(part: Part, head: Head, knobs: Mapping[str, float]) -> Any:
     from vinoreward.monitoring import (
         AdaptiveSparsity,
         Limit,
@@ -213,8 +216,8 @@ def _strategy(part: Part, head: Head, chain: CompressorChain) -> Any:
 
     if part.name in ("watch", "default"):
         call(part, nothing, "--monitor")
-        return default_strategy(head, chain.knobs()) if part.name == "default" else None
-    _needs(part, head, chain)
+        return default_strategy(head, knobs) if part.name == "default" else None
+    _needs(part, head, knobs)
     kinds: Mapping[str, Any] = {
         "kl": (switch, ("threshold",), SwitchPrecision),
         "alpha": (LinearAlpha, ("low", "high")),
@@ -225,10 +228,10 @@ def _strategy(part: Part, head: Head, chain: CompressorChain) -> Any:
     return call(part, kind, "--monitor", *more)
 
 
-def _needs(part: Part, head: Head, chain: CompressorChain) -> None:
+def _needs(part: Part, head: Head, knobs: Mapping[str, float]) -> None:
     """Refuse a strategy that could change nothing or see nothing."""
     knob = {"kl": "bits", "sparsity": "sparsity"}.get(part.name)
-    if knob is not None and knob not in chain.knobs():
+    if knob is not None and knob not in knobs:
         stage = "int8" if knob == "bits" else "prune 0.5 | distill"
         raise ConfigError(
             f"--monitor {part.name} turns the {knob}, and no stage of --compress has them. "

@@ -17,7 +17,7 @@ from vinoreward_training.actors_report import breakdown_rows
 from vinoreward_training.actors_resolve import command, recorded
 from vinoreward_training.actors_run import difference, make
 from vinoreward_training.actors_settings import ActorsConfig
-from vinoreward_training.machine import describe_machine
+from vinoreward_training.machine import describe_machine, usable_cores
 from vinoreward_training.report import Section, write_report
 from vinoreward_training.run_folder import RunFolder, plain
 
@@ -74,6 +74,21 @@ class Measured:
     push_seconds: float | None
     steps_per_update: float
 
+    @property
+    def acting(self) -> float:
+        """Wall time of an actor's environment step without waiting for others, in seconds."""
+        return sum(self.actor.wall.values()) - self.actor.wall["wait"]
+
+    def step_seconds(self, config: ActorsConfig) -> float:
+        """Return the wall time of a training's environment step: of the slowest part of it."""
+        # With --lag every update waits for the compressor; without, it is late and nobody waits.
+        pushing = 0.0 if config.lag is None else self.pushing(config)
+        return max(self.learner_seconds, self.acting / config.actors, pushing)
+
+    def pushing(self, config: ActorsConfig) -> float:
+        """Return the compressor's seconds per environment step; 0 if it made one version only."""
+        return (self.push_seconds or 0.0) / (self.steps_per_update * config.push_period)
+
 
 def measure(config: ActorsConfig, steps: int) -> Measured:
     """Run for some steps and return where their time went.
@@ -125,15 +140,17 @@ def profile(config: ActorsConfig) -> dict[str, Breakdown]:
         plain_measured = measure(plain_config, steps)
         first, learner_seconds = plain_measured.actor, plain_measured.learner_seconds
         found[config.executor] = first
-        advice = first.advice(learner_seconds, config.actors)
-        lines = [advice]
+        lines = [first.advice(learner_seconds, config.actors)]
+        changes: dict[str, Any] = {"profile_only": None, "resume": False, "out": config.out / "run"}
         if first.steps < ENOUGH:
             lines.append(f"That is from {first.steps} steps: with {ENOUGH} or more it is reliable.")
         if config.compress.strip().lower() not in ("", "none", "off"):
             measured = measure(config, steps)
             found["compressed"] = measured.actor
             lines.append(_ratio(config, first, measured.actor))
-            lines += _pushes(config, measured)
+            verdict = recommend(config, plain_measured, measured)
+            lines += [*verdict.words, *_pushes(config, measured), *crowded(config, usable_cores())]
+            changes |= verdict.changes
         picture = draw_profile(folder / "profile.png", found)
         write_json(
             folder / "profile.json",
@@ -158,12 +175,57 @@ def profile(config: ActorsConfig) -> dict[str, Breakdown]:
     print(f"learner: {learner_seconds * 1e6:.0f} µs of wall time per environment step\n")
     print("\n".join(lines))
     print(f"\nprofile: {picture}")
-    changes: dict[str, Any] = {"profile_only": None, "resume": False, "out": config.out / "run"}
-    if "compressed" in found and _times(first, found["compressed"]) < PAYS:
-        changes |= {"compress": "none", "environments": max(8, config.environments)}
-    following = command(config, **changes)
-    print(f"next:    {following}")
+    print(f"next:    {command(config, **changes)}")
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Whether a training gets faster by compressing its actors.
+
+    Attributes:
+        words: sentences that say so.
+        changes: of the settings to go on with.
+    """
+
+    words: list[str]
+    changes: dict[str, Any]
+
+
+def recommend(config: ActorsConfig, full: Measured, compressed: Measured) -> Verdict:
+    """Say what to go on with; what limits a training decides, not what an actor's step takes.
+
+    Args:
+        config: settled, with the compression.
+        full: with full-precision actors.
+        compressed: with compressed ones.
+    """
+    faster = _times(full.actor, compressed.actor) >= PAYS
+    if full.learner_seconds * config.actors > full.acting:
+        words = "A training that waits for its learner is no faster for that: leave out --compress."
+        # Several environments would wait for it too.
+        return Verdict([words] if faster else [], {"compress": "none"})
+    without = {"compress": "none", "environments": max(8, config.environments)}
+    if not faster:
+        return Verdict([], without)
+    times = full.step_seconds(config) / max(compressed.step_seconds(config), 1e-12)
+    words = f"The training would be about {times:.2f} times as fast"
+    if times < PAYS:
+        return Verdict([f"{words}: compressing does not pay here."], without)
+    return Verdict([f"{words}."], {})
+
+
+def crowded(config: ActorsConfig, cores: int) -> list[str]:
+    """Say whether the compressor takes its time from the others; on a cluster it does not."""
+    busy = config.threads + config.actors + 1
+    if config.engine != "local" or busy <= cores:
+        return []
+    learner = "Learner" if config.threads == 1 else f"Learner ({config.threads} threads)"
+    actors = "actor" if config.actors == 1 else f"{config.actors} actors"
+    return [
+        f"{learner}, {actors} and compressor share {cores} core{'s' * (cores > 1)}: the compressor "
+        "takes its time from the others."
+    ]
 
 
 def _times(first: Breakdown, second: Breakdown) -> float:
@@ -183,17 +245,16 @@ def _pushes(config: ActorsConfig, found: Measured) -> list[str]:
     """Say what the compressor's time per version means, if it made more than one."""
     if found.push_seconds is None:
         return []
-    per_step = found.push_seconds / (found.steps_per_update * config.push_period)
     words = f"The compressor takes {found.push_seconds:.3g} s for a version of the weights"
     if config.lag is None:
         late = found.push_seconds / max(found.learner_seconds * found.steps_per_update, 1e-12)
         return [f"{words}, in which the learner alone could make {late:.2g} updates."]
-    # Otherwise the slowest of the two that work side by side is what a training waits for.
-    acting = sum(found.actor.wall.values()) - found.actor.wall["wait"]
+    per_step = found.pushing(config)
     words += (
         f"; with --lag {config.lag} every update waits for that: {per_step * 1e3:.3g} ms a step"
     )
-    if per_step > found.learner_seconds + acting / config.actors:
+    # Otherwise the slowest of the two that work side by side is what a training waits for.
+    if per_step > found.learner_seconds + found.acting / config.actors:
         words += (
             ". That is more than learning and acting together: leave --lag out, or compress with "
             "less work (distill with fewer steps, or none)"

@@ -71,16 +71,20 @@ def gap_words(pair: Pair) -> str:
     returns = pair.returns
     if returns is None:
         lost = pair.full.mean - pair.compressed.mean
-        return f"The compressed policy{late} has {lost:.4g} less return on the same episodes."
+        return f"The compressed policy{late} has {_apart(lost)} on the same episodes."
     try:
         gap = paired_gap(returns)
     except InputError:
         return "Too few episodes to say what compression costs."
     kept = "certainly worse" if gap.worse else "not certainly worse"
     return (
-        f"On the same {len(pair.seeds)} episodes the compressed policy has {gap.mean:.4g} less "
-        f"return (standard error {gap.error:.2g}): {kept}."
+        f"On the same {len(pair.seeds)} episodes the compressed policy has {_apart(gap.mean)} "
+        f"(standard error {gap.error:.2g}): {kept}."
     )
+
+
+def _apart(lost: float) -> str:
+    return f"{abs(lost):.4g} {'more' if lost < 0.0 else 'less'} return"
 
 
 def breakdown_rows(found: Breakdown) -> list[dict[str, object]]:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from vinoreward.actor_learner.profile import PARTS, Breakdown
 from vinoreward.errors import MissingExtraError, RunFolderError
 from vinoreward.files import write_bytes
+from vinoreward.policies.files import save_policy
 from vinoreward_training.actors_build import Parts, build, evaluation_options
 from vinoreward_training.actors_evaluate import FINAL_SEED, FIRST_SEED, Evaluator, Pair
-from vinoreward_training.actors_policy import save_policy
 from vinoreward_training.actors_record import Recorder
 from vinoreward_training.actors_report import SUMMARY, Outcome, write_summary
 from vinoreward_training.actors_resolve import command, recorded
@@ -132,11 +132,13 @@ class Watcher:
         return False
 
     def _tell_monitor(self, pair: Pair) -> None:
-        monitor, returns = self._parts.monitor, pair.returns
-        if monitor is None or returns is None:
+        monitor = self._parts.monitor
+        if monitor is None:
             return
         from vinoreward.monitoring import MonitorBatch
 
+        # The gap needs a pair; the full policy's return does not, and stages are told by it.
+        returns = pair.full.returns if pair.returns is None else pair.returns
         spec = self._parts.learner.spec
         monitor.observe(MonitorBatch.of_returns(spec, returns, pair.full.version))
 
@@ -304,7 +306,7 @@ def _conclude(
         reached_at, reached_seconds = summary.steps, recorder.before + summary.seconds
     verdict = "Where the time goes was not measured: no step was acted since it was gone on with."
     if summary.steps > watcher.start:
-        compressed = summary.compressed is not None
+        compressed = parts.chain is not None and summary.compressed is not None
         verdict = breakdown.advice(summary.learner_seconds, config.actors, compressed=compressed)
     return Outcome(
         folder=folder,

@@ -94,11 +94,12 @@ class ActorsConfig:
     push_period: int = 1
     """Updates between two pushes of weights."""
     bits: int = 32
-    """Of a weight on its way from the learner: 32, 16, or 2 to 8."""
+    """Of a weight on its way from the learner: 32, 16, or 2 to 8. Fewer are watched by the monitor
+    and evaluated like any other compression."""
     lag: int | None = None
     """Actors are exactly so many updates behind: repeatable to the bit. None: newest weights."""
     max_lag: int = 100
-    """Trajectories whose weights are so many pushes old are dropped, while there are others."""
+    """Trajectories whose weights are more pushes old are never learned from (but by a replay)."""
     samples_per_insert: float = 8.0
     """Transitions learned from for each one acted, for algorithms with a replay."""
     learner: dict[str, Scalar] = field(default_factory=dict)

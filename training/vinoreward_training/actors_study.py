@@ -34,7 +34,7 @@ def run_of(config: ActorsConfig, period: int, seed: int) -> ActorsConfig:
         seed=seed,
         pull_period=period,
         pull_study=(),
-        monitor="off" if config.compress == "none" else "watch",
+        monitor="off" if config.compress == "none" and config.bits == 32 else "watch",
         resume=(folder / "config.yaml").is_file(),
     )
 

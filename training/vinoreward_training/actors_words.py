@@ -18,6 +18,7 @@ Value = bool | int | float | str
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]*")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 """Longer ones are no setting of anything; as floats they are refused where they are too large."""
+_EXAMPLES: Mapping[str, Value] = {"sparsity": 0.5, "rank": 8, "low": 0.05, "high": 0.3}
 _WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a word"}
 
 
@@ -134,15 +135,50 @@ def call(part: Part, kind: Any, what: str, positional: Sequence[str] = (), also:
                 f"{what} has the part {str(part)!r} with {name}={_written(value)}. Expected "
                 f"{kinds}."
             )
+    check_needed(part, what, [name for name in _needed(kind) if name not in given], positional)
     try:
         return kind(**given)
     except TypeError as error:
         raise ConfigError(
-            f"{what} has the part {str(part)!r}, and something is missing: {error}. Expected "
-            f"{', '.join(positional) or 'its settings'} after the name."
+            f"{what} has the part {str(part)!r}, which was refused: {error}. Expected other values "
+            "of its settings."
         ) from error
     except ConfigError as error:
         raise ConfigError(f"{what} has the part {str(part)!r}: {error}") from error
+
+
+def check_needed(part: Part, what: str, missing: Sequence[str], positional: Sequence[str]) -> None:
+    """Refuse a part that lacks settings which it cannot be without.
+
+    Args:
+        part: as it was written.
+        what: the option, for messages.
+        missing: names of those settings.
+        positional: names of the values without a key.
+
+    Raises:
+        ConfigError: there are some; the message shows how they are written.
+    """
+    if not missing:
+        return
+    more = {name: _EXAMPLES.get(name, name.upper()) for name in missing}
+    whole = Part(part.name, part.values, {**part.options, **more})
+    if list(positional[len(part.values) :][: len(missing)]) == list(missing):
+        whole = Part(part.name, (*part.values, *more.values()), part.options)
+    raise ConfigError(
+        f"{what} has the part {str(part)!r}, and {part.name} needs its {' and '.join(missing)}. "
+        f"Expected such a value, as in {whole}."
+    )
+
+
+def _needed(kind: Any) -> list[str]:
+    """Return the parameters that have no default."""
+    return [
+        name
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
 
 
 def _taken(kind: Any) -> dict[str, list[str]]:

@@ -1,12 +1,11 @@
 """Bench row about fewer bits: bytes, divergence and paired return of a trained policy, in a plot.
 
 The policy is one that matters: SAC's on Pendulum, trained here. The monitor is shown every variant
-as it would meet it in a training, and says whether it would have stopped it.
+as it would meet it in a training, and says what it would have done.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from vinoreward.compression.prune import Prune
 from vinoreward.compression.quality import check_policy
 from vinoreward.compression.quantize import Quantize
 from vinoreward.compression.stage import Stage
-from vinoreward.files import atomic_path
 from vinoreward.monitoring import CompressionSetting, MonitorBatch, default_monitor
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.reference import forward
 from vinoreward.policies.wire import encode
+from vinoreward_training.bench_actor_bits_plot import Variant, draw
 from vinoreward_training.bench_settings import BenchConfig
 from vinoreward_training.bench_statistics import Row
 
@@ -35,14 +34,16 @@ TRAINING_STEPS = 6000
 EPISODES = 20
 LOOK = 200
 """Rows that the monitor sees at a time."""
+BITS = (32, 16, 8, 6, 4, 3, 2)
 NNCF = "int8, every layer, ranges as NNCF's default"
+_WIDTHS = {f"{bits} bits": bits for bits in BITS}
 
 
 def _variants() -> dict[str, list[Stage]]:
     return {
         "32 bits": [],
         "16 bits": [Quantize("fp16")],
-        **{f"{bits} bits": [_every_layer(bits)] for bits in (8, 6, 4, 3, 2)},
+        **{f"{bits} bits": [_every_layer(bits)] for bits in BITS if bits <= 8},
         "int8 (first layer and head in float)": [Quantize("int8")],
         NNCF: [Quantize("int8", first=True, head=True, ranges="mean")],
         "pruned by half": [_PruneAlone(0.5)],
@@ -59,27 +60,6 @@ class _PruneAlone(Prune):
 
     def check(self, following: Any) -> None:
         """Allow what :class:`Prune` refuses."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What a compression cost.
-
-    Attributes:
-        name: in words.
-        nbytes: on the wire.
-        kl_max: the largest KL(teacher || variant) over recent observations, nats.
-        lost: by how much the mean return fell, over the same starts.
-        error: standard error of that difference.
-        stopped: whether the default monitor stopped it.
-    """
-
-    name: str
-    nbytes: int
-    kl_max: float
-    lost: float
-    error: float
-    stopped: bool
 
 
 def trained(seed: int) -> tuple[Policy, npt.NDArray[np.float32]]:
@@ -112,8 +92,11 @@ def returns(policy: Policy, seed: int) -> npt.NDArray[np.float64]:
     return found
 
 
-def stopped(teacher: Policy, variant: Policy, seen: npt.NDArray[np.float32]) -> bool:
-    """Let the default monitor look at a variant's outputs; return whether it stops it."""
+def verdict(teacher: Policy, variant: Policy, seen: npt.NDArray[np.float32]) -> str:
+    """Let the default monitor look at a variant's outputs; say what it changes first, if anything.
+
+    Where the variant no longer acts as it is, what the monitor would see next is something else.
+    """
     monitor = default_monitor(teacher.spec.head, CompressionSetting(bits=8))
     for start in range(0, len(seen), LOOK):
         rows = seen[start : start + LOOK]
@@ -128,9 +111,11 @@ def stopped(teacher: Policy, variant: Policy, seen: npt.NDArray[np.float32]) -> 
                 network=count,
             )
         )
-        if monitor.setting.bits != CompressionSetting(bits=8).bits or not monitor.setting.enabled:
-            return True
-    return False
+        if not monitor.setting.enabled:
+            return "disables compression"
+        if monitor.setting.bits != 8:
+            return f"moves it to {monitor.setting.bits or 32} bits"
+    return ""
 
 
 def bits_rows(config: BenchConfig) -> list[Row]:
@@ -151,14 +136,17 @@ def bits_rows(config: BenchConfig) -> list[Row]:
                 check_policy(variant, teacher, seen).kl_max,
                 float(apart.mean()),
                 float(apart.std(ddof=1) / np.sqrt(len(apart))),
-                stopped(teacher, variant, seen),
+                verdict(teacher, variant, seen),
+                _WIDTHS.get(name),
             )
         )
-    picture = draw(config.out / "actor-bits.png", found)
-    return [_row(one, float(whole.mean()), picture) for one in found]
+    mean = float(whole.mean())
+    title = f"SAC on {TASK}, one network, trained with seed {config.first_seed}: what bits cost"
+    picture = draw(config.out / "actor-bits.png", found, mean, title)
+    return [_row(one, mean, picture, config.first_seed) for one in found]
 
 
-def _row(one: Variant, whole: float, picture: Path) -> Row:
+def _row(one: Variant, whole: float, picture: Path, seed: int) -> Row:
     caught = one.name == NNCF
     return Row(
         "actor-bits",
@@ -169,43 +157,16 @@ def _row(one: Variant, whole: float, picture: Path) -> Row:
         low=one.lost - one.error,
         high=one.lost + one.error,
         spread="one standard error",
-        target="stopped by the default monitor" if caught else "",
-        met=one.stopped if caught else None,
-        note=f"{one.nbytes / 1e3:.0f} kB; largest KL {one.kl_max:.2g} nats; the default monitor "
-        f"{'stops' if one.stopped else 'lets it act'}; {picture.name}",
-        details={"nbytes": one.nbytes, "kl_max": one.kl_max, "stopped": one.stopped},
+        target="the default monitor lets it act no longer" if caught else "",
+        met=bool(one.verdict) if caught else None,
+        note=f"{one.nbytes / 1e3:.1f} kB; largest KL {one.kl_max:.2g} nats; the default monitor "
+        f"{one.verdict or 'lets it act'}; one network for all, trained with seed {seed} for "
+        f"{TRAINING_STEPS} steps; {picture.name}",
+        details={
+            "bits": one.bits,
+            "nbytes": one.nbytes,
+            "kl_max": one.kl_max,
+            "mean_return": whole - one.lost,
+            "verdict": one.verdict,
+        },
     )
-
-
-def draw(path: Path, variants: list[Variant]) -> Path:
-    """Draw return lost against bytes, one point a variant, coloured by its largest KL."""
-    from vinoreward_training.model_card import new_figure
-
-    figure = new_figure(8.0, 5.0)
-    axes = figure.add_subplot()
-    points = axes.scatter(
-        [one.nbytes / 1e3 for one in variants],
-        [max(one.lost, 0.1) for one in variants],
-        c=[np.log10(max(one.kl_max, 1e-6)) for one in variants],
-        s=60,
-        cmap="viridis",
-        zorder=3,
-    )
-    for index, one in enumerate(variants):
-        axes.annotate(
-            f"{one.name}{', stopped' if one.stopped else ''}",
-            (one.nbytes / 1e3, max(one.lost, 0.1)),
-            xytext=(5, 5 + 11 * (index % 3)),  # neighbours do not cover each other
-            textcoords="offset points",
-            fontsize=7,
-        )
-    axes.set(
-        xscale="log", yscale="log", xlabel="kB on the wire", ylabel="return lost (0.1: none)",
-        title=f"SAC on {TASK}: what fewer bits cost",
-    )  # fmt: skip
-    axes.grid(alpha=0.3)
-    figure.colorbar(points, label="log10 of the largest KL, nats")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path) as part:
-        figure.savefig(part, format="png", dpi=110)
-    return path

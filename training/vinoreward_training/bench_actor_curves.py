@@ -1,4 +1,7 @@
-"""Bench row about learning with INT8 actors: curves of two control tasks, in a plot."""
+"""Bench row about learning with INT8 actors: curves of two control tasks, in a plot.
+
+Actors with eight environments stand beside them, as compression's strongest competitor.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ from vinoreward.files import atomic_path
 from vinoreward_training.actor_tasks import find_task, make_task
 from vinoreward_training.actors_record import read_rows
 from vinoreward_training.actors_run import train
-from vinoreward_training.bench_actor_runs import EAGER, INT8, PRESETS, preset
+from vinoreward_training.bench_actor_runs import EAGER, INT8, MANY, PRESETS, preset
 from vinoreward_training.bench_settings import BenchConfig
 from vinoreward_training.bench_statistics import Row
 from vinoreward_training.model_card import new_figure
 
 TASKS = ("cartpole-balance", "walker-stand")
-COLOURS = {EAGER: "tab:gray", INT8: "tab:blue"}
+ARMS = (EAGER, INT8, MANY)
+COLOURS = {EAGER: "tab:gray", INT8: "tab:blue", MANY: "tab:orange"}
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,15 @@ class Curve:
 
 
 def curve_rows(config: BenchConfig) -> list[Row]:
-    """Train two control tasks with eager and with INT8 actors; compare the returns at the end."""
+    """Train two control tasks in every arm; compare eager and INT8 actors' returns at the end."""
     try:
         make_task(TASKS[0]).close()
     except MissingExtraError as error:
         return [Row("actor-curves", "learning curves of dm_control", None, note=str(error))]
-    found: dict[str, dict[str, list[Curve]]] = {task: {EAGER: [], INT8: []} for task in TASKS}
+    found: dict[str, dict[str, list[Curve]]] = {task: {arm: [] for arm in ARMS} for task in TASKS}
     for task in TASKS:
         for turn in range(config.actor_seeds):
-            for arm in (EAGER, INT8):
+            for arm in ARMS:
                 found[task][arm].append(trained(config, task, arm, config.first_seed + turn))
                 print(f"{task}, {arm}: {found[task][arm][-1].final:.1f}", flush=True)
     picture = draw(config.out / "actor-curves.png", found)
@@ -80,13 +84,13 @@ def curve(folder: Path) -> Curve:
 
 
 def row(task: str, found: Mapping[str, Sequence[Curve]], picture: str) -> Row:
-    """Return how much less return a policy has whose actors were INT8."""
+    """Return how much less return a policy has whose actors were INT8; every arm is in the note."""
     eager, int8 = (np.array([one.final for one in found[arm]]) for arm in (EAGER, INT8))
     lost = float(eager.mean() - int8.mean())
     error = None
     if len(eager) > 1:
         error = float(np.sqrt(eager.var(ddof=1) / len(eager) + int8.var(ddof=1) / len(int8)))
-    values = {arm: [round(one.final, 1) for one in found[arm]] for arm in (EAGER, INT8)}
+    values = {arm: [round(one.final, 1) for one in curves] for arm, curves in found.items()}
     return Row(
         "actor-curves",
         f"D4PG on {task}, 2x256: mean return lost by INT8 actors, of {eager.mean():.0f}",

@@ -95,7 +95,7 @@ def step_rows(
     with contextlib.ExitStack() as stack:
         calls = [_ready(stack, arm, seed) for arm in every]
         times = _in_random_order(calls, rounds, np.random.default_rng(seed))
-    per_step = [_divided(timing, arm.batch) for timing, arm in zip(times, every, strict=True)]
+    per_step = [divided(timing, arm.batch) for timing, arm in zip(times, every, strict=True)]
     return [
         speed_row(
             name,
@@ -283,5 +283,6 @@ def _in_random_order(
     ]
 
 
-def _divided(timing: Timing, by: int) -> Timing:
+def divided(timing: Timing, by: int) -> Timing:
+    """Return the times of one environment's step, from those of a batch of so many."""
     return Timing(tuple(value / by for value in timing.wall), tuple(v / by for v in timing.cpu))

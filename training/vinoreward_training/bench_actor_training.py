@@ -26,17 +26,32 @@ from vinoreward_training.bench_statistics import Row, quartiles
 TIMES = 3.0
 RATIOS = {1: "-spi1", 16: ""}
 """Samples per insert, and what the presets with them are called."""
+ARMS = (EAGER, INT8, MANY)
+"""Of every row here: batching is compression's strongest competitor, so it stands beside it."""
+CLASSIC = {
+    "actorq/acrobot-dqn": "Acrobot-v1 with DQN",
+    "actorq/mountain-car-dqn": "MountainCar-v0 with DQN",
+}
+SAMPLES = {
+    "actorq/cartpole-dqn": "DQN, CartPole-v0, 3x2048",
+    "actorq/cartpole-balance": "D4PG, cartpole-balance, 3x2048",
+}
+PONG = {
+    EAGER: "accerl/pong-original",
+    COMPILED: "accerl/pong-original-compiled",
+    INT8: "accerl/pong-int8",
+    MANY: "accerl/pong-original-8-environments",
+}
 
 
 def cartpole_rows(config: BenchConfig) -> list[Row]:
     """Train CartPole with 3x2048 and V-trace in every arm, seed by seed, the arms in turn."""
-    arms = (EAGER, INT8, MANY)
-    found = _paired(config, "actorq/cartpole", arms, config.seeds)
+    found = _paired(config, "actorq/cartpole", config.seeds)
     return [
         time_row(
             "actor-cartpole", "CartPole-v0 with V-trace", found, arm, TIMES if arm == INT8 else None
         )
-        for arm in arms[1:]
+        for arm in ARMS[1:]
     ]
 
 
@@ -47,21 +62,18 @@ def classic_rows(config: BenchConfig) -> list[Row]:
     returns would seldom say so.
     """
     rows = []
-    for name, what in (
-        ("actorq/acrobot-dqn", "Acrobot-v1 with DQN"),
-        ("actorq/mountain-car-dqn", "MountainCar-v0 with DQN"),
-    ):
-        found = _paired(config, name, (EAGER, INT8), config.actor_seeds, greedy=True)
-        rows.append(time_row("actor-classic", what, found, INT8))
+    for name, what in CLASSIC.items():
+        found = _paired(config, name, config.actor_seeds, greedy=True)
+        rows += [time_row("actor-classic", what, found, arm) for arm in ARMS[1:]]
     return rows
 
 
 def _paired(
-    config: BenchConfig, name: str, arms: Sequence[str], seeds: int, *, greedy: bool = False
+    config: BenchConfig, name: str, seeds: int, *, greedy: bool = False
 ) -> dict[str, list[Trained]]:
-    found: dict[str, list[Trained]] = {arm: [] for arm in arms}
+    found: dict[str, list[Trained]] = {arm: [] for arm in ARMS}
     for turn in range(seeds):
-        for arm in (*arms[turn % len(arms) :], *arms[: turn % len(arms)]):
+        for arm in (*ARMS[turn % len(ARMS) :], *ARMS[: turn % len(ARMS)]):
             one = f"{name}-{PRESETS[arm]}"
             settings = preset(one, config.first_seed + turn)
             settings = dataclasses.replace(settings, steps=min(settings.steps, config.actor_steps))
@@ -74,12 +86,9 @@ def _paired(
 def samples_rows(config: BenchConfig) -> list[Row]:
     """Train DQN and D4PG for a fixed number of steps, each step learned from once or 16 times."""
     rows = []
-    for name, what in (
-        ("actorq/cartpole-dqn", "DQN, CartPole-v0, 3x2048"),
-        ("actorq/cartpole-balance", "D4PG, cartpole-balance, 3x2048"),
-    ):
+    for name, what in SAMPLES.items():
         for ratio, suffix in RATIOS.items():
-            presets = {arm: f"{name}-{PRESETS[arm]}{suffix}" for arm in (EAGER, INT8)}
+            presets = {arm: f"{name}-{PRESETS[arm]}{suffix}" for arm in ARMS}
             words = f"{what}, {ratio} samples per insert"
             rows += _step_rows(config, "actor-samples", words, presets)
     return rows
@@ -87,12 +96,7 @@ def samples_rows(config: BenchConfig) -> list[Row]:
 
 def pong_rows(config: BenchConfig) -> list[Row]:
     """Train Pong with AcceRL's Original network for a fixed number of steps: time, not return."""
-    presets = {
-        EAGER: "accerl/pong-original",
-        COMPILED: "accerl/pong-original-compiled",
-        INT8: "accerl/pong-int8",
-    }
-    return _step_rows(config, "actor-pong", "V-trace, pong, Original", presets)
+    return _step_rows(config, "actor-pong", "V-trace, pong, Original", PONG)
 
 
 def _step_rows(config: BenchConfig, name: str, what: str, presets: Mapping[str, str]) -> list[Row]:

@@ -20,6 +20,7 @@ from vinoreward_training.actor_task_table import ACTORQ
 from vinoreward_training.actor_tasks import find_task
 from vinoreward_training.bench_actor_step import (
     Arm,
+    divided,
     eager,
     halved,
     policy_for,
@@ -33,6 +34,7 @@ BITS = (32, 16, 8, 6, 4, 3, 2)
 ENGINES = ("openvino", "onnxruntime")
 MANY = 8
 """Environments of one actor, where batching is compared with compressing."""
+BATCH = f"openvino fp32, {MANY} environments"
 REFRESH_FP32_MS, REFRESH_INT8_MS = 1.0, 60.0
 TASK_TIMES = 2.3
 PONG_TIMES = 4.13
@@ -119,7 +121,10 @@ def actor_refresh_rows(config: BenchConfig) -> list[Row]:
 
 
 def actor_task_rows(config: BenchConfig) -> list[Row]:
-    """Time whole actor steps (act and step): ActorQ's eleven tasks with 3x2048, and Pong."""
+    """Time whole actor steps (act and step): ActorQ's eleven tasks with 3x2048, and Pong.
+
+    Beside the compressed arms stands the batch of :data:`MANY` environments, per environment step.
+    """
     rows = []
     for name, of_what in (*((task.name, "3x2048") for task in ACTORQ), ("pong", "original")):
         try:
@@ -129,31 +134,39 @@ def actor_task_rows(config: BenchConfig) -> list[Row]:
     return rows
 
 
-def _task(config: BenchConfig, name: str, of_what: str) -> list[Row]:
+def task_arms(name: str, of_what: str) -> dict[str, Arm]:
+    """Return what is compared on a task, by label; the first is the baseline."""
     algorithm = "impala" if find_task(name).discrete else "d4pg"
     spec = network(name, of_what, algorithm)
     arms = {
         "eager": eager(name, spec),
         "openvino fp32": Arm(name, spec, "openvino"),
         "openvino int8": Arm(name, spec, "openvino", "int8"),
+        BATCH: Arm(name, spec, "openvino", batch=MANY),
     }
-    targets = {"openvino int8": TASK_TIMES}
     if name == "pong":
         arms["Net3, openvino int8"] = Arm(name, network(name, "net3"), "openvino", "int8")
-        targets = {"openvino int8": PONG_TIMES}
+    return arms
+
+
+def _task(config: BenchConfig, name: str, of_what: str) -> list[Row]:
+    arms = task_arms(name, of_what)
+    targets = {"openvino int8": PONG_TIMES if name == "pong" else TASK_TIMES}
     with contextlib.ExitStack() as stack:
         steps = {label: _acting(stack, name, arm, config.seed) for label, arm in arms.items()}
         # A real actor's process runs one network and one environment, and nothing else.
-        times = interleaved(steps, rounds=config.rounds, calls=20, warm_up=20, settle=20)
+        found = interleaved(steps, rounds=config.rounds, calls=20, warm_up=20, settle=20)
+    times = {label: divided(timing, arms[label].batch) for label, timing in found.items()}
     return [
         speed_row(
             "actor-tasks",
-            f"{name}, {of_what}, one environment, act and step: {label} against eager PyTorch",
+            f"{name}, {of_what}, act and step, per environment step: {label} against eager PyTorch "
+            "with one environment",
             times["eager"],
             times[label],
             at_least=targets.get(label),
             note=f"{times['eager'].median_cpu * 1e3:.2f} and {times[label].median_cpu * 1e3:.2f} "
-            "ms of processor time; weights are random, nothing was trained",
+            "ms of processor time per step; weights are random, nothing was trained",
         )
         for label in arms
         if label != "eager"
@@ -161,12 +174,12 @@ def _task(config: BenchConfig, name: str, of_what: str) -> list[Row]:
 
 
 class _Acting:
-    """One actor's loop without a learner: act, step, reset where an episode ends."""
+    """One actor's loop without a learner: act on a batch, step, reset where an episode ends."""
 
     def __init__(self, environments: Environments, arm: Arm, seed: int) -> None:
         self._environments = environments
         self._spec = arm.spec
-        self._executor = make_executor(arm.engine, 1)
+        self._executor = make_executor(arm.engine, arm.batch)
         self._executor.refresh(policy_for(arm, seed))
         self._random = np.random.default_rng(seed)
         self._exploration = Exploration(sigma=0.1 if arm.spec.head == "tanh" else 0.0)
@@ -183,7 +196,7 @@ class _Acting:
 
 def _acting(stack: contextlib.ExitStack, name: str, arm: Arm, seed: int) -> _Acting:
     made = EnvironmentSpec("vinoreward_training.actor_tasks:make_task", {"name": name})
-    found = _Acting(Environments(made, arm.spec, 1, seed), arm, seed)
+    found = _Acting(Environments(made, arm.spec, arm.batch, seed), arm, seed)
     stack.callback(found.close)
     return found
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vinoreward.errors import VinorewardError
+from vinoreward.interrupts import terminated_like_interrupted
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "capture": ("CaptureConfig", "write labelled pictures of successes, near misses and traps"),
@@ -100,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = with_truths(config)
         if hasattr(config, "explicit"):
             config = dataclasses.replace(config, explicit=named(config, arguments[1:]))
-        return int(module.run(config))
+        with terminated_like_interrupted():
+            return int(module.run(config))
     except VinorewardError as error:
         print(f"vinoreward {name}: {error}", file=sys.stderr)
         return 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from vinoreward.errors import QuantizationRefusedError, RunFolderError
 from vinoreward.files import write_json
 from vinoreward_training.demo_plan import CAPTURE_SEED, Plan
-from vinoreward_training.machine import cores
+from vinoreward_training.machine import usable_cores
 
 if TYPE_CHECKING:
     from vinoreward_training.demo import DemoConfig
@@ -165,16 +164,6 @@ def kept_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def usable_cores() -> int:
-    """Return the cores this process may use, a container's share of time considered."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return max(1, min(cores(), math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):
-        # No such limit ("max"), or another system.
-        return cores()
 
 
 def _started(folder: Path) -> bool:

@@ -17,6 +17,10 @@ from vinoreward_training.evaluate_policy import Moment
 
 FILM_WIDTH = 480
 STRIP_HEIGHT = 56
+FRAME_SECONDS = 0.25
+"""How long a frame of a short film is shown."""
+SHORTEST = 0.04
+"""How long one of a long film is shown at least, in seconds; less is not shown well."""
 FILM_SUFFIXES = (".gif", ".mp4")
 _INK, _PAPER = (235, 237, 240), (24, 27, 32)
 _GOOD, _BAD = (110, 200, 120), (240, 120, 100)
@@ -28,27 +32,55 @@ class Filmer:
     Args:
         env: made with ``render_mode="rgb_array"``.
         episodes: how many to film, from the first on.
+        most: frames to keep, about; of longer films every second, fourth, ... step is kept, and
+            the last ones. None keeps all.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], episodes: int) -> None:
+    def __init__(self, env: gym.Env[Any, Any], episodes: int, most: int | None = None) -> None:
         self.frames: list[NDArray[np.uint8]] = []
         self.lasts: list[bool] = []
+        self._stride = 1
+        self._steps: list[int] = []
+        self._most = most
         self._env = env
         self._episodes = episodes
         self._camera: Any = None
 
     def __call__(self, moment: Moment) -> None:
         """Add the frame of this moment, if its episode is to be filmed."""
-        if moment.episode >= self._episodes:
+        if moment.episode >= self._episodes or (moment.step % self._stride and not moment.last):
             return
         self.frames.append(captioned(self._picture(), moment))
         self.lasts.append(moment.last)
+        self._steps.append(moment.step)
+        if self._most is not None and len(self.frames) > self._most:
+            self._thin()
+
+    @property
+    def frame_seconds(self) -> float:
+        """How long to show a frame: a long film is as fast as its environment says that it is."""
+        rate = self._env.metadata.get("render_fps")
+        if self._most is None or not rate:
+            return FRAME_SECONDS
+        return min(max(self._stride / float(rate), SHORTEST), FRAME_SECONDS)
 
     def close(self) -> None:
         """Free the film camera."""
         if self._camera is not None:
             self._camera.close()
             self._camera = None
+
+    def _thin(self) -> None:
+        """Keep every other frame: nobody knows beforehand how long episodes will be."""
+        self._stride *= 2
+        kept = [
+            at
+            for at, (step, last) in enumerate(zip(self._steps, self.lasts, strict=True))
+            if last or step % self._stride == 0
+        ]
+        self.frames = [self.frames[at] for at in kept]
+        self.lasts = [self.lasts[at] for at in kept]
+        self._steps = [self._steps[at] for at in kept]
 
     def _picture(self) -> NDArray[np.uint8]:
         scene = getattr(self._env.unwrapped, "scene", None)
@@ -113,7 +145,7 @@ def save_film(
     frames: Sequence[NDArray[np.uint8]],
     lasts: Sequence[bool],
     *,
-    frame_seconds: float = 0.25,
+    frame_seconds: float = FRAME_SECONDS,
     last_seconds: float = 1.0,
 ) -> Path:
     """Write frames ``(H, W, 3)`` uint8 as GIF or MP4, by the path's suffix (atomically).

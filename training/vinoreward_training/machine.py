@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import subprocess
@@ -59,6 +60,16 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def usable_cores() -> int:
+    """Return the cores this process may use, a container's share of time considered."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, min(cores(), math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        # No such limit ("max"), or another system.
+        return cores()
 
 
 def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
+
 from vinoreward.errors import ConfigError, MissingDisplayError
 from vinoreward.files import write_json
 from vinoreward_training.environments import dependencies_named, make_env
-from vinoreward_training.evaluate_policy import Evaluation, Moment, evaluate, rate_row
+from vinoreward_training.evaluate_policy import Evaluation, Moment, Policy, evaluate, rate_row
 from vinoreward_training.report import Section, write_report
 from vinoreward_training.run_folder import plain
 
@@ -30,10 +35,14 @@ class PlayConfig:
         vinoreward play --run runs/hover --episodes 500 --film 3 --out hover.gif
 
         vinoreward play --run runs/hover --human
+
+        vinoreward play --run runs/cartpole --compressed
     """
 
     run: Path
-    """Folder that vinoreward train wrote."""
+    """Folder that vinoreward train or vinoreward actors wrote."""
+    compressed: bool = False
+    """Play the compressed policy of a run of vinoreward actors, not the full one."""
     episodes: int = 100
     """Episodes to count."""
     film: int = 5
@@ -41,7 +50,7 @@ class PlayConfig:
     out: Path | None = None
     """The film, .gif or .mp4 (needs imageio-ffmpeg); None is play.gif in the run's folder."""
     env: str | None = None
-    """Another environment of the same spaces; None is the one it was trained in."""
+    """Another environment (or task of actors) of the same spaces; None is that of training."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the environment that replace those of training: name value name value ..."""
     backend: str | None = None
@@ -65,6 +74,29 @@ class PlayResult:
     evaluation: Evaluation
     film: Path | None
     report: Path
+    returns: tuple[float, ...] = ()
+    """Of each episode; a run of actors: the game's score where there is one."""
+    unfilmed: str = ""
+    """Why there is no film although one was asked for."""
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean return; None of one episode."""
+        count = len(self.returns)
+        return float(np.std(self.returns, ddof=1) / np.sqrt(count)) if count > 1 else None
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What plays, and where."""
+
+    env: gym.Env[Any, Any]
+    model: Policy
+    description: dict[str, Any]
+    filmed: int
+    unfilmed: str = ""
+    most_frames: int | None = None
+    """None: episodes are short, and every step is filmed."""
 
 
 def play(config: PlayConfig) -> PlayResult:
@@ -77,10 +109,7 @@ def play(config: PlayConfig) -> PlayResult:
         ModelNotFoundError: the folder holds no policy.
         ModelCorruptError: the policy cannot be read or does not fit the environment.
     """
-    from tqdm import tqdm
-
     from vinoreward_training.film import Filmer, check_film_path, save_film
-    from vinoreward_training.policy_files import load_policy, read_description
 
     filmed = 0 if config.human else min(config.film, config.episodes)
     if config.film < 0 or config.episodes < 1:
@@ -93,38 +122,81 @@ def play(config: PlayConfig) -> PlayResult:
         check_film_path(film_path)
     if config.human:
         check_display()
-    description = read_description(config.run)
-    env = _make(config, description, "human" if config.human else "rgb_array" if filmed else None)
-    filmer = Filmer(env, filmed)
-    ends: list[dict[str, object]] = []
-
-    try:
-        model = load_policy(config.run, env)
-        with (
-            dependencies_named(config.env or description["env"]),
-            tqdm(
-                total=config.episodes, desc="play", unit="episode", disable=not config.progress
-            ) as bar,
-        ):
-
-            def watch(moment: Moment) -> None:
-                if filmed:
-                    filmer(moment)
-                if moment.last:
-                    ends.append(_end(moment))
-                    bar.update()
-
-            found = evaluate(model, env, config.episodes, config.seed, watch)
-    finally:
-        filmer.close()
-        env.close()
-    film = save_film(film_path, filmer.frames, filmer.lasts) if filmed else None
+    with contextlib.ExitStack() as stack:
+        opened = _open(config, filmed, stack)
+        filmer = Filmer(opened.env, opened.filmed, opened.most_frames)
+        stack.callback(filmer.close)
+        found, returns, ends = _played(config, opened, filmer)
+    film = None
+    if opened.filmed:
+        seconds = filmer.frame_seconds
+        film = save_film(film_path, filmer.frames, filmer.lasts, frame_seconds=seconds)
     write_json(
         config.run / "play.json",
-        {"config": plain(config), "policy": description, "evaluation": plain(found)},
+        {
+            "config": plain(config),
+            "policy": opened.description,
+            "evaluation": plain(found),
+            "returns": returns,
+        },
     )
     report = _report(config, found, ends, film)
-    return PlayResult(found, film, report)
+    return PlayResult(found, film, report, tuple(returns), opened.unfilmed)
+
+
+def _open(config: PlayConfig, filmed: int, stack: contextlib.ExitStack) -> _Opened:
+    """Return what a run's kind needs; the stack closes it."""
+    from vinoreward_training.actors_play import MOST_FRAMES, is_of_actors, open_model
+
+    mode = "human" if config.human else "rgb_array" if filmed else None
+    if is_of_actors(config.run):
+        found = stack.enter_context(open_model(config, mode))
+        filmed = 0 if found.unfilmed else filmed
+        description = dict(found.description)
+        return _Opened(found.env, found, description, filmed, found.unfilmed, MOST_FRAMES)
+    from vinoreward_training.policy_files import load_policy, read_description
+
+    description = read_description(config.run)
+    if config.compressed:
+        raise ConfigError(
+            f"found --compressed, but {config.run} was trained by vinoreward train, which has one "
+            "policy only. Expected a run of vinoreward actors; leave it out."
+        )
+    env = _make(config, description, mode)
+    stack.callback(env.close)
+    return _Opened(env, load_policy(config.run, env), description, filmed)
+
+
+def _played(
+    config: PlayConfig, opened: _Opened, filmer: Any
+) -> tuple[Evaluation, list[float], list[dict[str, object]]]:
+    """Return the counts, and of each episode its return and its row in the report."""
+    from tqdm import tqdm
+
+    ends: list[dict[str, object]] = []
+    returns: list[float] = []
+    total = 0.0
+    name = str(opened.description.get("env") or opened.description.get("task"))
+    with (
+        dependencies_named(name),
+        tqdm(
+            total=config.episodes, desc="play", unit="episode", disable=not config.progress
+        ) as bar,
+    ):
+
+        def watch(moment: Moment) -> None:
+            nonlocal total
+            if opened.filmed:
+                filmer(moment)
+            total = moment.reward if moment.step == 0 else total + moment.reward
+            if moment.last:
+                # What a game counts, where what is learned from differs.
+                returns.append(float(moment.info.get("score", total)))
+                ends.append({**_end(moment), "return": round(returns[-1], 4)})
+                bar.update()
+
+        found = evaluate(opened.model, opened.env, config.episodes, config.seed, watch)
+    return dataclasses.replace(found, mean_return=float(np.mean(returns))), returns, ends
 
 
 def check_display() -> None:
@@ -209,10 +281,14 @@ def _report(
 def run(config: PlayConfig) -> int:
     """Play, print both rates and where the film is."""
     result = play(config)
+    error = "" if result.error is None else f" ± {result.error:.2g} (standard error)"
+    print(f"mean return:     {result.evaluation.mean_return:.4g}{error}")
     print(f"claimed success: {result.evaluation.claimed or 'not known'}")
     print(f"true success:    {result.evaluation.true or 'not known'}")
     if result.film is not None:
         print(f"film:   {result.film}")
+    if result.unfilmed:
+        print(f"no film: {result.unfilmed}")
     print(f"report: {result.report}")
     print("next:   vinoreward profile --help")
     return 0

@@ -43,8 +43,8 @@ def read_description(folder: Path) -> dict[str, Any]:
     path = Path(folder) / "policy.json"
     if not path.is_file():
         raise ModelNotFoundError(
-            f"no policy in {folder}. Expected a folder that `vinoreward train --out` wrote; train "
-            "first, or name the folder with --run."
+            f"no policy in {folder}. Expected a folder that `vinoreward train --out` or "
+            "`vinoreward actors --out` wrote; train first, or name the folder with --run."
         )
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

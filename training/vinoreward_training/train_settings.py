@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -158,24 +159,37 @@ def read_yaml(path: Path, defaults: dict[str, Any]) -> dict[str, Any]:
         raise ModelNotFoundError(
             f"no configuration file {path}. Expected a YAML file; check the path."
         )
+    # The same file serves several commands, and not all of them know the same keys.
+    example = "`timesteps: 8000`" if "timesteps" in defaults else "`steps: 8000`"
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} is not YAML: {error}. Expected lines such as `timesteps: 8000`; correct it."
+            f"{path} is not YAML: {error}. Expected lines such as {example}; correct it."
         ) from error
     if not isinstance(found, dict):
         raise ConfigError(
             f"{path} holds a {type(found).__name__}. Expected a table of settings; write lines "
-            "such as `timesteps: 8000`."
+            f"such as {example}."
         )
     unknown = sorted(set(map(str, found)) - set(defaults))
     if unknown:
+        keys = f"key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}"
         raise ConfigError(
-            f"{path} has the unknown keys {', '.join(unknown)}. Expected some of "
-            f"{', '.join(defaults)}; correct or remove them."
+            f"{path} has the unknown {keys}. Expected {_instead(unknown, list(defaults))}; correct "
+            "or remove what is unknown."
         )
     return found
+
+
+def _instead(unknown: Sequence[str], known: Sequence[str]) -> str:
+    """Say which keys are meant; all there are only where that is not clear."""
+    meant = [difflib.get_close_matches(each.replace("-", "_"), known, 1) for each in unknown]
+    pairs = zip(meant, unknown, strict=True)
+    nearest = [f"{found[0]} in place of {each}" for found, each in pairs if found]
+    if len(nearest) < len(unknown):
+        nearest.append(f"some of {', '.join(known)}")
+    return "; ".join(nearest)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -41,6 +41,8 @@ class ActorConfig:
         max_staleness: compressed weights that are so many versions older than the learner's own are
             not used while there are newer full-precision ones: a compressor that is late, or dead,
             costs speed and nothing else.
+        max_lag: the learner's own weights are pulled whatever the period where those in use are
+            more versions old; None: only every ``pull_period`` steps.
         rollouts_per_update: trajectories of this actor that one update takes; for ``lag``.
         first_version: of the weights that this run starts with; above 0 when it was resumed.
     """
@@ -55,6 +57,7 @@ class ActorConfig:
     lag: int | None = None
     compressed: bool = False
     max_staleness: int = 200
+    max_lag: int | None = None
     rollouts_per_update: int = 1
     first_version: int = 0
 
@@ -242,12 +245,20 @@ class Actor:
         return COMPRESSED if wanted else FULL_PRECISION
 
     def _look(self, network: ActorNetwork) -> None:
-        if network.due(self._steps, self._orders.pull_period):
+        due = network.due(self._steps, self._orders.pull_period)
+        if due or (network.kind == FULL_PRECISION and self._too_old(network)):
             self._pull(network, network.have)
 
+    def _too_old(self, network: ActorNetwork) -> bool:
+        """Whether what is acted with these weights would be thrown away."""
+        most = self._config.max_lag
+        return most is not None and self._behind(network) > most
+
     def _stale(self, network: ActorNetwork) -> bool:
-        behind = self._link.learner_version - network.version
-        return network.policy is None or behind > self._config.max_staleness
+        return network.policy is None or self._behind(network) > self._config.max_staleness
+
+    def _behind(self, network: ActorNetwork) -> int:
+        return self._link.learner_version - network.have
 
     def _exact(self) -> ActorNetwork | None:
         """Return the network with the very version that this rollout has to act with."""

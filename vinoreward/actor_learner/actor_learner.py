@@ -71,6 +71,8 @@ class ActorLearner:
         if compressor is not None:
             compressor.check()
         self._chain = compressor
+        # Other processes have working directories of their own, and this one's may change.
+        folder = None if folder is None else folder.absolute()
         self._folder = folder
         self._steering = Steering(learner, self.config, compressor, monitor)
         self._totals = Totals()
@@ -168,6 +170,7 @@ class ActorLearner:
                 "learner": self.learner.state(),
                 "monitor": None if self.monitor is None else self.monitor.state(),
                 "pull_period": self.config.pull_period,
+                "bits": self.config.bits,
                 "steps": totals.steps,
                 "version": totals.version,
                 "returns": list(totals.episodes.returns),
@@ -199,7 +202,7 @@ class ActorLearner:
         self.learner.load_state(state["learner"])
         if self.monitor is not None and state["monitor"] is not None:
             self.monitor.load_state(state["monitor"])
-            self._steering.pull_every(state.get("pull_period"))
+            self._steering.changed({name: state.get(name) for name in ("pull_period", "bits")})
         else:
             # A monitor that was not there before has turned nothing yet.
             self._steering.begin()
@@ -251,8 +254,7 @@ class ActorLearner:
                 (self._folder / STATE_FILE).unlink(missing_ok=True)
             compressor = CompressorConfig(
                 self._chain,
-                # Eager PyTorch runs the learner's weights only: actors do not import it otherwise.
-                "numpy" if config.executor == "torch" else config.executor,
+                config.compressed_executor,
                 seed=config.seed,
                 folder=self._folder,
                 resume=self._goes_on,

@@ -59,6 +59,9 @@ def engine_config(
             "of the actors: each of them contributes the same to every update."
         )
     per_actor = -(-needed // config.actors)
+    # A learner with a replay keeps what is old too.
+    max_lag = config.max_lag if needed and not learner.consumption.any_age else None
+    staleness = config.max_staleness if max_lag is None else min(config.max_staleness, max_lag)
     return EngineConfig(
         actor=ActorConfig(
             environment=environment,
@@ -70,7 +73,8 @@ def engine_config(
             seed=config.seed,
             lag=config.lag,
             compressed=compressor is not None,
-            max_staleness=config.max_staleness,
+            max_staleness=staleness,
+            max_lag=max_lag,
             rollouts_per_update=max(1, per_actor),
             first_version=version,
         ),

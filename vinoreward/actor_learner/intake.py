@@ -84,7 +84,7 @@ class Intake:
         trajectories = list(stack.enter_context(batch))
         self._count(trajectories)
         if not exact and not self._learner.consumption.any_age:
-            trajectories = self._younger(stack, trajectories, version)
+            trajectories = self._young(stack, trajectories, version)
         if len(self._held) + len(trajectories) < needed:
             self._held += [one.copy() for one in trajectories]
             return None
@@ -92,22 +92,23 @@ class Intake:
             self._at_once = needed
         return self._released() + trajectories
 
-    def _younger(
+    def _young(
         self, stack: ExitStack, trajectories: list[Trajectory], version: int
     ) -> list[Trajectory]:
-        """Return the trajectories, those that are too old replaced as long as there are others."""
+        """Return the trajectories without those that are too old, others in their place if there
+        are any. The learner waits for the rest, and its version does not grow meanwhile."""
         while True:
-            old = [one for one in trajectories if self._too_old(one, version)]
-            if not old or self._engine.waiting() < len(old):
-                return trajectories
-            batch = self._engine.take(len(old), timeout=0.0)
+            young = [one for one in trajectories if not self._too_old(one, version)]
+            missing = len(trajectories) - len(young)
+            self.dropped += missing
+            if not missing or self._engine.waiting() < missing:
+                return young
+            batch = self._engine.take(missing, timeout=0.0)
             if batch is None:
-                return trajectories
-            more = stack.enter_context(batch)
+                return young
+            more = list(stack.enter_context(batch))
             self._count(more)
-            self.dropped += len(old)
-            trajectories = [one for one in trajectories if not self._too_old(one, version)]
-            trajectories += more
+            trajectories = young + more
 
     def _too_old(self, trajectory: Trajectory, version: int) -> bool:
         return version - int(trajectory.versions.min()) > self._config.max_lag

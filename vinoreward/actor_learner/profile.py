@@ -86,7 +86,8 @@ class Breakdown:
         """Say in a sentence whether compressing the actors can shorten this training.
 
         Args:
-            learner_seconds: wall time of the learner's work per environment step.
+            learner_seconds: wall time of the learner's work per environment step; 0.0 says that
+                it made no update while this was measured.
             actors: that act side by side, and share that work.
             compressed: they are already; then what more of it could do.
         """
@@ -94,6 +95,13 @@ class Breakdown:
         bound = 1.0 / (1.0 - share) if share < 1.0 else float("inf")
         acting = sum(self.wall.values()) - self.wall["wait"]
         learning = learner_seconds * actors
+        if learner_seconds <= 0.0:
+            kind = "compressed network" if compressed else "network"
+            return (
+                f"The {kind} takes {share:.0%} of an actor's step of {self.step_cpu * 1e3:.3g} ms. "
+                "The learner was not measured, as it made no update: whether compressing can "
+                "shorten this training needs more steps to say."
+            )
         if compressed:
             limits = "the learner" if learning > acting else "acting"
             return (

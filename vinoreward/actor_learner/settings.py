@@ -40,9 +40,11 @@ class ActorLearnerConfig:
         lag: None: newest weights, whenever they come. A number: actors are exactly so many updates
             behind, and a run repeats to the bit (on one kind of machine, with a learner that does;
             until an actor has to be replaced).
-        max_lag: trajectories whose weights are more pushes old are dropped, unless there are no
-            others. Learners with a replay keep everything.
-        max_staleness: see :class:`~vinoreward.actor_learner.actor.ActorConfig`.
+        max_lag: trajectories whose weights are more pushes old are never learned from; actors pull
+            sooner than every ``pull_period`` steps rather than act for nothing. Learners with a
+            replay keep everything.
+        max_staleness: see :class:`~vinoreward.actor_learner.actor.ActorConfig`; at most ``max_lag``
+            where that holds.
         samples_per_insert: transitions sampled for each that is inserted, for learners with a
             replay of ours; the limit holds on both sides. Stable-Baselines3's learners have
             ``train_freq`` and ``gradient_steps`` for that.
@@ -73,6 +75,12 @@ class ActorLearnerConfig:
     heartbeat: float = 20.0
     restarts: int = 3
     seed: int = 0
+
+    @property
+    def compressed_executor(self) -> str:
+        """What runs compressed weights where their chain does not say."""
+        # Eager PyTorch runs the learner's weights only: actors do not import it otherwise.
+        return "numpy" if self.executor == "torch" else self.executor
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(_AT_LEAST_ONE, 1) | {"max_staleness": 0, "restarts": 0}

@@ -61,14 +61,22 @@ class Steering:
         self._learner = learner
         self._config = config
         self._monitor = monitor
-        self._knobs = {} if chain is None else chain.knobs()
         self._compressing = chain is not None
+        self._wire = config.bits < FULL_BITS
+        """Whether pushes lose something on their way."""
+        self._knobs = {} if chain is None else chain.knobs()
+        if chain is None and self._wire:
+            self._knobs = {"bits": float(config.bits)}
+        self._narrow: set[int] = set()
+        """Versions of those that are kept that were pushed with few bits."""
         self._told = 0
         self._halted = False
         self._kept: dict[int, Policy] = {}
 
     def begin(self) -> None:
         """Let a new monitor begin with what was made: the chain's bits, the config's pull period.
+
+        Without a chain its bits are those of the pushes.
 
         What a monitor's setting has left at its default is not what the user asked for.
         """
@@ -88,15 +96,23 @@ class Steering:
         if changes:
             self._monitor.begin(setting.changed(changes))
 
-    def pull_every(self, before: int | None) -> None:
-        """Take a pull period that was changed between two runs; otherwise the monitor's stays.
+    def changed(self, before: Mapping[str, int | None]) -> None:
+        """Take what was changed between two runs; all else stays as the monitor has it.
 
         Args:
-            before: what the run was configured with until now; None if that is not known.
+            before: the ``pull_period`` and ``bits`` that the run was configured with until now;
+                None if that is not known.
         """
-        wanted = self._config.pull_period
-        if self._monitor is not None and before is not None and wanted != before:
-            self._monitor.setting = self._monitor.setting.changed({"pull_period": wanted})
+        wanted = {"pull_period": self._config.pull_period}
+        if not self._compressing:
+            wanted["bits"] = self._config.bits
+        found = {
+            name: value
+            for name, value in wanted.items()
+            if before.get(name) is not None and before[name] != value
+        }
+        if self._monitor is not None and found:
+            self._monitor.setting = self._monitor.setting.changed(found)
 
     def resume(self) -> None:
         """Say that changes up to now are no news."""
@@ -140,14 +156,33 @@ class Steering:
             since=before.since if setting.enabled == before.enabled else version,
         )
 
-    def keep(self, policy: Policy) -> None:
-        """Remember weights that were pushed, to hold what was compressed of them against."""
-        if self._monitor is None or not self._compressing:
+    @property
+    def push_bits(self) -> int:
+        """Of a weight in the next push: as configured, until a monitor says otherwise."""
+        if self._monitor is None or not self._wire:
+            return self._config.bits
+        setting = self._monitor.setting
+        if not setting.enabled:
+            return FULL_BITS
+        return self._config.bits if self._compressing else setting.bits or FULL_BITS
+
+    def keep(self, policy: Policy, bits: int = FULL_BITS) -> None:
+        """Remember weights that were pushed, to hold what actors made of them against.
+
+        Args:
+            policy: in full precision.
+            bits: that it was pushed with.
+        """
+        if self._monitor is None or not (self._compressing or self._wire):
             return
         self._kept[policy.version] = policy
+        if bits < FULL_BITS:
+            self._narrow.add(policy.version)
         size = sum(value.nbytes for value in policy.float_parameters().values())
         while len(self._kept) > max(1, min(KEPT, KEPT_BYTES // size)):
-            del self._kept[next(iter(self._kept))]
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+            self._narrow.discard(oldest)
 
     def watch(self, trajectories: Sequence[Trajectory], version: int) -> None:
         """Let the monitor look at rows of trajectories, the same number of each.
@@ -189,6 +224,9 @@ class Steering:
             )
             for name in _READ
         }
+        # Weights that lost something on their way are no longer the learner's.
+        narrow = np.isin(rows["versions"], list(self._narrow))
+        rows["network"] = np.where(narrow, COMPRESSED, rows["network"])
         known = (rows["network"] != COMPRESSED) | np.isin(rows["versions"], list(self._kept))
         return {name: array[known] for name, array in rows.items()} if known.any() else rows
 

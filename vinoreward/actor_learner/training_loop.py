@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,7 +22,9 @@ from vinoreward.actor_learner.settings import ActorLearnerConfig
 from vinoreward.actor_learner.steering import Steering
 from vinoreward.actor_learner.trajectory import Trajectory
 from vinoreward.errors import InputError, OutputError
+from vinoreward.monitoring.setting import FULL_BITS
 from vinoreward.policies.policy import Policy
+from vinoreward.policies.wire import lowered
 
 LAST_TIMEOUT = 10.0
 """Seconds that the end of a training waits for the compressor's last policy; for the first one of
@@ -33,6 +36,18 @@ SAVE_SHARE = 0.1
 
 Check = Callable[[Callable[[], None]], None]
 """Raises KeyboardInterrupt if that was asked for, after calling what it is given."""
+
+
+LOG = logging.getLogger("vinoreward")
+
+
+def _warn(progress: Progress) -> None:
+    """Tell what went wrong where nobody watches: training goes on, but not as it was meant to."""
+    for event in progress.events:
+        LOG.warning("%s: %s", event.who, event.what)
+    for report in progress.compressor:
+        if "error" in report:
+            LOG.warning("compressor, version %s: %s", report["version"], report["error"])
 
 
 @dataclass
@@ -91,7 +106,8 @@ class Loop:
         self._observations_given = 0.0
         self._next_save = 0.0
         self._pushed = self._checked_policy()
-        steering.keep(self._pushed)
+        self._bits = config.bits
+        steering.keep(self._pushed, self._bits)
 
     def run(
         self, total_steps: int, on_progress: Callable[[Progress], bool | None] | None, check: Check
@@ -110,7 +126,7 @@ class Loop:
                 if learned:
                     self._push(check)
                     progress = self._progress(start)
-                    stopped = bool(on_progress(progress)) if on_progress else False
+                    stopped = bool((on_progress or _warn)(progress))
                 if time.monotonic() > self._next_save:
                     self._save()
                 check(self._save)
@@ -144,7 +160,7 @@ class Loop:
         """Return what was pushed last and the compressor's last; see ``ActorLearner.policies``."""
         full = self._pushed
         if not self._compressing:
-            return full, None
+            return full, self._as_received(full)
         deadline = time.monotonic() + timeout
         compressed = self._engine.compressed_policy()
         while (
@@ -159,6 +175,12 @@ class Loop:
             time.sleep(0.02)  # each look copies the policy
             compressed = self._engine.compressed_policy()
         return full, compressed
+
+    def _as_received(self, full: Policy) -> Policy | None:
+        """Return what actors make of pushes with few bits, None if they lose nothing."""
+        if self._bits == FULL_BITS:
+            return None
+        return lowered(full, self._bits).replace(engine=self._config.compressed_executor)
 
     def _last_policies(self, check: Check) -> tuple[Policy, Policy | None]:
         found = self.policies(LAST_TIMEOUT)
@@ -234,8 +256,9 @@ class Loop:
         self._pushed = self._checked_policy()
         if self._compressing and (exact or self._observations_due()):
             engine.give_observations(self._recent.rows)
-        self._steering.keep(self._pushed)
-        engine.publish(self._pushed)
+        self._bits = self._steering.push_bits
+        self._steering.keep(self._pushed, self._bits)
+        engine.publish(self._pushed, self._bits)
         self._learning += time.perf_counter() - start
 
     def _observations_due(self) -> bool:

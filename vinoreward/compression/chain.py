@@ -10,6 +10,7 @@ from vinoreward.compression.context import CompressionContext, check_finite
 from vinoreward.compression.stage import Stage, State
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Policy
+from vinoreward.policies.spec import PolicySpec
 
 
 class CompressorChain:
@@ -56,6 +57,12 @@ class CompressorChain:
                     )
                 latest = stage.phase
             stage.check(self._stages[index + 1 :])
+
+    def largest(self, spec: PolicySpec) -> PolicySpec:
+        """Return the largest network that may come out for one like ``spec``."""
+        for stage in self._stages:
+            spec = stage.largest(spec)
+        return spec
 
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
         """Run every stage.

@@ -119,6 +119,10 @@ class Distill(Stage):
         self._last: dict[str, dict[str, Floats]] = {}
         self._updates = 0
 
+    def largest(self, spec: PolicySpec) -> PolicySpec:
+        """Return the student, which may be larger than its teacher."""
+        return self.student or spec
+
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
         """Return the student; the teacher itself where nothing was taken from it.
 

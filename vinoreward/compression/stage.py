@@ -12,6 +12,7 @@ import numpy.typing as npt
 from vinoreward.compression.context import CompressionContext
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Floats, Policy, QuantizedArray
+from vinoreward.policies.spec import PolicySpec
 
 State = Mapping[str, "npt.NDArray[Any] | int | float"]
 """What a stage remembers from push to push: arrays and numbers, nothing else."""
@@ -40,6 +41,14 @@ class Stage(abc.ABC):
             policy: what the stage before gave; it may share arrays with the teacher.
             context: of this push.
         """
+
+    def largest(self, spec: PolicySpec) -> PolicySpec:
+        """Return the largest network that :meth:`compress` may make of one like ``spec``.
+
+        Room in shared memory is reserved for it before training. A stage whose networks are never
+        larger than what it is given may leave this as it is.
+        """
+        return spec
 
     def check(self, following: Sequence[Stage]) -> None:  # noqa: B027 - may be left as it is
         """Raise ConfigError if the stages that follow in the chain cannot be right."""

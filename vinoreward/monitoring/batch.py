@@ -45,6 +45,8 @@ class MonitorBatch:
             and staleness. Without them, ``pi`` is the source of rows that are of the learner's very
             version, and of no others.
         returns: of a paired evaluation, if there was one since the last batch.
+        full_returns: (S,) of the full precision policy in an evaluation that was not paired: the
+            compressed one was of another version, or could not act.
         after: compressed rows of versions up to this one were made under an earlier setting and are
             not judged; the Monitor sets it.
 
@@ -64,6 +66,7 @@ class MonitorBatch:
     exploration: Exploration = Exploration()  # noqa: RUF009  (frozen)
     source: Floats | None = None
     returns: PairedReturns | None = None
+    full_returns: Doubles | None = None
     after: int | None = None
 
     def __post_init__(self) -> None:
@@ -91,15 +94,22 @@ class MonitorBatch:
 
     @classmethod
     def of_returns(
-        cls, spec: PolicySpec, returns: PairedReturns, learner_version: int
+        cls, spec: PolicySpec, returns: PairedReturns | Doubles, learner_version: int
     ) -> MonitorBatch:
-        """Return a batch without rows that brings a paired evaluation only."""
+        """Return a batch without rows that brings an evaluation only.
+
+        Args:
+            spec: of the policy.
+            returns: paired ones, or (S,) of the full precision policy alone.
+            learner_version: the learner's version that was evaluated.
+        """
         none = np.zeros((0, spec.outputs), dtype=np.float32)
         whole = np.zeros(0, dtype=np.int64)
         sigma = 1.0 if spec.head == "tanh" else 0.0
         return cls(
             spec, none, none, whole, learner_version, whole, exploration=Exploration(sigma=sigma),
-            returns=returns,
+            returns=returns if isinstance(returns, PairedReturns) else None,
+            full_returns=None if isinstance(returns, PairedReturns) else returns,
         )  # fmt: skip
 
     def judged_after(self, version: int | None) -> MonitorBatch:

@@ -157,15 +157,19 @@ class ReturnGap(Indicator):
 
 
 class CumulativeReward(Indicator):
-    """Mean return of the full precision policy in each evaluation: what stages are told by."""
+    """Mean return of the full precision policy in each evaluation: what stages are told by.
+
+    It needs no pair: while compression is stopped or late, training goes on, and so do its stages.
+    """
 
     name = "return"
 
     def update(self, batch: MonitorBatch) -> float:
         """See :meth:`Indicator.update`."""
-        if batch.returns is None or len(batch.returns.full) == 0:
+        full = batch.full_returns if batch.returns is None else batch.returns.full
+        if full is None or len(full) == 0:
             return NO_READING
-        return float(batch.returns.full.mean())
+        return float(full.mean())
 
 
 def _one_of(value: str, allowed: tuple[str, ...]) -> None:

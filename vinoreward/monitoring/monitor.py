@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.monitoring.batch import MonitorBatch
 from vinoreward.monitoring.indicators import KL, Indicator
 from vinoreward.monitoring.setting import CompressionSetting, difference
@@ -19,6 +21,21 @@ from vinoreward.monitoring.threshold import SwitchPrecision
 ALARM = "alarm"
 """Reading that a monitor with limits adds: the largest of readings divided by their limits."""
 HISTORY = 1000
+
+
+@contextlib.contextmanager
+def _named(what: str, expected: str) -> Iterator[None]:
+    """Say which plug it was where one fails within the block."""
+    try:
+        yield
+    except VinorewardError:
+        raise
+    except Exception as error:  # a user's own may raise anything; nothing is swallowed
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{what} failed: {type(error).__name__}: {error} ({last.filename}, line "
+            f"{last.lineno}). Expected {expected}; mend it, or train without it."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -151,14 +168,16 @@ class Monitor:
                 network's setting are left out of what is judged.
 
         Raises:
-            ConfigError: a strategy that returned something else than a setting.
+            ConfigError: a strategy that returned something else than a setting; an indicator or a
+                strategy that raised, with what it raised as cause.
         """
         self._updates += 1
         self._version = batch.learner_version
         judged = batch.judged_after(self._after)
         values = {}
         for indicator in self._indicators:
-            value = float(indicator.update(judged))
+            with _named(f"the indicator {indicator.name!r}", "a number, NaN for no reading"):
+                value = float(indicator.update(judged))
             if not np.isnan(value):
                 values[indicator.name] = value
         alarms = [values[name] / limit for name, limit in self._limits.items() if name in values]
@@ -172,7 +191,8 @@ class Monitor:
             self._halt(broken, batch.learner_version)
         elif self._strategy is not None:
             self._strategy.reason = ""
-            found = self._strategy.decide(values, self.setting)
+            with _named(f"the strategy {type(self._strategy).__name__}", "a CompressionSetting"):
+                found = self._strategy.decide(values, self.setting)
             if not isinstance(found, CompressionSetting):
                 raise ConfigError(
                     f"{type(self._strategy).__name__} decided for {found!r}. Expected a "

@@ -98,8 +98,13 @@ class Engine(Closing):
         """Start all processes with first weights (version 0, or the one resumed from)."""
 
     @abc.abstractmethod
-    def publish(self, policy: Policy) -> None:
-        """Make weights the latest; does not wait for anybody."""
+    def publish(self, policy: Policy, bits: int | None = None) -> None:
+        """Make weights the latest; does not wait for anybody.
+
+        Args:
+            policy: in full precision.
+            bits: of a weight on its way; None: as configured.
+        """
 
     @abc.abstractmethod
     def give_observations(self, observations: npt.NDArray[np.generic]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from vinoreward.actor_learner.engines.last_words import in_short
 from vinoreward.actor_learner.engines.messages import Inbox
 
 JOIN_TIMEOUT = 5.0
@@ -61,7 +62,7 @@ class Child:
         arguments: of that, but for the pipe, which comes last.
         generation: how many times it was replaced.
         abandoned: it is not started again.
-        error: the traceback that the process sent.
+        error: the sentence or traceback that the process sent.
         said: the last one that any process here sent.
     """
 
@@ -114,7 +115,7 @@ class Child:
         return found
 
     def messages(self) -> list[tuple[str, Any]]:
-        """Return kinds and values of what it said; keeps a traceback in :attr:`error`."""
+        """Return kinds and values of what it said; keeps its last words in :attr:`error`."""
         found = []
         for message in [] if self._inbox is None else self._inbox.read():
             if message["kind"] == "error":
@@ -127,7 +128,7 @@ class Child:
         """Return in words how the process ended."""
         code = None if self.process is None else self.process.exitcode
         if self.error:
-            return self.error.strip().splitlines()[-1]
+            return in_short(self.error)
         if code is not None and code < 0:
             return f"killed by signal {-code}"
         return f"ended with status {code}"

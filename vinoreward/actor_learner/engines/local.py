@@ -25,14 +25,23 @@ from vinoreward.actor_learner.trajectory import Trajectory
 from vinoreward.actor_learner.trajectory_ring import TrajectoryRing
 from vinoreward.actor_learner.weight_store import WeightStore
 from vinoreward.policies.policy import Policy
+from vinoreward.policies.spec import PolicySpec
 from vinoreward.policies.wire import decode, encode
 
 BLOB_ROOM = 1 << 20
-"""Bytes that a compressed policy may need beyond those of the learner's; with an engine's compiled
-form it takes about half of them."""
+"""Bytes that a compressed policy may need beyond those of its weights in full precision; in INT8
+with an engine's compiled form it takes about half of them."""
 ORDERS_BYTES = 4096
 
 Opened = TypeVar("Opened", ControlBlock, WeightStore, TrajectoryRing)
+
+
+def _room(spec: PolicySpec) -> int:
+    """Return the bytes of a network in full precision."""
+    shapes = spec.parameter_shapes()
+    blank = Policy(spec, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    encoded = encode(blank)
+    return WeightStore.capacity_for(encoded.header, [part for _, part in encoded.parts])
 
 
 @contextmanager
@@ -84,7 +93,9 @@ class LocalEngine(Engine):
         # Full precision, whatever the bits: a resumed run may change them.
         header = encode(policy, bits=config.bits).header
         full = WeightStore.capacity_for(header, [part for _, part in encode(policy).parts])
-        compressed = full + BLOB_ROOM if config.compressor is not None else 64
+        compressed = 64
+        if config.compressor is not None:
+            compressed = max(full, _room(config.compressor.chain.largest(policy.spec))) + BLOB_ROOM
         row = int(np.prod(observations.shape[1:])) * observations.itemsize
         self._control = self._keep(ControlBlock.create(readers, (*COUNTERS, PULLED)))
         self._full = self._keep(WeightStore.create(readers, full))
@@ -178,9 +189,9 @@ class LocalEngine(Engine):
 
     # The learner's side
 
-    def publish(self, policy: Policy) -> None:
+    def publish(self, policy: Policy, bits: int | None = None) -> None:
         """See :meth:`Engine.publish`."""
-        encoded = encode(policy, bits=self._config.bits)
+        encoded = encode(policy, bits=self._config.bits if bits is None else bits)
         self._full.publish(
             encoded.header, [part for _, part in encoded.parts], version=policy.version
         )

@@ -28,10 +28,12 @@ from vinoreward.actor_learner.link import (
 from vinoreward.actor_learner.orders import Orders
 from vinoreward.actor_learner.ring_handles import WriteSlot
 from vinoreward.actor_learner.ring_slots import NEXT_SEQUENCE, RingSpec
+from vinoreward.actor_learner.segments import aligned
 from vinoreward.actor_learner.sync import wait_until
 from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
 from vinoreward.actor_learner.trajectory_ring import TrajectoryRing
 from vinoreward.actor_learner.weight_store import WeightStore
+from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import encode
 
@@ -218,6 +220,13 @@ class LocalCompressorLink(_LocalLink, CompressorLink):
         if policy.version <= self._out.latest_version:
             return  # made already, by a compressor that died after that
         encoded = encode(policy)
+        size, room = aligned(len(encoded.header)) + encoded.size, self._out.spec.capacity
+        if size > room:
+            raise ConfigError(
+                f"the compressed policy of version {policy.version} takes {size} bytes. Expected "
+                f"at most {room}, which follows from the stages: the one whose networks are larger "
+                "than what it is given has to return the largest from its method largest(spec)."
+            )
         self._out.publish(
             encoded.header, [part for _, part in encoded.parts], version=policy.version
         )

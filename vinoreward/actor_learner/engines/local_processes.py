@@ -7,12 +7,12 @@ import multiprocessing
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 
 from vinoreward.actor_learner.actor import ActorConfig
 from vinoreward.actor_learner.compressor import CompressorConfig
+from vinoreward.actor_learner.engines.last_words import last_words
 from vinoreward.actor_learner.engines.local_links import (
     LocalActorLink,
     LocalCompressorLink,
@@ -44,12 +44,12 @@ def _prepare() -> None:
 
 @contextlib.contextmanager
 def _reporting(pipe: Connection) -> Iterator[None]:
-    """Send the traceback of whatever goes wrong, then end; the supervisor decides what next."""
+    """Send what is to be said of whatever goes wrong, then end; the supervisor decides."""
     try:
         yield
-    except BaseException:  # noqa: BLE001  (nothing is swallowed: the learner is told, we end)
+    except BaseException as error:  # noqa: BLE001  (nothing is swallowed: the learner is told)
         with contextlib.suppress(OSError):
-            send(pipe, "error", traceback.format_exc())
+            send(pipe, "error", last_words(error))
         os._exit(FAILED)
 
 

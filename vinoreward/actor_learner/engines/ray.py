@@ -11,8 +11,9 @@ and the training is run on the first with ``engine="ray"``. It finds the cluster
 with the training. Where Ray asks for a token, ``ray get-auth-token --generate`` on the first
 machine makes one, which goes into ``~/.ray/auth_token`` of the others.
 
-Actors are spread over the machines and ask for one processor each. An environment that is given as
-``module:function`` has to be importable on all of them.
+Actors are spread over the machines and ask for one processor each. So does the compressor, but if
+there is a folder for its state it runs on the learner's machine, whatever is free there. An
+environment that is given as ``module:function`` has to be importable on all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from vinoreward.actor_learner.engines.ray_desk import Desk
 from vinoreward.actor_learner.engines.ray_intake import Arrived, Intake
 from vinoreward.actor_learner.engines.ray_payload import body_of, fetch
 from vinoreward.actor_learner.engines.ray_place import Place
-from vinoreward.actor_learner.engines.ray_starter import Starter
+from vinoreward.actor_learner.engines.ray_starter import Starter, keeps_state
 from vinoreward.actor_learner.engines.ray_state import (
     COMPRESSED,
     FULL,
@@ -114,10 +115,11 @@ class RayEngine(Engine):
                     "that runs; look at it with `ray status`."
                 )
             self._raise()
-            if cluster.processors < processes:
+            asking = processes - keeps_state(config)
+            if cluster.processors < asking:
                 self._desk.tell(
                     "ray",
-                    f"the cluster has {cluster.processors} processors for {processes} processes: "
+                    f"the cluster has {cluster.processors} processors for {asking} processes: "
                     "some wait until there are more",
                 )
         except BaseException:
@@ -153,7 +155,7 @@ class RayEngine(Engine):
             cluster.close()
 
     def _end(self, ray: Any) -> None:
-        saving = self._config.compressor is not None and self._config.compressor.folder is not None
+        saving = keeps_state(self._config)
         self._state.stop.remote()
         if self._desk is not None:
             self._desk.close(SAVE_PATIENCE if saving else END_PATIENCE)
@@ -166,9 +168,9 @@ class RayEngine(Engine):
 
     # The learner's side
 
-    def publish(self, policy: Policy) -> None:
+    def publish(self, policy: Policy, bits: int | None = None) -> None:
         """See :meth:`Engine.publish`."""
-        encoded = encode(policy, bits=self._config.bits)
+        encoded = encode(policy, bits=self._config.bits if bits is None else bits)
         # The payload is a copy: the learner may change its weights while this is on its way.
         self._sender.publish(FULL, policy.version, encoded.header, encoded.payload())
 

@@ -13,6 +13,7 @@ from typing import Any
 from vinoreward.actor_learner.engines.base import EngineError
 from vinoreward.actor_learner.engines.children import THREADS
 from vinoreward.errors import MissingExtraError
+from vinoreward.interrupts import sigterm_kept
 
 ADDRESS = "RAY_ADDRESS"
 NAMESPACE = "vinoreward"
@@ -110,7 +111,7 @@ class Cluster:
         self.ray = import_ray()
         self._connected = False
         if not self.ray.is_initialized():
-            with _environment(_QUIET):
+            with _environment(_QUIET), sigterm_kept():
                 self._connect(processes)
             self._connected = True
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from vinoreward.actor_learner.actor_network import Refused
 from vinoreward.actor_learner.engines.base import EngineConfig, Event, News
+from vinoreward.actor_learner.engines.last_words import ended_too_often, in_short
 from vinoreward.actor_learner.engines.ray_intake import Arrived, Intake
 from vinoreward.actor_learner.engines.ray_outbox import Message
 from vinoreward.actor_learner.engines.ray_payload import trajectory_in
@@ -182,7 +183,7 @@ class Desk:
             place.placed, place.started = True, time.monotonic()
         elif note.kind == "ended":
             text: str = note.future.result()
-            self._gone(place, text.strip().splitlines()[-1] if text else "ended", text)
+            self._gone(place, in_short(text) if text else "ended", text)
         else:
             self._open(place, note.future.result())
 
@@ -190,7 +191,8 @@ class Desk:
         header, buffer = message
         about = json.loads(header)
         with self.intake.changed:
-            place.heard = time.monotonic()
+            # Not only at the next look: until then its end would not be waited for.
+            place.heard, place.began = time.monotonic(), True
             place.budget.worked()
             for kind, value in about["reports"]:
                 if kind == "episodes":
@@ -262,11 +264,9 @@ class Desk:
     def _do_without(self, place: Place, why: str, text: str) -> None:
         nobody = all(one.abandoned for one in self._places[: self._actors])
         if nobody or self._config.actor.lag is not None:
-            lag = "" if nobody else " With a fixed lag nothing can go on without it."
-            self.fail(
-                f"{place.name} ended {self._config.restarts + 1} times within a minute of work "
-                f"({why}). Expected it to run.{lag} What it said last:\n{text}"
-            )
+            but = "" if nobody else "; with a fixed lag nothing can go on without it"
+            times = self._config.restarts + 1
+            self.fail(ended_too_often(place.name, times, why, but, text))
         else:
             self.tell(place.name, f"{why}; replaced too often, training goes on without it")
 

@@ -15,8 +15,15 @@ SLOWEST_BEAT = 0.5
 """Seconds between two signs of life, at most."""
 
 
+def keeps_state(config: EngineConfig) -> bool:
+    """Whether the compressor has a folder to write its state to, which is on the learner's disk."""
+    return config.compressor is not None and config.compressor.folder is not None
+
+
 class Starter:
     """Asks Ray for processes: on one thread, one processor each, spread over the machines.
+
+    A compressor that writes its state down runs on the learner's machine.
 
     Args:
         cluster: to start them on.
@@ -38,6 +45,10 @@ class Starter:
         self._actor = cluster.remote(ActorWorker, **options)
         self._put = cluster.ray.put
         self._told: list[Any] = []
+        if keeps_state(config):
+            # It asks for no processor: actors may have taken all of that machine's, and elsewhere
+            # its state would be written to another disk, where nobody resumes from it.
+            options |= {"num_cpus": 0, "scheduling_strategy": cluster.beside_us()}
         self._compressor = cluster.remote(CompressorWorker, **options)
 
     def _identity(self, process: int, generation: int, rollouts: int) -> Identity:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from vinoreward.actor_learner.actor import ActorConfig
+from vinoreward.actor_learner.engines.last_words import last_words
 from vinoreward.actor_learner.engines.ray_outbox import Message, Outbox
 from vinoreward.actor_learner.engines.ray_state import Identity
 from vinoreward.actor_learner.trajectory import TrajectorySpec
@@ -33,8 +33,8 @@ class _Worker:
         def run() -> None:
             try:
                 work()
-            except BaseException:  # noqa: BLE001  (nothing is swallowed: the learner is told)
-                self._outbox.end(traceback.format_exc())
+            except BaseException as error:  # noqa: BLE001  (nothing is swallowed: told)
+                self._outbox.end(last_words(error))
             else:
                 self._outbox.end("")
 
@@ -48,7 +48,7 @@ class _Worker:
         return await self._outbox.next()
 
     async def ended(self) -> str:
-        """Return the loop's traceback when it ends, empty if it ended by itself."""
+        """Return the last words of the loop when it ends, empty if it ended by itself."""
         return await self._outbox.ended()
 
 

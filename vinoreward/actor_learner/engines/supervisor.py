@@ -12,6 +12,7 @@ from vinoreward.actor_learner.actor_network import Refused
 from vinoreward.actor_learner.engines.base import Event, News
 from vinoreward.actor_learner.engines.budget import RestartBudget
 from vinoreward.actor_learner.engines.children import Child
+from vinoreward.actor_learner.engines.last_words import ended_too_often
 from vinoreward.actor_learner.environments import Episode
 
 WATCH_EVERY = 0.1
@@ -169,12 +170,9 @@ class Supervisor:
         child.abandoned = True
         nobody = all(each.abandoned for each in self._children if each.number < self._actors)
         if nobody or self._all_needed:
-            self.failure = (
-                f"{child.name} ended {self._restarts + 1} times within a minute of work "
-                f"({why}). Expected it to run; "
-                + ("" if nobody else "with a fixed lag nothing can go on without it. ")
-                + f"What it said last:\n{child.said or why + _HINT}"
-            )
+            but = "" if nobody else "; with a fixed lag nothing can go on without it"
+            words = child.said or why + _HINT
+            self.failure = ended_too_often(child.name, self._restarts + 1, why, but, words)
         else:
             self._tell(child, f"{why}; replaced too often, training goes on without it")
 

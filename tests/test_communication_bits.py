@@ -1,0 +1,187 @@
+"""Pushes with few bits: what actors make of them is watched, evaluated and stopped like any other
+compression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from actor_learner_parts import CARTPOLE, impala, settings
+from actor_runs import rows_of, summary_of, trained
+from engine_runs import check_nothing_left
+
+from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
+from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
+from vinoreward.compression.chain import CompressorChain
+from vinoreward.compression.quantize import Quantize
+from vinoreward.monitoring.defaults import default_monitor
+from vinoreward.monitoring.indicators import KL
+from vinoreward.monitoring.monitor import Monitor
+from vinoreward.monitoring.setting import CompressionSetting
+from vinoreward.monitoring.strategy import Strategy
+from vinoreward.policies.distributions import kl
+from vinoreward.policies.policy import QuantizedArray
+from vinoreward.policies.reference import forward
+from vinoreward.policies.wire import lowered
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    check_nothing_left()
+
+
+class Sharp(Impala):
+    """Its weights decide, so that rounding them coarsely is felt."""
+
+    def __init__(self) -> None:
+        super().__init__(CARTPOLE, ImpalaConfig(trajectories=2, seed=0, precision="fp32"))
+        with torch.no_grad():
+            for parameter in self.actor.parameters():
+                parameter.mul_(40.0)
+
+
+class Ladder(Strategy):
+    """Sixteen bits at the third look, none of it from the sixth."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def decide(self, readings: Any, setting: CompressionSetting) -> CompressionSetting:
+        self.looks += 1
+        if self.looks == 3:
+            return setting.changed({"bits": 16})
+        return setting.changed({"enabled": False}) if self.looks >= 6 else setting
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_the_last_policy_is_told_as_actors_got_it(bits: int) -> None:
+    seen: list[Progress] = []
+    summary = ActorLearner("CartPole-v1", impala(), settings(bits=bits)).learn(
+        300, lambda progress: seen.append(progress)
+    )
+    assert np.isfinite(seen[-1].metrics["loss"])
+    assert summary.compressed is not None
+    assert summary.compressed.version == summary.policy.version
+    rows = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    np.testing.assert_array_equal(
+        forward(summary.compressed, rows), forward(lowered(summary.policy, bits), rows)
+    )
+
+
+def test_nothing_is_lost_with_32_bits() -> None:
+    assert ActorLearner("CartPole-v1", impala(), settings()).learn(100).compressed is None
+
+
+def test_a_monitor_sees_what_is_lost() -> None:
+    """Held against the weights that were pushed, in full precision."""
+    found: list[float] = []
+    probe = np.random.default_rng(0).normal(0, 0.1, size=(2000, 4)).astype(np.float32)
+
+    def progressed(progress: Progress) -> bool:
+        name = "compression_kl_mu_pi_max"
+        if name in progress.readings:
+            full, narrow = trainer.policies()
+            assert narrow is not None
+            most = float(kl(CARTPOLE, forward(narrow, probe), forward(full, probe)).max())
+            found.extend([progress.readings[name], most])
+        return bool(found)
+
+    monitor = Monitor([KL("max", against="source")])
+    trainer = ActorLearner(
+        "CartPole-v1", impala(), settings(bits=2, monitor_period=1), monitor=monitor
+    )
+    trainer.learn(5000, progressed)
+    reading, probed = found
+    assert monitor.setting.bits == 2
+    # Not the same observations, but the same loss.
+    assert 0.1 * probed < reading < 10 * probed + 1e-3
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_strategy_turns_the_bits_of_pushes_and_stops_them(chained: bool) -> None:
+    """Those of a chain are its own; stopped is all of it."""
+    pushed: list[tuple[int | None, bool, bool]] = []
+
+    def progressed(progress: Progress) -> bool:
+        setting = monitor.setting
+        pushed.append((setting.bits, setting.enabled, trainer.policies()[1] is None))
+        return len(pushed) > 60
+
+    chain = CompressorChain().add(Quantize("int8")) if chained else None
+    monitor = Monitor([KL("max")], Ladder())
+    trainer = ActorLearner(
+        "CartPole-v1",
+        impala(),
+        settings(bits=4, monitor_period=5),
+        compressor=chain,
+        monitor=monitor,
+    )
+    trainer.learn(100_000, progressed)
+    settled = [bits for bits, *_ in pushed]
+    assert settled[0] == (8 if chained else 4)
+    assert settled[-1] == 16
+    assert not pushed[-1][1]
+    if not chained:
+        # The push after the decision is whole again.
+        assert pushed[0][2] is False
+        assert pushed[-1][2] is True
+
+
+def test_bits_changed_between_two_runs_are_the_new_ones(tmp_path: Path) -> None:
+    first = Monitor([KL("max")])
+    ActorLearner("CartPole-v1", impala(), settings(bits=4), monitor=first, folder=tmp_path).learn(
+        100
+    )
+    assert first.setting.bits == 4
+    for bits, expected in ((4, 4), (8, 8)):
+        again = Monitor([KL("max")])
+        ActorLearner(
+            "CartPole-v1",
+            impala(),
+            settings(bits=bits),
+            monitor=again,
+            folder=tmp_path,
+            resume=True,
+        )
+        assert again.setting.bits == expected
+
+
+def test_the_default_monitor_does_not_let_harmful_pushes_act() -> None:
+    """First it tries sixteen bits, which do here."""
+    changes: list[str] = []
+    pushed: list[int] = []
+
+    def progressed(progress: Progress) -> bool:
+        changes.extend(progress.changes)
+        narrow = trainer.policies()[1]
+        assert narrow is not None
+        weights = narrow.parameters["dense0.weight"]
+        pushed.append(weights.bits if isinstance(weights, QuantizedArray) else 16)
+        return bool(changes) and len(pushed) > 20
+
+    trainer = ActorLearner(
+        "CartPole-v1", Sharp(), settings(bits=2), monitor=default_monitor("logits")
+    )
+    assert trainer.learn(20_000, progressed).stopped
+    assert "bits 2 -> 16" in changes[0]
+    assert (pushed[0], pushed[-1]) == (2, 16)
+
+
+@pytest.mark.slow
+def test_the_command_evaluates_and_reports_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path, 2000, "--bits", "2", every=1000)
+    said = capsys.readouterr().out
+    assert "compressed: return" in said
+    assert "Nothing was compressed" not in said
+    for row in rows_of(tmp_path, "evaluation"):
+        assert len(row["compressed"]["returns"]) == 2
+    assert any("kl_mu_pi_max" in row["readings"] for row in rows_of(tmp_path, "train"))
+    assert (tmp_path / "compressed.safetensors").is_file()
+    assert summary_of(tmp_path)["steps"] >= 2000

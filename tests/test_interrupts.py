@@ -1,0 +1,88 @@
+"""SIGTERM as Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from vinoreward.interrupts import interrupt_between, sigterm_kept, terminated_like_interrupted
+
+
+@pytest.fixture(autouse=True)
+def nobody_handles_sigterm() -> Iterator[None]:
+    """Ray does, in a process that has used it."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_interrupts() -> None:
+    with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_sigterm_is_held_back_like_ctrl_c() -> None:
+    done: list[str] = []
+    with (
+        pytest.raises(KeyboardInterrupt),
+        terminated_like_interrupted(),
+        interrupt_between() as check,
+    ):
+        signal.raise_signal(signal.SIGTERM)
+        done.append("went on")
+        check(lambda: done.append("saved"))
+    assert done == ["went on", "saved"]
+
+
+def test_where_ctrl_c_is_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_somebody_elses_handler_stays() -> None:
+    caught: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+    try:
+        with terminated_like_interrupted():
+            signal.raise_signal(signal.SIGTERM)
+        assert caught == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_forked_child_ends() -> None:
+    ready, tell = os.pipe()
+    with terminated_like_interrupted():
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(tell, b"1")  # Python forgets what arrives before it runs again
+                time.sleep(60)
+            finally:
+                os._exit(3)
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+    os.close(ready)
+    os.close(tell)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM
+
+
+def test_a_replaced_handler_is_given_back() -> None:
+    """Ray replaces it when it is started."""
+    with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
+        with sigterm_kept():
+            signal.signal(signal.SIGTERM, lambda number, frame: None)
+        signal.raise_signal(signal.SIGTERM)
+    with sigterm_kept():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN

@@ -1,0 +1,257 @@
+"""vinoreward play with what vinoreward actors wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import yaml
+from executor_policies import in_int8
+from PIL import Image
+
+from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from vinoreward.files import write_json
+from vinoreward.policies.files import save_policy
+from vinoreward.policies.policy import random_policy
+from vinoreward_training.actor_networks import network
+from vinoreward_training.actors_evaluate import Evaluator
+from vinoreward_training.actors_resolve import recorded, resolve
+from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.cli import main
+from vinoreward_training.evaluate_policy import Moment
+from vinoreward_training.film import Filmer
+from vinoreward_training.play import PlayConfig, play
+from vinoreward_training.run_folder import plain
+
+
+def run_of(folder: Path, task: str, spec: Any, **changes: Any) -> Path:
+    """A run as vinoreward actors leaves one, with a policy that was never trained."""
+    folder.mkdir(exist_ok=True)
+    config = resolve(ActorsConfig(task=task, out=folder, **changes))
+    (folder / "config.yaml").write_text(yaml.safe_dump(plain(recorded(config))))
+    policy = random_policy(spec, 0).replace(version=3)
+    save_policy(folder, policy)
+    if spec.observation_dtype == "float32":
+        small = in_int8(policy, but=(policy.spec.weighted[0].name,))
+        save_policy(folder, small.replace(engine="onnxruntime"), "compressed")
+    return folder
+
+
+@pytest.fixture
+def cartpole(tmp_path: Path) -> Path:
+    options: dict[str, Any] = {"env_kwargs": {"max_steps": 30}, "executor": "numpy"}
+    return run_of(tmp_path / "run", "CartPole-v0", network("CartPole-v0", "1x8"), **options)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_run_of_actors_is_played(
+    cartpole: Path, capsys: pytest.CaptureFixture[str], compressed: bool
+) -> None:
+    arguments = ["--run", str(cartpole), "--episodes", "4", "--film", "0", "--no-progress"]
+    assert main(["play", *arguments, *["--compressed"] * compressed]) == 0
+    said = capsys.readouterr().out
+    assert "mean return: " in said and "(standard error)" in said
+    assert "claimed success: not known" in said and "film" not in said
+    found = json.loads((cartpole / "play.json").read_text())
+    assert found["policy"] == {
+        "task": "CartPole-v0",
+        "env_kwargs": {"max_steps": 30},
+        "file": "compressed.json" if compressed else "policy.json",
+        "version": 3,
+        "engine": "onnxruntime" if compressed else "numpy",
+    }
+    assert len(found["returns"]) == 4 and max(found["returns"]) <= 30
+    assert "Mean return" in (cartpole / "play.html").read_text()
+
+
+@pytest.mark.parametrize("options", [{}, {"normalise_actions": False}])
+def test_play_and_evaluation_agree(tmp_path: Path, options: dict[str, Any]) -> None:
+    spec = network("Pendulum-v1", "1x8", "sac")
+    run = run_of(tmp_path, "Pendulum-v1", spec, env_kwargs=options, algorithm="sac")
+    found = play(PlayConfig(run=run, episodes=3, film=0, seed=5, progress=False))
+    with Evaluator("Pendulum-v1", options, "openvino") as evaluator:
+        played = evaluator.play(random_policy(spec, 0), range(5, 8), "openvino")
+    np.testing.assert_allclose(found.returns, played.returns, rtol=1e-4)
+    assert found.error == pytest.approx(played.error, rel=1e-3)
+    assert found.evaluation.mean_return == pytest.approx(played.mean, rel=1e-4)
+
+
+def test_actions_reach_the_limits_of_the_task() -> None:
+    """Scaled by the task or by who plays it: the same actions, the same episodes."""
+    policy = random_policy(network("Pendulum-v1", "1x8", "sac"), 0)
+    returns = []
+    for normalise in (True, False):
+        with Evaluator("Pendulum-v1", {"normalise_actions": normalise}, "numpy") as evaluator:
+            returns.append(evaluator.play(policy, range(2), "numpy").returns)
+    np.testing.assert_allclose(*returns, rtol=1e-3)
+
+
+def test_one_episode_has_no_error(cartpole: Path) -> None:
+    found = play(PlayConfig(run=cartpole, episodes=1, film=0, progress=False))
+    assert found.error is None and len(found.returns) == 1
+
+
+@pytest.mark.slow
+def test_the_hover_scene_is_filmed_and_its_success_told(tmp_path: Path) -> None:
+    pytest.importorskip("warp")
+    spec = network("PandaHover-v0", "1x8", "sac")
+    options = {"backend": "oracle"}
+    run = run_of(tmp_path, "PandaHover-v0", spec, env_kwargs=options, algorithm="sac")
+    found = play(PlayConfig(run=run, episodes=2, film=1, progress=False))
+    assert found.evaluation.claimed == found.evaluation.true is not None
+    assert found.film is not None and not found.unfilmed
+    with Image.open(found.film) as film:
+        assert getattr(film, "n_frames", 1) > 1
+
+
+class Dark(gym.Env[Any, Any]):
+    """Knows nothing of pictures."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.left = 3
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return np.zeros(2, np.float32), 1.0, self.left == 0, False, {"score": 7.0}
+
+
+class Bright(Dark):
+    """Paints all that it is asked to, and long episodes of it."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        found = super().reset(seed=seed)
+        self.left = 400
+        return found
+
+    def render(self) -> Any:
+        return np.full((8, 12, 3), self.left % 256, np.uint8)
+
+
+@pytest.fixture
+def registered() -> Any:
+    for name, kind in (("Dark-v0", Dark), ("Bright-v0", Bright)):
+        gym.register(id=name, entry_point=kind)
+    yield
+    for name in ("Dark-v0", "Bright-v0"):
+        del gym.registry[name]
+
+
+def test_what_cannot_be_filmed_is_played(
+    registered: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path, "Dark-v0", network("Dark-v0", "1x8"))
+    assert main(["play", "--run", str(run), "--episodes", "2", "--no-progress"]) == 0
+    said = capsys.readouterr().out
+    assert "no film: " in said and not (run / "play.gif").exists()
+    # The game's score, not what is learned from.
+    assert "mean return:     7 ± 0" in said
+
+
+def test_a_long_episode_is_filmed_in_part(registered: None, tmp_path: Path) -> None:
+    run = run_of(tmp_path, "Bright-v0", network("Bright-v0", "1x8"))
+    found = play(PlayConfig(run=run, episodes=1, progress=False))
+    assert found.film is not None
+    with Image.open(found.film) as film:
+        assert 100 <= getattr(film, "n_frames", 1) <= 300
+        # One frame in two at 50 a second.
+        assert film.info["duration"] == 40
+
+
+def test_a_film_keeps_the_last_frames() -> None:
+    env = Bright("rgb_array")
+    env.reset()
+    filmer = Filmer(env, 2, most=10)
+    for episode in range(3):
+        for step in range(41):
+            filmer(Moment(episode, step, None, 0.0, {}, step == 40))
+    assert len(filmer.frames) == len(filmer.lasts) <= 10 and sum(filmer.lasts) == 2
+    assert filmer.frame_seconds == 0.25
+    every = Filmer(env, 1)
+    for step in range(41):
+        every(Moment(0, step, None, 0.0, {}, step == 40))
+    assert len(every.frames) == 41
+
+
+def test_a_policy_without_a_run_is_played_on_the_task_that_is_named(tmp_path: Path) -> None:
+    save_policy(tmp_path, random_policy(network("CartPole-v0", "1x8"), 0))
+    with pytest.raises(ConfigError, match="--env"):
+        play(PlayConfig(run=tmp_path, film=0))
+    found = play(PlayConfig(run=tmp_path, env="CartPole-v1", episodes=2, film=0, progress=False))
+    assert len(found.returns) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"backend": "oracle"}, "--env-kwargs backend oracle"),
+        ({"encoder": "some"}, "--encoder"),
+        ({"env": "Acrobot-v1"}, "observations"),
+        ({"env_kwargs": {"colour": "red"}}, "colour"),
+    ],
+)
+def test_settings_that_do_not_go_with_it(
+    cartpole: Path, changes: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        play(PlayConfig(run=cartpole, film=1, progress=False, **changes))
+
+
+def test_policies_that_are_not_there_or_damaged(cartpole: Path, tmp_path: Path) -> None:
+    (cartpole / "compressed.json").unlink()
+    with pytest.raises(ModelNotFoundError, match="leave --compressed out"):
+        play(PlayConfig(run=cartpole, compressed=True, film=0))
+    (cartpole / "policy.safetensors").write_bytes(b"garbage")
+    with pytest.raises(ModelCorruptError, match="belong together"):
+        play(PlayConfig(run=cartpole, film=0))
+    other = tmp_path / "trained"
+    write_json(other / "policy.json", {"schema_version": 1, "env": "PandaHover-v0"})
+    with pytest.raises(ConfigError, match="leave it out"):
+        play(PlayConfig(run=other, compressed=True, film=0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "package"), [("pong", "ale_py"), ("cartpole-balance", "dm_control")]
+)
+def test_the_suites_are_played(tmp_path: Path, task: str, package: str) -> None:
+    pytest.importorskip(package)
+    name, algorithm = ("net3", "impala") if task == "pong" else ("1x8", "d4pg")
+    options: dict[str, Any] = {"max_steps": 20}
+    if task == "pong":
+        options["clip_reward"] = True
+    spec = network(task, name, algorithm)
+    run = run_of(tmp_path, task, spec, env_kwargs=options, algorithm=algorithm)
+    # dm_control's pictures need an OpenGL library, which not every machine has.
+    film = "1" if task == "pong" else "0"
+    arguments = ["--run", str(run), "--episodes", "2", "--film", film, "--no-progress"]
+    assert main(["play", *arguments]) == 0
+    found = json.loads((run / "play.json").read_text())
+    assert found["policy"]["env_kwargs"] == {"max_steps": 20}
+    assert found["evaluation"]["mean_length"] == 20
+    assert (run / "play.gif").exists() == (task == "pong")
+
+
+@pytest.mark.slow
+def test_the_two_commands_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from actor_runs import trained
+
+    summary = trained(tmp_path / "run", 2000, "--compress", "int8")
+    for more in ([], ["--compressed"]):
+        assert main(["play", "--run", str(tmp_path / "run"), "--no-progress", *more]) == 0
+        assert "mean return: " in capsys.readouterr().out
+    assert summary["steps"] >= 2000

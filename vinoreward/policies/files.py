@@ -1,0 +1,136 @@
+"""Policies as files: ``NAME.json`` is the network, ``NAME.safetensors`` has its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import (
+    InputError,
+    MissingExtraError,
+    ModelCorruptError,
+    ModelNotFoundError,
+)
+from vinoreward.files import write_bytes, write_json
+from vinoreward.policies.policy import ActivationRange, Parameter, Policy, QuantizedArray
+from vinoreward.policies.spec import PolicySpec
+
+FORMAT = 1
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise MissingExtraError(
+            f"policies in files need {error.name}, which is not installed. Expected safetensors, "
+            "which the training extra brings; run: pip install safetensors, or pip install "
+            "'vinoreward[train]'"
+        ) from error
+    return safetensors
+
+
+def save_policy(folder: str | Path, policy: Policy, name: str = "policy") -> Path:
+    """Write a policy, of full precision or quantized, and return the path of its JSON file.
+
+    An engine's compiled form is left out: it is of one machine.
+
+    Args:
+        folder: made if it is not there.
+        policy: to write.
+        name: of both files.
+
+    Raises:
+        MissingExtraError: safetensors is not installed.
+        RunFolderError: the folder cannot be written.
+    """
+    safetensors = _safetensors()
+    folder = Path(folder)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    table: dict[str, dict[str, Any]] = {}
+    for key, value in policy.parameters.items():
+        if isinstance(value, QuantizedArray):
+            table[key] = {"bits": value.bits}
+            arrays[f"{key}.codes"] = np.ascontiguousarray(value.codes)
+            arrays[f"{key}.scales"] = np.ascontiguousarray(value.scales)
+        else:
+            table[key] = {"dtype": value.dtype.name}
+            arrays[key] = np.ascontiguousarray(value)
+    weights: bytes = safetensors.numpy.save(arrays)
+    write_bytes(folder / f"{name}.safetensors", weights)
+    write_json(
+        folder / f"{name}.json",
+        {
+            "format": FORMAT,
+            "spec": policy.spec.to_dict(),
+            "parameters": table,
+            "ranges": {key: [found.low, found.high] for key, found in policy.ranges.items()},
+            "engine": policy.engine,
+            "version": policy.version,
+            "weights": f"{name}.safetensors",
+            "sha256": hashlib.sha256(weights).hexdigest(),
+        },
+    )
+    return folder / f"{name}.json"
+
+
+def load_policy(path: str | Path) -> Policy:
+    """Read a policy that :func:`save_policy` wrote.
+
+    Args:
+        path: the JSON file, or a folder that holds ``policy.json``.
+
+    Raises:
+        MissingExtraError: safetensors is not installed.
+        ModelNotFoundError: a file is not there.
+        ModelCorruptError: files that do not belong together, or cannot be read.
+    """
+    safetensors = _safetensors()
+    path = Path(path)
+    path = path / "policy.json" if path.is_dir() else path
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        # The name only: a file that says where else to look is not followed.
+        weights = (path.parent / Path(value["weights"]).name).read_bytes()
+        if value["format"] != FORMAT or hashlib.sha256(weights).hexdigest() != value["sha256"]:
+            raise ModelCorruptError(
+                f"{path} and its weights do not belong together, or are of another format. "
+                f"Expected both files as they were saved, of format {FORMAT}; save them again."
+            )
+        arrays = safetensors.numpy.load(weights)
+        parameters: dict[str, Parameter] = {}
+        for key, entry in value["parameters"].items():
+            if "bits" in entry:
+                codes, scales = arrays[f"{key}.codes"], arrays[f"{key}.scales"]
+                parameters[key] = QuantizedArray(codes, scales, int(entry["bits"]))
+            else:
+                parameters[key] = arrays[key]
+        return Policy(
+            spec=PolicySpec.from_dict(value["spec"]),
+            parameters=parameters,
+            ranges={
+                key: ActivationRange(*map(float, pair)) for key, pair in value["ranges"].items()
+            },
+            engine=str(value["engine"]),
+            version=int(value["version"]),
+        )
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(
+            f"no policy at {path}: {error.filename} is not there. Expected a JSON file beside its "
+            "safetensors, as save_policy and vinoreward actors write them."
+        ) from error
+    except ModelCorruptError:
+        raise
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, InputError,
+        safetensors.SafetensorError,
+    ) as error:  # fmt: skip
+        raise ModelCorruptError(
+            f"{path} cannot be read as a policy ({error!r}). Expected what save_policy and "
+            "vinoreward actors write; save it again."
+        ) from error
