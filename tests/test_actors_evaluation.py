@@ -21,8 +21,9 @@ from vinoreward_training.actors_evaluate import Evaluator, Pair
 from vinoreward_training.actors_record import METRICS, Recorder, read_rows
 from vinoreward_training.actors_report import gap_words
 from vinoreward_training.actors_resolve import resolve
-from vinoreward_training.actors_run import Watcher, difference, make
+from vinoreward_training.actors_run import make
 from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.actors_watcher import Watcher, difference
 
 # Files
 

@@ -15,8 +15,9 @@ from vinoreward_training.actors_build import build
 from vinoreward_training.actors_plots import draw_profile
 from vinoreward_training.actors_report import breakdown_rows
 from vinoreward_training.actors_resolve import command, recorded
-from vinoreward_training.actors_run import difference, make
+from vinoreward_training.actors_run import make
 from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.actors_watcher import difference
 from vinoreward_training.machine import describe_machine, usable_cores
 from vinoreward_training.report import Section, write_report
 from vinoreward_training.run_folder import RunFolder, plain

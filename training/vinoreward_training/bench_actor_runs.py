@@ -19,8 +19,9 @@ from vinoreward.errors import ConfigError
 from vinoreward_training.actors_build import build, evaluation_options
 from vinoreward_training.actors_evaluate import FINAL_SEED, FIRST_SEED, Evaluator
 from vinoreward_training.actors_resolve import resolve
-from vinoreward_training.actors_run import difference, make
+from vinoreward_training.actors_run import make
 from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.actors_watcher import difference
 
 EAGER, COMPILED, INT8 = "eager fp32", "openvino fp32", "openvino int8"
 MANY = "openvino fp32, 8 environments"
