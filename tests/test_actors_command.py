@@ -176,3 +176,15 @@ def test_claimed_success_stands_beside_true_success(
     assert "Claimed and true success" in (out / "report.html").read_text()
     trained = [row for row in rows_of(out, "train") if row["true"] is not None]
     assert trained and all(row["claimed"] is not None for row in trained)
+
+
+@pytest.mark.slow
+def test_a_training_too_short_for_an_update_recommends_nothing_but_more_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trained(tmp_path, 60, "--algorithm", "dqn", "--actors", "1")["updates"] == 0
+    said = capsys.readouterr().out
+    assert "learner was not measured" in said
+    assert (
+        said.splitlines()[-1] == f"next:   vinoreward actors --resume --out {tmp_path} --steps 600"
+    )

@@ -74,14 +74,16 @@ def _train(config: ActorsConfig) -> int:
     print(f"curve:  {config.out / 'returns.png'}")
     print(f"report: {config.out / 'report.html'}")
     print(f"play:   vinoreward play --run {shlex.quote(str(config.out))}")
-    print(f"next:   {_next(config)}")
+    print(f"next:   {_next(config, found.updates)}")
     return 0
 
 
-def _next(config: ActorsConfig) -> str:
+def _next(config: ActorsConfig, updates: int) -> str:
     """Return the command that a user would run next: the other arm of the comparison."""
     from vinoreward_training.actors_resolve import command
 
+    if updates == 0:
+        return f"vinoreward actors --resume --out {config.out} --steps {10 * config.steps}"
     if config.compress == "none":
         out = config.out.with_name(f"{config.out.name}-int8")
         return command(config, compress="int8", out=out, resume=False)
