@@ -12,7 +12,8 @@ from faulty_environments import ENDS, Numbered
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vinoreward.actor_learner.environments import Environments, EnvironmentSpec, check_spaces
+from vinoreward.actor_learner.environments import Environments, EnvironmentSpec
+from vinoreward.actor_learner.spaces import check_spaces
 from vinoreward.errors import ConfigError
 from vinoreward.policies.spec import mlp
 

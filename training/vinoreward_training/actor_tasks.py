@@ -19,7 +19,8 @@ from gymnasium.wrappers import (
     TimeLimit,
 )
 
-from vinoreward.actor_learner.environments import action_cure, failures_told
+from vinoreward.actor_learner.environments import failures_told
+from vinoreward.actor_learner.spaces import action_cure
 from vinoreward.errors import ConfigError
 from vinoreward_training.actor_task_table import TASKS, Task
 

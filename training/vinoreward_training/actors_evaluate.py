@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.actor_network import Refused
-from vinoreward.actor_learner.environments import failures_told, in_space
+from vinoreward.actor_learner.environments import failures_told
 from vinoreward.actor_learner.executors.registry import make_executor
+from vinoreward.actor_learner.spaces import in_space
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.monitoring.returns import PairedReturns

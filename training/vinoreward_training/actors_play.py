@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from vinoreward.actor_learner.environments import check_spaces, failures_told
+from vinoreward.actor_learner.environments import failures_told
 from vinoreward.actor_learner.player import Player
+from vinoreward.actor_learner.spaces import check_spaces
 from vinoreward.closing import Closing
 from vinoreward.errors import (
     ConfigError,

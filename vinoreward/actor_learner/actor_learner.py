@@ -12,12 +12,13 @@ from vinoreward.actor_learner.compressor import CompressorConfig
 from vinoreward.actor_learner.compressor_state import STATE_FILE, check_state
 from vinoreward.actor_learner.engine_setup import engine_config, limiter_for
 from vinoreward.actor_learner.engines.registry import make_engine
-from vinoreward.actor_learner.environments import EnvironmentSpec, check_spaces, failures_told
+from vinoreward.actor_learner.environments import EnvironmentSpec, failures_told
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.profile import Breakdown
 from vinoreward.actor_learner.progress import Progress, Summary
 from vinoreward.actor_learner.recent import Array, RecentObservations, Totals
 from vinoreward.actor_learner.settings import ActorLearnerConfig
+from vinoreward.actor_learner.spaces import check_spaces
 from vinoreward.actor_learner.steering import Steering
 from vinoreward.actor_learner.training_loop import Loop
 from vinoreward.actor_learner.trajectory import Trajectory

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.actor_learner.spaces import check_spaces, in_space
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.policies.spec import PolicySpec
 
@@ -82,103 +83,6 @@ class EnvironmentSpec:
         import vinoreward  # noqa: F401  (registers the environments)
 
         return gym.make(self.factory, **self.kwargs)
-
-
-def check_spaces(env: gym.Env[Any, Any], spec: PolicySpec) -> None:
-    """Refuse an environment whose spaces a network does not fit.
-
-    Raises:
-        ConfigError: other observations or actions.
-    """
-    seen, done = env.observation_space, env.action_space
-    if (
-        not isinstance(seen, gym.spaces.Box)
-        or seen.shape != spec.observation_shape
-        or seen.dtype != np.dtype(spec.observation_dtype)
-    ):
-        raise ConfigError(
-            f"the environment's observations are {seen}. Expected a Box of "
-            f"{spec.observation_dtype}{spec.observation_shape}, which the network takes; "
-            f"{_observation_cure(seen, spec.observation_shape)}."
-        )
-    check_actions(done, spec)
-
-
-def check_actions(done: gym.Space[Any], spec: PolicySpec) -> None:
-    """Refuse an action space that a network does not act in.
-
-    Raises:
-        ConfigError: other actions, or some without limits.
-    """
-    if spec.discrete:
-        fits = isinstance(done, gym.spaces.Discrete) and int(done.n) == spec.actions
-    else:
-        fits = isinstance(done, gym.spaces.Box) and done.shape == (spec.actions,)
-        if isinstance(done, gym.spaces.Box) and fits and not done.is_bounded():
-            raise ConfigError(
-                f"the environment's actions are {done}. Expected finite limits of every action, "
-                f"to which the network's -1 to 1 is scaled; {action_cure(done)}."
-            )
-    if not fits:
-        raise ConfigError(
-            f"the environment's actions are {done}. Expected "
-            f"{'Discrete' if spec.discrete else 'a Box'} of {spec.actions}, which the network "
-            f"with its {spec.head} head gives; {action_cure(done)}, or make a network for these."
-        )
-
-
-def _observation_cure(space: gym.Space[Any], wanted: tuple[int, ...]) -> str:
-    shape = space.shape or ()
-    if len(shape) == 3 and (shape[2], *shape[:2]) == wanted:
-        return (
-            "move the channels first with gymnasium.wrappers.TransformObservation(env, lambda "
-            f"seen: seen.transpose(2, 0, 1), gymnasium.spaces.Box(0, 255, {wanted}, numpy.uint8))"
-        )
-    return (
-        "convert them with FlattenObservation, DtypeObservation or TransformObservation of "
-        "gymnasium.wrappers"
-    )
-
-
-def action_cure(space: gym.Space[Any]) -> str:
-    """Say how a Gymnasium wrapper makes of an action space one that a network fits.
-
-    Args:
-        space: numbers that do not begin with 0, actions of several rows, or ones without limits;
-            for anything else the wrapper is named alone.
-    """
-    how = "env, ..."
-    if isinstance(space, gym.spaces.Discrete) and space.start != 0:
-        how = f"env, lambda action: action + {space.start}, gymnasium.spaces.Discrete({space.n})"
-    elif isinstance(space, gym.spaces.Box) and not space.is_bounded():
-        rows = "" if len(space.shape) == 1 else f".reshape{space.shape}"
-        box = f"gymnasium.spaces.Box(-1, 1, ({int(np.prod(space.shape))},))"
-        return (
-            "give them limits (yours for -1 and 1) with gymnasium.wrappers.TransformAction("
-            f"env, lambda action: action{rows}, {box})"
-        )
-    elif isinstance(space, gym.spaces.Box) and len(space.shape) != 1:
-        how = (
-            f"env, lambda action: action.reshape{space.shape}, gymnasium.spaces.Box("
-            "env.action_space.low.ravel(), env.action_space.high.ravel())"
-        )
-    return f"convert them with gymnasium.wrappers.TransformAction({how})"
-
-
-def in_space(actions: Array, space: gym.Space[Any]) -> Array:
-    """Return a network's actions as a space has them.
-
-    Args:
-        actions: (...) whole numbers from 0, or (..., A) in [-1, 1].
-        space: Discrete, or a Box of (A,) with limits.
-    """
-    if not isinstance(space, gym.spaces.Box):
-        return np.asarray(actions) + int(getattr(space, "start", 0))
-    low, high = space.low, space.high
-    scaled = low + (np.asarray(actions) + 1.0) * 0.5 * (high - low)
-    # Rounding may leave the space by a little, which some environments refuse.
-    found: Array = np.clip(scaled, low, high).astype(space.dtype)
-    return found
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.environments import check_actions, in_space
 from vinoreward.actor_learner.executors.registry import make_executor
+from vinoreward.actor_learner.spaces import check_actions, in_space
 from vinoreward.closing import Closing
 from vinoreward.errors import InputError
 from vinoreward.policies.distributions import Exploration, act
