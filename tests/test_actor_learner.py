@@ -220,6 +220,18 @@ class TestTraining:
         assert 0 < max(lags) <= 3
         assert len(lags) > 10
 
+    def test_compressed_weights_come_back_under_a_short_bound(self) -> None:
+        """Too old, they do not act; newer ones do before the pull period is over."""
+        shares: list[float] = []
+        ActorLearner(
+            "CartPole-v1",
+            impala(),
+            settings(max_lag=3, pull_period=10**6),
+            compressor=CompressorChain().add(Remembers()),
+        ).learn(20_000, lambda progress: shares.append(progress.metrics["compressed_share"]))
+        late = shares[len(shares) // 2 :]
+        assert sum(late) / len(late) > 0.2
+
     def test_a_learner_with_a_replay_of_its_own_is_given_what_is_old_too(self) -> None:
         told = config(CARTPOLE, "CartPole-v1", actors=1, slots=6, steps=5)
         learner = Replays(CARTPOLE, ImpalaConfig())

@@ -21,7 +21,7 @@ def measured(acting: float, learner: float, push: float | None = None) -> Measur
     return Measured(Breakdown(wall, seconds, 4000), learner * 1e-3, push, steps_per_update=16.0)
 
 
-NONE = {"compress": "none"}
+NONE = {"compress": "none", "monitor": "default"}
 MORE = NONE | {"environments": 8}
 
 

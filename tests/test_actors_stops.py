@@ -29,6 +29,7 @@ def begin(out: Path, *more: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     )
 
 
@@ -69,17 +70,21 @@ def finish(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_it_goes_on_after_ctrl_c(
     number: int, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Or after what job schedulers send, which Ray has a handler of its own for."""
+    """Sent to all processes, as terminals and job schedulers do; Ray has a handler of its own."""
     if engine == "ray":
         pytest.importorskip("ray")
     out = tmp_path / "run"
     run = begin(out, "--engine", engine)
     wait_for_checkpoint(out, run)
-    run.send_signal(number)
+    if engine == "local":
+        os.killpg(run.pid, number)
+    else:
+        run.send_signal(number)
     said = run.communicate(timeout=60)[0]
     assert run.returncode == 130, said
     assert f"Continue with: vinoreward actors --resume --out {out}" in said
     assert "Traceback" not in said
+    assert (out / "compressor.npz").is_file()
     finish(out, capsys)
 
 

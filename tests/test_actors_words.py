@@ -90,6 +90,15 @@ def test_nothing_may_be_compressed(text: str) -> None:
     assert monitor_of("default", "logits", None, 10) is None
 
 
+def test_pushes_with_few_bits_are_watched_without_a_chain() -> None:
+    monitor = monitor_of("default", "logits", None, 10, 4)
+    assert monitor is not None and monitor.setting.bits == 4
+    assert monitor_of("off", "logits", None, 10, 4) is None
+    for text in ("alpha 0.05 0.3", "sparsity"):
+        with pytest.raises(ConfigError, match="Expected"):
+            monitor_of(text, "logits", None, 10, 4)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

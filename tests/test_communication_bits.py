@@ -12,10 +12,13 @@ import pytest
 import torch
 from actor_learner_parts import CARTPOLE, impala, settings
 from actor_runs import rows_of, summary_of, trained
-from engine_runs import check_nothing_left
+from engine_runs import check_nothing_left, random_policy
 
+from vinoreward.actor_learner import steering
 from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
+from vinoreward.actor_learner.steering import Steering
+from vinoreward.actor_learner.trajectory import COMPRESSED, FULL_PRECISION, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.quantize import Quantize
 from vinoreward.monitoring.defaults import default_monitor
@@ -27,6 +30,7 @@ from vinoreward.policies.distributions import kl
 from vinoreward.policies.policy import QuantizedArray
 from vinoreward.policies.reference import forward
 from vinoreward.policies.wire import lowered
+from vinoreward_training.cli import main
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +136,35 @@ def test_a_strategy_turns_the_bits_of_pushes_and_stops_them(chained: bool) -> No
         assert pushed[-1][2] is True
 
 
+def test_a_resumed_training_pushes_what_the_monitor_had_settled_from_its_first_push_on(
+    tmp_path: Path,
+) -> None:
+    monitor = Monitor([KL("max")], Ladder())
+    config = settings(bits=2, monitor_period=2)
+    ActorLearner("CartPole-v1", impala(), config, monitor=monitor, folder=tmp_path).learn(400)
+    assert not monitor.setting.enabled
+    again = Monitor([KL("max")], Ladder())
+    trainer = ActorLearner(
+        "CartPole-v1", impala(), config, monitor=again, folder=tmp_path, resume=True
+    )
+    # Nothing is left to do: what is told is its first push.
+    assert trainer.learn(trainer.steps).compressed is None
+
+
+def test_rows_of_narrow_weights_that_are_not_kept_are_not_taken_for_full_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steering, "KEPT_BYTES", 1)  # of one version
+    found = Steering(impala(), settings(bits=2), None, Monitor([KL("max")]))
+    for version in range(3):
+        found.keep(random_policy(CARTPOLE, version), 2)
+    given = TrajectorySpec(2, 1, (4,), "float32", (), 2).empty()
+    given.versions[:, 0] = [0, 2]
+    given.network[:] = FULL_PRECISION
+    rows = found._rows([given])
+    assert (rows["network"].tolist(), rows["versions"].tolist()) == ([COMPRESSED], [2])
+
+
 def test_bits_changed_between_two_runs_are_the_new_ones(tmp_path: Path) -> None:
     first = Monitor([KL("max")])
     ActorLearner("CartPole-v1", impala(), settings(bits=4), monitor=first, folder=tmp_path).learn(
@@ -185,3 +218,8 @@ def test_the_command_evaluates_and_reports_it(
     assert any("kl_mu_pi_max" in row["readings"] for row in rows_of(tmp_path, "train"))
     assert (tmp_path / "compressed.safetensors").is_file()
     assert summary_of(tmp_path)["steps"] >= 2000
+    # Gone on with in full precision, nothing older lies beside the new policy.
+    more = ["--steps", "2200", "--bits", "32", "--evaluate-every", "0"]
+    assert main(["actors", "--resume", "--out", str(tmp_path), *more, "--no-progress"]) == 0
+    assert not (tmp_path / "compressed.json").exists()
+    assert not (tmp_path / "compressed.safetensors").exists()

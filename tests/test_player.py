@@ -157,8 +157,10 @@ def test_float64_is_taken_and_other_numbers_are_not() -> None:
     with pytest.raises(ConfigError, match="closed"):
         player.act(row)
     pictures = random_policy(SPECS["pictures"], 0)
-    with Player(pictures) as player, pytest.raises(InputError, match="uint8"):
-        player.act(np.zeros(pictures.spec.observation_shape, np.float32))
+    # Not even whole numbers, which would be counted modulo 256.
+    for kind in (np.float32, np.uint16, np.int64):
+        with Player(pictures) as player, pytest.raises(InputError, match="uint8"):
+            player.act(np.zeros(pictures.spec.observation_shape, kind))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that ask a training to end; often they reach all of its processes."""
+
 
 @contextlib.contextmanager
 def sigterm_kept() -> Iterator[None]:

@@ -66,7 +66,7 @@ def is_of_actors(folder: Path) -> bool:
     """Return whether a folder holds what ``vinoreward actors``, or ``save_policy``, wrote."""
     try:
         found = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and "spec" in found
 

@@ -174,6 +174,11 @@ def monitor_of(
             )
     if not parts or (chain is None and bits == 32):
         return None
+    if chain is None and any(part.name == "alpha" for part in parts):
+        raise ConfigError(
+            "--monitor alpha mixes a compressed network with the learner's, and --bits alone makes "
+            "no other. Expected --compress, or another monitor, such as kl or default."
+        )
     from vinoreward.monitoring import Composite, Monitor, default_indicators
 
     knobs = {"bits": float(bits)} if chain is None else chain.knobs()

@@ -137,7 +137,7 @@ def profile(config: ActorsConfig) -> dict[str, Breakdown]:
     steps = config.profile_only or 0
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
         found: dict[str, Breakdown] = {}
-        plain_config = dataclasses.replace(config, compress="none")
+        plain_config = dataclasses.replace(config, compress="none", monitor="off")
         plain_measured = measure(plain_config, steps)
         first, learner_seconds = plain_measured.actor, plain_measured.learner_seconds
         found[config.executor] = first
@@ -205,8 +205,9 @@ def recommend(config: ActorsConfig, full: Measured, compressed: Measured) -> Ver
     if full.learner_seconds * config.actors > full.acting:
         words = "A training that waits for its learner is no faster for that: leave out --compress."
         # Several environments would wait for it too.
-        return Verdict([words] if faster else [], {"compress": "none"})
-    without = {"compress": "none", "environments": max(8, config.environments)}
+        return Verdict([words] if faster else [], {"compress": "none", "monitor": "default"})
+    eight = max(8, config.environments)
+    without = {"compress": "none", "monitor": "default", "environments": eight}
     if not faster:
         return Verdict([], without)
     times = full.step_seconds(config) / max(compressed.step_seconds(config), 1e-12)

@@ -163,6 +163,10 @@ def _conclude(
     save_policy(folder, summary.policy)
     if summary.compressed is not None:
         save_policy(folder, summary.compressed, "compressed")
+    else:
+        # Of the run before it was gone on with: older than what it would lie beside.
+        for name in ("compressed.json", "compressed.safetensors"):
+            (folder / name).unlink(missing_ok=True)
     seeds = range(FINAL_SEED, FINAL_SEED + config.final_episodes)
     pair = evaluator.pair(summary.policy, summary.compressed, seeds)
     seconds = time.perf_counter() - began

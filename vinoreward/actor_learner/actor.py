@@ -245,7 +245,11 @@ class Actor:
         return COMPRESSED if wanted else FULL_PRECISION
 
     def _look(self, network: ActorNetwork) -> None:
-        due = network.due(self._steps, self._orders.pull_period)
+        period = self._orders.pull_period
+        if self._stale(network):
+            # Nothing acts with these: what comes next is worth a look each trajectory.
+            period = min(period, self._config.steps)
+        due = network.due(self._steps, period)
         if due or (network.kind == FULL_PRECISION and self._too_old(network)):
             self._pull(network, network.have)
 

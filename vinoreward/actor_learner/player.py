@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -77,7 +77,9 @@ class Player(Closing):
         seen = np.asarray(observations)
         if seen.dtype != spec.observation_dtype:
             # Many environments give float64; but pictures of other numbers are other pictures.
-            if not np.can_cast(seen.dtype, spec.observation_dtype, "same_kind"):
+            whole = spec.observation_dtype == "uint8"
+            casting: Literal["safe", "same_kind"] = "safe" if whole else "same_kind"
+            if not np.can_cast(seen.dtype, spec.observation_dtype, casting):
                 raise InputError(
                     f"observations are {seen.dtype}{seen.shape}. Expected "
                     f"{spec.observation_dtype}, as the policy was trained on."

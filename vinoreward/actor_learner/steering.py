@@ -68,7 +68,7 @@ class Steering:
         if chain is None and self._wire:
             self._knobs = {"bits": float(config.bits)}
         self._narrow: set[int] = set()
-        """Versions of those that are kept that were pushed with few bits."""
+        """Versions that were pushed with few bits, whether they are still kept or not."""
         self._told = 0
         self._halted = False
         self._kept: dict[int, Policy] = {}
@@ -180,9 +180,7 @@ class Steering:
             self._narrow.add(policy.version)
         size = sum(value.nbytes for value in policy.float_parameters().values())
         while len(self._kept) > max(1, min(KEPT, KEPT_BYTES // size)):
-            oldest = next(iter(self._kept))
-            del self._kept[oldest]
-            self._narrow.discard(oldest)
+            del self._kept[next(iter(self._kept))]
 
     def watch(self, trajectories: Sequence[Trajectory], version: int) -> None:
         """Let the monitor look at rows of trajectories, the same number of each.

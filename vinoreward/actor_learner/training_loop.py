@@ -106,7 +106,7 @@ class Loop:
         self._observations_given = 0.0
         self._next_save = 0.0
         self._pushed = self._checked_policy()
-        self._bits = config.bits
+        self._bits = steering.push_bits
         steering.keep(self._pushed, self._bits)
 
     def run(
@@ -114,7 +114,7 @@ class Loop:
     ) -> Summary:
         """Train until so many environment steps; see ``ActorLearner.learn``."""
         engine, totals = self._engine, self._totals
-        engine.start(self._pushed, self._orders, self._recent.rows)
+        engine.start(self._pushed, self._orders, self._recent.rows, self._bits)
         start = time.monotonic()
         self._next_save = start + self._config.checkpoint_seconds
         stopped = False

@@ -127,8 +127,8 @@ def load_policy(path: str | Path) -> Policy:
     except ModelCorruptError:
         raise
     except (
-        OSError, ValueError, KeyError, TypeError, AttributeError, InputError,
-        safetensors.SafetensorError,
+        OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
+        InputError, safetensors.SafetensorError,
     ) as error:  # fmt: skip
         raise ModelCorruptError(
             f"{path} cannot be read as a policy ({error!r}). Expected what save_policy and "

@@ -94,8 +94,21 @@ class Engine(Closing):
     """Runs actors and compressor; a context manager that leaves nothing behind."""
 
     @abc.abstractmethod
-    def start(self, policy: Policy, orders: Orders, observations: npt.NDArray[np.generic]) -> None:
-        """Start all processes with first weights (version 0, or the one resumed from)."""
+    def start(
+        self,
+        policy: Policy,
+        orders: Orders,
+        observations: npt.NDArray[np.generic],
+        bits: int | None = None,
+    ) -> None:
+        """Start all processes with first weights (version 0, or the one resumed from).
+
+        Args:
+            policy: in full precision.
+            orders: the first ones.
+            observations: for the compressor.
+            bits: of a weight on its way; None: as configured.
+        """
 
     @abc.abstractmethod
     def publish(self, policy: Policy, bits: int | None = None) -> None:

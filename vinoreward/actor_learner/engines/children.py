@@ -14,6 +14,7 @@ from typing import Any
 
 from vinoreward.actor_learner.engines.last_words import in_short
 from vinoreward.actor_learner.engines.messages import Inbox
+from vinoreward.interrupts import STOPS
 
 JOIN_TIMEOUT = 5.0
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -42,9 +43,10 @@ def one_thread_each() -> Iterator[None]:
 def without_interrupts() -> Iterator[None]:
     """Let children started in this block not be interrupted before they say what they want of it.
 
-    Ctrl-C reaches all processes of a terminal, also those that are still importing.
+    Ctrl-C reaches all processes of a terminal, SIGTERM often all of a job: also those that are
+    still importing.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
     finally:

@@ -68,7 +68,13 @@ class LocalEngine(Engine):
 
     # Starting and ending
 
-    def start(self, policy: Policy, orders: Orders, observations: npt.NDArray[np.generic]) -> None:
+    def start(
+        self,
+        policy: Policy,
+        orders: Orders,
+        observations: npt.NDArray[np.generic],
+        bits: int | None = None,
+    ) -> None:
         """See :meth:`Engine.start`.
 
         Raises:
@@ -81,7 +87,7 @@ class LocalEngine(Engine):
             self._control.learner_version = policy.version
             self.order(orders)
             self.give_observations(observations)
-            self.publish(policy)
+            self.publish(policy, bits)
             self._supervisor = self._supervise(shared)
             self._supervisor.start()
         except BaseException:

@@ -20,7 +20,10 @@ from vinoreward.actor_learner.engines.local_links import (
 )
 from vinoreward.actor_learner.engines.messages import send
 from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.interrupts import STOPS
 
+TERMINATED_GRACE = 30.0
+"""Seconds after SIGTERM in which the learner may save what it has, and end this process itself."""
 FAILED = 3
 """Exit status of a process that reported its error."""
 
@@ -34,11 +37,19 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def _end_later(number: int, frame: object) -> None:
+    """End this process if the learner, which has been asked to end as well, does not do it."""
+    late = threading.Timer(TERMINATED_GRACE, os._exit, (1,))
+    late.daemon = True
+    late.start()
+
+
 def _prepare() -> None:
-    # The learner decides what Ctrl-C means; it reaches all processes of the terminal at once. Until
-    # here it was blocked (see Child.start).
+    # The learner decides what Ctrl-C and SIGTERM mean; they reach all processes of a terminal, or
+    # of a job, at once. Until here they were blocked (see Child.start).
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGTERM, _end_later)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -82,7 +82,13 @@ class RayEngine(Engine):
 
     # Starting and ending
 
-    def start(self, policy: Policy, orders: Orders, observations: npt.NDArray[np.generic]) -> None:
+    def start(
+        self,
+        policy: Policy,
+        orders: Orders,
+        observations: npt.NDArray[np.generic],
+        bits: int | None = None,
+    ) -> None:
         """See :meth:`Engine.start`.
 
         Raises:
@@ -108,7 +114,7 @@ class RayEngine(Engine):
             self._desk.start()
             self.order(orders)
             self.give_observations(observations)
-            self.publish(policy)
+            self.publish(policy, bits)
             if not self._courier.flush(config.start_timeout):
                 raise EngineError(
                     f"Ray started no process in {config.start_timeout:g} s. Expected a cluster "
