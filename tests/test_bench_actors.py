@@ -235,14 +235,13 @@ def test_batches_of_environments_train(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cartpole-dqn", "cartpole-balance"])
 def test_samples_per_insert_are_presets(name: str) -> None:
-    ones = {}
-    for suffix in ("fp32", "int8-spi1"):
+    for suffix, ratio in (("fp32", 16), ("int8-spi1", 1)):
         settings = preset(
             f"actorq/{name}-{suffix}", 0, network="2x32", steps=1500, actors=1, target=None
         )
-        ones[suffix] = train(suffix, settings)
-    assert all(one.seconds is not None for one in ones.values())
-    assert ones["fp32"].learner_ms > 2 * ones["int8-spi1"].learner_ms
+        assert settings.samples_per_insert == ratio
+        one = train(suffix, settings)
+        assert one.seconds is not None and one.learner_ms > 0
 
 
 @pytest.mark.slow

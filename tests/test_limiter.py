@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.limiter import ROUNDING, SamplesPerInsert
 from vinoreward.errors import ConfigError
 
 
@@ -22,6 +22,7 @@ def limiters(draw: st.DrawFn) -> SamplesPerInsert:
 
 
 @given(limiters(), st.lists(st.booleans(), min_size=200, max_size=200))
+@example(SamplesPerInsert(0.1, 2, 1.4, 8, 2), [False] * 200)  # both at the limit, but for rounding
 def test_the_ratio_holds_and_somebody_may_always_go_on(
     limit: SamplesPerInsert, choices: list[bool]
 ) -> None:
@@ -37,7 +38,7 @@ def test_the_ratio_holds_and_somebody_may_always_go_on(
         if inserts < limit.min_size:
             assert samples == 0
         else:
-            assert abs(limit.surplus(inserts, samples)) <= limit.error_buffer + 1e-9
+            assert abs(limit.surplus(inserts, samples)) <= limit.error_buffer + ROUNDING
 
 
 @given(limiters())

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from vinoreward.errors import ConfigError
 
+ROUNDING = 1e-6
+"""Samples that either side may be over: at the very limit, rounding must not stop both."""
+
 
 @dataclass(frozen=True)
 class SamplesPerInsert:
@@ -73,10 +76,10 @@ class SamplesPerInsert:
         """Whether ``count`` more may be inserted after so many inserts and samples."""
         if inserts + count <= self.min_size:
             return True
-        return self.surplus(inserts + count, samples) <= self.error_buffer
+        return self.surplus(inserts + count, samples) <= self.error_buffer + ROUNDING
 
     def can_sample(self, inserts: int, samples: int, count: int = 1) -> bool:
         """Whether ``count`` more may be sampled after so many inserts and samples."""
         if inserts < self.min_size:
             return False
-        return self.surplus(inserts, samples + count) >= -self.error_buffer
+        return self.surplus(inserts, samples + count) >= -self.error_buffer - ROUNDING
