@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -119,6 +120,8 @@ def test_a_compressed_policy_may_be_the_better_one(version: int) -> None:
         )
     assert " more return" in gap_words(worse) and " less return" in gap_words(better)
     assert " -" not in gap_words(worse)
+    same = Pair((0, 1), worse.full, dataclasses.replace(worse.full, version=version + 1))
+    assert "has the same return" in gap_words(same)
 
 
 @pytest.mark.slow

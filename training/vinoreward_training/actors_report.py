@@ -84,6 +84,8 @@ def gap_words(pair: Pair) -> str:
 
 
 def _apart(lost: float) -> str:
+    if lost == 0.0:
+        return "the same return"
     return f"{abs(lost):.4g} {'more' if lost < 0.0 else 'less'} return"
 
 
