@@ -12,7 +12,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes says something of the machine, not of the code.
-hypothesis.settings.register_profile("vinoreward", deadline=None)
+# A change is judged by the same examples each time; whoever works on it searches for others too.
+hypothesis.settings.register_profile("vinoreward", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("vinoreward")
 
 ROOT = Path(__file__).resolve().parents[1]

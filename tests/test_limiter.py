@@ -42,11 +42,12 @@ def test_the_ratio_holds_and_somebody_may_always_go_on(
 
 
 @given(limiters())
+@example(SamplesPerInsert(0.1, 1, 64.1, 2, 128))  # exactly at the limit, but for rounding
 def test_the_faster_side_waits_until_the_other_has_moved(limit: SamplesPerInsert) -> None:
     inserts = 0
     while limit.can_insert(inserts, 0, limit.insert_size):
         inserts += limit.insert_size
-    assert inserts <= limit.min_size + limit.error_buffer / limit.ratio
+    assert inserts <= limit.min_size + (limit.error_buffer + ROUNDING) / limit.ratio
     samples = 0
     while limit.can_sample(inserts, samples, limit.sample_size):
         samples += limit.sample_size
