@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from policy_specs import observations_for as observations
 
 from vinoreward.actor_learner.executors.base import Executor
 from vinoreward.policies.policy import (
@@ -40,14 +41,6 @@ WIDE = mlp(24, 6, head="tanh", hidden=(1030, 1030), activation="tanh")
 
 
 WIDER = mlp(24, 6, head="logits", hidden=(2060, 2060))
-
-
-def observations(spec: PolicySpec, count: int, seed: int = 0) -> npt.NDArray[np.generic]:
-    random = np.random.default_rng(seed)
-    shape = (count, *spec.observation_shape)
-    if spec.observation_dtype == "uint8":
-        return random.integers(0, 256, shape, dtype=np.uint8)
-    return random.standard_normal(shape).astype(np.float32)
 
 
 def in_int8(policy: Policy, *, but: tuple[str, ...] = ()) -> Policy:

@@ -195,7 +195,8 @@ def test_the_default_monitor_does_not_let_harmful_pushes_act() -> None:
         assert narrow is not None
         weights = narrow.parameters["dense0.weight"]
         pushed.append(weights.bits if isinstance(weights, QuantizedArray) else 16)
-        return bool(changes) and len(pushed) > 20
+        # At once: these weights are so sharp that a little later may call for another step.
+        return bool(changes)
 
     trainer = ActorLearner(
         "CartPole-v1", Sharp(), settings(bits=2), monitor=default_monitor("logits")

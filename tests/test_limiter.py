@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vinoreward.actor_learner.limiter import ROUNDING, SamplesPerInsert
+from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ def test_the_ratio_holds_and_somebody_may_always_go_on(
         if inserts < limit.min_size:
             assert samples == 0
         else:
-            assert abs(limit.surplus(inserts, samples)) <= limit.error_buffer + ROUNDING
+            assert abs(limit.surplus(inserts, samples)) <= limit.error_buffer + 1e-9
 
 
 @given(limiters())
@@ -47,7 +47,7 @@ def test_the_faster_side_waits_until_the_other_has_moved(limit: SamplesPerInsert
     inserts = 0
     while limit.can_insert(inserts, 0, limit.insert_size):
         inserts += limit.insert_size
-    assert inserts <= limit.min_size + (limit.error_buffer + ROUNDING) / limit.ratio
+    assert inserts <= limit.min_size + (limit.error_buffer + 1e-9) / limit.ratio
     samples = 0
     while limit.can_sample(inserts, samples, limit.sample_size):
         samples += limit.sample_size

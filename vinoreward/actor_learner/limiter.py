@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from vinoreward.errors import ConfigError
 
-ROUNDING = 1e-6
+ROUNDING = 1e-9
 """Samples that either side may be over: at the very limit, rounding must not stop both."""
 
 

@@ -29,6 +29,8 @@ MONITOR_ROWS = 512
 KEPT = 256
 KEPT_BYTES = 256 << 20
 """Versions of weights that are kept, and their bytes."""
+NARROW_KEPT = 100_000
+"""Versions of which it is known whether they were pushed with few bits."""
 _READ = ("observations", "actions", "behaviour", "log_mu", "versions", "network")
 
 
@@ -68,7 +70,7 @@ class Steering:
         if chain is None and self._wire:
             self._knobs = {"bits": float(config.bits)}
         self._narrow: set[int] = set()
-        """Versions that were pushed with few bits, whether they are still kept or not."""
+        """Of the last versions those that were pushed with few bits, kept or not."""
         self._told = 0
         self._halted = False
         self._kept: dict[int, Policy] = {}
@@ -178,6 +180,8 @@ class Steering:
         self._kept[policy.version] = policy
         if bits < FULL_BITS:
             self._narrow.add(policy.version)
+        # Long after the last row of theirs; a training makes millions of versions.
+        self._narrow.discard(policy.version - NARROW_KEPT)
         size = sum(value.nbytes for value in policy.float_parameters().values())
         while len(self._kept) > max(1, min(KEPT, KEPT_BYTES // size)):
             del self._kept[next(iter(self._kept))]
@@ -223,8 +227,9 @@ class Steering:
             for name in _READ
         }
         # Weights that lost something on their way are no longer the learner's.
-        narrow = np.isin(rows["versions"], list(self._narrow))
-        rows["network"] = np.where(narrow, COMPRESSED, rows["network"])
+        versions, places = np.unique(rows["versions"], return_inverse=True)
+        narrow = np.array([one in self._narrow for one in versions.tolist()], dtype=bool)
+        rows["network"] = np.where(narrow[places], COMPRESSED, rows["network"])
         known = (rows["network"] != COMPRESSED) | np.isin(rows["versions"], list(self._kept))
         return {name: array[known] for name, array in rows.items()} if known.any() else rows
 
