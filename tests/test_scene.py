@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,3 +184,39 @@ def test_quaternions_give_their_rotation_back() -> None:
         )
         back = np.reshape(pybullet.getMatrixFromQuaternion(quaternion(rotation)), (3, 3))
         np.testing.assert_allclose(back, rotation, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "first", ['HoverScene(motion="dynamics")', 'make_camera(CameraSpec(renderer="tiny"))']
+)
+def test_pybullet_prints_nothing_into_the_terminal(first: str) -> None:
+    pytest.importorskip("pybullet")
+    code = f"""
+import os
+from vinoreward_envs.camera import CameraSpec, make_camera
+from vinoreward_envs.scene import HoverScene
+{first}.close()
+os.write(2, b"afterwards")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=300, capture_output=True
+    )
+    assert done.stdout == b""
+    assert done.stderr == b"afterwards"
+
+
+def test_what_is_printed_during_the_import_of_pybullet_is_kept(tmp_path: Path) -> None:
+    # A PyBullet that prints its banner as the real one does, and a warning beside it.
+    (tmp_path / "pybullet.py").write_text(
+        "import os\nos.write(2, b'one\\npybullet build time: Jan 29\\ntwo\\n')\n", encoding="utf-8"
+    )
+    code = "from vinoreward_envs.pybullet_import import import_pybullet as get; get('this')"
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        timeout=300,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.stderr == b"one\ntwo\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import importlib.util
 import math
+import sys
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, InputError, MissingExtraError
 from vinoreward_envs import constants as c
+from vinoreward_envs.pybullet_import import missing_pybullet
 
 Renderer = Literal["fast", "tiny"]
 Mesh = Literal["full", "20"]
@@ -132,18 +134,11 @@ class Camera(Closing):
         return
 
 
-_NEEDS = {
-    "fast": ("warp", "pip install 'vinoreward[panda]' (the package is called warp-lang)"),
-    "tiny": ("pybullet", "pip install 'vinoreward[panda]' on Python 3.10 or 3.11"),
-}
-
-
-def missing_library(renderer: str) -> MissingExtraError:
-    """Return the error for a renderer whose library is not installed."""
-    library, remedy = _NEEDS[renderer]
+def missing_warp() -> MissingExtraError:
+    """Return the error for a fast camera without its library."""
     return MissingExtraError(
-        f"Found no {library}; expected it for the camera renderer {renderer!r}. Run {remedy}, or "
-        f"use the renderer {'tiny' if renderer == 'fast' else 'fast'!r}."
+        "Found no warp; expected it for the camera renderer 'fast'. Run pip install "
+        "'vinoreward[panda]' (the package is called warp-lang), or use the renderer 'tiny'."
     )
 
 
@@ -153,8 +148,10 @@ def check_renderer(renderer: str) -> None:
     Raises:
         MissingExtraError: it is not.
     """
-    if importlib.util.find_spec(_NEEDS[renderer][0]) is None:
-        raise missing_library(renderer)
+    if renderer == "tiny" and importlib.util.find_spec("pybullet") is None:
+        raise MissingExtraError(missing_pybullet('camera="tiny"', sys.version_info[:2]))
+    if renderer == "fast" and importlib.util.find_spec("warp") is None:
+        raise missing_warp()
 
 
 def make_camera(spec: CameraSpec | None = None) -> Camera:

@@ -26,7 +26,7 @@ from vinoreward_envs.camera import (
     CameraSpec,
     checked_scene,
     clip_matrix,
-    missing_library,
+    missing_warp,
 )
 from vinoreward_envs.scene_assets import MESH_LINKS, OBJECT_LINK, SceneMesh
 
@@ -42,7 +42,7 @@ def _warp() -> Any:
     try:
         import warp
     except ImportError as error:
-        raise missing_library("fast") from error
+        raise missing_warp() from error
     # A greeting and a line per compiled module are printed at the level below.
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
     with warnings.catch_warnings(), _silent_stderr():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -14,22 +15,12 @@ from vinoreward_envs.camera import (
     CameraSpec,
     checked_scene,
     clip_matrix,
-    missing_library,
     view_matrix,
 )
+from vinoreward_envs.pybullet_import import import_pybullet, pybullet_data_folder
 
 # Under the floor, far from the camera: nothing of it can be seen.
 _AWAY: Final = (0.0, 0.0, -50.0)
-
-
-def _pybullet() -> tuple[Any, str]:
-    """Return the module ``pybullet`` and the folder of its data, or raise."""
-    try:
-        import pybullet
-        import pybullet_data
-    except ImportError as error:
-        raise missing_library("tiny") from error
-    return pybullet, pybullet_data.getDataPath()
 
 
 class TinyCamera(Camera):
@@ -45,16 +36,16 @@ class TinyCamera(Camera):
             MissingExtraError: pybullet is not installed.
         """
         super().__init__(spec)
-        self._bullet, folder = _pybullet()
+        self._bullet: Any = import_pybullet('camera="tiny"')
         self._client: int | None = self._bullet.connect(self._bullet.DIRECT)
-        self._load(folder)
+        self._load(pybullet_data_folder())
         # TinyRenderer takes the matrices in OpenGL's column-major order.
         view = view_matrix()
         self._view = view.T.ravel().tolist()
         projection = clip_matrix(spec.height, spec.width) @ np.linalg.inv(view)
         self._projection = projection.T.ravel().tolist()
 
-    def _load(self, folder: str) -> None:
+    def _load(self, folder: Path) -> None:
         def load(urdf: str, position: tuple[float, float, float], fixed: bool) -> int:
             body: int = self._bullet.loadURDF(
                 f"{folder}/{urdf}",
