@@ -50,7 +50,7 @@ class Numbered(gym.Env[Any, Any]):
         fault: what happens at a step: raise, nan, nan_reward, kill, hang (SIGSTOP), exit, sleep.
         at: which step, counted over all episodes.
         marker: a file, for a fault that happens once.
-        first: "float64" and so on: other observations than actors can take.
+        dtype: of the observations.
     """
 
     def __init__(

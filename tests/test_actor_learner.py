@@ -25,6 +25,7 @@ from faulty_environments import Remembers
 from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
 from vinoreward.actor_learner.engine_setup import limiter_for
 from vinoreward.actor_learner.engines.base import Engine
+from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.intake import Intake
 from vinoreward.actor_learner.learners.base import Consumption
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
@@ -37,6 +38,7 @@ from vinoreward.errors import ConfigError
 from vinoreward.monitoring.indicators import KL
 from vinoreward.monitoring.monitor import Monitor
 from vinoreward.monitoring.setting import CompressionSetting
+from vinoreward.policies.spec import mlp
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +153,18 @@ class TestTraining:
         assert sum(len(one.ended) for one in seen) == seen[-1].episodes
         assert seen[-1].metrics["compressed_share"] == 0.0
         assert all(one.metrics["lag_max"] >= one.metrics["lag_mean"] >= 0 for one in seen)
+
+    def test_observations_of_float64(self) -> None:
+        """Rounded on their way in: the same training as with float32, to the bit."""
+
+        def trained(dtype: str) -> str:
+            network = mlp(2, 2, head="logits", hidden=(8,), value=True)
+            learner = Impala(network, ImpalaConfig(trajectories=2, seed=0, precision="fp32"))
+            environment = EnvironmentSpec("faulty_environments:Numbered", {"dtype": dtype})
+            ActorLearner(environment, learner, settings(lag=0)).learn(40)
+            return weights_of(learner)
+
+        assert trained("float64") == trained("float32")
 
     def test_learning_again_goes_on(self) -> None:
         trainer = ActorLearner("CartPole-v1", impala(), settings())

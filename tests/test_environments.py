@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vinoreward.actor_learner.environments import Environments, EnvironmentSpec
-from vinoreward.actor_learner.spaces import check_spaces
+from vinoreward.actor_learner.spaces import check_spaces, observed
 from vinoreward.errors import ConfigError
 from vinoreward.policies.spec import mlp
 
@@ -62,10 +63,24 @@ class Continuous(gym.Env[Any, Any]):
 
 class TestSpaces:
     def test_observations_of_another_shape_or_type(self) -> None:
-        with pytest.raises(ConfigError, match=r"Expected a Box of float32\(3,\)"):
+        with pytest.raises(ConfigError, match=r"Expected a Box of float32 .*\(3,\)"):
             check_spaces(Numbered(), mlp(3, 2, head="logits", hidden=(4,)))
-        with pytest.raises(ConfigError, match="float64"):
-            check_spaces(Numbered(dtype="float64"), TWO)
+        for other in ("float32", "int64"):
+            with pytest.raises(ConfigError, match=f"{other}.*Expected a Box of uint8"):
+                check_spaces(Numbered(dtype=other), replace(TWO, observation_dtype="uint8"))
+
+    @pytest.mark.parametrize("dtype", ["float64", "int64"])
+    def test_other_numbers_are_rounded_to_float32(self, dtype: str) -> None:
+        check_spaces(Numbered(dtype=dtype), TWO)
+        envs = Environments(replace(NUMBERED, kwargs={"dtype": dtype}), TWO, 2, 0)
+        found = envs.step(np.zeros(2, np.int64))
+        for rows in (envs.observations, found.next_observations):
+            assert rows.dtype == np.float32
+            np.testing.assert_array_equal(rows, [[0, 1]] * 2)
+
+    def test_what_float32_cannot_hold_becomes_infinity(self) -> None:
+        """Which is refused where it would be acted on."""
+        np.testing.assert_array_equal(observed(np.array([0.5, -1e300]), TWO), [0.5, -np.inf])
 
     def test_actions(self) -> None:
         with pytest.raises(ConfigError, match="Expected Discrete of 3"):

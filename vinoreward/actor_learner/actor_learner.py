@@ -18,7 +18,7 @@ from vinoreward.actor_learner.profile import Breakdown
 from vinoreward.actor_learner.progress import Progress, Summary
 from vinoreward.actor_learner.recent import Array, RecentObservations, Totals
 from vinoreward.actor_learner.settings import ActorLearnerConfig
-from vinoreward.actor_learner.spaces import check_spaces
+from vinoreward.actor_learner.spaces import check_spaces, observed
 from vinoreward.actor_learner.steering import Steering
 from vinoreward.actor_learner.training_loop import Loop
 from vinoreward.actor_learner.trajectory import Trajectory
@@ -37,7 +37,8 @@ class ActorLearner:
     """Trains a learner on what compressed actors do.
 
     Args:
-        environment: a Gymnasium id, or how to make one.
+        environment: a Gymnasium id, or how to make one. Observations are a Box of the network's
+            shape: float32, other numbers that are rounded to it (float64), or uint8 pictures.
         learner: what learns; its spec is what actors run.
         config: how they work together.
         compressor: the chain; None lets actors run the learner's own weights.
@@ -147,12 +148,11 @@ class ActorLearner:
         try:
             check_spaces(env, self.learner.spec)
             env.action_space.seed(self.config.seed)
-            dtype = self.learner.spec.observation_dtype
             rows = [env.reset(seed=self.config.seed)[0]]
             while len(rows) < FIRST_OBSERVATIONS:
                 row, _, ended, cut, _ = env.step(env.action_space.sample())
                 rows.append(env.reset()[0] if ended or cut else row)
-            return np.stack(rows).astype(dtype)
+            return observed(np.stack(rows), self.learner.spec)
         finally:
             env.close()
 

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.spaces import check_spaces, in_space
+from vinoreward.actor_learner.spaces import check_spaces, in_space, observed
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.policies.spec import PolicySpec
 
@@ -163,7 +163,7 @@ class Environments:
         )
 
     def _taken(self, observation: Any) -> Array:
-        return np.asarray(observation, dtype=self._policy.observation_dtype)
+        return observed(observation, self._policy)
 
     def _given(self, action: Any, env: gym.Env[Any, Any]) -> Any:
         """Return an action of the network as the environment takes it."""

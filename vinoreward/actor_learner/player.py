@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.executors.registry import make_executor
-from vinoreward.actor_learner.spaces import check_actions, in_space
+from vinoreward.actor_learner.spaces import check_actions, in_space, observed
 from vinoreward.closing import Closing
-from vinoreward.errors import InputError
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
 
@@ -62,7 +61,8 @@ class Player(Closing):
         """Return the best action for each observation.
 
         Args:
-            observations: (batch, \\*shape); or (\\*shape), one alone, where the batch is 1.
+            observations: (batch, \\*shape); or (\\*shape), one alone, where the batch is 1; of a
+                type that :func:`~vinoreward.actor_learner.spaces.observed` takes.
 
         Returns:
             (batch,) int64, or (batch, A) of the space's type (float32 without a space); for one
@@ -74,17 +74,7 @@ class Player(Closing):
             ConfigError: the player is closed.
         """
         spec = self.policy.spec
-        seen = np.asarray(observations)
-        if seen.dtype != spec.observation_dtype:
-            # Many environments give float64; but pictures of other numbers are other pictures.
-            whole = spec.observation_dtype == "uint8"
-            casting: Literal["safe", "same_kind"] = "safe" if whole else "same_kind"
-            if not np.can_cast(seen.dtype, spec.observation_dtype, casting):
-                raise InputError(
-                    f"observations are {seen.dtype}{seen.shape}. Expected "
-                    f"{spec.observation_dtype}, as the policy was trained on."
-                )
-            seen = seen.astype(spec.observation_dtype)
+        seen = observed(observations, spec)
         alone = seen.shape == spec.observation_shape and self._executor.batch == 1
         outputs = self._executor.infer(seen[None] if alone else seen)
         actions: Any = act(spec, outputs, self._random, Exploration(greedy=True)).actions

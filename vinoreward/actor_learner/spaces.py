@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.spec import PolicySpec
 
 Array = npt.NDArray[Any]
@@ -24,14 +24,53 @@ def check_spaces(env: gym.Env[Any, Any], spec: PolicySpec) -> None:
     if (
         not isinstance(seen, gym.spaces.Box)
         or seen.shape != spec.observation_shape
-        or seen.dtype != np.dtype(spec.observation_dtype)
+        or seen.dtype is None
+        or not _castable(seen.dtype, spec)
     ):
+        kinds = "uint8" if spec.observation_dtype == "uint8" else "float32 (or other numbers)"
         raise ConfigError(
-            f"the environment's observations are {seen}. Expected a Box of "
-            f"{spec.observation_dtype}{spec.observation_shape}, which the network takes; "
+            f"the environment's observations are {seen}. Expected a Box of {kinds} of the shape "
+            f"{spec.observation_shape}, which the network takes; "
             f"{_observation_cure(seen, spec.observation_shape)}."
         )
     check_actions(done, spec)
+
+
+def observed(rows: npt.ArrayLike, spec: PolicySpec) -> Array:
+    """Return observations as a network takes them: the one place where they are converted.
+
+    A network for float32 takes float64 and whole numbers too, rounded to float32 (above 2^24 whole
+    numbers lose digits; what float32 cannot hold becomes infinity, which is refused where it would
+    be acted on). A network for uint8 pictures takes uint8 alone: other numbers are other pictures.
+
+    Args:
+        rows: of any shape.
+        spec: of the network.
+
+    Returns:
+        An array of the network's type; the given one if it is of that type.
+
+    Raises:
+        InputError: numbers of another kind.
+    """
+    seen = np.asarray(rows)
+    if seen.dtype == spec.observation_dtype:
+        return seen
+    if not _castable(seen.dtype, spec):
+        raise InputError(
+            f"observations are {seen.dtype}{seen.shape}. Expected {spec.observation_dtype}"
+            f"{'' if spec.observation_dtype == 'uint8' else ' or other real numbers'}, as the "
+            "policy was trained on."
+        )
+    with np.errstate(over="ignore"):
+        return seen.astype(spec.observation_dtype)
+
+
+def _castable(kind: np.dtype[Any], spec: PolicySpec) -> bool:
+    casting: Literal["safe", "same_kind"] = (
+        "safe" if spec.observation_dtype == "uint8" else "same_kind"
+    )
+    return np.can_cast(kind, spec.observation_dtype, casting)
 
 
 def check_actions(done: gym.Space[Any], spec: PolicySpec) -> None:
