@@ -5,21 +5,23 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= auto
+PYTHONS ?= 3.10 3.11 3.12 3.13
 OUT ?= runs/demo
 
 # One thread a process: several of them share the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast check bench install clean
+.PHONY: help demo test test-fast test-pythons check bench install clean
 
 help:
 	@echo "make demo       a classifier and a policy from nothing, with a report (under 5 minutes)"
 	@echo "make test       the whole suite"
 	@echo "make test-fast  without the slow tests"
+	@echo "make test-pythons  make test-fast on every Python from 3.10 to 3.13 that is installed (7 GB each)"
 	@echo "make check      ruff, mypy, import-linter"
 	@echo "make bench      every figure of the README (about two hours)"
 	@echo "make install    only make $(VENV)"
-	@echo "make clean      remove $(VENV) and caches; runs/ and data/ stay"
+	@echo "make clean      remove virtual environments and caches; runs/ and data/ stay"
 
 install: $(STAMP)
 
@@ -41,6 +43,22 @@ test: $(STAMP)
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 300 -m "not slow"
 
+# Each interpreter gets a virtual environment of its own, .venv-3.10 and so on.
+test-pythons:
+	@tried=; failed=; \
+	for version in $(PYTHONS); do \
+	  found=; \
+	  for python in python$$version $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python \
+	      $${XDG_DATA_HOME:-$$HOME/.local/share}/uv/python/cpython-$$version*/bin/python; do \
+	    if $$python -c 'import venv' >/dev/null 2>&1; then found=$$python; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then echo "Python $$version: not installed, skipped"; continue; fi; \
+	  tried="$$tried $$version"; \
+	  $(MAKE) --no-print-directory test-fast PYTHON=$$found VENV=.venv-$$version || failed="$$failed $$version"; \
+	done; \
+	echo "tried:$${tried:- none}; failed:$${failed:- none}"; \
+	[ -n "$$tried" ] && [ -z "$$failed" ]
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,5 +69,5 @@ bench: $(STAMP)
 	$(BIN)/vinoreward bench --rows all --resume
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -not -path './.git/*' -exec rm -rf {} +

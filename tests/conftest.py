@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +19,17 @@ hypothesis.settings.register_profile("vinoreward", deadline=None, derandomize="C
 hypothesis.settings.load_profile("vinoreward")
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs PyBullet on Pythons without its wheel; elsewhere its absence fails."""
+    if sys.version_info < (3, 12) or importlib.util.find_spec("pybullet") is not None:
+        return
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    skip = pytest.mark.skip(reason=f"PyBullet has no wheel for Python {version}")
+    for item in items:
+        if item.get_closest_marker("pybullet") is not None:
+            item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

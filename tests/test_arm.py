@@ -13,7 +13,6 @@ from vinoreward.errors import InputError
 from vinoreward_envs import arm
 from vinoreward_envs import constants as c
 
-pybullet = pytest.importorskip("pybullet")
 workspace_xy = st.tuples(
     st.floats(c.WORKSPACE_LOW[0], c.WORKSPACE_HIGH[0]),
     st.floats(c.WORKSPACE_LOW[1], c.WORKSPACE_HIGH[1]),
@@ -24,8 +23,10 @@ class Reference:
     """The same arm in PyBullet."""
 
     def __init__(self) -> None:
+        import pybullet
         import pybullet_data
 
+        self._bullet = pybullet
         self.client = pybullet.connect(pybullet.DIRECT)
         self.arm = pybullet.loadURDF(
             f"{pybullet_data.getDataPath()}/{c.ARM_URDF}",
@@ -35,15 +36,15 @@ class Reference:
 
     def set(self, joints: np.ndarray) -> None:
         for joint, value in zip(c.JOINT_INDICES, joints, strict=True):
-            pybullet.resetJointState(self.arm, joint, value, physicsClientId=self.client)
+            self._bullet.resetJointState(self.arm, joint, value, physicsClientId=self.client)
 
     def link_poses(self) -> np.ndarray:
         poses = np.tile(np.eye(4), (c.ARM_LINKS, 1, 1))
         for link in range(c.ARM_LINKS):
-            state = pybullet.getLinkState(
+            state = self._bullet.getLinkState(
                 self.arm, link, computeForwardKinematics=True, physicsClientId=self.client
             )
-            poses[link, :3, :3] = np.reshape(pybullet.getMatrixFromQuaternion(state[5]), (3, 3))
+            poses[link, :3, :3] = np.reshape(self._bullet.getMatrixFromQuaternion(state[5]), (3, 3))
             poses[link, :3, 3] = state[4]
         return poses
 
@@ -51,25 +52,29 @@ class Reference:
         joints = start.copy()
         for _ in range(20):
             self.set(joints)
-            joints[:7] = pybullet.calculateInverseKinematics(
+            joints[:7] = self._bullet.calculateInverseKinematics(
                 self.arm,
                 c.GRIPPER_LINK,
                 position.tolist(),
-                pybullet.getQuaternionFromEuler(c.GRIPPER_EULER),
+                self._bullet.getQuaternionFromEuler(c.GRIPPER_EULER),
                 maxNumIterations=200,
                 residualThreshold=1e-7,
                 physicsClientId=self.client,
             )[:7]
         return joints
 
+    def close(self) -> None:
+        self._bullet.disconnect(physicsClientId=self.client)
+
 
 @pytest.fixture(scope="module")
 def reference() -> Iterator[Reference]:
     it = Reference()
     yield it
-    pybullet.disconnect(physicsClientId=it.client)
+    it.close()
 
 
+@pytest.mark.pybullet
 def test_link_poses_are_those_of_pybullet(reference: Reference) -> None:
     rng = np.random.default_rng(0)
     joints = np.concatenate(
@@ -103,6 +108,7 @@ def test_inverse_kinematics_converges_from_any_hover_to_any_other(
     np.testing.assert_allclose(arm.gripper_position(second), (*end, c.HOVER_HEIGHT), atol=1e-5)
 
 
+@pytest.mark.pybullet
 def test_inverse_kinematics_ends_where_pybullets_converged_one_does(reference: Reference) -> None:
     # The corner y > 0.2 is left out: there PyBullet's solver leaves joint 7's limits.
     for x in (0.42, 0.55, 0.68):

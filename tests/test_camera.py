@@ -15,6 +15,7 @@ from vinoreward_envs import scene_assets
 from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.camera import Camera, CameraSpec, clip_matrix, make_camera, view_matrix
 from vinoreward_envs.camera_tiny import quaternion
+from vinoreward_envs.pybullet_import import pybullet_data_folder
 
 HOME = np.array(c.HOME_JOINTS)
 
@@ -38,10 +39,10 @@ def fast() -> Any:
 
 
 def tiny(height: int, width: int) -> Camera:
-    pytest.importorskip("pybullet")
     return make_camera(CameraSpec(height=height, width=width, renderer="tiny"))
 
 
+@pytest.mark.pybullet
 @pytest.mark.parametrize(
     ("mesh", "mean_limit", "share_limit"), [("20", 0.45, 0.006), ("full", 0.05, 0.002)]
 )
@@ -62,6 +63,7 @@ def test_fast_draws_what_tiny_draws(
     assert difference.mean(axis=(1, 2, 3)).max() < 1.0
 
 
+@pytest.mark.pybullet
 def test_fast_follows_an_object_lifted_and_turned_as_tiny_does() -> None:
     pose = np.eye(4)
     pose[:3, :3] = [[0.0, -0.6, 0.8], [1.0, 0.0, 0.0], [0.0, 0.8, 0.6]]
@@ -74,6 +76,7 @@ def test_fast_follows_an_object_lifted_and_turned_as_tiny_does() -> None:
     assert np.abs(found - expected).mean() < 0.05
 
 
+@pytest.mark.pybullet
 @pytest.mark.parametrize(("height", "width"), [(96, 128), (224, 298)])
 def test_background_is_tinys_own(height: int, width: int) -> None:
     # From here up the arm stands behind the camera, outside the picture.
@@ -113,10 +116,8 @@ def test_an_empty_batch_gives_no_pictures(fast: Camera) -> None:
     assert pictures.shape == (0, c.PICTURE_HEIGHT, c.PICTURE_WIDTH, 3)
 
 
-@pytest.mark.parametrize("renderer", ["fast", "tiny"])
+@pytest.mark.parametrize("renderer", ["fast", pytest.param("tiny", marks=pytest.mark.pybullet)])
 def test_pictures_belong_to_the_caller(renderer: Any) -> None:
-    if renderer == "tiny":
-        pytest.importorskip("pybullet")
     with make_camera(CameraSpec(renderer=renderer)) as camera:
         first = camera.render(HOME, scene_assets.object_rest_pose((0.5, 0.1)))
         kept = first.copy()
@@ -126,10 +127,8 @@ def test_pictures_belong_to_the_caller(renderer: Any) -> None:
         assert camera.render(HOME, None).any()
 
 
-@pytest.mark.parametrize("renderer", ["fast", "tiny"])
+@pytest.mark.parametrize("renderer", ["fast", pytest.param("tiny", marks=pytest.mark.pybullet)])
 def test_an_absent_object_leaves_no_trace(renderer: Any) -> None:
-    if renderer == "tiny":
-        pytest.importorskip("pybullet")
     pose = scene_assets.object_rest_pose((0.5, 0.2))
     with make_camera(CameraSpec(renderer=renderer)) as camera:
         before = camera.render(HOME, None)
@@ -152,6 +151,7 @@ def test_an_absent_objects_pose_does_not_matter(fast: Camera) -> None:
     assert np.array_equal(fast.render_batch(joints, poses, absent), expected)
 
 
+@pytest.mark.pybullet
 def test_an_arm_far_out_of_the_task_is_still_tinys() -> None:
     draw = np.random.default_rng(7)
     low, high = np.array(c.JOINT_LOW), np.array(c.JOINT_HIGH)
@@ -210,8 +210,10 @@ def test_an_unknown_device_is_refused() -> None:
         FastCamera(CameraSpec(), device="cuda:99")
 
 
+@pytest.mark.pybullet
 def test_the_camera_is_pybullets() -> None:
-    bullet = pytest.importorskip("pybullet")
+    import pybullet as bullet
+
     view = bullet.computeViewMatrixFromYawPitchRoll(
         c.CAMERA_TARGET, c.CAMERA_DISTANCE, c.CAMERA_YAW, c.CAMERA_PITCH, c.CAMERA_ROLL, 2
     )
@@ -223,9 +225,11 @@ def test_the_camera_is_pybullets() -> None:
     assert np.allclose(clip_matrix(96, 128), np.reshape(projection, (4, 4)).T @ theirs, atol=1e-5)
 
 
+@pytest.mark.pybullet
 def test_the_object_rests_where_pybullet_lets_it_fall() -> None:
-    bullet = pytest.importorskip("pybullet")
-    data = pytest.importorskip("pybullet_data").getDataPath()
+    import pybullet as bullet
+
+    data = str(pybullet_data_folder())
     client = bullet.connect(bullet.DIRECT)
     try:
         bullet.setGravity(0, 0, c.GRAVITY, physicsClientId=client)

@@ -223,6 +223,7 @@ def test_a_window_without_a_display_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         PandaHoverEnv(backend="oracle", render_mode="human")
 
 
+@pytest.mark.pybullet
 def test_closing_twice_is_harmless() -> None:
     env = PandaHoverEnv(backend="oracle", motion="dynamics")
     env.close()
@@ -241,6 +242,7 @@ def test_holding_success_takes_that_many_steps() -> None:
 # --- motion, workers ------------------------------------------------------------------------
 
 
+@pytest.mark.pybullet
 def test_dynamic_environments_share_a_process() -> None:
     envs = [make("PandaHoverRandom-v0", motion="dynamics") for _ in range(2)]
     first = [env.reset(seed=7)[0] for env in envs]
@@ -348,6 +350,7 @@ def test_a_foreign_bundle_is_held_to_its_size(foreign: Bundle) -> None:
         PandaHoverEnv(bundle=foreign, image_size=(96, 64))
 
 
+@pytest.mark.pybullet
 def test_a_bundle_of_this_scene_is_held_to_its_whole_picture(foreign: Bundle) -> None:
     scene = CameraSpec(height=48, width=64, mesh="full").as_dict()
     picture = dataclasses.replace(foreign.spec.picture, scene=scene)
@@ -362,6 +365,7 @@ def test_a_bundle_of_this_scene_is_held_to_its_whole_picture(foreign: Bundle) ->
         PandaHoverEnv(bundle=ours, image_size=(48, 128))
 
 
+@pytest.mark.pybullet
 @pytest.mark.slow
 def test_the_articles_picture_is_resized_to_the_bundles(foreign: Bundle) -> None:
     env = PandaHoverEnv(bundle=foreign, fidelity="article", render_mode="rgb_array")
@@ -404,6 +408,7 @@ def test_a_bundle_refuses_another_picture() -> None:
         PandaHoverEnv(mesh="full")
 
 
+@pytest.mark.pybullet
 @pytest.mark.slow
 def test_the_articles_setting_runs_with_the_shipped_bundle() -> None:
     env = make(fidelity="article", backend="openvino", render_mode="rgb_array")

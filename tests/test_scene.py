@@ -27,7 +27,9 @@ def test_the_arm_starts_at_home_at_hover_height_with_no_object() -> None:
     scene.close()
 
 
-@pytest.mark.parametrize("motion", ["kinematic", "dynamics"])
+@pytest.mark.parametrize(
+    "motion", ["kinematic", pytest.param("dynamics", marks=pytest.mark.pybullet)]
+)
 def test_the_gripper_goes_where_it_is_sent_and_the_truth_is_its_distance(motion: str) -> None:
     scene = HoverScene(motion=motion)  # type: ignore[arg-type]
     scene.place_object((0.6, 0.1))
@@ -61,6 +63,7 @@ def test_what_a_scene_hands_out_is_a_copy() -> None:
     assert scene.object_xy == (0.5, 0.0)
 
 
+@pytest.mark.pybullet
 @pytest.mark.slow
 def test_dynamics_and_kinematics_agree_to_the_millimetre_over_the_workspace() -> None:
     dynamic, kinematic = HoverScene(motion="dynamics"), HoverScene()
@@ -74,6 +77,7 @@ def test_dynamics_and_kinematics_agree_to_the_millimetre_over_the_workspace() ->
     dynamic.close()
 
 
+@pytest.mark.pybullet
 def test_the_articles_inverse_kinematics_does_not_converge() -> None:
     scene = HoverScene(motion="dynamics", ik="article", substeps=120)
     scene.home()
@@ -81,6 +85,7 @@ def test_the_articles_inverse_kinematics_does_not_converge() -> None:
     scene.close()
 
 
+@pytest.mark.pybullet
 def test_two_dynamic_scenes_in_one_process_do_not_disturb_each_other() -> None:
     alone = HoverScene(motion="dynamics", substeps=60)
     path = [(0.5, 0.1), (0.55, 0.05), (0.6, -0.05)]
@@ -102,7 +107,7 @@ def test_two_dynamic_scenes_in_one_process_do_not_disturb_each_other() -> None:
     one.close()
 
 
-@pytest.mark.parametrize("renderer", ["fast", "tiny"])
+@pytest.mark.parametrize("renderer", ["fast", pytest.param("tiny", marks=pytest.mark.pybullet)])
 def test_the_picture_shows_the_object_and_belongs_to_the_caller(renderer: str) -> None:
     from vinoreward_envs.camera import CameraSpec
 
@@ -175,8 +180,10 @@ assert "torch" not in sys.modules
     assert issubclass(MissingExtraError, ImportError)
 
 
+@pytest.mark.pybullet
 def test_quaternions_give_their_rotation_back() -> None:
-    pybullet = pytest.importorskip("pybullet")
+    import pybullet
+
     rng = np.random.default_rng(0)
     for turn in rng.normal(size=(50, 4)):
         rotation = np.reshape(
@@ -186,11 +193,11 @@ def test_quaternions_give_their_rotation_back() -> None:
         np.testing.assert_allclose(back, rotation, atol=1e-6)
 
 
+@pytest.mark.pybullet
 @pytest.mark.parametrize(
     "first", ['HoverScene(motion="dynamics")', 'make_camera(CameraSpec(renderer="tiny"))']
 )
 def test_pybullet_prints_nothing_into_the_terminal(first: str) -> None:
-    pytest.importorskip("pybullet")
     code = f"""
 import os
 from vinoreward_envs.camera import CameraSpec, make_camera
