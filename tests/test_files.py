@@ -7,11 +7,20 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vinoreward.errors import RunFolderError
-from vinoreward.files import atomic_path, sha256, write_bytes, write_json, write_text
+from vinoreward.files import (
+    atomic_path,
+    open_plain,
+    refuse_links,
+    sha256,
+    write_bytes,
+    write_json,
+    write_text,
+)
 
 
 def test_a_block_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
@@ -77,3 +86,47 @@ def test_a_full_disk_is_a_run_folder_error_and_keeps_the_old_file(tmp_path: Path
 def test_sha256(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc" * 1000)
     assert sha256(tmp_path / "a") == hashlib.sha256(b"abc" * 1000).hexdigest()
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious", encoding="utf-8")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "mine").read_text(encoding="utf-8") == "precious"
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "link").read_text(encoding="utf-8") == "new"
+
+
+@pytest.mark.parametrize("mode", ["wb", "ab", "a+b"])
+def test_a_file_is_never_opened_through_a_link(tmp_path: Path, mode: Any) -> None:
+    (tmp_path / "mine").write_text("precious", encoding="utf-8")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "elsewhere")
+    for name in ("link", "dangling"):
+        with pytest.raises(RunFolderError, match=r"symbolic link.*Expected a file of its own"):
+            open_plain(tmp_path / name, mode)
+    assert (tmp_path / "mine").read_text(encoding="utf-8") == "precious"
+    assert not (tmp_path / "elsewhere").exists()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RunFolderError, match="no plain file"):
+        open_plain(tmp_path / "pipe", mode)
+    # The folder may be named by a link.
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "also").symlink_to(tmp_path / "folder")
+    for text in (b"longer", b"ab"):
+        with open_plain(tmp_path / "also" / "file", mode) as stream:
+            stream.write(text)
+    found = (tmp_path / "folder" / "file").read_bytes()
+    assert found == (b"ab" if mode == "wb" else b"longerab")
+
+
+def test_a_folder_with_links_out_of_it_is_refused_however_deep(tmp_path: Path) -> None:
+    (tmp_path / "run" / "deep").mkdir(parents=True)
+    (tmp_path / "run" / "deep" / "up").symlink_to("../deep")
+    (tmp_path / "named").symlink_to(tmp_path / "run")
+    for folder in (tmp_path / "run", tmp_path / "named"):
+        refuse_links(folder)
+    (tmp_path / "run" / "deep" / "out").symlink_to("../../mine")  # nothing is there yet
+    for folder in (tmp_path / "run", tmp_path / "named"):
+        with pytest.raises(RunFolderError, match=r"out is a link to .*mine.*remove the link"):
+            refuse_links(folder)

@@ -17,6 +17,7 @@ from vinoreward.errors import (
     MissingExtraError,
     ModelCorruptError,
     ModelNotFoundError,
+    RunFolderError,
 )
 from vinoreward_training.cli import main
 from vinoreward_training.environments import make_env
@@ -64,6 +65,17 @@ def test_play_counts_films_and_reports(
     assert frames[0].shape[1] == FILM_WIDTH
     assert frames[0].std() > 10, "a picture, not one colour"
     assert "data:image/gif" in (trained / "play.html").read_text(encoding="utf-8")
+
+
+def test_a_run_folder_with_a_link_out_of_it_is_not_played(trained: Path, tmp_path: Path) -> None:
+    link = trained / "play.html"
+    link.unlink(missing_ok=True)
+    link.symlink_to(tmp_path / "page.html")
+    try:
+        with pytest.raises(RunFolderError, match=r"play\.html is a link to"):
+            play(PlayConfig(run=trained, episodes=1, film=0, progress=False))
+    finally:
+        link.unlink()
 
 
 def test_a_loaded_policy_acts_like_the_one_that_was_saved(trained: Path) -> None:

@@ -111,3 +111,25 @@ def test_a_run_that_failed_before_it_wrote_anything_leaves_the_folder_free(tmp_p
         raise ConfigError("half way")
     with pytest.raises(ConfigError, match="--resume"), RunFolder(tmp_path, {"a": 3}):
         pass
+
+
+@pytest.mark.parametrize("name", [".lock", "logs", "config.yaml"])
+def test_a_link_out_of_the_folder_is_refused_and_its_target_kept(tmp_path: Path, name: str) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious", encoding="utf-8")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(mine)
+    with (
+        pytest.raises(RunFolderError, match=f"{name} is a link to {mine}"),
+        RunFolder(tmp_path / "run", {}, resume=True),
+    ):
+        pass
+    assert mine.read_text(encoding="utf-8") == "precious"
+
+
+def test_the_lock_is_not_taken_through_a_link_within_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("precious", encoding="utf-8")
+    (tmp_path / ".lock").symlink_to("summary.json")
+    with pytest.raises(RunFolderError, match="symbolic link"), RunFolder(tmp_path, {}):
+        pass
+    assert (tmp_path / "summary.json").read_text(encoding="utf-8") == "precious"

@@ -1,15 +1,17 @@
-"""Files written whole or not at all, and hashes of what was written."""
+"""Files written whole or not at all, never through a link; hashes of what was written."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 from vinoreward.errors import RunFolderError
 
@@ -18,7 +20,8 @@ from vinoreward.errors import RunFolderError
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; move it into place when the block succeeds.
 
-    A block that raises, or a process that is killed, leaves ``path`` as it was.
+    A block that raises, or a process that is killed, leaves ``path`` as it was. A symbolic link at
+    ``path`` is replaced; what it points to stays as it is.
 
     Raises:
         RunFolderError: the folder cannot be written or the disk is full.
@@ -57,8 +60,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write ``data`` to ``path`` atomically."""
-    with atomic_path(path) as part:
-        part.write_bytes(data)
+    with atomic_path(path) as part, open_plain(part, "wb") as stream:
+        stream.write(data)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -69,6 +72,67 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON to ``path`` atomically; NaN and infinity are refused."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def open_plain(path: Path, mode: Literal["wb", "ab", "a+b"]) -> IO[bytes]:
+    """Open a file to write it, made if it is not there; never what a symbolic link points to.
+
+    Folders above it may be links: whoever names a folder may name it by a link.
+
+    Raises:
+        RunFolderError: a link, a pipe or a device is in the file's place.
+        OSError: the folder cannot be written.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        # Windows has neither flag; a pipe must not keep us waiting for somebody at its other end.
+        safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        if Path(name).is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        # Emptied only once it is known to be a plain file.
+        descriptor = os.open(name, (flags & ~os.O_TRUNC) | safe, 0o666)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+        return descriptor
+
+    try:
+        return open(path, mode, opener=opener)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        found = "a symbolic link" if Path(path).is_symlink() else "no plain file"
+        raise RunFolderError(
+            f"{path} is {found}, and would be written to. Expected a file of its own; remove it, "
+            "or choose another folder."
+        ) from error
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder that holds a symbolic link out of it; links that stay within are allowed.
+
+    The folder itself may be a link.
+
+    Raises:
+        RunFolderError: there is such a link.
+    """
+    root = Path(folder).resolve()
+    waiting = [root]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    target = Path(entry.path).resolve()
+                    if not target.is_relative_to(root):
+                        raise RunFolderError(
+                            f"{entry.path} is a link to {target}, out of the folder. Expected that "
+                            "a run's files lie within it, as nothing else is read or written; "
+                            "remove the link, or put what it points to in its place."
+                        )
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append(Path(entry.path))
 
 
 def sha256(path: Path) -> str:

@@ -22,7 +22,7 @@ from tiny_network import (
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import add_int8
 from vinoreward.bundles.schema import Quantization
-from vinoreward.errors import BundleParityError, ConfigError
+from vinoreward.errors import BundleError, BundleParityError, ConfigError
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -114,3 +114,23 @@ def test_adding_int8_keeps_everything_else(bundle: Bundle, tmp_path: Path) -> No
 def test_a_card_written_by_hand_survives_int8(bundle: Bundle, tmp_path: Path) -> None:
     (bundle.path / "README.md").write_text("# mine")
     assert (with_int8(bundle, tmp_path).path / "README.md").read_text() == "# mine"
+
+
+@pytest.mark.parametrize("name", ["README.md", "pictures/mine.png", "pictures"])
+def test_what_a_link_points_to_never_becomes_part_of_the_bundle(
+    bundle: Bundle, tmp_path: Path, name: str
+) -> None:
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(b"private")
+    if name == "pictures":
+        (bundle.path / name).rename(tmp_path / "album")
+        secret.rename(tmp_path / "album" / "secret.png")
+        (bundle.path / name).symlink_to(tmp_path / "album")
+    else:
+        (bundle.path / name).unlink(missing_ok=True)
+        (bundle.path / name).symlink_to(secret)
+    with pytest.raises(BundleError, match=rf"{name} is a link to .*Expected files of the bundle"):
+        with_int8(Bundle.load(bundle.path), tmp_path)
+    copied = [path for path in bundle.path.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert all(path.read_bytes() != b"private" for path in copied)
+    assert Bundle.load(bundle.path) == bundle

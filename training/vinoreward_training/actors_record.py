@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 from collections import deque
@@ -14,7 +15,7 @@ import numpy as np
 
 from vinoreward.closing import Closing
 from vinoreward.errors import RunFolderError
-from vinoreward.files import write_text
+from vinoreward.files import open_plain, write_text
 from vinoreward_training.actors_evaluate import Pair, Played
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Recorder(Closing):
         self.rows = read_rows(folder, until=start) if start else []
         self.before = max((float(row.get("seconds") or 0.0) for row in self.rows), default=0.0)
         write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in self.rows))
-        self._stream = (folder / METRICS).open("a", encoding="utf-8")
+        self._stream = io.TextIOWrapper(open_plain(folder / METRICS, "ab"), encoding="utf-8")
         self._board = SummaryWriter(str(folder / "logs"), purge_step=start or None)
         self._bar = tqdm(
             total=total, initial=start, unit="step", disable=not progress, desc="actors",

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import RunFolderError
-from vinoreward.files import write_text
+from vinoreward.files import open_plain, write_text
 from vinoreward_training.dataset import METADATA
 
 COLUMNS = (
@@ -37,8 +37,11 @@ def save_picture(path: Path, image: npt.NDArray[np.uint8]) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(part, format="PNG", compress_level=1)
+        with open_plain(part, "wb") as stream:
+            Image.fromarray(image).save(stream, format="PNG", compress_level=1)
         os.replace(part, path)
+    except RunFolderError:
+        raise
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.files import atomic_path
 from vinoreward_training.evaluation import average_precision, pr_curve, roc_curve
 
 Floats = npt.NDArray[np.float64]
@@ -24,6 +25,11 @@ def new_figure(width: float = 5.0, height: float = 4.0) -> Any:
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def _save(figure: Any, path: Path) -> None:
+    with atomic_path(path) as part:
+        figure.savefig(part)
 
 
 def draw_curves(folder: Path, log_odds: Floats, labels: Labels, threshold: float) -> list[Path]:
@@ -64,7 +70,7 @@ def draw_curves(folder: Path, log_odds: Floats, labels: Labels, threshold: float
         axes.grid(alpha=0.3)
         axes.legend(loc="lower center")
         paths.append(folder / f"{name}.png")
-        figure.savefig(paths[-1])
+        _save(figure, paths[-1])
     return paths
 
 
@@ -82,7 +88,7 @@ def draw_history(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.ticklabel_format(useOffset=False)
         axes.grid(alpha=0.3)
-    figure.savefig(path)
+    _save(figure, path)
     return path
 
 
@@ -124,7 +130,7 @@ def draw_mistakes(
             fontsize=8,
             color="#c8102e" if wrong else "#333333",
         )
-    figure.savefig(path)
+    _save(figure, path)
     return path
 
 

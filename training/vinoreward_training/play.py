@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from vinoreward.errors import ConfigError, MissingDisplayError
-from vinoreward.files import write_json
+from vinoreward.files import refuse_links, write_json
 from vinoreward_training.environments import dependencies_named, make_env
 from vinoreward_training.evaluate_policy import Evaluation, Moment, Policy, evaluate, rate_row
 from vinoreward_training.report import Section, write_report
@@ -108,6 +108,7 @@ def play(config: PlayConfig) -> PlayResult:
         MissingExtraError: the training extra or, for MP4, imageio-ffmpeg is not installed.
         ModelNotFoundError: the folder holds no policy.
         ModelCorruptError: the policy cannot be read or does not fit the environment.
+        RunFolderError: the folder holds a link out of it, or cannot be written.
     """
     from vinoreward_training.film import Filmer, check_film_path, save_film
 
@@ -122,6 +123,8 @@ def play(config: PlayConfig) -> PlayResult:
         check_film_path(film_path)
     if config.human:
         check_display()
+    if config.run.is_dir():
+        refuse_links(config.run)
     with contextlib.ExitStack() as stack:
         opened = _open(config, filmed, stack)
         filmer = Filmer(opened.env, opened.filmed, opened.most_frames)

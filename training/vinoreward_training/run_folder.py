@@ -13,7 +13,7 @@ from typing import IO, Any
 import yaml
 
 from vinoreward.errors import ConfigError, RunFolderError
-from vinoreward.files import write_text
+from vinoreward.files import open_plain, refuse_links, write_text
 
 
 def plain(value: Any) -> Any:
@@ -39,7 +39,8 @@ class RunFolder:
             ``config.yaml`` is refused, so that nothing is overwritten.
 
     Raises:
-        RunFolderError: another process holds the folder, or it cannot be written.
+        RunFolderError: another process holds the folder, it cannot be written, or it holds a link
+            out of it: a folder from somebody else must not have us write elsewhere.
         ConfigError: the folder holds a run already and ``resume`` is false.
     """
 
@@ -47,14 +48,17 @@ class RunFolder:
         self.path = Path(path)
         self._config = config
         self._resume = resume
-        self._lock: IO[str] | None = None
+        self._lock: IO[bytes] | None = None
         self._fresh = False
 
     def __enter__(self) -> Path:
         """Take the lock and record the configuration; return the folder's path."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("a+")
+            refuse_links(self.path)
+            lock = open_plain(self.path / ".lock", "a+b")
+        except RunFolderError:
+            raise
         except OSError as error:
             raise RunFolderError(
                 f"cannot write the run folder {self.path}: {error.strerror or error}. Expected a "
@@ -64,7 +68,7 @@ class RunFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             lock.seek(0)
-            holder = lock.read().strip() or "unknown"
+            holder = lock.read(20).decode("ascii", "replace").strip() or "unknown"
             lock.close()
             raise RunFolderError(
                 f"the run folder {self.path} is in use by process {holder}. Expected one writer; "
@@ -72,7 +76,7 @@ class RunFolder:
             ) from error
         try:
             lock.truncate(0)
-            lock.write(str(os.getpid()))
+            lock.write(str(os.getpid()).encode("ascii"))
             lock.flush()
         except OSError as error:
             with contextlib.suppress(OSError):  # closing tries to write it once more

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.files import atomic_path
 from vinoreward_training.model_card import new_figure, table
 from vinoreward_training.probe import ProbeError
 
@@ -31,7 +32,8 @@ def _save(path: Path, picture: Pictures, *, least: int = 900) -> Path:
     image = Image.fromarray(picture)
     factor = max(1, round(least / image.width))
     image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    image.save(path)
+    with atomic_path(path) as part:
+        image.save(part)
     return path
 
 
@@ -78,7 +80,8 @@ def draw_losses(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
         axes.set(xlabel="step", yscale=scale, title=title)
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.savefig(path)
+    with atomic_path(path) as file:
+        figure.savefig(file)
     return path
 
 

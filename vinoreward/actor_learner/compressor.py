@@ -21,7 +21,7 @@ from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import Compiler, CompressionContext
 from vinoreward.compression.quality import check_policy
 from vinoreward.errors import OutputError, VinorewardError
-from vinoreward.files import atomic_path
+from vinoreward.files import atomic_path, open_plain
 from vinoreward.policies.policy import Policy
 
 KNOB_BITS = 32
@@ -146,7 +146,7 @@ class Compressor:
         with (
             self._told(NONE),
             atomic_path(self._config.folder / STATE_FILE) as part,
-            part.open("wb") as stream,
+            open_plain(part, "wb") as stream,
         ):
             np.savez(stream, **arrays)
 

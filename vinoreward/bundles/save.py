@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,8 @@ def add_int8(
     if source.suffix == ".xml":
         files["model.int8.bin"] = source.with_suffix(".bin")
     readme, folder = bundle.path / "README.md", bundle.path / "pictures"
+    _refuse_links(bundle.path, [*(bundle.path / name for name in bundle.spec.files), readme])
+    _refuse_links(bundle.path, [folder, *folder.glob("*")])
     shown = sorted(
         item for item in folder.glob("*") if item.is_file() and item.name != "golden.png"
     )
@@ -175,6 +177,17 @@ def add_int8(
         golden_logits_int8=golden_logits_int8,
         overwrite=True,
     )
+
+
+def _refuse_links(bundle: Path, copied: Iterable[Path]) -> None:
+    """Refuse a bundle from which a link would be copied: what it points to is none of ours."""
+    for path in copied:
+        if path.is_symlink():
+            raise BundleError(
+                f"{path} is a link to {path.resolve()}, whose content would become part of the "
+                "bundle. Expected files of the bundle's own; copy it without links, cp -rL "
+                f"{bundle} my-bundle, if you know what they point to, and give the copy."
+            )
 
 
 @contextlib.contextmanager
