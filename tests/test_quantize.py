@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_network as tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_finetune import write_folder
 
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.golden import softmax as softmax_of
+from vinoreward.bundles.save import save_bundle
 from vinoreward.errors import (
     ConfigError,
     DatasetError,
@@ -24,6 +28,7 @@ from vinoreward_training.dataset import load_dataset
 from vinoreward_training.finetune import FinetuneConfig
 from vinoreward_training.quantize import QuantizeConfig
 from vinoreward_training.quantize_gate import (
+    GateResult,
     boundary_rich,
     choose_band,
     count_flips,
@@ -58,9 +63,14 @@ def test_the_halves_share_no_episode() -> None:
     assert np.array_equal(first, halves(episodes, seed=0))
 
 
+# In float32, so that 1.25 times a difference is never rounded down to the difference itself.
 @given(
-    st.lists(st.tuples(st.floats(-20, 20), st.floats(-9, 9)), min_size=1, max_size=50),
-    st.floats(-2, 2),
+    st.lists(
+        st.tuples(st.floats(-20, 20, width=32), st.floats(-9, 9, width=32)),
+        min_size=1,
+        max_size=50,
+    ),
+    st.floats(-2, 2, width=32),
 )
 @settings(deadline=None)
 def test_no_flip_is_left_on_the_frames_on_which_the_band_was_chosen(
@@ -119,6 +129,42 @@ def test_the_gate_refuses_what_the_other_half_did_not_show() -> None:
     worse = np.where(first, after, before + 3 * random.normal(size=8000))
     with pytest.raises(QuantizationRefusedError, match=r"although FP32.*--max-flips"):
         gate(before, {"a": worse}, first, 0.5, **LIMITS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+def test_the_gate_sees_an_inverted_network_whatever_the_graph_returns(
+    tmp_path: Path, softmax: bool
+) -> None:
+    model = tiny.network(tmp_path / "model.onnx", softmax=softmax)
+    golden = tiny.golden_images()
+    spec = dataclasses.replace(tiny.SPEC, output="probabilities" if softmax else "logits")
+    logits = tiny.expected_logits(golden)
+    outputs = softmax_of(logits) if softmax else logits
+    bundle = save_bundle(tmp_path / "bundle", spec, {"model.onnx": model}, golden, outputs)
+    images = tiny.golden_images(2000)
+
+    def judge(weights: np.ndarray) -> GateResult:
+        network = tiny.network(tmp_path / "int8.onnx", softmax=softmax, weights=weights)
+        int8 = dataclasses.replace(bundle.network("fp32"), path=network, sha256=None)
+        return quantize.compare(QuantizeConfig(), bundle, int8, images, np.arange(2000))
+
+    with pytest.raises(QuantizationRefusedError, match=r"INT8 is unsure|INT8 flips"):
+        judge(tiny.WEIGHTS[:, ::-1])
+    good = judge(tiny.WEIGHTS * 1.01)
+    assert good.flips.share <= 0.005 and good.flips.frames == 1000
+    # The log-odds of the gate are those of the classifier that will decide.
+    with Classifier(bundle, precision="fp32") as classifier:
+        ours = quantize.log_odds_of(bundle.network("fp32"), "openvino", images[:50], bundle)
+        np.testing.assert_allclose(ours, classifier.log_odds(images[:50]), rtol=1e-4, atol=1e-4)
+
+
+def test_frames_on_which_fp32_decides_all_alike_cannot_pass_a_network() -> None:
+    before = np.full(2000, -3.0)
+    before[:5] = 3.0
+    never = np.full(2000, -3.0)  # claims nothing: 5 flips of 2,000 are below the limit
+    first = np.arange(2000) % 2 == 0
+    with pytest.raises(QuantizationRefusedError, match=r"claims success on \d of the 1000"):
+        gate(before, {"a": never}, first, 0.0, **LIMITS)  # type: ignore[arg-type]
 
 
 def test_values_that_cannot_work_are_refused() -> None:

@@ -66,20 +66,17 @@ def log_odds_of(
     from tqdm import tqdm
 
     from vinoreward.backends.registry import load_backend
+    from vinoreward.rewards.classifier import success_log_odds
 
-    success = bundle.spec.success_index
     with load_backend(backend, spec) as network:
-        logits = np.concatenate(
+        outputs = np.concatenate(
             [
                 network.infer(images[start : start + 1])
                 for start in tqdm(range(len(images)), desc=f"compare on {backend}", unit="frame")
             ]
-        ).astype(np.float64)
-    rest = np.delete(logits, success, axis=1)
-    high = rest.max(axis=1, keepdims=True)
-    others = high[:, 0] + np.log(np.exp(rest - high).sum(axis=1))
-    values: Floats = (logits[:, success] - others) / bundle.spec.decision.temperature
-    return values
+        )
+    # The classifier's own function: the gate must judge what will decide.
+    return success_log_odds(outputs, bundle.spec)
 
 
 def _frames(
@@ -101,6 +98,42 @@ def _frames(
     return dataset, np.sort(chosen[: config.calibration]), np.sort(held)
 
 
+def compare(
+    config: QuantizeConfig,
+    bundle: Bundle,
+    int8: NetworkSpec,
+    images: npt.NDArray[np.uint8],
+    episodes: npt.NDArray[np.int64],
+) -> GateResult:
+    """Run both networks on held-out frames and judge the INT8 one by its decisions.
+
+    Args:
+        config: the limits.
+        bundle: whose FP32 network and threshold count.
+        int8: the network to judge.
+        images: ``(N, H, W, 3)`` uint8 as :meth:`Bundle.prepare` returns them.
+        episodes: ``(N,)``.
+
+    Raises:
+        QuantizationRefusedError: above a limit, or the frames cannot show it.
+    """
+    from vinoreward.rewards.second_look import logit
+
+    print(f"FP32 on {len(images)} held-out frames ...", flush=True)
+    before = log_odds_of(bundle.network("fp32"), BACKENDS[0], images, bundle)
+    print(f"INT8 on the held-out frames, {' and '.join(BACKENDS)} ...", flush=True)
+    return gate(
+        before,
+        {name: log_odds_of(int8, name, images, bundle) for name in BACKENDS},
+        halves(episodes, seed=config.seed),
+        logit(bundle.spec.decision.threshold),
+        boundary=config.boundary,
+        max_flips=config.max_flips,
+        max_second_looks=config.max_second_looks,
+        seed=config.seed,
+    )
+
+
 def run(config: QuantizeConfig) -> int:
     """Quantize, gate and save; return 0. The bundle is unchanged if the gate refuses.
 
@@ -116,7 +149,6 @@ def run(config: QuantizeConfig) -> int:
     from vinoreward.bundles.locate import find, known_names
     from vinoreward.bundles.save import add_int8
     from vinoreward.bundles.schema import Quantization
-    from vinoreward.rewards.second_look import logit
 
     if (
         not 0 <= config.max_flips < 1
@@ -144,24 +176,12 @@ def run(config: QuantizeConfig) -> int:
     dataset, calibration, held = _frames(config, bundle)
     images = bundle.prepare(dataset.images)
     network = bundle.network("fp32")
-    print(f"FP32 on {len(held)} held-out frames ...", flush=True)
-    before = log_odds_of(network, BACKENDS[0], images[held], bundle)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.int8.onnx"
         print(f"NNCF on {len(calibration)} frames ...", flush=True)
         quantize_onnx(network.path, path, images[calibration])
         int8 = dataclasses.replace(network, path=path, sha256=None)
-        print(f"INT8 on the held-out frames, {' and '.join(BACKENDS)} ...", flush=True)
-        found = gate(
-            before,
-            {name: log_odds_of(int8, name, images[held], bundle) for name in BACKENDS},
-            halves(dataset.episodes[held], seed=config.seed),
-            logit(bundle.spec.decision.threshold),
-            boundary=config.boundary,
-            max_flips=config.max_flips,
-            max_second_looks=config.max_second_looks,
-            seed=config.seed,
-        )
+        found = compare(config, bundle, int8, images[held], dataset.episodes[held])
         with load_backend(BACKENDS[0], int8) as backend:
             golden = backend.infer(bundle.golden.images)
         add_int8(

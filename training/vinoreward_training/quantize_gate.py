@@ -159,7 +159,7 @@ def gate(
         seed: decides the random frames.
 
     Raises:
-        QuantizationRefusedError: above either limit.
+        QuantizationRefusedError: above either limit, or FP32 decides nearly all frames alike.
     """
 
     def rich(half: Bools) -> npt.NDArray[np.int64]:
@@ -168,6 +168,7 @@ def gate(
 
     judged, rest = rich(~first), np.flatnonzero(~first)
     decided = before >= threshold
+    _check_telling(decided[judged], max_flips)
     alone = {
         name: count_flips(decided[judged], (values >= threshold)[judged])
         for name, values in after.items()
@@ -196,6 +197,19 @@ def gate(
     )
     _check(found, max_flips=max_flips, max_second_looks=max_second_looks)
     return found
+
+
+def _check_telling(decided: Bools, max_flips: float) -> None:
+    """Refuse frames on which a network that decides all alike would pass the gate."""
+    claims, frames = int(decided.sum()), len(decided)
+    if min(claims, frames - claims) <= max_flips * frames:
+        raise QuantizationRefusedError(
+            f"FP32 claims success on {claims} of the {frames} frames to compare, so an INT8 "
+            f"network that decides all pictures alike would flip at most {max_flips:.2%} and pass. "
+            "Expected more frames of both decisions; the bundle is unchanged and stays FP32. "
+            "Quantize on pictures like those the classifier was trained on, or train it again if "
+            "it claims nothing there."
+        )
 
 
 def _check(found: GateResult, *, max_flips: float, max_second_looks: float) -> None:

@@ -17,7 +17,7 @@ from vinoreward.rewards.second_look import logit, unsure
 
 if TYPE_CHECKING:
     from vinoreward.backends.base import Backend
-    from vinoreward.bundles.schema import Picture
+    from vinoreward.bundles.schema import BundleSpec, Picture
 
 RewardKind = Literal["claim", "probability", "log_odds"]
 
@@ -170,12 +170,7 @@ class Classifier(Runs):
         return odds
 
     def _odds_on(self, backend: Backend, pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
-        outputs = backend.infer(pictures)
-        spec = self.bundle.spec
-        scores = (
-            outputs.astype(np.float64) if spec.output == "logits" else _log_probabilities(outputs)
-        )
-        return log_odds(scores, spec.success_index, spec.decision.temperature)
+        return success_log_odds(backend.infer(pictures), self.bundle.spec)
 
 
 class _RewardFunction:
@@ -209,6 +204,23 @@ class _RewardFunction:
         if self.reward == "probability":
             return self.classifier.probability(images)
         return self.classifier.log_odds(images)
+
+
+def success_log_odds(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:
+    """Return the calibrated log-odds of success for what a classifier's network returned.
+
+    Args:
+        outputs: ``(N, K)``, logits or probabilities, as ``spec.output`` says.
+        spec: of the bundle whose network it was.
+
+    Returns:
+        ``(N,)`` float64, finite.
+
+    Raises:
+        OutputError: the bundle says probabilities and these are none.
+    """
+    scores = outputs.astype(np.float64) if spec.output == "logits" else _log_probabilities(outputs)
+    return log_odds(scores, spec.success_index, spec.decision.temperature)
 
 
 def log_odds(
