@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from watched_process import Seen, watch
 
 # The interpreter's audit hook reports every process started, socket connected and file written.
 WATCH = """
@@ -34,15 +35,109 @@ print(repr(network + processes))
 
 def run(code: str, home: Path) -> str:
     """Run code in a fresh interpreter whose home folder is ``home``; return what it printed."""
-    # The variables that switch telemetry off in CI are taken away: it must be off without them.
-    off = ("CI", "TF_BUILD", "JENKINS_URL", "NNCF_CI", "NNCF_DEV", "VINOREWARD_OPENVINO_TELEMETRY")
-    environment = {name: value for name, value in os.environ.items() if name not in off}
-    environment.update(HOME=str(home), USERPROFILE=str(home), OMP_NUM_THREADS="1")
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code],
+        env=bare_environment(home),
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
+
+
+def bare_environment(home: Path) -> dict[str, str]:
+    """This environment without what switches telemetry off: it must be off without that."""
+    off = ("CI", "TF_BUILD", "JENKINS_URL", "NNCF_CI", "NNCF_DEV", "VINOREWARD_OPENVINO_TELEMETRY")
+    off += ("ORT_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED", "RAY_ADDRESS", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in off}
+    return environment | {"HOME": str(home), "USERPROFILE": str(home), "OMP_NUM_THREADS": "1"}
+
+
+def watched(home: Path, *command: str) -> Seen:
+    """Run a command with ``home``, watched by the kernel; it must succeed."""
+    seen = watch(command, bare_environment(home))
+    assert seen.returncode == 0, seen.output
+    return seen
+
+
+def written(home: Path) -> set[str]:
+    """The files in the home folder, by their first two folders."""
+    files = (item.relative_to(home) for item in home.rglob("*") if item.is_file())
+    return {"/".join(item.parts[:2]) for item in files}
+
+
+def test_the_watcher_sees_native_code_ask_a_name_server(tmp_path: Path) -> None:
+    """What the resolver sends raises no audit event, and is seen all the same."""
+    code = (
+        "import contextlib, socket\n"
+        "with contextlib.suppress(OSError):\n    socket.getaddrinfo('example.invalid', 80)\n"
+        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('192.0.2.77', 9))\n"
+    )
+    seen = watched(tmp_path, sys.executable, "-c", code)
+    assert "192.0.2.77" in seen.addresses
+    assert {"example.invalid"} >= seen.names
+
+
+def test_onnx_runtime_is_imported_without_telemetry(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    code = "import vinoreward, onnxruntime, time\ntime.sleep(0.5)\n"
+    seen = watched(tmp_path, sys.executable, "-c", code)
+    assert (seen.addresses, seen.names, written(tmp_path)) == (set(), set(), set())
+
+
+@pytest.mark.slow
+def test_loading_and_quantizing_connect_to_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("nncf")
+    home = tmp_path / "home"
+    home.mkdir()
+    code = (
+        "from pathlib import Path\n"
+        "from vinoreward.backends.int8 import quantize_onnx\n"
+        "from vinoreward.bundles.bundle import Bundle\n"
+        "bundle = Bundle.load('panda-hover-classifier')\n"
+        "for name in ('openvino', 'onnxruntime', 'torch'):\n"
+        "    bundle.backend(name).close()\n"
+        f"out = Path({str(tmp_path / 'int8.onnx')!r})\n"
+        "quantize_onnx(bundle.path / 'model.onnx', out, bundle.golden.images[:1])\n"
+    )
+    seen = watched(home, sys.executable, "-c", code)
+    assert (seen.addresses, seen.names, written(home)) == (set(), set(), set())
+
+
+@pytest.mark.slow
+def test_bench_connects_to_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("warp")
+    pytest.importorskip("torch")
+    home = tmp_path / "home"
+    home.mkdir()
+    command = "from vinoreward_training.cli import main; main()"
+    arguments = ("bench", "--rows", "backends", "--rounds", "1", "--out", str(tmp_path / "out"))
+    seen = watched(home, sys.executable, "-c", command, *arguments)
+    assert (seen.addresses, seen.names) == (set(), set())
+    assert written(home) <= {".cache/warp"}  # compiled kernels
+
+
+@pytest.mark.slow
+def test_ray_reports_no_usage(tmp_path: Path) -> None:
+    """Ray asks whether it is in a cloud, at addresses that stay within it, and reports nothing."""
+    pytest.importorskip("ray")
+    code = (
+        "from vinoreward.actor_learner.engines.ray_cluster import Cluster\n"
+        "cluster = Cluster(1)\n"
+        "assert cluster.ray._private.worker._global_node is not None\n"
+        "cluster.close()\n"
+    )
+    seen = watched(tmp_path, sys.executable, "-c", code)
+    assert seen.names <= {"metadata.google.internal"}
+    # A UDP socket is pointed at 8.8.8.8 to learn the own address; nothing is sent there.
+    servers = {
+        line.split()[1]
+        for line in Path("/etc/resolv.conf").read_text().splitlines()
+        if line.startswith("nameserver")
+    }
+    assert seen.addresses <= {"8.8.8.8", "169.254.169.254", *servers}
+    assert written(tmp_path) <= {".ray/auth_token"}
 
 
 def test_openvino_is_imported_without_telemetry(tmp_path: Path) -> None:

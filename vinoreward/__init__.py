@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from gymnasium.envs.registration import register, registry
 
 __version__ = "0.1.0"
+
+# ONNX Runtime reads this when it is first imported, which NNCF and PyTorch's exporter do too.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _LAZY = {
     "Bundle": "vinoreward.bundles.bundle",

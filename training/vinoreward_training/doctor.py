@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from vinoreward.backends.telemetry import telemetry_switches
 from vinoreward.errors import MissingExtraError, VinorewardError
 from vinoreward.files import write_json
 from vinoreward_training.doctor_extras import Finding, extras, ray_cluster, tasks
@@ -123,9 +124,9 @@ def surroundings() -> list[Finding]:
         findings.append(
             Finding("display", "missing", "none: render_mode='human' will not work", "set DISPLAY")
         )
-    on = os.environ.get("VINOREWARD_OPENVINO_TELEMETRY") == "1"
-    text = "on, as VINOREWARD_OPENVINO_TELEMETRY=1 asks" if on else "off before import"
-    findings.append(Finding("OpenVINO telemetry", "ok", text))
+    for library, left_on in telemetry_switches().items():
+        text = "off" if left_on is None else f"on, as {left_on} asks"
+        findings.append(Finding(f"telemetry of {library}", "ok", text))
     return findings
 
 

@@ -1,10 +1,14 @@
-"""Importing OpenVINO and NNCF without their telemetry.
+"""OpenVINO, NNCF, ONNX Runtime and Ray without their telemetry.
 
-Left to themselves both send a usage event when they are imported, write a client id into the home
-folder, and do it from a process they start: with the ``spawn`` start method that runs the user's
-script a second time. The functions here put a stub in the telemetry package's place for the length
-of the first import. Set ``VINOREWARD_OPENVINO_TELEMETRY=1`` to leave the telemetry on. A program
-that imported OpenVINO before keeps what it chose.
+Left to themselves OpenVINO and NNCF send a usage event when they are imported, write a client id
+into the home folder, and do it from a process they start, which under ``spawn`` runs the
+user's script a second time. The functions here put a stub in the telemetry package's place for the
+length of the first import. Set ``VINOREWARD_OPENVINO_TELEMETRY=1`` to leave the telemetry on.
+A program that imported OpenVINO before keeps what it chose.
+
+ONNX Runtime writes a device id into the home folder and looks up a host from a thread. It asks the
+environment first: ``import vinoreward`` sets ``ORT_DISABLE_TELEMETRY=1`` unless it is set already
+(``0`` leaves the telemetry on). Ray is started with ``RAY_USAGE_STATS_ENABLED=0`` in the same way.
 """
 
 from __future__ import annotations
@@ -48,6 +52,21 @@ def import_nncf() -> ModuleType:
         with _silenced():
             _import("nncf", "vinoreward[train]")
     return sys.modules["nncf"]
+
+
+def telemetry_switches() -> dict[str, str | None]:
+    """Return each library that has telemetry with the setting that leaves it on, None if off."""
+    intel = f"{_SWITCH}=1" if os.environ.get(_SWITCH) == "1" else None
+    onnxruntime = os.environ.get("ORT_DISABLE_TELEMETRY", "").lower()
+    ray = os.environ.get("RAY_USAGE_STATS_ENABLED", "0")
+    return {
+        "OpenVINO": intel,
+        "NNCF": intel,
+        "ONNX Runtime": None
+        if onnxruntime in ("1", "true", "yes")
+        else f"ORT_DISABLE_TELEMETRY={onnxruntime}",
+        "Ray": None if ray == "0" else f"RAY_USAGE_STATS_ENABLED={ray}",
+    }
 
 
 def _import(name: str, requirement: str) -> ModuleType:
