@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.environments import naming
 
 __all__ = ["ActorsConfig", "run"]
 
@@ -53,7 +54,7 @@ def _train(config: ActorsConfig) -> int:
         print(f"report: {config.out / 'report.html'}")
         more = config.steps if arrived else 2 * max(config.steps, int(summary["steps"]))
         further = " --target None" if summary["reached_at"] is not None else ""
-        print(f"next:   vinoreward actors --resume --out {config.out} --steps {more}{further}")
+        print(f"next:   {_again(config)} --steps {more}{further}")
         return 0
     pair = found.pair
     print(f"steps: {found.steps}, updates: {found.updates}, {found.seconds:.1f} s")
@@ -73,9 +74,15 @@ def _train(config: ActorsConfig) -> int:
     print(f"policy: {config.out / 'policy.json'}")
     print(f"curve:  {config.out / 'returns.png'}")
     print(f"report: {config.out / 'report.html'}")
-    print(f"play:   vinoreward play --run {shlex.quote(str(config.out))}")
+    words = ["play", "--run", str(config.out), *naming(config.task)]
+    print(f"play:   vinoreward {shlex.join(words)}")
     print(f"next:   {_next(config, found.updates)}")
     return 0
+
+
+def _again(config: ActorsConfig) -> str:
+    again = ["actors", "--resume", "--out", str(config.out), *naming(config.task, "--task")]
+    return f"vinoreward {shlex.join(again)}"
 
 
 def _next(config: ActorsConfig, updates: int) -> str:
@@ -83,7 +90,7 @@ def _next(config: ActorsConfig, updates: int) -> str:
     from vinoreward_training.actors_resolve import command
 
     if updates == 0:
-        return f"vinoreward actors --resume --out {config.out} --steps {10 * config.steps}"
+        return f"{_again(config)} --steps {10 * config.steps}"
     if config.compress == "none":
         out = config.out.with_name(f"{config.out.name}-int8")
         return command(config, compress="int8", out=out, resume=False)

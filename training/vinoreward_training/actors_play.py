@@ -130,7 +130,9 @@ def _policy(folder: Path, compressed: bool) -> Policy:
 def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str]:
     """Return task, its options and the executor: the run's, or those of the command line."""
     if (config.run / "config.yaml").is_file():
-        run = resolve(ActorsConfig(out=config.run, resume=True))
+        # The run's task is made only where no other is named.
+        trusted = config.trust_run or config.env is not None
+        run = resolve(ActorsConfig(out=config.run, resume=True, trust_run=trusted))
         same = config.env is None or config.env == run.task
         return config.env or run.task, evaluation_options(run) if same else {}, run.executor
     if config.env is None:

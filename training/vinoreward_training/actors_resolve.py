@@ -12,11 +12,18 @@ from typing import Any, TypeVar, get_type_hints
 
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward_training.actors_settings import ActorsConfig
-from vinoreward_training.train_settings import named, read_recorded, read_yaml
+from vinoreward_training.environments import agree_to_import
+from vinoreward_training.train_settings import (
+    NEVER_FROM_A_FILE,
+    named,
+    read_recorded,
+    read_yaml,
+    source_of,
+)
 
 _Found = TypeVar("_Found")
 TABLES = ("learner", "env_kwargs")
-NOT_RECORDED = ("explicit", "resume", "progress", "list_presets")
+NOT_RECORDED = (*NEVER_FROM_A_FILE, "resume", "progress", "list_presets")
 FIXED_BY_A_RUN = (
     "task", "algorithm", "network", "compress", "correctors", "monitor", "seed", "learner",
     "env_kwargs", "trajectory",
@@ -65,8 +72,9 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
     the preset. A resumed run's recorded configuration takes the place of both.
 
     Raises:
-        ConfigError: an unknown preset or key, a value of the wrong kind or range, or something that
-            the run to be resumed has otherwise.
+        ConfigError: an unknown preset or key, a value of the wrong kind or range, something that
+            the run to be resumed has otherwise, or a package that a file names and the user does
+            not want imported.
         ModelNotFoundError: the YAML file is not there.
     """
     defaults = _defaults()
@@ -84,11 +92,21 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
         base = _merged(_preset(given.get("preset", file.get("preset"))), file)
     settled = _typed({**defaults, **_merged(base, given)})
     _check(settled)
+    if "task" not in given:
+        named_by = source_of(config, config.config)
+        agree_to_import(settled["task"], named_by, trusted=config.trust_run, option="--task")
     if str(settled["algorithm"]).startswith("sb3-"):
         # Recorded, since a replay in a checkpoint keeps its size when there are more steps.
         size = {"buffer_size": max(1000, settled["steps"])}
         settled["learner"] = {**size, **settled["learner"]}
-    return ActorsConfig(**{**settled, "resume": config.resume, "progress": config.progress})
+    return ActorsConfig(
+        **{
+            **settled,
+            "resume": config.resume,
+            "progress": config.progress,
+            "trust_run": config.trust_run,
+        }
+    )
 
 
 def _read(path: Path, read: Callable[..., _Found], *arguments: Any) -> _Found:
@@ -162,7 +180,7 @@ def _preset(name: str | None) -> dict[str, Any]:
 def _defaults() -> dict[str, Any]:
     empty = ActorsConfig()
     names = (field.name for field in dataclasses.fields(ActorsConfig))
-    return {name: getattr(empty, name) for name in names if name != "explicit"}
+    return {name: getattr(empty, name) for name in names if name not in NEVER_FROM_A_FILE}
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

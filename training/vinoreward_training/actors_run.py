@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from vinoreward_training.actors_report import SUMMARY, Outcome, write_summary
 from vinoreward_training.actors_resolve import command, recorded
 from vinoreward_training.actors_settings import ActorsConfig
 from vinoreward_training.actors_watcher import Watcher, difference
+from vinoreward_training.environments import naming
 from vinoreward_training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -200,7 +202,8 @@ def _say_stopped(config: ActorsConfig, owner: ActorLearner, folder: Path) -> Non
 
     if (folder / CHECKPOINT).is_file():
         print(f"\nStopped at step {owner.steps}; the checkpoint is written.")
-        print(f"Continue with: vinoreward actors --resume --out {folder}")
+        again = ["actors", "--resume", "--out", str(folder), *naming(config.task, "--task")]
+        print(f"Continue with: vinoreward {shlex.join(again)}")
     else:
         print("\nStopped before anything was learned. Begin again with:")
         print(f"{command(config)} --resume")

@@ -120,6 +120,9 @@ class ActorsConfig:
     """Between two checkpoints."""
     resume: bool = False
     """Continue the run in --out from its last checkpoint, with its recorded configuration."""
+    trust_run: bool = False
+    """Import the package of a task that only a file names, the run's or --config's, as
+    package:Id-v0 does: that runs its code. Without it you are asked."""
     profile_only: int | None = None
     """Run so many steps, then say where an actor's time goes and whether compressing can pay."""
     pull_study: tuple[int, ...] = ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,54 @@ from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
+
+
+OURS = ("vinoreward", "vinoreward_envs", "vinoreward_training")
+_ID = re.compile(r"[\w:./-]+")
+
+
+def agree_to_import(
+    env_id: object, named_by: Path, *, trusted: bool = False, option: str = "--env"
+) -> None:
+    """Let a file make us import a module only if the user agrees: importing runs its code.
+
+    An id as ``package:Id-v0`` has Gymnasium import the package. Asked on a terminal; elsewhere
+    that is a no. Nothing is asked where the package is imported already or is one of ours.
+
+    Args:
+        env_id: what the file says.
+        named_by: the file, for the message.
+        trusted: whether the user agreed already.
+        option: with which the user may name the environment instead.
+
+    Raises:
+        ConfigError: the user does not agree, or the file holds no id.
+    """
+    if not isinstance(env_id, str) or not _ID.fullmatch(env_id):
+        raise ConfigError(
+            f"{named_by} names the environment {env_id!r}. Expected a Gymnasium id such as "
+            "PandaHover-v0; restore the file, or leave it out."
+        )
+    module = env_id.rpartition(":")[0]
+    if trusted or not module or module in sys.modules or module.partition(".")[0] in OURS:
+        return
+    asked = (
+        f"{named_by} names the environment {env_id}, for which Python would import {module} and "
+        "run its code."
+    )
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
+        print(f"{asked} Import it? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+    raise ConfigError(
+        f"{asked} Expected your agreement, as the file may come from somebody else; if you trust "
+        f"it, name the environment yourself, {option} {env_id}, or add --trust-run."
+    )
+
+
+def naming(env_id: str, option: str = "--env") -> list[str]:
+    """Return what a command on a run needs so that the user agrees to the environment's import."""
+    return [option, env_id] if ":" in env_id else []
 
 
 def has_own_reward(env_id: str) -> bool:

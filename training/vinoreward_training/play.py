@@ -15,7 +15,7 @@ import numpy as np
 
 from vinoreward.errors import ConfigError, MissingDisplayError
 from vinoreward.files import refuse_links, write_json
-from vinoreward_training.environments import dependencies_named, make_env
+from vinoreward_training.environments import agree_to_import, dependencies_named, make_env
 from vinoreward_training.evaluate_policy import Evaluation, Moment, Policy, evaluate, rate_row
 from vinoreward_training.report import Section, write_report
 from vinoreward_training.run_folder import plain
@@ -59,6 +59,9 @@ class PlayConfig:
     """Another bundle for the claims; None is the one of training."""
     encoder: str | None = None
     """Where the encoder of training is now; None is where it was."""
+    trust_run: bool = False
+    """Import the package of an environment that only the run names, as package:Id-v0 does: that
+    runs its code. Without it you are asked; --env names it as well."""
     human: bool = False
     """Show a window, which needs a display; nothing is filmed then."""
     seed: int = 1000
@@ -103,7 +106,8 @@ def play(config: PlayConfig) -> PlayResult:
     """Play as configured; write the film, ``play.json`` and ``play.html`` into the run's folder.
 
     Raises:
-        ConfigError: a setting that cannot work.
+        ConfigError: a setting that cannot work, or a package that the run names and the user does
+            not want imported.
         MissingDisplayError: a window is asked for and there is no display.
         MissingExtraError: the training extra or, for MP4, imageio-ffmpeg is not installed.
         ModelNotFoundError: the folder holds no policy.
@@ -165,6 +169,9 @@ def _open(config: PlayConfig, filmed: int, stack: contextlib.ExitStack) -> _Open
             f"found --compressed, but {config.run} was trained by vinoreward train, which has one "
             "policy only. Expected a run of vinoreward actors; leave it out."
         )
+    if config.env is None:
+        recorded = config.run / "policy.json"
+        agree_to_import(description.get("env"), recorded, trusted=config.trust_run)
     env = _make(config, description, mode)
     stack.callback(env.close)
     return _Opened(env, load_policy(config.run, env), description, filmed)

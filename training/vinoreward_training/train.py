@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from vinoreward.errors import MissingExtraError
-from vinoreward_training.environments import check_bundle_used, dependencies_named, make_env
+from vinoreward_training.environments import (
+    check_bundle_used,
+    dependencies_named,
+    make_env,
+    naming,
+)
 from vinoreward_training.evaluate_policy import Evaluation, Rate
 from vinoreward_training.run_folder import RunFolder, plain
 from vinoreward_training.torch_devices import check_device
-from vinoreward_training.train_settings import resolve, settle_encoder
+from vinoreward_training.train_settings import NEVER_FROM_A_FILE, resolve, settle_encoder
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -92,6 +98,9 @@ class TrainConfig:
     """Keep the replay buffer in checkpoints; with picture observations it is large."""
     resume: bool = False
     """Continue the run in --out from its last checkpoint, with its recorded configuration."""
+    trust_run: bool = False
+    """Import the package of an environment that only a file names, the run's or --config's, as
+    package:Id-v0 does: that runs its code. Without it you are asked."""
     threads: int = 1
     """Threads of the learner. More than one is not exactly repeatable."""
     device: str = "cpu"
@@ -142,7 +151,9 @@ def train(config: TrainConfig) -> TrainResult:
     check_device(settled.device)
     torch.set_num_threads(settled.threads)
     # How the settings came about is no part of them.
-    recorded = {name: value for name, value in plain(settled).items() if name != "explicit"}
+    recorded = {
+        name: value for name, value in plain(settled).items() if name not in NEVER_FROM_A_FILE
+    }
     with RunFolder(settled.out, recorded, resume=settled.resume) as folder:
         finished = _finished(folder, settled)
         if finished is not None:
@@ -200,7 +211,8 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             callback.checkpoint_now()
         if callback.interrupted:
             print(f"\nStopped at step {model.num_timesteps}; the checkpoint is written.")
-            print(f"Continue with: vinoreward train --resume --out {folder}")
+            again = ["train", "--resume", "--out", str(folder), *naming(config.env)]
+            print(f"Continue with: vinoreward {shlex.join(again)}")
             raise KeyboardInterrupt
         result = _conclude(model, callback, folder, seconds)
         save_policy(folder, model, _description(config))

@@ -9,6 +9,7 @@ from vinoreward_training.curves import draw_curve
 from vinoreward_training.evaluate_policy import rate_row
 from vinoreward_training.report import Section, write_report
 from vinoreward_training.run_folder import plain
+from vinoreward_training.train_settings import NEVER_FROM_A_FILE
 
 if TYPE_CHECKING:
     from vinoreward_training.callbacks import RunCallback
@@ -60,7 +61,7 @@ def write_summary(config: TrainConfig, callback: RunCallback, result: TrainResul
                 rows=[
                     {"name": name, "value": str(value)}
                     for name, value in plain(config).items()
-                    if name != "explicit"
+                    if name not in NEVER_FROM_A_FILE
                 ],
             ),
         ],

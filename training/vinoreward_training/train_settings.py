@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import yaml
 
 from vinoreward.errors import ConfigError, ModelNotFoundError
+from vinoreward_training.environments import agree_to_import
 
 if TYPE_CHECKING:
     from vinoreward_training.train import TrainConfig
@@ -26,6 +27,8 @@ _POSITIVE = (
     "threads",
     "frame_stack",
 )
+NEVER_FROM_A_FILE = ("explicit", "trust_run")
+"""A file does not say how far it is to be trusted."""
 _FIXED_BY_A_RUN = ("env", "algorithm", "seed", "frame_stack")
 _Config = TypeVar("_Config", bound="TrainConfig")
 
@@ -42,6 +45,10 @@ class Settings(Protocol):
         """Whether to go on with the run that is there."""
 
     @property
+    def trust_run(self) -> bool:
+        """Whether a module that a file names may be imported."""
+
+    @property
     def explicit(self) -> tuple[str, ...]:
         """What was named on the command line."""
 
@@ -52,15 +59,17 @@ def resolve(config: _Config) -> _Config:
     A value that was named on the command line (``explicit``) or differs from the default wins;
     then the YAML file's (``config``); then the preset of the environment, if there is one. When a
     run is resumed, its recorded configuration takes the place of file and preset. Of the two
-    ``kwargs`` each key is settled by itself.
+    ``kwargs`` each key is settled by itself. An environment's package is imported for a file only
+    if the user agrees.
 
     Raises:
-        ConfigError: an unknown key, a value of the wrong kind or range, or another environment,
-            algorithm or seed than the run that is to be resumed has.
+        ConfigError: an unknown key, a value of the wrong kind or range, another environment,
+            algorithm or seed than the run that is to be resumed has, or no agreement.
         ModelNotFoundError: the YAML file is not there.
     """
     defaults = {field.name: _default(field) for field in dataclasses.fields(config)}
-    del defaults["explicit"]
+    for name in NEVER_FROM_A_FILE:
+        del defaults[name]
     given = named(config, defaults)
     base = read_recorded(config, given, defaults, _FIXED_BY_A_RUN)
     if base is not None:
@@ -75,6 +84,8 @@ def resolve(config: _Config) -> _Config:
         algorithm = given.get("algorithm", file.get("algorithm", defaults["algorithm"]))
         base = _merged(preset(env, defaults, str(algorithm)), file)
     settled = {**defaults, **_merged(base, given)}
+    if "env" not in given:
+        agree_to_import(settled["env"], source_of(config, config.config), trusted=config.trust_run)
     settled["out"] = Path(settled["out"])
     settled["config"] = None if settled["config"] is None else Path(settled["config"])
     if settled["timesteps"] is None:
@@ -110,6 +121,7 @@ def read_recorded(
     if not (config.resume and path.is_file()):
         return None
     found = read_yaml(path, defaults)
+    found["out"] = str(config.out)  # where the run is now, and nowhere else
     for name in fixed:
         if name in given and given[name] != found.get(name, defaults[name]):
             raise ConfigError(
@@ -118,6 +130,12 @@ def read_recorded(
                 "with --out."
             )
     return found
+
+
+def source_of(config: Settings, file: Path | None) -> Path:
+    """Return the file whose settings count: that of the run to be resumed, else ``file``."""
+    recorded = Path(config.out) / "config.yaml"
+    return recorded if file is None or (config.resume and recorded.is_file()) else Path(file)
 
 
 def settle_encoder(config: _Config) -> _Config:
