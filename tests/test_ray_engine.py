@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from engine_runs import NUMBERED, config, observations, random_policy, until
 from faulty_environments import Remembers
 
 from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig, Progress
+from vinoreward.actor_learner.checkpoint import load_checkpoint
 from vinoreward.actor_learner.engines import budget, ray_cluster
 from vinoreward.actor_learner.engines.base import Engine, EngineError
 from vinoreward.actor_learner.engines.ray import RayEngine
@@ -80,6 +82,19 @@ class TestCluster:
             until(lambda: engine.everyone_has(1), engine)
             assert engine.news().events == []
         assert not ray.is_initialized()
+
+    def test_a_state_actor_that_is_gone_for_good(self, two_nodes: Any) -> None:
+        """Whatever the learner asks next says so in our words; Ray's own are the cause."""
+        import ray
+
+        with RayEngine(config(LEARNED)) as engine:
+            engine.start(random_policy(LEARNED), Orders(), observations(LEARNED))
+            ray.kill(state_actor())
+            with pytest.raises(EngineError, match=r"not answer: .* Expected a Ray") as caught:
+                engine.compressed_policy()
+            assert isinstance(caught.value.__cause__, ray.exceptions.RayError)
+            with pytest.raises(EngineError, match=r"weights is gone \(.*go on from the last"):
+                until(lambda: engine.news().events == "never")
 
     @pytest.mark.parametrize("hidden", [8, 256])
     def test_a_state_actor_that_is_killed_under_a_fixed_lag(
@@ -253,6 +268,24 @@ class TestCluster:
             assert output.rstrip().endswith("KeyboardInterrupt")
             assert (tmp_path / "run" / "checkpoint.pt").is_file()
 
+    def test_the_head_is_lost(self, tmp_path: Path) -> None:
+        """The learner says so and has saved what it learned until then, before Ray ends it."""
+        shorter = "from vinoreward.actor_learner.engines import ray_cluster as c; c.HEAD_PATIENCE=2"
+        with (
+            cluster_of_its_own(tmp_path) as (address, head),
+            training_script(tmp_path, address, shorter) as process,
+        ):
+            until_late(lambda: (tmp_path / "updates").is_file() or process.poll() is not None)
+            head.kill()
+            output, _ = process.communicate(timeout=LATE)
+        last = output.rstrip().splitlines()[-1]
+        assert "EngineError: the head of the Ray cluster at " in last, output
+        assert "go on from the last checkpoint" in last
+        state = load_checkpoint(tmp_path / "run")
+        assert state is not None
+        # All that it did, and no earlier checkpoint: none was due.
+        assert state["version"] == int((tmp_path / "updates").read_text()) > 0
+
 
 LATE = 180.0
 """Seconds that a loaded machine may take to start a script with PyTorch, and Ray."""
@@ -266,8 +299,57 @@ def until_late(condition: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def training_script(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A script like a user's, in a group of its own; whatever it leaves is ended."""
+def cluster_of_its_own(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """A cluster that a process of its own has started: its address, and its head's process."""
+    pytest.importorskip("ray")
+    script = folder / "cluster.py"
+    script.write_text(
+        f"""
+import json, pathlib, sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args=dict(
+    num_cpus=2, object_store_memory=200_000_000, include_dashboard=False))
+pids = {{name: found[0].process.pid for name, found in cluster.head_node.all_processes.items()}}
+part = pathlib.Path({str(folder / "cluster.part")!r})
+part.write_text(json.dumps([cluster.address, pids]))
+part.rename({str(folder / "cluster.json")!r})
+sys.stdin.read()
+"""
+    )
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, **quiet},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until_late((folder / "cluster.json").is_file)
+        address, pids = json.loads((folder / "cluster.json").read_text())
+        yield address, psutil.Process(pids["gcs_server"])
+    finally:
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for child in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+@contextlib.contextmanager
+def training_script(
+    folder: Path, address: str = "local", before: str = ""
+) -> Iterator[subprocess.Popen[str]]:
+    """A script like a user's, in a group of its own; whatever it leaves is ended.
+
+    Args:
+        folder: gets ``run``, and ``updates``: how many there were.
+        address: of the cluster.
+        before: to be run first.
+    """
     (folder / "run").mkdir()
     script = folder / "train.py"
     script.write_text(
@@ -278,6 +360,10 @@ from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerCon
 from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.policies.spec import mlp
+{before}
+
+def note(progress):
+    pathlib.Path({str(folder / "updates")!r}).write_text(str(progress.updates))
 
 if __name__ == "__main__":
     kwargs = dict(folder={str(folder)!r}, owner=os.getpid())
@@ -287,12 +373,12 @@ if __name__ == "__main__":
         Impala(network, ImpalaConfig(trajectories=2, seed=0, precision="fp32")),
         ActorLearnerConfig(actors=2, steps=9, engine="ray", executor="numpy", max_lag=10**6),
         folder=pathlib.Path({str(folder / "run")!r}),
-    ).learn(10**9)
+    ).learn(10**9, note)
 """
     )
     process = subprocess.Popen(
         [sys.executable, str(script)],
-        env={**os.environ, ADDRESS: "local"},
+        env={**os.environ, ADDRESS: address},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -332,13 +418,19 @@ def all_processors_of(node_id: str) -> Iterator[None]:
         ray.kill(taker)
 
 
-def kill_state() -> None:
-    """End the process of the state actor, as the system does it when memory is short."""
+def state_actor() -> Any:
     import ray
 
     (found,) = ray.util.list_named_actors(all_namespaces=True)
     assert found["namespace"] == NAMESPACE
-    state = ray.get_actor(**found)
+    return ray.get_actor(**found)
+
+
+def kill_state() -> None:
+    """End the process of the state actor, as the system does it when memory is short."""
+    import ray
+
+    state = state_actor()
     pid = int(ray.get(state.__ray_call__.remote(lambda self: os.getpid())))
     os.kill(pid, signal.SIGKILL)
 

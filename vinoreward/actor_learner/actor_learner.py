@@ -243,7 +243,8 @@ class ActorLearner:
             on_progress: called after every update; returning True ends the training.
 
         Raises:
-            EngineError: no actor can be kept running; a checkpoint was saved.
+            EngineError: no actor can be kept running, or Ray's head is lost; a checkpoint was
+                saved.
             OutputError: training diverged; the last checkpoint is of before.
             SharedMemoryError: there is not enough shared memory; nothing was started.
             RunFolderError: a checkpoint cannot be written.

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from vinoreward.actor_learner.actor import COUNTERS
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, News
 from vinoreward.actor_learner.engines.budget import RestartBudget
-from vinoreward.actor_learner.engines.ray_cluster import Cluster, import_ray
+from vinoreward.actor_learner.engines.ray_cluster import Cluster, HeadWatch, import_ray, ray_told
 from vinoreward.actor_learner.engines.ray_courier import Courier
 from vinoreward.actor_learner.engines.ray_desk import Desk
 from vinoreward.actor_learner.engines.ray_intake import Arrived, Intake
@@ -77,11 +77,13 @@ class RayEngine(Engine):
         self._state: Any = None
         self._desk: Desk | None = None
         self._courier: Courier | None = None
+        self._head: HeadWatch | None = None
         self._orders = Orders()
         self._numbers = {ORDERS: 0, OBSERVATIONS: 0}
 
     # Starting and ending
 
+    @ray_told("actors could not be started on Ray")
     def start(
         self,
         policy: Policy,
@@ -109,6 +111,7 @@ class RayEngine(Engine):
             ).remote(processes)
             places = self._places(Starter(cluster, config, self._state))
             self._desk = Desk(cluster.ray, config, self._state, places, self._state_lost)
+            self._head = HeadWatch(cluster.head, self._desk.fail)
             self._courier = Courier(self._send, self._again, self._desk.fail)
             # They wait for orders and weights, and start meanwhile.
             self._desk.start()
@@ -154,6 +157,8 @@ class RayEngine(Engine):
         cluster, self._cluster = self._cluster, None
         if cluster is None:
             return
+        if self._head is not None:
+            self._head.close()
         try:
             if cluster.ray.is_initialized() and self._state is not None:
                 self._end(cluster.ray)
@@ -263,6 +268,7 @@ class RayEngine(Engine):
 
     # The state actor
 
+    @ray_told("the process that keeps the latest weights does not answer")
     def _answer(self, reference: Any) -> Any:
         return import_ray().get(reference, timeout=ANSWER_TIMEOUT)
 

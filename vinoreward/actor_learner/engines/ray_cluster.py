@@ -6,7 +6,9 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,21 @@ from vinoreward.interrupts import sigterm_kept
 ADDRESS = "RAY_ADDRESS"
 NAMESPACE = "vinoreward"
 CONNECT_TIMEOUT = 5.0
+HEAD_EVERY = 1.0
+HEAD_PATIENCE = 30.0
+"""Seconds for which nobody answers at the cluster's head until it counts as lost; one that is
+started again meanwhile, as Ray can with Redis, costs nothing."""
 _STARTED = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
 """Where ``ray start`` notes the address."""
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # No tip about a future release on every start.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_JOINED = {
+    # Ray ends the whole process without a word when it has not reached the head for 60 s, which
+    # may be shorter than one update. HeadWatch lets the learner save what it has.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",
 }
 _OWN = {
     # Processes are started when they are asked for, and no others that would idle beside them.
@@ -60,6 +71,34 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the sentence of Ray's explanation that says why, without a full stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    because = [line for line in lines if "because" in line]
+    line = (because or lines or [type(error).__name__])[0]
+    return line.split(". ")[0].rstrip(".")
+
+
+@contextlib.contextmanager
+def ray_told(what: str) -> Iterator[None]:
+    """Turn Ray's errors within the block into ours.
+
+    Args:
+        what: could not be done; the beginning of the sentence.
+
+    Raises:
+        EngineError: Ray raised an error of its own, which is the cause.
+    """
+    ray = import_ray()
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        raise EngineError(
+            f"{what}: {reason_of(error)} ({type(error).__name__}). Expected a Ray cluster that "
+            "runs; look at it with `ray status`, then go on from the last checkpoint."
+        ) from error
+
+
 def found_address() -> str | None:
     """Return where a cluster runs that is meant to be found; None if there is none.
 
@@ -90,6 +129,41 @@ def _answers(address: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+class HeadWatch:
+    """A thread that looks whether somebody answers at the cluster's head.
+
+    Without the head actors and learner work on for a while, until Ray ends their processes.
+
+    Args:
+        address: HOST:PORT of the head.
+        lost: is told, once, in words.
+    """
+
+    def __init__(self, address: str, lost: Callable[[str], None]) -> None:
+        self._address, self._lost = address, lost
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="vinoreward head", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        answered = time.monotonic()
+        while not self._closing.wait(HEAD_EVERY):
+            if _answers(self._address):
+                answered = time.monotonic()
+            elif time.monotonic() - answered > HEAD_PATIENCE:
+                self._lost(
+                    f"the head of the Ray cluster at {self._address} is lost: nobody has answered "
+                    f"for {HEAD_PATIENCE:g} s. Expected it to run as long as the training; start "
+                    "it again with `ray start --head`, then go on from the last checkpoint."
+                )
+                return
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing.set()
+        self._thread.join()
 
 
 class Cluster:
@@ -123,7 +197,7 @@ class Cluster:
         }
         address = found_address()
         if address is None:
-            with _environment(_OWN):
+            with _environment(_OWN), ray_told("Ray cannot be started on this machine"):
                 self.ray.init(
                     address="local",
                     num_cpus=max(os.cpu_count() or 1, processes),
@@ -132,12 +206,18 @@ class Cluster:
                 )
             return
         try:
-            self.ray.init(address=address, **quiet)
+            with _environment(_JOINED):
+                self.ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, self.ray.exceptions.RayError) as error:
             raise EngineError(
                 f"the Ray cluster at {address} cannot be used: {error} Expected one with the same "
                 "versions of Python and Ray, and the same token if it asks for one."
             ) from error
+
+    @property
+    def head(self) -> str:
+        """HOST:PORT of the cluster's head."""
+        return str(self.ray.get_runtime_context().gcs_address)
 
     @property
     def processors(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from vinoreward.actor_learner.actor_network import Refused
 from vinoreward.actor_learner.engines.base import EngineConfig, Event, News
 from vinoreward.actor_learner.engines.last_words import ended_too_often, in_short
+from vinoreward.actor_learner.engines.ray_cluster import reason_of
 from vinoreward.actor_learner.engines.ray_intake import Arrived, Intake
 from vinoreward.actor_learner.engines.ray_outbox import Message
 from vinoreward.actor_learner.engines.ray_payload import trajectory_in
@@ -156,6 +157,8 @@ class Desk:
                 if note is None:
                     return
                 self._read(note)
+        except self._ray.exceptions.RayError as error:
+            self.fail(f"Ray failed: {reason_of(error)}. Expected it to run on.")
         except Exception:  # noqa: BLE001  (the learner's thread raises it)
             self.fail(f"the engine broke:\n{traceback.format_exc()}")
 
@@ -170,7 +173,11 @@ class Desk:
         if note.kind == "look":
             self._next_look = time.monotonic() + LOOK_EVERY
             if error is not None and not self._closing:
-                self.fail(f"the state actor is gone ({error}). Expected Ray to run on.")
+                self.fail(
+                    f"the process that keeps the latest weights is gone ({reason_of(error)}). "
+                    "Expected Ray to run on; look at it with `ray status`, then go on from the "
+                    "last checkpoint."
+                )
             elif error is None:
                 self._looked(note.future.result())
             return
@@ -178,7 +185,7 @@ class Desk:
         if note.generation != place.generation:
             return  # of one that has been replaced: nothing of it is taken any more
         if error is not None:
-            self._gone(place, _reason(error), str(error))
+            self._gone(place, reason_of(error), str(error))
         elif note.kind == "placed":
             place.placed, place.started = True, time.monotonic()
         elif note.kind == "ended":
@@ -269,11 +276,3 @@ class Desk:
             self.fail(ended_too_often(place.name, times, why, but, text))
         else:
             self.tell(place.name, f"{why}; replaced too often, training goes on without it")
-
-
-def _reason(error: BaseException) -> str:
-    """Return the sentence of Ray's explanation that says why a process is gone."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    because = [line for line in lines if "because" in line]
-    line = (because or lines or [type(error).__name__])[0]
-    return line.split(". ")[0].rstrip(".")
