@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from PIL import Image
@@ -12,9 +17,12 @@ from torch import nn
 
 from vinoreward.backends.telemetry import import_openvino
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import BundleParityError, ConfigError
+from vinoreward.errors import BundleParityError, ConfigError, PictureMismatchError, VinorewardError
 from vinoreward_training import import_encoder
 from vinoreward_training.import_encoder import ImportEncoderConfig, read_factory
+
+# The exporter that gives two outputs a name is an old one.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 SIZE = (32, 40)
 LATENT = 3
@@ -100,7 +108,6 @@ def config_of(foreign: Path, out: Path, model: str, **changes: object) -> Import
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("model", "changes", "posterior"),
     [
@@ -130,7 +137,6 @@ def test_every_form_becomes_a_bundle(
     assert (high - low < 100).all()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_golden_picture_finds_out_what_is_wrong(foreign: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleParityError, match=r"(?i)rgb|red and blue|colou?r"):
         import_encoder.run(
@@ -157,3 +163,89 @@ def test_a_state_dict_needs_its_module(foreign: Path, tmp_path: Path) -> None:
 def test_what_names_no_function_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="Expected"):
         read_factory(text)
+
+
+@pytest.fixture(scope="module")
+def wide(foreign: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same pictures with 11 columns of noise on their left and 5 rows of it above."""
+    folder = tmp_path_factory.mktemp("wide")
+    random = np.random.default_rng(1)
+    for path in sorted((foreign / "pictures").glob("*.png")):
+        wider = random.integers(0, 256, (SIZE[0] + 5, SIZE[1] + 11, 3), dtype=np.uint8)
+        wider[5:, 11:] = np.asarray(Image.open(path))
+        Image.fromarray(wider).save(folder / path.name)
+    return folder
+
+
+def test_a_crop_is_part_of_the_bundle(foreign: Path, wide: Path, tmp_path: Path) -> None:
+    crop = (5, 11, *SIZE)
+    changes = {"pictures": wide, "golden": wide / "000.png", "crop": crop}
+    config = config_of(foreign, tmp_path / "bundle", "variational.onnx", **changes)
+    assert import_encoder.run(config) == 0
+    bundle = Bundle.load(tmp_path / "bundle")
+    assert bundle.spec.picture.crop == crop
+    whole = np.asarray(Image.open(wide / "003.png"))
+    np.testing.assert_array_equal(bundle.prepare(whole)[0], whole[5:, 11:])
+    # Measured on the same pictures as without a crop.
+    plain = config_of(foreign, tmp_path / "plain", "variational.onnx")
+    assert import_encoder.run(plain) == 0
+    assert Bundle.load(tmp_path / "plain").spec.encoding == bundle.spec.encoding
+
+
+def test_pictures_are_not_squeezed_unasked(foreign: Path, wide: Path, tmp_path: Path) -> None:
+    changes = {"pictures": wide, "golden": None, "expected": None}
+    squeezed = config_of(foreign, tmp_path / "bundle", "variational.onnx", **changes)
+    with pytest.raises(PictureMismatchError, match=r"37 x 51.*--crop 0 2 37 46.*--stretch"):
+        import_encoder.run(squeezed)
+    for name, more in (("cut", {"crop": (0, 2, 37, 46)}), ("stretched", {"stretch": True})):
+        config = config_of(foreign, tmp_path / name, "variational.onnx", **changes, **more)
+        assert import_encoder.run(config) == 0
+    with pytest.raises(PictureMismatchError, match=r"crop of 20 x 40.*--crop 2 7 20 25"):
+        import_encoder.run(
+            config_of(
+                foreign, tmp_path / "crop", "variational.onnx", **changes, crop=(2, 0, 20, 40)
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "named"),
+    [
+        ("plain.onnx", {}, ("--posterior", "--no-posterior", "--latent")),
+        ("plain.onnx", {"latent": 7, "posterior": False}, ("--latent", "--no-posterior")),
+        ("variational.onnx", {"outputs": ("mu", "nothing")}, ("--outputs",)),
+        ("variational.onnx", {"outputs": ("mu", "mu")}, ("--outputs",)),
+        ("variational.onnx", {"posterior": False}, ("--outputs", "--no-posterior")),
+        ("variational.onnx", {"color_order": "BGR"}, ("--color-order",)),
+        ("variational.onnx", {"scale": 1.0}, ("--scale", "--mean", "--std")),
+        ("dynamic.onnx", {"size": None}, ("--size",)),
+        ("weights.pt", {"module": "nets.py:variational", "size": (48, 48)}, ("--size",)),
+        ("variational.onnx", {"pictures": "few"}, ("--pictures",)),
+        ("variational.onnx", {"pictures": "none"}, ("--pictures",)),
+    ],
+)
+def test_messages_name_options_of_this_command(
+    foreign: Path, tmp_path: Path, model: str, changes: dict[str, Any], named: tuple[str, ...]
+) -> None:
+    if "module" in changes:
+        changes = changes | {"module": f"{foreign}/{changes['module']}"}
+    if "pictures" in changes:
+        folder = tmp_path / str(changes["pictures"])
+        folder.mkdir()
+        if folder.name == "few":
+            shutil.copy(foreign / "golden.png", folder)
+        changes = changes | {"pictures": folder}
+    if model == "dynamic.onnx":
+        described = onnx.load(foreign / "variational.onnx")
+        for side in described.graph.input[0].type.tensor_type.shape.dim[2:]:
+            side.dim_param = "side"
+        del described.graph.value_info[:]
+        onnx.save(described, tmp_path / model)
+        model = str(tmp_path / model)
+    with pytest.raises(VinorewardError) as caught:
+        import_encoder.run(config_of(foreign, tmp_path / "bundle", model, **changes))
+    said = str(caught.value)
+    found = set(re.findall(r"--[a-z-]+", said))
+    fields = [field.name.replace("_", "-") for field in dataclasses.fields(ImportEncoderConfig)]
+    assert set(named) <= found <= {f"--{sign}{name}" for sign in ("", "no-") for name in fields}
+    assert not re.search(r"\b[a-z_]+=|Bundle\.", said), said

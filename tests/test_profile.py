@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from vinoreward_training.profile import (
     ProfileConfig,
     amdahl_bound,
     foreign_samples,
+    learner_step,
     run,
     shares,
 )
@@ -78,6 +80,28 @@ def test_no_steps_are_refused(tmp_path: Path) -> None:
 def test_an_environment_without_a_classifier_needs_a_bundle() -> None:
     with pytest.raises(ConfigError, match="--bundle"):
         foreign_samples(ProfileConfig(env="CartPole-v1"))
+
+
+def test_the_learners_step_is_one_that_takes_the_environments_actions() -> None:
+    import gymnasium as gym
+    import toy_environments
+
+    class Several(toy_environments.Corridor):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.action_space = gym.spaces.MultiDiscrete([2, 2])
+
+    with learner_step(ProfileConfig(env="ToyCorridor-v0")) as step:
+        step()
+    gym.register("Several-v0", entry_point=Several)
+    try:
+        with (
+            pytest.raises(ConfigError, match=r"MultiDiscrete.*--no-learner"),
+            learner_step(ProfileConfig(env="Several-v0")),
+        ):
+            pass
+    finally:
+        del gym.registry["Several-v0"]
 
 
 @pytest.mark.slow

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, PictureMismatchError, VinorewardError
 from vinoreward_training.vae_bundle import bounds
 
 if TYPE_CHECKING:
@@ -23,6 +25,32 @@ if TYPE_CHECKING:
 MAX_PICTURES = 500
 """On which the bounds of the latent are measured."""
 GOLDEN_PICTURES = 8
+MAX_BYTES = 2**28
+"""Of typical pictures in memory, where they cannot be brought to the encoder's size as read."""
+_IN_OPTIONS = (
+    (r"give Bundle\.from_encoder the arguments ", "give "),
+    (r"give Bundle\.from_encoder ", "give "),
+    (r"height=, width=|height=|width=", "--size HEIGHT WIDTH"),
+    (r"correct height and width", "correct --size"),
+    (r"layout=", "--layout"),
+    (r"correct outputs=|with outputs=", "with --outputs"),
+    (r"\boutputs is", "--outputs is"),
+    (r"posterior=True", "--posterior"),
+    (r"posterior=False", "--no-posterior"),
+    (r"posterior=None", "no --posterior or --no-posterior"),
+    (r"latent_size=None", "no --latent"),
+    (r"latent_size= ", "--latent "),
+    (r"latent_size=", "--latent "),
+    (r"color_order='(\w+)'", r"--color-order \1"),
+    (r"\bscale=(\d+)", r"--scale \1"),
+    (r"mean (0|0\.5) and std (1|0\.5)", r"--mean \1 \1 \1 and --std \2 \2 \2"),
+    (r"ImageNet's mean and std", "--mean 0.485 0.456 0.406 and --std 0.229 0.224 0.225"),
+    (r"look at mean, std and scale", "look at --mean, --std and --scale"),
+    (r"; give --image-size \d+ \d+ to resize them all", "; bring them to one"),
+    (r"capture more, or raise --frames", "put more into --pictures"),
+    (r"with --data", "with --pictures"),
+)
+"""How the library's words for its arguments are called here."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +64,8 @@ class ImportEncoderConfig:
     Examples:
         vinoreward import-encoder --model encoder.onnx --pictures frames --out bundles/mine \\
             --golden frame.png --expected latent.npy
+        vinoreward import-encoder --model encoder.onnx --pictures frames --out bundles/mine \\
+            --crop 0 16 96 96
         vinoreward import-encoder --model weights.pt --module mypackage.nets:make_encoder \\
             --size 64 64 --posterior --pictures frames --out bundles/mine
     """
@@ -68,8 +98,13 @@ class ImportEncoderConfig:
     """Per channel, in units of pixel / scale."""
     scale: float = 255.0
     """What pixels are divided by: 255 for an encoder trained on 0 to 1, 1 for one on 0 to 255."""
+    crop: tuple[int, int, int, int] | None = None
+    """TOP LEFT HEIGHT WIDTH: cut this out of each picture first, as was done in training."""
     resize: bool = True
     """Bring pictures of another size to the encoder's; otherwise they are an error."""
+    stretch: bool = False
+    """The encoder was trained on pictures squeezed from another aspect ratio; otherwise one is an
+    error, as it moves everything that the encoder knows the place of."""
     golden: Path | None = None
     """One picture whose latent is known."""
     expected: Path | None = None
@@ -124,6 +159,18 @@ def _golden(config: ImportEncoderConfig) -> tuple[Path, Path] | None:
     return config.golden, config.expected
 
 
+@contextmanager
+def _in_options() -> Iterator[None]:
+    """Let errors name this command's options where they name the library's arguments."""
+    try:
+        yield
+    except VinorewardError as error:
+        text = str(error)
+        for pattern, option in _IN_OPTIONS:
+            text = re.sub(pattern, option, text)
+        raise type(error)(text) from error
+
+
 def with_measured_bounds(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Bundle:
     """Return the bundle with bounds, and the posterior's deviation, as typical pictures have them.
 
@@ -157,12 +204,44 @@ def with_measured_bounds(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Bun
     return Bundle(path=bundle.path, spec=dataclasses.replace(bundle.spec, encoding=measured))
 
 
-def _typical(config: ImportEncoderConfig) -> npt.NDArray[np.uint8]:
-    from vinoreward_training.frames import load_frames
+def _typical(config: ImportEncoderConfig, bundle: Bundle) -> npt.NDArray[np.uint8]:
+    """Return typical pictures (N, h, w, 3) uint8; the bundle crops and resizes them."""
+    from vinoreward_training.frames import LOWEST_COUNT, load_frames
 
-    return load_frames(
-        config.pictures, size=config.size if config.resize else None, limit=MAX_PICTURES
-    ).images
+    picture = bundle.spec.picture
+    # A few as they are, to see their size; many large ones would fill the memory.
+    few = load_frames(config.pictures, limit=LOWEST_COUNT).images
+    height, width = few.shape[1:3]
+    if config.crop is None:
+        _check_aspect(config, (height, width), (picture.height, picture.width))
+        size = (picture.height, picture.width) if config.resize else None
+        return load_frames(config.pictures, size=size, limit=MAX_PICTURES).images
+    _check_aspect(config, config.crop[2:], (picture.height, picture.width))
+    count = max(LOWEST_COUNT, min(MAX_PICTURES, MAX_BYTES // (height * width * 3)))
+    return load_frames(config.pictures, limit=count).images
+
+
+def _check_aspect(
+    config: ImportEncoderConfig, size: tuple[int, int], wanted: tuple[int, int]
+) -> None:
+    """Refuse to squeeze pictures, unless that was said to be right."""
+    (height, width), (rows, columns) = size, wanted
+    # Within a pixel: sides are whole numbers.
+    same = abs(height * columns / width - rows) < 1 or abs(width * rows / height - columns) < 1
+    if config.stretch or not config.resize or same:
+        return
+    factor = min(height / rows, width / columns)
+    kept = (round(rows * factor), round(columns * factor))
+    top, left = (height - kept[0]) // 2, (width - kept[1]) // 2
+    if config.crop is not None:
+        top, left = top + config.crop[0], left + config.crop[1]
+    raise PictureMismatchError(
+        f"the {'crop' if config.crop else 'pictures'} of {height} x {width} pixels would be "
+        f"squeezed to the encoder's {rows} x {columns} (height x width), which moves everything "
+        "that it knows the place of. Expected the same aspect ratio; cut out the middle with "
+        f"--crop {top} {left} {kept[0]} {kept[1]}, or what was cut out in training, or add "
+        "--stretch if it was trained on squeezed pictures."
+    )
 
 
 def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
@@ -176,6 +255,7 @@ def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
         "std": config.std,
         "scale": config.scale,
         "color_order": config.color_order,
+        "crop": config.crop,
         "resize": "pil_bilinear" if config.resize else "none",
         "golden": _golden(config),
         "name": config.name or config.model.stem,
@@ -203,9 +283,9 @@ def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
 
 def run(config: ImportEncoderConfig) -> int:
     """Describe, check, measure bounds and save; return 0."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _in_options():
         bundle = _described(config, Path(folder) / "model.onnx")
-        pictures = _typical(config)
+        pictures = _typical(config, bundle)
         saved = with_measured_bounds(bundle, pictures).save(
             config.out, pictures[:GOLDEN_PICTURES], overwrite=config.overwrite
         )

@@ -46,7 +46,8 @@ class ProfileConfig:
     steps: int = 200
     """Steps measured."""
     learner: bool = True
-    """Include a gradient step of SAC, as every training step takes one."""
+    """Include a gradient step, as every training step takes one: SAC's, or DQN's where actions are
+    discrete."""
     seed: int = 0
     """Of resets and actions."""
     out: Path = Path("runs/profile")
@@ -209,7 +210,15 @@ def _sample(step: Step, clock: Clock, steps: int, learn: Step | None) -> list[Ma
 
 @contextlib.contextmanager
 def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
-    """Yield a function that takes one SAC gradient step, from a small filled buffer."""
+    """Yield a function that takes one gradient step, from a small filled buffer.
+
+    Of SAC, or of DQN where actions are discrete.
+
+    Raises:
+        ConfigError: neither learns with such actions.
+    """
+    import gymnasium as gym
+
     from vinoreward_training.bench_network import one_thread
     from vinoreward_training.checkpoint import build_model
     from vinoreward_training.environments import has_own_reward, make_env
@@ -218,7 +227,15 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
     # The reward plays no part in the time, so the cheapest one fills the buffer.
     made = make_env(config.env, backend="oracle" if has_own_reward(config.env) else config.backend)
     with contextlib.closing(made) as env:
-        model: Any = build_model("SAC", env, {}, seed=config.seed, replay_size=500)
+        learners = {gym.spaces.Box: "SAC", gym.spaces.Discrete: "DQN"}
+        name = learners.get(type(env.action_space))
+        if name is None:
+            raise ConfigError(
+                f"{config.env} takes actions from {env.action_space}, with which neither SAC nor "
+                "DQN learns. Expected a Box or Discrete space to time a learner's step; add "
+                "--no-learner to time the rest."
+            )
+        model: Any = build_model(name, env, {}, seed=config.seed, replay_size=500)
         model.learn(300)
         yield lambda: model.train(gradient_steps=1, batch_size=model.batch_size)
 
