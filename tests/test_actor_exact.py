@@ -19,6 +19,7 @@ from vinoreward.compression.distill import Distill
 from vinoreward.compression.prune import Prune
 from vinoreward.compression.quantize import Quantize
 from vinoreward.policies.policy import Policy
+from vinoreward.policies.reference import forward
 from vinoreward.policies.wire import encode
 
 
@@ -123,6 +124,15 @@ class TestCompressor:
         assert [report["version"] for report in link.reports] == [0, 3]
         assert link.reports[0]["quality"]["kl_max"] < 0.5
         assert link.published[0].ranges
+
+    def test_judges_by_what_the_engine_gives(self) -> None:
+        teacher = policy_of(CARTPOLE, 0)
+        link = PlainCompressorLink([teacher], [Orders()])
+        chain = CompressorChain().add(Quantize("int8"))
+        Compressor(
+            CompressorConfig(chain), link, outputs=lambda policy, seen: forward(teacher, seen)
+        ).run()
+        assert link.reports[0]["quality"]["kl_max"] == 0.0
 
     def test_versions_before_a_switch_are_left_as_it_found_them(self) -> None:
         teachers = [policy_of(CARTPOLE, v) for v in range(4)]

@@ -104,7 +104,7 @@ def test_a_blob_is_used_if_it_fits_and_ignored_if_not(name: str, batch: int) -> 
             acting = executor.policy
             if isinstance(executor, OpenVINOExecutor):
                 return executor.imported
-            return acting is not None and read_blob(acting) is not None
+            return acting is not None and read_blob(executor.computed(acting)) is not None
 
         executor.refresh(policy.replace(blob=blob))
         assert used()
@@ -145,10 +145,11 @@ def test_onnxruntime_multiplies_what_the_blob_holds(batch: int) -> None:
     policy, other = (
         in_int8(random_policy(WIDE, seed)).replace(engine="onnxruntime") for seed in range(2)
     )
-    inside = unseal(compile_blob(other, batch), describes(other, "onnxruntime"))
-    assert inside is not None
-    forged = seal(describes(policy, "onnxruntime"), bytes(inside))
     with make_executor("onnxruntime", batch) as executor:
+        weights = describes(executor.computed(other), "onnxruntime")
+        inside = unseal(compile_blob(other, batch), weights)
+        assert inside is not None
+        forged = seal(describes(executor.computed(policy), "onnxruntime"), bytes(inside))
         executor.refresh(policy.replace(blob=memoryview(forged)))
         agrees(executor, other)
 

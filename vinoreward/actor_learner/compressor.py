@@ -19,7 +19,7 @@ from vinoreward.actor_learner.orders import Orders
 from vinoreward.actor_learner.trajectory import FULL_PRECISION
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import Compiler, CompressionContext
-from vinoreward.compression.quality import check_policy
+from vinoreward.compression.quality import Run, check_policy
 from vinoreward.errors import OutputError, VinorewardError
 from vinoreward.files import atomic_path, open_plain
 from vinoreward.policies.policy import Policy
@@ -61,14 +61,21 @@ class Compressor:
         config: what to do.
         link: to the learner.
         compiler: gives an engine's compiled form of a policy.
+        outputs: runs compressed policies on the actors' engines for the check before they are
+            published; None checks in NumPy.
     """
 
     def __init__(
-        self, config: CompressorConfig, link: CompressorLink, compiler: Compiler | None = None
+        self,
+        config: CompressorConfig,
+        link: CompressorLink,
+        compiler: Compiler | None = None,
+        outputs: Run | None = None,
     ) -> None:
         self._config = config
         self._link = link
         self._compiler = compiler
+        self._outputs = outputs
         self._chain = config.chain
         self._pushes = 0
         self._saved = 0
@@ -118,7 +125,7 @@ class Compressor:
         )
         policy = self._chain.compress(teacher, context)
         self._pushes += 1
-        quality = check_policy(policy, teacher, context.some(QUALITY_ROWS))
+        quality = check_policy(policy, teacher, context.some(QUALITY_ROWS), run=self._outputs)
         if not quality.finite:
             raise OutputError(
                 f"the compressed policy of version {teacher.version} gives NaN or infinity. "

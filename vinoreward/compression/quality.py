@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +11,12 @@ import numpy.typing as npt
 from vinoreward.compression.context import Observations, batches
 from vinoreward.errors import InputError
 from vinoreward.policies.distributions import Exploration, kl
-from vinoreward.policies.policy import Policy
+from vinoreward.policies.policy import Floats, Policy
 from vinoreward.policies.reference import check_observations, forward
 from vinoreward.policies.spec import PolicySpec
+
+Run = Callable[[Policy, Observations], Floats]
+"""Gives a policy's head outputs (N, K) for observations (N, *shape)."""
 
 SAME_ACTION = 0.05
 """Continuous actions, in [-1, 1], that differ by no more are taken to be the same."""
@@ -43,7 +47,7 @@ def compare_outputs(
     *,
     sigma: float = 0.1,
 ) -> Quality:
-    """Compare head outputs; for those of an engine, which :func:`check_policy` does not run.
+    """Compare head outputs.
 
     Args:
         spec: of both, for the head.
@@ -73,15 +77,22 @@ def compare_outputs(
 
 
 def check_policy(
-    policy: Policy, teacher: Policy, observations: Observations, *, sigma: float = 0.1
+    policy: Policy,
+    teacher: Policy,
+    observations: Observations,
+    *,
+    sigma: float = 0.1,
+    run: Run | None = None,
 ) -> Quality:
-    """Run both policies on observations, as the reference says, and compare what they would do.
+    """Run both policies on observations and compare what they would do.
 
     Args:
         policy: compressed.
         teacher: what it was made of.
         observations: (N, *shape).
         sigma: see :func:`compare_outputs`.
+        run: computes the compressed policy, as actors will. None: the reference in NumPy, which
+            cannot show a fault of an engine.
 
     Raises:
         InputError: unsuitable observations, or a teacher whose outputs are not finite.
@@ -91,6 +102,10 @@ def check_policy(
     if len(observations) == 0:
         raise InputError("policies were to be compared on no observations. Expected some.")
     with np.errstate(over="ignore", invalid="ignore"):
-        pairs = [(forward(teacher, part), forward(policy, part)) for part in batches(observations)]
-    wanted, found = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        wanted = _reference(teacher, observations)
+        found = (run or _reference)(policy, observations)
     return compare_outputs(teacher.spec, wanted, found, sigma=sigma)
+
+
+def _reference(policy: Policy, observations: Observations) -> Floats:
+    return np.concatenate([forward(policy, part) for part in batches(observations)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -88,7 +89,9 @@ def run_compressor(
     _prepare()
     with _reporting(pipe):
         from vinoreward.actor_learner.compressor import Compressor
-        from vinoreward.actor_learner.executors.registry import compile_blob
+        from vinoreward.actor_learner.executors.registry import EngineOutputs, compile_blob
 
         link = LocalCompressorLink(shared, process, pipe)
-        Compressor(config, link, lambda policy: compile_blob(policy, batch)).run()
+        with EngineOutputs(batch) as outputs:
+            compiler = functools.partial(compile_blob, batch=batch)
+            Compressor(config, link, compiler, outputs).run()

@@ -5,6 +5,7 @@ The process's event loop answers the learner meanwhile. torch is not imported by
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -102,10 +103,12 @@ class CompressorWorker(_Worker):
 
             from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
             from vinoreward.actor_learner.engines.ray_links import RayCompressorLink
-            from vinoreward.actor_learner.executors.registry import compile_blob
+            from vinoreward.actor_learner.executors.registry import EngineOutputs, compile_blob
 
             link = RayCompressorLink(identity, self._outbox)
             told: CompressorConfig = ray.get(config[0])
-            Compressor(told, link, lambda policy: compile_blob(policy, batch)).run()
+            with EngineOutputs(batch) as outputs:
+                compiler = functools.partial(compile_blob, batch=batch)
+                Compressor(told, link, compiler, outputs).run()
 
         self._start(work)

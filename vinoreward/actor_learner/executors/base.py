@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.actor_learner.executors.folded import int8_layers
+from vinoreward.actor_learner.executors.saturation import probes, reduced
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.policies.policy import Floats, Policy, QuantizedArray
@@ -59,10 +62,30 @@ class Executor(Closing):
         check_weights(policy)
         # If loading fails halfway nothing acts, rather than a mixture of two policies.
         self._policy = None
-        self._load(policy)
+        self._load(self.computed(policy))
         self._shape = (self.batch, *policy.spec.observation_shape)
         self._dtype = np.dtype(policy.spec.observation_dtype)
         self._policy = policy
+
+    def computed(self, policy: Policy) -> Policy:
+        """Return what is computed here for a policy: itself, or the same with 7-bit weights.
+
+        7-bit weights: for layers in INT8, where this engine's 8-bit products saturate on this
+        processor. That is tried out once in a process, when the first such policy comes.
+        """
+        if not int8_layers(policy) or not self._saturates(self.batch):
+            return policy
+        return reduced(policy)
+
+    @classmethod
+    @functools.cache
+    def _saturates(cls, batch: int) -> bool:
+        for policy, seen in probes():
+            with cls(batch) as executor:
+                executor._load(policy)
+                if executor._infer(np.repeat(seen, batch, axis=0)).min() < 0.9:
+                    return True
+        return False
 
     def infer(self, observations: npt.NDArray[Any]) -> Floats:
         """Return the head's outputs (batch, K) as float32, in memory of the caller's.

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from vinoreward.actor_learner.executors.base import Executor
+from vinoreward.actor_learner.executors.folded import int8_layers
+from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
-from vinoreward.policies.policy import Policy
+from vinoreward.policies.policy import Floats, Policy
+from vinoreward.policies.reference import forward
 
 
 def _numpy(batch: int) -> Executor:
@@ -71,7 +78,8 @@ def make_executor(engine: str, batch: int) -> Executor:
 def compile_blob(policy: Policy, batch: int) -> bytes | None:
     """Prepare a policy once for all actors; the result goes into ``Policy.blob``.
 
-    An executor uses a blob only where it fits: same weights, engine, batch and kind of machine.
+    An executor uses a blob only where it fits: same weights (7-bit ones where 8-bit products
+    saturate, see :meth:`Executor.computed`), engine, batch and kind of machine.
 
     Args:
         policy: with the weights to prepare, for the engine that it names.
@@ -85,15 +93,55 @@ def compile_blob(policy: Policy, batch: int) -> bytes | None:
         MissingExtraError: the engine's library is not installed.
     """
     _check(policy.engine)
+    if policy.engine not in ("openvino", "onnxruntime"):
+        return None
+    if int8_layers(policy):
+        with make_executor(policy.engine, batch) as executor:
+            policy = executor.computed(policy)
     if policy.engine == "openvino":
         from vinoreward.actor_learner.executors import openvino_constants
 
         return openvino_constants.compile_blob(policy, batch)
-    if policy.engine == "onnxruntime":
-        from vinoreward.actor_learner.executors import onnx_blob
+    from vinoreward.actor_learner.executors import onnx_blob
 
-        return onnx_blob.compile_blob(policy)
-    return None
+    return onnx_blob.compile_blob(policy)
+
+
+class EngineOutputs(Closing):
+    """Outputs of policies on the engines that they were made for, on this machine.
+
+    Policies without layers in INT8 are computed in NumPy: engines differ in kernels for INT8.
+
+    Args:
+        batch: observations of one call, the same as the actors'.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._executors: dict[str, Executor] = {}
+
+    def __call__(self, policy: Policy, observations: npt.NDArray[Any]) -> Floats:
+        """Return head outputs (N, K) for observations (N, *shape).
+
+        Raises:
+            InputError: weights that are not finite, or unsuitable observations.
+            OutputError: outputs that are not finite, or the engine failed.
+        """
+        if not int8_layers(policy):
+            return forward(policy, observations)
+        if policy.engine not in self._executors:
+            self._executors[policy.engine] = make_executor(policy.engine, self._batch)
+        executor = self._executors[policy.engine]
+        executor.refresh(policy)
+        # The last batch is filled up with observations from the start.
+        places = np.arange(-(-len(observations) // self._batch) * self._batch) % len(observations)
+        outputs = [executor.infer(observations[part]) for part in places.reshape(-1, self._batch)]
+        return np.concatenate(outputs)[: len(observations)]
+
+    def close(self) -> None:
+        """Let the executors go."""
+        for executor in self._executors.values():
+            executor.close()
 
 
 def _check(engine: str) -> None:
