@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -11,10 +12,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import tiny_network as tiny
 from PIL import Image
 
+from vinoreward import LearnedReward
+from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.schema import Picture
 from vinoreward.errors import ConfigError, DatasetError, RunFolderError
+from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_envs.constants import SUCCESS_DISTANCE
+from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_training import capture
 from vinoreward_training.capture import CaptureConfig
 from vinoreward_training.capture_hover import (
@@ -23,6 +30,7 @@ from vinoreward_training.capture_hover import (
     category_of,
     draw,
 )
+from vinoreward_training.capture_play import Balance, choose
 from vinoreward_training.dataset import load_dataset
 
 
@@ -122,7 +130,7 @@ def test_a_capture_that_was_stopped_goes_on_to_the_same_pictures(tmp_path: Path)
 
 def test_a_capture_cannot_be_resumed_as_another(tmp_path: Path) -> None:
     capture.run(CaptureConfig(out=tmp_path / "a", frames=3))
-    with pytest.raises(ConfigError, match=r"'seed': 0.*'seed': 5"):
+    with pytest.raises(ConfigError, match=r"seed 0, now asked for seed 5"):
         capture.run(CaptureConfig(out=tmp_path / "a", frames=6, seed=5, resume=True))
 
 
@@ -144,19 +152,298 @@ def test_an_environment_without_the_truth_is_an_error(tmp_path: Path, line_id: s
 class Never(Line):
     def step(self, action: int) -> Any:
         obs, reward, _, _, _ = super().step(action)
-        return obs, reward, False, True, {"at_goal": False}
+        return obs, reward, False, True, {"at_goal": False, "is_there": self.at == 1}
 
 
-def test_random_play_that_never_succeeds_is_an_error(tmp_path: Path) -> None:
-    if "VinorewardTestNever-v0" not in gymnasium.registry:
-        gymnasium.register("VinorewardTestNever-v0", entry_point=Never)
-    with pytest.raises(DatasetError, match="gave no success"):
-        capture.run(
-            CaptureConfig(
-                out=tmp_path / "never", env="VinorewardTestNever-v0", truth_key="at_goal", frames=4
-            )
-        )
-    assert len(rows_of(tmp_path / "never")) == 2  # what it found is kept
+def registered(name: str, entry_point: Any, **arguments: Any) -> str:
+    if name not in gymnasium.registry:
+        gymnasium.register(name, entry_point=entry_point, **arguments)
+    return name
+
+
+def test_random_play_that_never_succeeds_is_said_early_and_leaves_the_folder_usable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    never, out = registered("VinorewardTestNever-v0", Never), tmp_path / "never"
+    with pytest.raises(DatasetError, match=r"200 episodes.*gave no success.*Nothing is kept"):
+        capture.run(CaptureConfig(out=out, env=never, truth_key="at_goal", frames=5000))
+    said = capsys.readouterr().out
+    assert "20 episodes" in said and "at_goal, is_there" in said and "--truth-key" in said
+    # The corrected command works in the same folder, be it another key or another environment.
+    capture.run(CaptureConfig(out=out, env=never, truth_key="is_there", frames=8))
+    assert len(rows_of(out)) == 8
+    line = registered("VinorewardTestLine-v0", Line, max_episode_steps=30)
+    with pytest.raises(ConfigError, match="--resume"):
+        capture.run(CaptureConfig(out=out, env=line, truth_key="at_goal", frames=8))
+
+
+def test_a_key_that_is_always_true_leaves_nothing_either(tmp_path: Path) -> None:
+    class Always(Line):
+        def step(self, action: int) -> Any:
+            return (*super().step(action)[:4], {"at_goal": True, "right": self.at > 0})
+
+    env, out = registered("VinorewardTestAlways-v0", Always, max_episode_steps=9), tmp_path / "a"
+    wrong = CaptureConfig(out=out, env=env, truth_key="at_goal", frames=400, patience=30)
+    with pytest.raises(DatasetError, match=r"30 episodes.*gave no failure.*Nothing is kept"):
+        capture.run(wrong)
+    assert not list(out.rglob("*.png"))
+    assert capture.run(CaptureConfig(out=out, env=env, truth_key="right", frames=8)) == 0
+
+
+def test_a_truth_that_is_none_is_an_error_that_leaves_the_folder_usable(tmp_path: Path) -> None:
+    class Wordy(Line):
+        def step(self, action: int) -> Any:
+            info = {"state": "moving", "at_goal": self.at == 1}
+            return (*super().step(action)[:4], info)
+
+    env, out = registered("VinorewardTestWordy-v0", Wordy, max_episode_steps=9), tmp_path / "a"
+    for key in ("nothing", "state"):
+        with pytest.raises(ConfigError, match="--truth-key"):
+            capture.run(CaptureConfig(out=out, env=env, truth_key=key, frames=8))
+    assert capture.run(CaptureConfig(out=out, env=env, truth_key="at_goal", frames=8)) == 0
+
+
+class Goals(Line):
+    """A walk towards a goal that is drawn for each episode; far goals are reached seldom."""
+
+    rendered = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed, options=options)
+        self.goal = int(self.np_random.integers(1, 10))
+        self.steps = 0
+        return result
+
+    def step(self, action: int) -> Any:
+        self.at = max(-15, min(15, self.at + (1 if action else -1)))
+        self.steps += 1
+        there = abs(self.at - self.goal) <= 1
+        return np.full(1, self.at, np.float32), 0.0, False, self.steps == 40, {"there": there}
+
+    def render(self) -> Any:
+        Goals.rendered += 1
+        picture = np.zeros((16, 20, 3), dtype=np.uint8)
+        picture[..., 0], picture[..., 1] = 100 + self.at, self.goal
+        picture[..., 2] = self.steps
+        return picture
+
+
+def goals_and_labels(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    data = load_dataset(folder)
+    return data.images[:, 0, 0, 1].astype(int), data.labels, data.episodes
+
+
+def told_by(place: np.ndarray, labels: np.ndarray) -> float:
+    """How often the better guess of the label from the goal's place alone is right."""
+    return sum(
+        max((labels[place == goal] == label).sum() for label in (0, 1)) for goal in np.unique(place)
+    ) / len(labels)
+
+
+def test_the_goals_place_does_not_tell_the_label(tmp_path: Path) -> None:
+    env = registered("VinorewardTestGoals-v0", Goals)
+    Goals.rendered = 0
+    config = CaptureConfig(out=tmp_path / "goals", env=env, truth_key="there", frames=1200)
+    capture.run(config)
+    goals, labels, episodes = goals_and_labels(config.out)
+    assert labels.sum() == 600 and len(labels) == 1200
+    # Played without a choice of steps, the place tells a good deal: failures are of far goals.
+    naive = gymnasium.make(env)
+    seen = []
+    for seed in range(100):
+        naive.reset(seed=seed)
+        naive.action_space.seed(seed)
+        for _ in range(40):
+            info = naive.step(naive.action_space.sample())[-1]
+            seen.append((naive.unwrapped.goal, info["there"]))  # type: ignore[attr-defined]
+    played = np.array(seen)
+    won, lost = played[played[:, 1] == 1, 0], played[played[:, 1] == 0, 0][:600]
+    both = min(len(won), len(lost))
+    place, label = np.r_[won[:both], lost[:both]], np.r_[np.ones(both), np.zeros(both)]
+    assert told_by(place, label) > 0.65
+    assert told_by(goals, labels) < 0.58
+    # Failures come from as many episodes as successes, and few frames from each.
+    won_in, lost_in = set(episodes[labels == 1]), set(episodes[labels == 0])
+    assert len(won_in) >= 150 and len(lost_in) >= len(won_in)
+    assert max(np.bincount(episodes[labels == 0])) <= 4
+    assert max(np.bincount(episodes[labels == 1])) <= 4
+    rows = rows_of(config.out)
+    near = [row for row in rows if row["category"] == "near_miss"]
+    assert len(near) > 150 and {int(row["episode"]) for row in near} <= won_in
+    elsewhere = sum(row["category"] == "failed_episode" for row in rows)
+    assert 0.1 < elsewhere / 600 < 0.3
+    # Only what is kept is drawn.
+    assert Goals.rendered == 1200
+
+
+def test_near_misses_lie_close_before_a_success() -> None:
+    truths = [False] * 50 + [True] * 3 + [False] * 30
+    balance = Balance(successes=100, failures=100, quota=4, kept_successes=8)
+    for seed in range(50):
+        chosen = choose(truths, balance, np.random.default_rng(seed))
+        for step, category in chosen.items():
+            assert (category == "success") == truths[step]
+            assert (category == "near_miss") == (45 <= step < 50)
+        assert list(chosen.values()).count("success") == 3
+        assert list(chosen.values()).count("near_miss") >= 2
+        assert len(chosen) <= 7
+
+
+def test_episodes_of_one_step_give_both_labels_from_as_many_episodes(tmp_path: Path) -> None:
+    class Once(Line):
+        def step(self, action: int) -> Any:
+            obs, reward, _, _, _ = super().step(action)
+            return obs, reward, True, False, {"at_goal": self.at == 1}
+
+    env = registered("VinorewardTestOnce-v0", Once)
+    config = CaptureConfig(out=tmp_path / "o", env=env, truth_key="at_goal", frames=60)
+    capture.run(config)
+    data = load_dataset(config.out)
+    assert data.labels.sum() == 30 and len(np.unique(data.episodes)) == 60
+
+
+@pytest.mark.parametrize("stops", [[10], [40, 41, 20]])
+def test_played_episodes_resumed_are_as_if_never_stopped(tmp_path: Path, stops: list[int]) -> None:
+    env = registered("VinorewardTestGoals-v0", Goals)
+    config = CaptureConfig(
+        out=tmp_path / "whole", env=env, truth_key="there", frames=120, save_every=7
+    )
+    capture.run(config)
+    stopped = dataclasses.replace(config, out=tmp_path / "stopped")
+    for stop in stops:
+
+        class Interrupted(Goals):
+            left = stop
+
+            def render(self) -> Any:
+                Interrupted.left -= 1
+                if Interrupted.left == 0:
+                    raise KeyboardInterrupt
+                return super().render()
+
+        # The same id, as the capture is the same.
+        gymnasium.registry[env].entry_point = Interrupted
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                capture.run(dataclasses.replace(stopped, resume=(stopped.out).exists()))
+        finally:
+            gymnasium.registry[env].entry_point = Goals
+    # A kill may also lose pictures that the table lists.
+    (stopped.out / rows_of(stopped.out)[-3]["file"]).unlink()
+    capture.run(dataclasses.replace(stopped, resume=True))
+    assert load_dataset(stopped.out).sha256 == load_dataset(config.out).sha256
+    with pytest.raises(ConfigError, match=r"truth_key 'there', now asked for truth_key 'other'"):
+        capture.run(dataclasses.replace(stopped, resume=True, truth_key="other"))
+
+
+def test_an_environment_that_does_not_repeat_itself_is_captured_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Unseeded(Goals):
+        def step(self, action: int) -> Any:
+            return super().step(int(np.random.default_rng().integers(2)))
+
+    env = registered("VinorewardTestUnseeded-v0", Unseeded)
+    config = CaptureConfig(out=tmp_path / "u", env=env, truth_key="there", frames=60)
+    capture.run(config)
+    assert "does not repeat an episode" in capsys.readouterr().out
+    data = load_dataset(config.out)
+    assert data.labels.sum() == 30 and len(data.labels) == 60
+    red, goal = data.images[:, 0, 0, 0].astype(int), data.images[:, 0, 0, 1].astype(int)
+    np.testing.assert_array_equal(np.abs(red - 100 - goal) <= 1, data.labels == 1)
+    assert not list(config.out.glob(".episode-*"))
+
+
+def test_the_error_rate_that_the_episodes_support_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = registered("VinorewardTestGoals-v0", Goals)
+    capture.run(CaptureConfig(out=tmp_path / "g", env=env, truth_key="there", frames=400))
+    said = capsys.readouterr().out
+    data = load_dataset(tmp_path / "g")
+    count = len(set(data.episodes[data.labels == 0]))
+    deciding = round(0.15 * count)
+    rate = clopper_pearson(0, deciding, 0.95, "upper")[1]
+    assert f"200 failures from {count} " in said
+    assert f"about {deciding} of the episodes" in said
+    assert f"a false-positive rate of {rate:.1%} per episode" in said
+    assert "For 1 % it takes 299" in said
+
+
+# --- environments derived from the hover environment --------------------------------------------
+
+
+class Dim(PandaHoverEnv):
+    """Another camera, and a light that differs between episodes: its own pictures."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**({"image_size": (48, 64), "object_position": "random"} | kwargs))
+        self.light = 1.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed, options=options)
+        self.light = float(self.np_random.uniform(0.3, 0.8))
+        return result
+
+    def _picture(self) -> np.ndarray:
+        return (super()._picture() * self.light).astype(np.uint8)
+
+
+def test_a_derived_hover_environment_accepts_its_own_captures(tmp_path: Path) -> None:
+    env_id = registered("MyPandaHoverDim-v0", Dim, max_episode_steps=10)
+    config = CaptureConfig(out=tmp_path / "dim", env=env_id, frames=30)
+    capture.run(config)
+    data = load_dataset(config.out)
+    assert data.images.shape == (30, 48, 64, 3)
+    assert {row["category"] for row in rows_of(config.out)} == set(CATEGORIES)
+    plain = tmp_path / "plain"
+    capture.run(CaptureConfig(out=plain, frames=30, height=48, width=64))
+    # Its own pictures, of the same placements: darker, each by its own light.
+    ratio = data.images.mean((1, 2, 3)) / load_dataset(plain).images.mean((1, 2, 3))
+    assert 0.25 < ratio.min() < 0.45 and 0.65 < ratio.max() < 0.85
+    # A bundle of them, as finetune describes it, is taken by its own judge and by wrappers.
+    model = tiny.network(tmp_path / "model.onnx", size=(48, 64))
+    golden = data.images[:4]
+    spec = dataclasses.replace(
+        tiny.SPEC,
+        picture=Picture(48, 64, mean=tiny.MEAN, std=tiny.STD, scene=data.scene),
+    )
+    logits = tiny.expected_logits(golden)
+    bundle = save_bundle(tmp_path / "bundle", spec, {"model.onnx": model}, golden, logits)
+    env = gymnasium.make(env_id, bundle=bundle)
+    env.reset(seed=0)
+    assert "reward_prob" in env.step(np.zeros(2, np.float32))[-1]
+    env.close()
+    inner = gymnasium.make(env_id, backend="oracle", render_mode="rgb_array")
+    wrapped = LearnedReward(inner, bundle)
+    wrapped.reset(seed=0)
+    wrapped.step(np.zeros(2, np.float32))
+    wrapped.close()
+
+
+def test_a_camera_can_be_asked_of_a_derived_environment(tmp_path: Path) -> None:
+    env_id = registered("MyPandaHoverDim-v0", Dim, max_episode_steps=10)
+    capture.run(CaptureConfig(out=tmp_path / "d", env=env_id, frames=3, height=32, width=40))
+    assert load_dataset(tmp_path / "d").scene["height"] == 32
+    with pytest.raises(ConfigError, match=r"scene height 32.*now asked for scene height 48"):
+        capture.run(CaptureConfig(out=tmp_path / "d", env=env_id, frames=6, resume=True))
+
+
+def test_an_environments_own_description_of_its_pictures_is_recorded(tmp_path: Path) -> None:
+    class Described(Goals):
+        picture_scene = {"camera": "above", "height": 16}  # noqa: RUF012
+
+    env = registered("VinorewardTestDescribed-v0", Described)
+    capture.run(CaptureConfig(out=tmp_path / "d", env=env, truth_key="there", frames=20))
+    assert load_dataset(tmp_path / "d").scene == {"camera": "above", "height": 16}
+
+
+def test_a_pose_of_the_scene_is_drawn_once_and_never_an_old_one() -> None:
+    env = PandaHoverEnv(backend="oracle", observation="pixels", render_mode="rgb_array")
+    first = env.reset(seed=0)[0]
+    env.scene.place_object(None)
+    assert not np.array_equal(env.render(), first)
+    env.close()
 
 
 def test_an_unknown_environment_and_an_unwritable_folder_are_errors(tmp_path: Path) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import csv
+import os
+import shutil
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from vinoreward.errors import DatasetError
+from vinoreward.errors import DatasetError, InputError
+from vinoreward.picture_files import read_picture
 from vinoreward_training.dataset import load_dataset, split_by_episode
+from vinoreward_training.dataset_files import free_memory, stack_pictures
+from vinoreward_training.frames import load_frames
 
 
 def picture(path: Path, value: int, size: tuple[int, int] = (16, 20)) -> None:
@@ -129,3 +136,234 @@ def test_too_few_episodes_to_split_is_an_error(tmp_path: Path) -> None:
     picture(tmp_path / "failure" / "0.png", 2)
     with pytest.raises(DatasetError, match="capture more episodes"):
         split_by_episode(load_dataset(tmp_path), seed=0)
+
+
+# --- folders from strangers --------------------------------------------------------------------
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A small PNG that decodes to a black picture of any size."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    packer = zlib.compressobj(9)
+    line = bytes(1 + width * 3)
+    lines = b"".join(packer.compress(line) for _ in range(height)) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = (chunk(b"IHDR", header), chunk(b"IDAT", lines), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def test_a_small_file_with_huge_pixels_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    image_folder(tmp_path)
+    target = tmp_path / "success" / "0.png"
+    whole = png_of(5000, 4000)
+    assert len(whole) < 100_000
+    # Without its pixels too: what is found in the header is said, so nothing was decoded.
+    for data in (whole, whole[:100]):
+        target.write_bytes(data)
+        with pytest.raises(DatasetError, match=r"0\.png.*5000x4000 pixels.*4096x4096"):
+            load_dataset(tmp_path, size=(16, 20))
+    # Larger still, PIL itself refuses.
+    header = bytearray(png_of(1, 1))
+    header[16:24] = struct.pack(">II", 30_000, 30_000)
+    header[29:33] = struct.pack(">I", zlib.crc32(bytes(header[12:29])))
+    target.write_bytes(bytes(header))
+    with pytest.raises(DatasetError, match=r"0\.png.*far too many pixels"):
+        load_dataset(tmp_path, size=(16, 20))
+
+
+@pytest.mark.parametrize("kind", ["EPS", "GIF", "TIFF", "PPM", "ICO"])
+def test_a_picture_of_another_format_is_refused_whatever_its_name(
+    tmp_path: Path, kind: str
+) -> None:
+    image_folder(tmp_path)
+    Image.new("RGB", (20, 16)).save(tmp_path / "success" / "0.png", format=kind)
+    with pytest.raises(DatasetError, match=r"success/0\.png cannot be read.*PNG, JPEG, BMP"):
+        load_dataset(tmp_path)
+
+
+def test_no_postscript_of_a_dataset_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ghostscript, which PIL starts for EPS, would be found and leave a trace."""
+    image_folder(tmp_path / "data")
+    trace = tmp_path / "ran"
+    fake = tmp_path / "bin" / "gs"
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\ntouch {trace}\necho 10.0\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(fake.parent), prepend=os.pathsep)
+    path = tmp_path / "data" / "success" / "0.png"
+    Image.new("RGB", (20, 16)).save(path, format="EPS")
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)  # forget what was found before
+    for call in (load_dataset, load_frames):
+        with pytest.raises(DatasetError, match=r"0\.png cannot be read"):
+            call(tmp_path / "data")
+    assert not trace.exists()
+
+
+def test_a_pipe_is_no_picture_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    image_folder(tmp_path)
+    (tmp_path / "success" / "0.png").unlink()
+    os.mkfifo(tmp_path / "success" / "0.png")
+    with pytest.raises(DatasetError, match=r"success/0\.png"):
+        load_dataset(tmp_path)
+    with pytest.raises(InputError, match="no plain file"):
+        read_picture(tmp_path / "success" / "0.png")
+
+
+def linked_folder(tmp_path: Path, what: str) -> Path:
+    """A dataset of which one file or folder is a link out of it."""
+    folder, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    image_folder(folder)
+    image_folder(elsewhere)
+    link = folder / what
+    if link.is_dir():
+        shutil.rmtree(link)
+    elif link.exists():
+        link.unlink()
+    link.symlink_to(elsewhere / what)
+    return folder
+
+
+@pytest.mark.parametrize("what", ["success", "success/0.png"])
+def test_links_out_of_the_folder_are_refused(tmp_path: Path, what: str) -> None:
+    folder = linked_folder(tmp_path, what)
+    for call in (load_dataset, load_frames):
+        with pytest.raises(DatasetError, match=rf"{what} is a link out of the folder"):
+            call(folder)
+    listed = "file,label,episode\nfailure/1.png,failure,0\nsuccess/0.png,success,1\n"
+    (folder / "metadata.csv").write_text(listed)
+    for call in (load_dataset, load_frames):
+        with pytest.raises(DatasetError, match=rf"{what} is a link out of the folder"):
+            call(folder)
+
+
+def test_a_linked_class_folder_is_not_walked(tmp_path: Path) -> None:
+    image_folder(tmp_path)
+    (tmp_path / "everything").symlink_to("/")
+    with pytest.raises(DatasetError, match="everything is a link out of the folder"):
+        load_dataset(tmp_path)
+
+
+def test_tables_and_descriptions_behind_links_are_refused(tmp_path: Path) -> None:
+    image_folder(tmp_path / "data")
+    for name in ("metadata.csv", "dataset.json"):
+        (tmp_path / name).write_text("{}")
+        (tmp_path / "data" / name).symlink_to(tmp_path / name)
+        with pytest.raises(DatasetError, match=f"{name} is a link out of the folder"):
+            load_dataset(tmp_path / "data")
+        (tmp_path / "data" / name).unlink()
+
+
+def test_links_within_the_folder_and_to_the_folder_are_followed(tmp_path: Path) -> None:
+    image_folder(tmp_path / "data")
+    (tmp_path / "data" / "failure" / "again.png").symlink_to("0.png")
+    (tmp_path / "link").symlink_to("data")
+    assert len(load_dataset(tmp_path / "link").labels) == 9
+
+
+GOOD = "success/0.png,success,0\nfailure/0.png,failure,1\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("file,label,episode\n../elsewhere.png,success,0\n" + GOOD, "relative to the folder"),
+        ("file,label,episode\n/etc/hostname,success,0\n" + GOOD, "relative to the folder"),
+        ("file,label,episode\nsuccess/../../x.png,success,0\n" + GOOD, "relative to the folder"),
+        ("file,label,episode\n" + GOOD + GOOD, r"line 4: success/0\.png stands in it twice"),
+        ("name,class\n1,2\n", "line 2: it has other columns"),
+        ("file,label,episode\na,b,0,more,cells\n", "line 2: it has other columns"),
+        ("file,label,episode\nsuccess/0.png,success\n", "line 2: invalid literal"),
+        ("file,label,episode\nsuccess/0.png,success,one\n", "line 2: invalid literal"),
+        ("file,label,episode\nsuccess/0.png,success," + "9" * 30 + "\n", "number is too large"),
+        ("file,label,episode\nsuccess/0.png,success," + "9" * 900 + "\n", "number is too large"),
+        ("file,label,episode\n" + "x" * 140_000 + ",success,0\n", "field larger than"),
+        ("file,label,episode\n" + "x" * 2000 + ",success,0\n", "too many or unprintable"),
+        ("file,label,episode\nsuccess/0.png," + "x" * 200 + ",0\n", "category is too long"),
+        ("file,label,episode\nsuccess/0.png\0,success,0\n", "too many or unprintable|NUL"),
+        ("file,label,episode\nsuccess/\ufffe\x1b[2J.png,success,0\n", "unprintable"),
+        ("file,label,episode,distance\nsuccess/0.png,success,0,near\n", "line 2: could not"),
+        (b"file,label,episode\nsuccess/\xff\xfe.png,success,0\n", "utf-8"),
+        (b"\xff\xfe\0\0", "utf-8"),
+        (b"\x1f\x8b\x08\0 gzip?", "utf-8"),
+    ],
+)
+def test_a_table_that_cannot_be_right_is_one_sentence(
+    tmp_path: Path, table: str | bytes, message: str
+) -> None:
+    image_folder(tmp_path)
+    data = table if isinstance(table, bytes) else table.encode("utf-8")
+    (tmp_path / "metadata.csv").write_bytes(data)
+    for call in (load_dataset, load_frames):
+        if call is load_frames and "near" in str(table):
+            continue  # it reads no distances
+        with pytest.raises(DatasetError, match=message):
+            call(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "not valid JSON"),
+        ('{"scene": ' + '{"a": ' * 50 + "1" + "}" * 51, "deeper than"),
+        ("[]", "holds no object"),
+        ("3", "holds no object"),
+        ('{"scene": []}', "scene is no object"),
+        ('{"scene": {"height": [1]}}', "scene is no object"),
+        ('{"scene": {"height": NaN}}', "NaN"),
+        ('{"seed": "zero"}', "seed is no whole number"),
+        ('{"seed": 99999999999999999999}', "seed is no whole number"),
+        ('{"env": {"a": 1}}', "env is no text"),
+        ('{"x": "' + "x" * 2_000_000 + '"}', "more than"),
+        (b'{"env": "\xff"}', "not valid JSON"),
+    ],
+)
+def test_a_description_that_cannot_be_right_is_one_sentence(
+    tmp_path: Path, text: str | bytes, message: str
+) -> None:
+    image_folder(tmp_path)
+    data = text if isinstance(text, bytes) else text.encode("utf-8")
+    (tmp_path / "dataset.json").write_bytes(data)
+    for call in (load_dataset, load_frames):
+        with pytest.raises(DatasetError, match=rf"dataset\.json.*{message}"):
+            call(tmp_path)
+
+
+def test_names_that_cannot_be_printed_are_refused_and_shown(tmp_path: Path) -> None:
+    for name in (b"\xff.png", b"a\x1b[2Jb.png", b"line\nbreak.png"):
+        folder = image_folder(tmp_path / str(len(name)))
+        os.rename(folder / "success" / "0.png", os.fsencode(folder) + b"/success/" + name)
+        with pytest.raises(DatasetError, match="Expected printable names") as refused:
+            load_dataset(folder)
+        assert str(refused.value).isprintable()
+        str(refused.value).encode("utf-8")
+
+
+def test_more_pictures_than_memory_is_said_before_they_are_read(tmp_path: Path) -> None:
+    folder = image_folder(tmp_path)
+    free = free_memory()
+    assert free is not None and 1e6 < free < 1e14
+    many = ["success/0.png"] * (free // 40_000_000 + 1)
+    with pytest.raises(DatasetError, match=r"GB at 4096x4096 .*GB are free.*--image-size"):
+        stack_pictures(folder, many, (4096, 4096))
+
+
+def test_any_damage_of_a_picture_ends_in_a_sentence_or_the_same_size(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    random = np.random.default_rng(0)
+    noise = Image.fromarray(random.integers(0, 256, (16, 20, 3)).astype(np.uint8))
+    for kind in ("PNG", "JPEG", "BMP", "WEBP"):
+        noise.save(path, format=kind)
+        whole = path.read_bytes()
+        for _ in range(150):
+            data = bytearray(whole[: random.integers(1, len(whole) + 1)])
+            for place in random.integers(0, len(data), random.integers(1, 4)):
+                data[place] = random.integers(256)
+            path.write_bytes(bytes(data))
+            try:
+                assert read_picture(path).ndim == 3
+            except InputError as error:
+                assert "Expected a whole PNG" in str(error)

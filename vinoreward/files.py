@@ -110,6 +110,15 @@ def open_plain(path: Path, mode: Literal["wb", "ab", "a+b"]) -> IO[bytes]:
         ) from error
 
 
+def is_inside(folder: Path, path: Path) -> bool:
+    """Say whether ``path``, links followed, lies within ``folder``; the folder may be a link.
+
+    Raises:
+        OSError, RuntimeError: links that lead to themselves.
+    """
+    return Path(path).resolve().is_relative_to(Path(folder).resolve())
+
+
 def refuse_links(folder: Path) -> None:
     """Refuse a folder that holds a symbolic link out of it; links that stay within are allowed.
 

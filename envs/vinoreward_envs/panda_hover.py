@@ -154,7 +154,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         self.observation_space = self._observation_space(spec)
         self.action_space = gym.spaces.Box(-c.MAX_MOVE, c.MAX_MOVE, (2,), np.float32)
         self._steps: int | None = None
-        self._frame: NDArray[np.uint8] | None = None
+        self._frame: tuple[int, NDArray[np.uint8]] | None = None
 
     @property
     def classifier(self) -> Classifier | None:
@@ -180,7 +180,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         self.scene.home()
         self._detector.reset()
         self._steps = 0
-        self._frame = None
         self._show()
         distance = self.scene.distance()
         return self._observe(), {
@@ -276,7 +275,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             return False
         x, y = np.clip(target, low, high).tolist()
         self.scene.move_gripper((x, y))
-        self._frame = None
         return True
 
     def _judge(self, info: dict[str, Any]) -> float:
@@ -299,10 +297,10 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         return np.array(values, dtype=np.float32)
 
     def _picture(self) -> NDArray[np.uint8]:
-        """Return the picture of the present pose, rendered at most once per step."""
-        if self._frame is None:
-            self._frame = self.scene.render()
-        return self._frame
+        """Return the picture of the present pose, rendered at most once per pose."""
+        if self._frame is None or self._frame[0] != self.scene.changes:
+            self._frame = (self.scene.changes, self.scene.render())
+        return self._frame[1]
 
     def _show(self) -> None:
         if self._view is not None:

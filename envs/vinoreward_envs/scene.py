@@ -65,6 +65,8 @@ class HoverScene:
         self._object_pose: Array | None = None
         self._joints: Array = hover_home_joints().copy()
         self._closed = False
+        self.changes = 0
+        """How often arm or object were put somewhere: equal numbers mean equal pictures."""
         if self._dynamics is not None:
             self.home()
 
@@ -92,6 +94,7 @@ class HoverScene:
 
     def home(self) -> None:
         """Bring the arm to its home pose, then to hover height; the object stays where it is."""
+        self.changes += 1
         if self._dynamics is None:
             self._joints = hover_home_joints().copy()
             return
@@ -108,6 +111,7 @@ class HoverScene:
         """
         if xy is not None:
             xy = _pair(xy, "the object")
+        self.changes += 1
         self._object_pose = None if xy is None else np.array(object_rest_pose(xy))
         if self._dynamics is not None:
             self._dynamics.place_object(self._object_pose)
@@ -119,6 +123,7 @@ class HoverScene:
             InputError: x or y is not finite or out of the arm's reach; the arm then stays.
         """
         target = np.array([*_pair(xy, "the gripper"), c.HOVER_HEIGHT])
+        self.changes += 1
         if self._dynamics is None:
             self._joints = inverse_kinematics(target, hover_home_joints())
         else:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import importlib
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from vinoreward.errors import ConfigError, DatasetError
+from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
-from vinoreward_training.capture_table import Row, Table, make_row
+from vinoreward.picture_files import read_picture
+from vinoreward_training.capture_play import Balance, RandomPlay
+from vinoreward_training.capture_table import Table, make_row
+from vinoreward_training.dataset_files import ABOUT, METADATA, read_about, read_table
 from vinoreward_training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from vinoreward_envs.camera import CameraSpec
+
+TRUTH_KEY = "true_success"
+FORMAT = "vinoreward image folder 1"
+THRESHOLD_SHARE = 0.15
+"""Of the episodes, on which ``finetune`` chooses the threshold."""
 
 
 @dataclass(frozen=True)
@@ -37,31 +44,41 @@ class CaptureConfig:
     out: Path = Path("data/hover")
     """Folder to write."""
     env: str = "PandaHoverRandom-v0"
-    """Gymnasium id. PandaHover ids place arm and object directly; any other is played at random."""
+    """Gymnasium id. In PandaHover and environments derived from its class, arm and object are
+    placed directly; any other is played at random."""
     frames: int = 6000
     """How many pictures."""
     seed: int = 0
-    """Frame i depends on the seed and i only."""
+    """Frame i depends on the seed and i only; of other environments, episode i."""
     resume: bool = False
     """Continue a capture that was stopped, or add frames to it."""
-    height: int = 96
-    """Rows of a hover picture."""
-    width: int = 128
-    """Columns of a hover picture."""
-    renderer: Literal["fast", "tiny"] = "fast"
-    """Camera of the hover scene."""
-    mesh: Literal["full", "20"] = "20"
-    """Mesh level of the hover scene."""
+    height: int | None = None
+    """Rows of a hover picture; by default what the environment draws, 96."""
+    width: int | None = None
+    """Columns of a hover picture; by default what the environment draws, 128."""
+    renderer: Literal["fast", "tiny"] | None = None
+    """Camera of the hover scene; by default the environment's, fast."""
+    mesh: Literal["full", "20"] | None = None
+    """Mesh level of the hover scene; by default the environment's, 20."""
     fidelity: Literal["article"] | None = None
     """article: the hover pictures of ``fidelity="article"``, drawn at 960x720 with full meshes and
     resized by PIL to --height x --width. --renderer fast draws them like tiny, 15 times faster."""
-    truth_key: str = "true_success"
-    """Key in ``info`` that holds the truth, for other environments."""
+    truth_key: str = TRUTH_KEY
+    """Key in ``info`` that holds the truth, for other environments. With another key than this an
+    environment derived from PandaHover is played at random too."""
+    per_episode: int = 4
+    """Pictures of each label from one episode, at most, where episodes are played. Fewer come from
+    more episodes, and more episodes support a lower error rate."""
+    patience: int = 200
+    """Give up after so many episodes in a row in which random play found nothing to keep."""
     save_every: int = 500
     """The table is saved after so many pictures."""
 
 
-def _hover(config: CaptureConfig, scene: Any, table: Table) -> Iterator[None]:
+def _hover(
+    config: CaptureConfig, scene: Any, env: Any, spec: Mapping[str, Any], table: Table
+) -> Iterator[int]:
+    """Place arm and object in a scene, or in an environment that has one."""
     from vinoreward_envs.picture_spec import resized
     from vinoreward_training.capture_hover import hover_frame
 
@@ -69,69 +86,39 @@ def _hover(config: CaptureConfig, scene: Any, table: Table) -> Iterator[None]:
     for index in range(config.frames):
         if index in done:
             continue
-        frame = hover_frame(scene, config.seed, index)
+        frame = hover_frame(scene, config.seed, index, env)
         row = make_row(f"{index:06d}.png", frame.success, frame.category, index, config.seed)
         row["gripper_x"], row["gripper_y"] = (f"{value:.6f}" for value in frame.gripper)
         if frame.object is not None:
             row["object_x"], row["object_y"] = (f"{value:.6f}" for value in frame.object)
         row["distance"] = f"{frame.distance:.6f}"
-        # Only the article's pictures are drawn at another size than they are kept at.
-        table.add(resized(frame.image, config.height, config.width), row)
-        yield
+        image = frame.image
+        if env is None:  # the article's pictures are drawn at another size than they are kept at
+            image = resized(image, int(spec["height"]), int(spec["width"]))
+        table.add([(image, row)])
+        yield 1
 
 
-def _truth(info: dict[str, Any], key: str, env: str) -> bool:
-    if key not in info:
-        raise ConfigError(
-            f"{env} gave an info without {key!r} (it has {sorted(info)}). Expected the truth about "
-            "success in every step's info; name its key with --truth-key."
-        )
-    return bool(info[key])
+def _played(config: CaptureConfig, env: Any, table: Table) -> Iterator[int]:
+    """Play at random; see :mod:`vinoreward_training.capture_play`."""
+    from tqdm import tqdm
 
-
-def _generic(config: CaptureConfig, env: Any, table: Table) -> Iterator[None]:
-    """Play at random; keep frames until both labels have their half."""
-    wanted = {"success": config.frames // 2, "failure": config.frames - config.frames // 2}
-    have = {label: table.count(label) for label in wanted}
-    episode = max((int(row["episode"]) + 1 for row in table.rows.values()), default=0)
-    barren = 0
-    while any(have[label] < wanted[label] for label in wanted):
-        # An episode is drawn by its number alone, so a resumed capture goes on as if never stopped.
-        seed = int(np.random.default_rng([config.seed, episode]).integers(2**31))
-        env.action_space.seed(seed)
-        env.reset(seed=seed)
-        kept: list[tuple[npt.NDArray[np.uint8], Row]] = []
-        step, over = 0, False
-        while not over and step < 10_000:
-            _, _, terminated, truncated, info = env.step(env.action_space.sample())
-            over = bool(terminated or truncated)
-            success = _truth(info, config.truth_key, config.env)
-            label = "success" if success else "failure"
-            if have[label] < wanted[label]:
-                image = np.asarray(env.render())
-                if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
-                    raise ConfigError(
-                        f"{config.env} renders {image.dtype} {image.shape}. Expected uint8 "
-                        "(height, width, 3) pictures from render_mode='rgb_array'."
-                    )
-                row = make_row(f"{episode:06d}-{step:05d}.png", success, label, episode, seed)
-                kept.append((image, row))
-                have[label] += 1
-            step += 1
-        # All frames of an episode or none: a stop in between would shift what follows.
-        for image, row in kept:
-            table.add(image, row)
-            yield
-        barren = 0 if kept else barren + 1
-        if barren >= max(200, config.frames):
-            missing = [label for label in wanted if have[label] < wanted[label]]
-            raise DatasetError(
-                f"{barren} episodes of {config.env} played at random gave no {missing[0]} "
-                f"({have['success']} successes, {have['failure']} failures kept). Expected both: "
-                "use an environment that random play can solve, or label pictures of your own in "
-                f"{config.out}/success and {config.out}/failure."
-            )
-        episode += 1
+    balance = Balance(
+        config.frames // 2,
+        config.frames - config.frames // 2,
+        config.per_episode,
+        table.count("success"),
+        table.count("failure"),
+    )
+    play = RandomPlay(
+        env,
+        config.env,
+        truth_key=config.truth_key,
+        seed=config.seed,
+        patience=config.patience,
+        say=tqdm.write,
+    )
+    return play.fill(table, balance)
 
 
 def article_camera(renderer: Literal["fast", "tiny"] = "fast") -> CameraSpec:
@@ -142,84 +129,132 @@ def article_camera(renderer: Literal["fast", "tiny"] = "fast") -> CameraSpec:
     return CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer=renderer, mesh="full")
 
 
-def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
-    """Return (scene or None, environment or None, what draws the pictures)."""
-    from vinoreward_training.capture_hover import is_scene
+def _is_hover(env_id: str) -> bool:
+    """Say whether an id is of PandaHover, or of an environment derived from it."""
+    import gymnasium
+    from gymnasium.envs.registration import load_env_creator
 
-    if "PandaHover" in config.env:
-        # The scene alone: no bundle is needed to take pictures for the first one.
-        from vinoreward_envs.camera import CameraSpec
-        from vinoreward_envs.scene import HoverScene
+    from vinoreward_envs.panda_hover import PandaHoverEnv
 
-        if config.fidelity == "article":
-            spec = article_camera(config.renderer)
-            # "drawn" keeps a bundle trained on these from environments with other pictures.
-            kept = {"height": config.height, "width": config.width}
-            drawn = {"drawn": f"{spec.width}x{spec.height}"}
-            return HoverScene(camera=spec), None, {**spec.as_dict(), **kept, **drawn}
-        spec = CameraSpec(
-            height=config.height, width=config.width, renderer=config.renderer, mesh=config.mesh
-        )
-        return HoverScene(camera=spec), None, dict(spec.as_dict())
+    package, _, name = env_id.rpartition(":")
+    if package:
+        importlib.import_module(package)
+    found = gymnasium.spec(name).entry_point
+    creator = load_env_creator(found) if isinstance(found, str) else found
+    return isinstance(creator, type) and issubclass(creator, PandaHoverEnv)
+
+
+def _size(config: CaptureConfig) -> tuple[int, int]:
+    from vinoreward_envs.constants import PICTURE_HEIGHT, PICTURE_WIDTH
+
+    return config.height or PICTURE_HEIGHT, config.width or PICTURE_WIDTH
+
+
+def _hover_options(config: CaptureConfig) -> dict[str, Any]:
+    """Return the arguments of PandaHover that were asked for."""
+    options: dict[str, Any] = {"backend": "oracle"}  # it needs no bundle to take pictures
+    if config.height is not None or config.width is not None:
+        options["image_size"] = _size(config)
+    if config.renderer is not None:
+        options["camera"] = config.renderer
+    if config.mesh is not None:
+        options["mesh"] = config.mesh
+    return options
+
+
+def _make(config: CaptureConfig) -> Any:
     import gymnasium
     from gymnasium.error import Error
 
+    options: dict[str, Any] = {"render_mode": "rgb_array"}
     try:
-        env = gymnasium.make(config.env, render_mode="rgb_array")
+        if _is_hover(config.env):
+            options |= _hover_options(config)
+        elif config.fidelity is not None:
+            raise ConfigError(
+                f"found fidelity={config.fidelity!r} with {config.env}. Expected it with a "
+                "PandaHover id, whose pictures it is about; leave --fidelity out."
+            )
+        return gymnasium.make(config.env, **options)
     except (Error, ImportError, TypeError) as error:
         raise ConfigError(
-            f"gymnasium cannot make {config.env!r} ({error}). Expected an id as package:Name-v0 "
-            "whose environment takes render_mode='rgb_array'."
+            f"gymnasium cannot make {config.env!r} with {options} ({error}). Expected an id as "
+            "package:Name-v0 whose environment takes these arguments; one derived from PandaHover "
+            "best passes on what it does not know: def __init__(self, **kwargs)."
         ) from error
-    scene = getattr(env.unwrapped, "scene", None)
-    return (scene if is_scene(scene) else None), env, {"env": config.env}
+
+
+def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
+    """Return (scene or None, environment or None, what draws the pictures)."""
+    env = _make(config)
+    if config.fidelity == "article":
+        from vinoreward_envs.scene import HoverScene
+
+        env.close()
+        spec = article_camera(config.renderer or "fast")
+        height, width = _size(config)
+        # "drawn" keeps a bundle trained on these from environments with other pictures.
+        kept = {"height": height, "width": width, "drawn": f"{spec.width}x{spec.height}"}
+        return HoverScene(camera=spec), None, {**spec.as_dict(), **kept}
+    # What wrappers and the environment's own judge compare with the bundle's.
+    drawn = getattr(env.unwrapped, "picture_scene", None)
+    about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
+    placed = hasattr(env.unwrapped, "scene") and config.truth_key == TRUTH_KEY
+    if placed and _is_hover(config.env):
+        return env.unwrapped.scene, env, about
+    return None, env, about
 
 
 def _check(config: CaptureConfig) -> None:
-    if config.frames < 2 or config.seed < 0 or min(config.height, config.width) < 16:
+    height, width = _size(config)
+    if config.frames < 2 or config.seed < 0 or min(height, width) < 16:
         raise ConfigError(
-            f"frames={config.frames}, seed={config.seed}, {config.height}x{config.width} pixels. "
+            f"frames={config.frames}, seed={config.seed}, {height}x{width} pixels. "
             "Expected at least 2 frames, a seed of 0 or more and pictures of 16x16 or more."
         )
-    if config.fidelity is not None and "PandaHover" not in config.env:
+    if config.per_episode < 1 or config.patience < 1 or config.save_every < 1:
         raise ConfigError(
-            f"found fidelity={config.fidelity!r} with {config.env}. Expected it with a PandaHover "
-            "id, whose pictures it is about; leave --fidelity out."
+            f"per_episode={config.per_episode}, patience={config.patience}, save_every="
+            f"{config.save_every}. Expected numbers of at least 1."
         )
-    about = config.out / "dataset.json"
-    if config.resume and about.is_file():
-        before = json.loads(about.read_text(encoding="utf-8"))
-        asked = {"seed": config.seed, "env": config.env}
-        if "PandaHover" in config.env:
-            spec = article_camera() if config.fidelity == "article" else None
-            drawn = None if spec is None else f"{spec.width}x{spec.height}"
-            mesh = config.mesh if spec is None else spec.mesh
-            asked |= {"height": config.height, "width": config.width, "mesh": mesh, "drawn": drawn}
-        scene = before.get("scene", {})
-        found = {name: before.get(name, scene.get(name)) for name in asked}
-        if found != asked:
-            raise ConfigError(
-                f"{config.out} was captured with {found}, now asked for {asked}. Expected the same "
-                "when resuming; repeat the old options or choose another folder with --out."
-            )
+
+
+def _check_same(config: CaptureConfig, scene: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Refuse to go on with a capture of something else."""
+    asked: dict[str, Any] = {"seed": config.seed, "env": config.env}
+    found = {name: before.get(name) for name in asked}
+    # "drawn" marks the article's pictures and is missing in all others.
+    for name in {*scene, *({"drawn"} & set(before["scene"]))}:
+        asked[f"scene {name}"], found[f"scene {name}"] = scene.get(name), before["scene"].get(name)
+    for name in ("truth_key", "per_episode"):
+        if name in before:
+            asked[name], found[name] = getattr(config, name), before[name]
+    if found != asked:
+        differing = sorted(name for name in asked if found[name] != asked[name])
+        raise ConfigError(
+            f"{config.out} was captured with "
+            + ", ".join(f"{name} {found[name]!r}" for name in differing)
+            + ", now asked for "
+            + ", ".join(f"{name} {asked[name]!r}" for name in differing)
+            + ". Expected the same when resuming; repeat the old options or choose another folder "
+            "with --out."
+        )
 
 
 def _describe(
-    config: CaptureConfig, table: Table, scene: dict[str, Any], complete: bool
+    config: CaptureConfig, table: Table, scene: dict[str, Any], played: bool, complete: bool
 ) -> dict[str, Any]:
-    from PIL import Image
-
     counts: dict[str, int] = {}
     for row in table.rows.values():
         for name in {row["label"], f"category:{row['category']}"}:
             counts[name] = counts.get(name, 0) + 1
-    width, height = config.width, config.height
+    about: dict[str, Any] = {"format": FORMAT}
     if table.rows:
-        with Image.open(config.out / next(iter(table.rows))) as image:
-            width, height = image.size
-    return {
-        "format": "vinoreward image folder 1",
-        "picture": {"height": height, "width": width, "color_order": "RGB"},
+        shape = read_picture(config.out / next(iter(table.rows))).shape
+        about["picture"] = {"height": shape[0], "width": shape[1], "color_order": "RGB"}
+    if played:
+        about |= {"truth_key": config.truth_key, "per_episode": config.per_episode}
+    return about | {
         "scene": scene,
         "env": config.env,
         "seed": config.seed,
@@ -230,44 +265,85 @@ def _describe(
     }
 
 
+def _holds_nothing(folder: Path) -> bool:
+    """Say whether a capture was begun in ``folder`` and no picture of it was kept."""
+    about = read_about(folder) if folder.is_dir() else {}
+    if about.get("format") != FORMAT or about.get("frames") != 0:
+        return False
+    return not (folder / METADATA).is_file() or not any(read_table(folder))
+
+
 def run(config: CaptureConfig) -> int:
-    """Capture; return 0. Stopped with Ctrl-C it saves what it has and raises KeyboardInterrupt."""
+    """Capture; return 0. Stopped with Ctrl-C it saves what it has and raises KeyboardInterrupt.
+
+    Raises:
+        ConfigError: settings that cannot work, or a folder with another capture.
+        DatasetError: random play finds no success or no failure.
+        RunFolderError: the folder is in use or cannot be written.
+    """
     from tqdm import tqdm
 
     from vinoreward_training.environments import dependencies_named
 
     _check(config)
-    with RunFolder(config.out, config, resume=config.resume) as folder:
-        for label in ("success", "failure"):
-            (folder / label).mkdir(exist_ok=True)
-        table = Table(folder)
+    with contextlib.ExitStack() as closing, dependencies_named(config.env):
         scene, env, about = _open(config)
-        work = _generic(config, env, table) if scene is None else _hover(config, scene, table)
-        complete = False
-        # Written first, so that a capture killed at any moment can be read and resumed.
-        write_json(folder / "dataset.json", _describe(config, table, about, False))
-        try:
-            with (
-                dependencies_named(config.env),
-                tqdm(
+        closing.callback((scene if env is None else env).close)
+        begun = _holds_nothing(config.out)
+        if config.resume and not begun and (before := read_about(config.out)):
+            _check_same(config, about, before)
+        with RunFolder(config.out, config, resume=config.resume or begun) as folder:
+            for label in ("success", "failure"):
+                (folder / label).mkdir(exist_ok=True)
+            played = scene is None
+            table = Table(folder, whole_episodes=played)
+            if played:
+                work = _played(config, env, table)
+            else:
+                work = _hover(config, scene, env, about, table)
+            complete = False
+            # Written first, so that a capture killed at any moment can be read and resumed.
+            write_json(folder / ABOUT, _describe(config, table, about, played, False))
+            try:
+                with tqdm(
                     total=config.frames, initial=len(table.rows), desc="capture", unit="frame"
-                ) as bar,
-            ):
-                for _ in work:
-                    bar.update()
-                    if len(table.rows) % config.save_every == 0:
-                        table.save()
-            complete = True
-        finally:
-            table.save()
-            write_json(folder / "dataset.json", _describe(config, table, about, complete))
-            for used in (env, scene if env is None else None):
-                if used is not None:
-                    used.close()
-    free = shutil.disk_usage(config.out).free / 1e9
-    print(
-        f"{len(table.rows)} pictures in {config.out}: {table.count('success')} successes, "
-        f"{table.count('failure')} failures ({free:.0f} GB free)."
-    )
+                ) as bar:
+                    saved = len(table.rows)
+                    for added in work:
+                        bar.update(added)
+                        if len(table.rows) >= saved + config.save_every:
+                            table.save()
+                            saved = len(table.rows)
+                complete = True
+            finally:
+                table.save()
+                write_json(folder / ABOUT, _describe(config, table, about, played, complete))
+    print(_summary(config, table))
     print(f"next: vinoreward finetune --data {config.out} --out runs/classifier")
     return 0
+
+
+def _summary(config: CaptureConfig, table: Table) -> str:
+    """Return what was captured, and the error rate that it can support."""
+    from vinoreward.rewards.calibration import negatives_needed, rate_supported
+
+    free = shutil.disk_usage(config.out).free / 1e9
+    episodes = table.episodes("failure")
+    deciding = round(THRESHOLD_SHARE * episodes)
+    needed = negatives_needed(0.01)
+    text = (
+        f"{len(table.rows)} pictures in {config.out}: {table.count('success')} successes from "
+        f"{table.episodes('success')} episodes, {table.count('failure')} failures from {episodes} "
+        f"({free:.0f} GB free).\n"
+        f"finetune chooses the threshold on about {deciding} of the episodes with failures: "
+    )
+    if deciding == 0:
+        return text + "too few to support any false-positive rate; capture more with --resume."
+    text += (
+        f"without one error they support a false-positive rate of {rate_supported(deciding):.1%} "
+        "per episode, with 95 % confidence."
+    )
+    if deciding < needed:
+        frames = math.ceil(len(table.rows) * needed / deciding / 1000) * 1000
+        text += f" For 1 % it takes {needed}: --resume --frames {frames}."
+    return text

@@ -24,6 +24,8 @@ from vinoreward_envs.constants import (
 )
 
 if TYPE_CHECKING:
+    import gymnasium
+
     from vinoreward_envs.scene import HoverScene
 
 CATEGORIES = ("success", "near_miss", "far", "absent", "elsewhere", "home", "moved_after_arrival")
@@ -168,14 +170,16 @@ def category_of(index: int) -> str:
     return CATEGORIES[2 + (index // 3) % (len(CATEGORIES) - 2)]
 
 
-def is_scene(value: Any) -> bool:
-    """Tell whether ``value`` offers what a hover capture needs."""
-    names = ("home", "place_object", "move_gripper", "render", "distance")
-    return all(callable(getattr(value, name, None)) for name in names)
+def take(
+    scene: HoverScene,
+    placement: Placement,
+    category: str,
+    render: Callable[[], Any] | None = None,
+) -> HoverFrame:
+    """Put arm and object in place and take the picture; the simulator says what it shows.
 
-
-def take(scene: HoverScene, placement: Placement, category: str) -> HoverFrame:
-    """Put arm and object in place and take the picture; the simulator says what it shows."""
+    ``render`` draws it, by default the scene.
+    """
     scene.place_object(placement.object_first)
     scene.home()
     if placement.gripper is not None:
@@ -192,7 +196,7 @@ def take(scene: HoverScene, placement: Placement, category: str) -> HoverFrame:
         category = "near_miss"
     where = scene.object_xy
     return HoverFrame(
-        image=np.array(scene.render(), dtype=np.uint8),
+        image=np.array((render or scene.render)(), dtype=np.uint8),
         success=success,
         category=category,
         gripper=(float(gripper[0]), float(gripper[1])),
@@ -201,8 +205,23 @@ def take(scene: HoverScene, placement: Placement, category: str) -> HoverFrame:
     )
 
 
-def hover_frame(scene: HoverScene, seed: int, index: int) -> HoverFrame:
-    """Take frame ``index`` of the capture with ``seed``."""
+def hover_frame(
+    scene: HoverScene, seed: int, index: int, env: gymnasium.Env[Any, Any] | None = None
+) -> HoverFrame:
+    """Take frame ``index`` of the capture with ``seed``.
+
+    Args:
+        scene: in which arm and object are placed.
+        seed: of the capture.
+        index: of the frame.
+        env: an environment derived from the hover environment. It is reset first, so that it can
+            draw what it varies between episodes, and renders the picture itself.
+    """
     random = np.random.default_rng([seed, index])
     category = category_of(index)
-    return take(scene, draw(category, random), category)
+    placement = draw(category, random)
+    if env is None:
+        return take(scene, placement, category)
+    env.reset(seed=int(np.random.default_rng([seed, index, 0xE5]).integers(2**31)))
+    hover: Any = env.unwrapped
+    return take(hover.scene, placement, category, env.render)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import RunFolderError
 from vinoreward.files import open_plain, write_text
-from vinoreward_training.dataset import METADATA
+from vinoreward_training.dataset_files import METADATA, inside, read_table
 
 COLUMNS = (
     "file",
@@ -52,26 +54,50 @@ def save_picture(path: Path, image: npt.NDArray[np.uint8]) -> None:
 
 
 class Table:
-    """The rows of ``metadata.csv``; a picture counts once its row is saved."""
+    """The rows of ``metadata.csv``; a picture counts once its row is saved.
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / METADATA
-        self._folder = folder
+    Args:
+        folder: of the capture.
+        whole_episodes: where a picture of an episode is gone, forget that episode and all after
+            it, so that they are captured again.
+
+    Raises:
+        DatasetError: the table there cannot be read, or names files out of the folder.
+    """
+
+    def __init__(self, folder: Path, *, whole_episodes: bool = False) -> None:
+        self.folder = folder
         self.rows: dict[str, Row] = {}
-        if self._path.is_file():
-            with self._path.open(newline="", encoding="utf-8") as stream:
-                for row in csv.DictReader(stream):
-                    if row.get("file") and (folder / row["file"]).is_file():
-                        self.rows[row["file"]] = {name: row.get(name) or "" for name in COLUMNS}
+        if not (folder / METADATA).is_file():
+            return
+        lost = math.inf
+        for _, row in read_table(folder):
+            if inside(folder, row["file"]).is_file():
+                self.rows[row["file"]] = {name: row.get(name, "") for name in COLUMNS}
+            elif whole_episodes:
+                lost = min(lost, int(row["episode"]))
+        self.rows = {file: row for file, row in self.rows.items() if int(row["episode"]) < lost}
 
     def count(self, label: str) -> int:
         """Return how many pictures have this label."""
         return sum(row["label"] == label for row in self.rows.values())
 
-    def add(self, image: npt.NDArray[np.uint8], row: Row) -> None:
-        """Write a picture and note its row."""
-        save_picture(self._folder / row["file"], image)
-        self.rows[row["file"]] = row
+    def episodes(self, label: str) -> int:
+        """Return from how many episodes the pictures of this label come."""
+        return len({row["episode"] for row in self.rows.values() if row["label"] == label})
+
+    def add(self, pictures: Sequence[tuple[npt.NDArray[np.uint8], Row]]) -> None:
+        """Write pictures and note their rows, all or none of them."""
+        for image, row in pictures:
+            save_picture(self.folder / row["file"], image)
+        self.rows.update({row["file"]: row for _, row in pictures})
+
+    def clear(self) -> None:
+        """Delete all listed pictures and their rows."""
+        for file in self.rows:
+            inside(self.folder, file).unlink(missing_ok=True)
+        self.rows = {}
+        self.save()
 
     def save(self) -> None:
         """Write the table, ordered by episode; atomically."""
@@ -81,7 +107,7 @@ class Table:
         writer.writerows(
             sorted(self.rows.values(), key=lambda row: (int(row["episode"]), row["file"]))
         )
-        write_text(self._path, text.getvalue())
+        write_text(self.folder / METADATA, text.getvalue())
 
 
 def make_row(file: str, success: bool, category: str, episode: int, seed: int) -> Row:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import json
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import DatasetError
-
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
-METADATA = "metadata.csv"
-"""The table of a capture; a picture that it does not list is not part of the dataset yet."""
+from vinoreward_training.dataset_files import (
+    MAX_NAME,
+    METADATA,
+    SUFFIXES,
+    check_there,
+    number,
+    pictures_below,
+    read_about,
+    read_table,
+    stack_pictures,
+)
 
 
 @dataclass(frozen=True)
@@ -84,102 +87,32 @@ class Entry:
     distance: float
 
 
-def _number(text: str | None) -> float:
-    return float(text) if text not in (None, "") else float("nan")
-
-
 def _from_metadata(folder: Path, success_label: str) -> list[Entry]:
-    entries = []
-    with (folder / METADATA).open(newline="", encoding="utf-8") as stream:
-        for line, row in enumerate(csv.DictReader(stream), start=2):
-            try:
-                label, file, episode = row["label"], row["file"], int(row["episode"])
-                distance = _number(row.get("distance"))
-            except (KeyError, TypeError, ValueError) as error:
-                raise DatasetError(
-                    f"{folder / METADATA}, line {line}: {error!r}. Expected the columns file, "
-                    "label and episode (a whole number); correct the line or capture again."
-                ) from error
-            entries.append(
-                Entry(
-                    file,
-                    int(label == success_label),
-                    row.get("category") or label,
-                    episode,
-                    distance,
-                )
-            )
-    return entries
+    return [
+        Entry(
+            row["file"],
+            int(row["label"] == success_label),
+            row.get("category") or row["label"],
+            int(row["episode"]),
+            number(folder, line, row.get("distance", "")),
+        )
+        for line, row in read_table(folder)
+    ]
 
 
 def _from_folders(folder: Path, success_label: str) -> list[Entry]:
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
     entries: list[Entry] = []
     for name in names:
-        for path in sorted((folder / name).rglob("*")):
-            if path.suffix.lower() in SUFFIXES and path.name[0] != ".":
-                file = path.relative_to(folder).as_posix()
-                entries.append(
-                    Entry(file, int(name == success_label), name, len(entries), float("nan"))
-                )
+        for file in pictures_below(folder, name):
+            label, category = int(name == success_label), name[:MAX_NAME]
+            entries.append(Entry(file, label, category, len(entries), float("nan")))
     if entries and success_label not in names:
         raise DatasetError(
             f"{folder} has the classes {', '.join(names)} and none is called {success_label!r}. "
             "Expected one folder per class; name the class that is a success with --success-label."
         )
     return entries
-
-
-def _read(path: Path, size: tuple[int, int] | None) -> tuple[npt.NDArray[np.uint8], bool]:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as opened:
-            image = opened.convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise DatasetError(
-            f"{path} cannot be read as a picture ({error}). Expected a whole PNG, JPEG, BMP or "
-            "WebP; delete or replace that file (capture --resume makes it anew)."
-        ) from error
-    resized = size is not None and image.size != (size[1], size[0])
-    if size is not None and resized:
-        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    return np.asarray(image, dtype=np.uint8), resized
-
-
-def stack_pictures(
-    folder: Path, entries: Sequence[Entry], size: tuple[int, int] | None
-) -> tuple[npt.NDArray[np.uint8], bool]:
-    """Read pictures into one array.
-
-    Args:
-        folder: the files are relative to it.
-        entries: at least one.
-        size: (height, width) to resize to, or None: all must have one size already.
-
-    Returns:
-        ``(N, H, W, 3)`` uint8 RGB, and whether any picture was resized.
-
-    Raises:
-        DatasetError: a picture that cannot be read, or of another size.
-    """
-    first, _ = _read(folder / entries[0].file, size)
-    images = np.empty((len(entries), *first.shape), dtype=np.uint8)
-    resized = False
-    # Decoding PNG releases the interpreter lock, so a few threads help.
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        pictures = pool.map(lambda entry: _read(folder / entry.file, size), entries)
-        for index, (picture, changed) in enumerate(pictures):
-            if picture.shape != first.shape:
-                height, width = first.shape[:2]
-                raise DatasetError(
-                    f"{folder / entries[index].file} has {picture.shape[0]}x{picture.shape[1]} "
-                    f"pixels (height x width), the pictures before it {height}x{width}. Expected "
-                    f"one size; give --image-size {height} {width} to resize them all."
-                )
-            images[index] = picture
-            resized |= changed
-    return images, resized
 
 
 def load_dataset(
@@ -197,7 +130,8 @@ def load_dataset(
         success_label: the class that is a success.
 
     Raises:
-        DatasetError: no folder, no pictures, one class only, a broken picture, several sizes.
+        DatasetError: no folder, no pictures, one class only, a broken picture, several sizes, a
+            table that cannot be right, a link out of the folder, more than fits into memory.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -219,26 +153,13 @@ def load_dataset(
             f"all {len(labels)} pictures in {folder} are {found}. Expected both classes: a "
             "classifier is trained on successes and failures; add pictures of the other class."
         )
-    missing = [entry.file for entry in entries if not (folder / entry.file).is_file()]
-    if missing:
-        raise DatasetError(
-            f"{folder / METADATA} lists {len(missing)} pictures that are not there, the first "
-            f"{missing[0]}. Expected every listed file; run capture --resume to make them anew."
-        )
-    images, resized = stack_pictures(folder, entries, size)
+    about = read_about(folder)
+    check_there(folder, (entry.file for entry in entries))
+    images, resized = stack_pictures(folder, [entry.file for entry in entries], size)
     digest = hashlib.sha256(str(images.shape).encode())
     for entry, image in zip(entries, images, strict=True):
         digest.update(f"{entry.file}\0{entry.label}\0".encode())
         digest.update(image.tobytes())
-    about: dict[str, Any] = {}
-    if (folder / "dataset.json").is_file():
-        try:
-            about = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DatasetError(
-                f"{folder / 'dataset.json'} is not JSON ({error}). Expected the file capture "
-                "wrote; run capture --resume or delete it."
-            ) from error
     return Dataset(
         images=images,
         labels=labels,
@@ -246,7 +167,7 @@ def load_dataset(
         categories=np.array([entry.category for entry in entries]),
         distances=np.array([entry.distance for entry in entries], dtype=np.float64),
         files=tuple(entry.file for entry in entries),
-        scene=dict(about.get("scene") or {}),
+        scene=about.get("scene", {}),
         sha256=digest.hexdigest(),
         folder=folder,
         resized=resized,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, DatasetError
-from vinoreward_training.dataset import METADATA, SUFFIXES, Entry, stack_pictures
+from vinoreward_training.dataset_files import (
+    METADATA,
+    SUFFIXES,
+    check_there,
+    number,
+    pictures_below,
+    read_about,
+    read_table,
+    stack_pictures,
+)
 
 Indices = npt.NDArray[np.int64]
 LOWEST_COUNT = 64
@@ -70,48 +77,25 @@ def finished(
     return Frames(images, episodes, places, sha256=digest.hexdigest(), **facts)
 
 
-def _number(text: str | None) -> float:
-    value = float(text) if text not in (None, "") else math.nan
-    return value if math.isfinite(value) else math.nan
-
-
-def _table(path: Path) -> tuple[list[str], list[int], dict[str, list[tuple[float, float]]]]:
+def _table(folder: Path) -> tuple[list[str], list[int], dict[str, list[tuple[float, float]]]]:
     """Return files, episodes and places of a capture; NAME_x and NAME_y are the place of NAME."""
-    with path.open(newline="", encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        columns = set(reader.fieldnames or ())
-        names = sorted(
-            name[:-2] for name in columns if name.endswith("_x") and f"{name[:-2]}_y" in columns
-        )
-        files: list[str] = []
-        episodes: list[int] = []
-        places: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-        for line, row in enumerate(reader, start=2):
-            try:
-                files.append(row["file"])
-                episodes.append(int(row["episode"]))
-                for name in names:
-                    places[name].append((_number(row[f"{name}_x"]), _number(row[f"{name}_y"])))
-            except (KeyError, TypeError, ValueError) as error:
-                raise DatasetError(
-                    f"{path}, line {line}: {error!r}. Expected the columns file and episode (a "
-                    "whole number) and numbers for places; correct the line or capture again."
-                ) from error
+    files: list[str] = []
+    episodes: list[int] = []
+    places: dict[str, list[tuple[float, float]]] = {}
+
+    def place(line: int, text: str) -> float:
+        value = number(folder, line, text)
+        return value if math.isfinite(value) else math.nan
+
+    for line, row in read_table(folder):
+        if not files:
+            names = (name[:-2] for name in row if name.endswith("_x") and f"{name[:-2]}_y" in row)
+            places = {name: [] for name in sorted(names)}
+        files.append(row["file"])
+        episodes.append(int(row["episode"]))
+        for name, found in places.items():
+            found.append((place(line, row[f"{name}_x"]), place(line, row[f"{name}_y"])))
     return files, episodes, places
-
-
-def _about(folder: Path) -> dict[str, Any]:
-    path = folder / "dataset.json"
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DatasetError(
-            f"{path} is not JSON ({error}). Expected the file capture wrote; run capture --resume "
-            "or delete it."
-        ) from error
-    return found if isinstance(found, dict) else {}
 
 
 def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int = 0) -> Frames:
@@ -127,7 +111,8 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
         limit: read at most so many, 0 for all: the first ones of a capture, else evenly chosen.
 
     Raises:
-        DatasetError: no folder, too few pictures, a broken one, several sizes.
+        DatasetError: no folder, too few pictures, a broken one, several sizes, a table that cannot
+            be right, a link out of the folder, more than fits into memory.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -137,21 +122,12 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
         )
     places: dict[str, list[tuple[float, float]]] = {}
     if (folder / METADATA).is_file():
-        files, episodes, places = _table(folder / METADATA)
+        files, episodes, places = _table(folder)
         count = min(limit, len(files)) if limit else len(files)
         files, episodes = files[:count], episodes[:count]
-        missing = [file for file in files if not (folder / file).is_file()]
-        if missing:
-            raise DatasetError(
-                f"{folder / METADATA} lists {len(missing)} pictures that are not there, the first "
-                f"{missing[0]}. Expected every listed file; run capture --resume to make them anew."
-            )
+        check_there(folder, files)
     else:
-        files = sorted(
-            path.relative_to(folder).as_posix()
-            for path in folder.rglob("*")
-            if path.suffix.lower() in SUFFIXES and path.name[0] != "."
-        )
+        files = pictures_below(folder)
         if limit and limit < len(files):
             files = [files[index * len(files) // limit] for index in range(limit)]
         episodes = list(range(len(files)))
@@ -160,10 +136,8 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
             f"{folder} holds no pictures. Expected {', '.join(sorted(SUFFIXES))} files; capture "
             "some, or give another folder with --data."
         )
-    images, resized = stack_pictures(
-        folder, [Entry(file, 0, "", 0, math.nan) for file in files], size
-    )
-    about = _about(folder)
+    about = read_about(folder)
+    images, resized = stack_pictures(folder, files, size)
     return finished(
         images,
         np.array(episodes, dtype=np.int64),
@@ -172,7 +146,7 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
             for name, found in places.items()
             if np.isfinite(found[: len(files)]).all(1).any()
         },
-        scene=dict(about.get("scene") or {}),
+        scene=about.get("scene", {}),
         source=str(folder),
         resized=resized,
         seed=about.get("seed"),

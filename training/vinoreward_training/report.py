@@ -182,7 +182,7 @@ def _width(path: Path) -> int:
     from PIL import Image
 
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=("PNG", "GIF", "JPEG", "WEBP")) as picture:
             return picture.width
     except OSError:
         return 0

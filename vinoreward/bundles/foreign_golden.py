@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.bundles.latents import means
 from vinoreward.bundles.parts import Encoding
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import BundleError, BundleParityError, InputError
+from vinoreward.picture_files import read_picture
 
 TOLERANCE = 1e-2
 """Of the largest number of the vector: exporters and backends round, wrong colours do more."""
@@ -106,14 +106,7 @@ def _same(found: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:
 def _picture(given: Any) -> NDArray[np.uint8]:
     if isinstance(given, np.ndarray):
         return given
-    try:
-        with Image.open(given) as image:
-            return np.asarray(image.convert("RGB"))
-    except OSError as error:
-        raise InputError(
-            f"the golden picture {given} cannot be read: {error}. Expected a picture file; check "
-            "the path."
-        ) from error
+    return read_picture(given)
 
 
 def _vector(given: Any, encoding: Encoding) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from vinoreward.bundles.reader import parse
 from vinoreward.bundles.schema import BundleSpec, check_file_name
 from vinoreward.errors import BundleEditedError, BundleError, ModelNotFoundError
-from vinoreward.files import sha256
+from vinoreward.files import is_inside, sha256
 
 GROUP = "vinoreward.bundles"
 SPEC_FILE = "bundle.json"
@@ -134,7 +134,7 @@ def inside(folder: Path, name: str) -> Path:
     """
     check_file_name(name)
     path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if not is_inside(folder, path):
         raise BundleError(
             f"{path} is a link to {path.resolve()}. Expected a file within the bundle's folder; "
             "copy the file itself into the bundle."

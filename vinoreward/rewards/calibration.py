@@ -143,6 +143,14 @@ def negatives_needed(target_fpr: float, confidence: float = 0.95) -> int:
     return max(1, math.ceil(math.log1p(-confidence) / math.log1p(-target_fpr) - 1e-9))
 
 
+def rate_supported(negatives: int, confidence: float = 0.95) -> float:
+    """Return the rate that so many negatives without one false positive support: 1 % for 299."""
+    _check_rate("confidence", confidence)
+    if negatives < 1:
+        return 1.0
+    return float(-math.expm1(math.log1p(-confidence) / negatives))
+
+
 def threshold_for_fpr(
     probabilities: NDArray[np.floating[Any]],
     labels: NDArray[np.integer[Any]],

@@ -1,0 +1,284 @@
+"""The files of a dataset, which may be anybody's: nothing outside its folder, and of bounded size.
+
+Every refusal is a :class:`~vinoreward.errors.DatasetError` that names the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.reader import parse, plain
+from vinoreward.errors import BundleError, DatasetError, InputError
+from vinoreward.files import is_inside
+from vinoreward.picture_files import read_picture, shown_name
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
+METADATA = "metadata.csv"
+"""The table of a capture; a picture that it does not list is not part of the dataset yet."""
+ABOUT = "dataset.json"
+MAX_TABLE_BYTES = 128 * 2**20
+"""A million pictures need less."""
+MAX_ABOUT_BYTES = 2**20
+MAX_CELL = 1000
+"""Characters of a table's cell: a path is the longest."""
+MAX_NAME = 100
+"""Characters of a label and of a category."""
+MEMORY_SHARE = 0.9
+"""Of the memory that is free, at most, goes into pictures."""
+
+
+def inside(folder: Path, file: str) -> Path:
+    """Return ``folder/file`` after checking that it, links followed, stays within the folder.
+
+    Raises:
+        DatasetError: it does not, or the name cannot be that of a picture.
+    """
+    parts = Path(file).parts
+    if not parts or not file.isprintable() or Path(file).is_absolute() or ".." in parts:
+        raise DatasetError(
+            f"{shown_name(folder)} names the file {shown_name(file)!r}. Expected printable names "
+            "relative to the folder, such as success/0.png; rename it or correct the table."
+        )
+    path = folder
+    for part in parts:
+        path = path / part
+        if path.is_symlink() and not _stays(folder, path):
+            raise DatasetError(
+                f"{shown_name(path)} is a link out of the folder. Expected all files of a dataset "
+                "within its folder, as nothing else is read; copy the files there."
+            )
+    return path
+
+
+def _stays(folder: Path, path: Path) -> bool:
+    try:
+        return is_inside(folder, path)
+    except (OSError, RuntimeError):  # a loop of links
+        return False
+
+
+def read_table(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the line number and the cells of each row of ``metadata.csv``.
+
+    Raises:
+        DatasetError: it is no table with the columns file, label and episode, or has cells that
+            cannot be right; a file stands in it twice.
+    """
+    path = inside(folder, METADATA)
+    line, seen = 1, set()
+    try:
+        if path.stat().st_size > MAX_TABLE_BYTES:
+            raise _wrong_table(path, line, f"the table has more than {MAX_TABLE_BYTES} bytes")
+        with path.open(newline="", encoding="utf-8") as stream:
+            for row in (reader := csv.DictReader(stream, restkey="", restval="")):
+                line = reader.line_num
+                if "" in row or not {"file", "label", "episode"} <= set(row):
+                    raise _wrong_table(path, line, "it has other columns")
+                if any(len(cell) > MAX_CELL or not cell.isprintable() for cell in row.values()):
+                    raise _wrong_table(path, line, "a cell has too many or unprintable characters")
+                if max(len(row["label"]), len(row.get("category", ""))) > MAX_NAME:
+                    raise _wrong_table(path, line, "a label or category is too long")
+                if abs(int(row["episode"])) >= 2**63:
+                    raise _wrong_table(path, line, "the episode's number is too large")
+                if row["file"] in seen:
+                    raise _wrong_table(path, line, f"{row['file']} stands in it twice")
+                seen.add(row["file"])
+                yield line, row
+    except (csv.Error, ValueError, OSError) as error:
+        if isinstance(error, DatasetError):
+            raise
+        raise _wrong_table(path, line, str(error)) from error
+
+
+def _wrong_table(path: Path, line: int, why: str) -> DatasetError:
+    return DatasetError(
+        f"{path}, line {line}: {why}. Expected the columns file (each once), label and episode (a "
+        "whole number) in UTF-8, and numbers for distance and places; correct the line or capture "
+        "again."
+    )
+
+
+def number(folder: Path, line: int, text: str) -> float:
+    """Return a cell of ``metadata.csv`` as a number, NaN where it is empty.
+
+    Raises:
+        DatasetError: it is none.
+    """
+    try:
+        return float(text) if text else float("nan")
+    except ValueError as error:
+        raise _wrong_table(folder / METADATA, line, str(error)) from error
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """Return what ``dataset.json`` says, with a ``scene`` that is a mapping; empty without it.
+
+    Raises:
+        DatasetError: it is too large, no JSON object, or not as ``capture`` writes it.
+    """
+    path = inside(folder, ABOUT)
+    if not path.is_file():
+        return {}
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_ABOUT_BYTES + 1)
+        if len(data) > MAX_ABOUT_BYTES:
+            raise BundleError(f"it has more than {MAX_ABOUT_BYTES} bytes")
+        found = plain(parse(data, ABOUT), ABOUT)
+    except (BundleError, OSError) as error:
+        raise _wrong_about(path, str(error)) from error
+    if not isinstance(found, dict):
+        raise _wrong_about(path, "it holds no object")
+    scene = found.get("scene")
+    found["scene"] = {} if scene is None else scene
+    if not isinstance(found["scene"], dict) or any(
+        not isinstance(value, str | int | float | bool) for value in found["scene"].values()
+    ):
+        raise _wrong_about(path, "scene is no object of texts and numbers")
+    seed = found.get("seed")
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
+        raise _wrong_about(path, "seed is no whole number of 0 or more")
+    if not isinstance(found.get("env", ""), str):
+        raise _wrong_about(path, "env is no text")
+    return found
+
+
+def _wrong_about(path: Path, why: str) -> DatasetError:
+    return DatasetError(
+        f"{path}: {why.rstrip('.')}. Expected the file that capture wrote; run capture --resume or "
+        "delete it."
+    )
+
+
+def pictures_below(folder: Path, name: str = ".") -> list[str]:
+    """Return all pictures at any depth of ``folder/name``, sorted, relative to ``folder``.
+
+    Raises:
+        DatasetError: one of them, or a folder, is a link out of ``folder``; an unprintable name.
+    """
+    found = []
+    for parent, folders, files in os.walk(inside(folder, name) if name != "." else folder):
+        where = Path(parent).relative_to(folder)
+        for other in folders:
+            if (Path(parent) / other).is_symlink():
+                inside(folder, (where / other).as_posix())
+        for other in files:
+            if Path(other).suffix.lower() in SUFFIXES and not other.startswith("."):
+                file = (where / other).as_posix()
+                inside(folder, file)
+                found.append(file)
+    return sorted(found)
+
+
+def check_there(folder: Path, files: Iterable[str]) -> None:
+    """Check that all listed pictures are plain files within the folder.
+
+    Raises:
+        DatasetError: some are not; says how many and which is the first.
+    """
+    missing = [file for file in files if not inside(folder, file).is_file()]
+    if missing:
+        raise DatasetError(
+            f"{folder} lists {len(missing)} pictures that are not there, the first {missing[0]}. "
+            "Expected every one in metadata.csv to be a plain file; run capture --resume to make "
+            "them anew."
+        )
+
+
+def stack_pictures(
+    folder: Path, files: Sequence[str], size: tuple[int, int] | None
+) -> tuple[npt.NDArray[np.uint8], bool]:
+    """Read pictures into one array.
+
+    Args:
+        folder: the files are relative to it.
+        files: at least one.
+        size: (height, width) to resize to, or None: all must have one size already.
+
+    Returns:
+        ``(N, H, W, 3)`` uint8 RGB, and whether any picture was resized.
+
+    Raises:
+        DatasetError: a picture that cannot be read, or of another size; too many for the memory.
+    """
+    first, _ = _read(folder, files[0], size)
+    _check_memory(folder, len(files), first.shape[:2])
+    images = np.empty((len(files), *first.shape), dtype=np.uint8)
+    resized = False
+    # Decoding PNG releases the interpreter lock, so a few threads help.
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        pictures = pool.map(lambda file: _read(folder, file, size), files)
+        for index, (picture, changed) in enumerate(pictures):
+            if picture.shape != first.shape:
+                pool.shutdown(wait=False, cancel_futures=True)
+                height, width = first.shape[:2]
+                raise DatasetError(
+                    f"{folder / files[index]} has {picture.shape[0]}x{picture.shape[1]} "
+                    f"pixels (height x width), the pictures before it {height}x{width}. Expected "
+                    f"one size; give --image-size {height} {width} to resize them all."
+                )
+            images[index] = picture
+            resized |= changed
+    return images, resized
+
+
+def _read(
+    folder: Path, file: str, size: tuple[int, int] | None
+) -> tuple[npt.NDArray[np.uint8], bool]:
+    from PIL import Image
+
+    try:
+        image = read_picture(inside(folder, file))
+    except InputError as error:
+        raise DatasetError(f"{error} (capture --resume makes its own anew.)") from error
+    if size is None or image.shape[:2] == size:
+        return image, False
+    changed = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.asarray(changed, dtype=np.uint8), True
+
+
+def _check_memory(folder: Path, count: int, size: tuple[int, ...]) -> None:
+    needed, free = count * size[0] * size[1] * 3, free_memory()
+    if free is not None and needed > MEMORY_SHARE * free:
+        raise DatasetError(
+            f"the {count} pictures of {folder} need {needed / 1e9:.1f} GB at {size[0]}x{size[1]} "
+            f"pixels (height x width), and {free / 1e9:.1f} GB are free. Expected them to fit into "
+            "memory; give a smaller --image-size (train-vae: --size), or take fewer."
+        )
+
+
+def free_memory() -> int | None:
+    """Return the bytes of memory that this process can still have; None where not known.
+
+    The least of what the machine has and what its control group (a container's limit) allows.
+    """
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    group = Path("/sys/fs/cgroup")
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            most, now = ((group / name).read_text(encoding="ascii") for name in (limit, used))
+            # The files' cache counts as used and is given back where it is needed.
+            found.append(int(most) - int(now) + _cache(group / limit))
+    return max(0, min(found)) if found else None
+
+
+def _cache(limit: Path) -> int:
+    stat = (limit.parent / "memory.stat").read_text(encoding="ascii")
+    facts = dict(line.split()[:2] for line in stat.splitlines())
+    return int(facts.get("inactive_file", 0))
