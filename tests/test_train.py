@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import toy_environments
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +23,8 @@ from vinoreward.errors import (
 )
 from vinoreward_training.cli import main
 from vinoreward_training.curves import read_table, rolling_mean
-from vinoreward_training.evaluate_policy import Moment, evaluate
-from vinoreward_training.train import TrainConfig, train
+from vinoreward_training.evaluate_policy import Moment, Truth, evaluate
+from vinoreward_training.train import TrainConfig, run, train
 
 
 class Walk:
@@ -78,6 +81,71 @@ def test_where_nobody_knows_the_success_none_is_reported() -> None:
     env.close()
     assert found.claimed is None
     assert found.true is None
+
+
+class Telling(Corridor):
+    """Says under names of its own whether the third cell is reached; may say more."""
+
+    def __init__(self, **told: Callable[[bool], Any]) -> None:
+        self.told = told
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *found, info = super().step(action)
+        true = info["true_success"]
+        return (*found, {key: tell(true) for key, tell in self.told.items()})  # type: ignore[return-value]
+
+
+def _not(value: bool) -> bool:
+    return not value
+
+
+@pytest.mark.parametrize(
+    ("told", "key", "claimed"),
+    [
+        ({"success": bool, "step": int}, "success", None),
+        ({"succeed": float}, "succeed", None),
+        ({"success": lambda true: np.array([true], np.float32)}, "success", None),
+        # Its own word, as no classifier judges.
+        ({"is_success": np.float64, "success": _not}, "is_success", None),
+        # A learned reward claims under is_success and moves the environment's own.
+        ({"is_success": _not, "original_is_success": bool, "reward_prob": float},
+         "original_is_success", 5),
+        ({"is_success": _not, "reward_prob": float, "success": bool}, "success", 5),
+        ({"is_success": _not, "reward_prob": float}, None, 5),
+        ({"true_success": bool, "original_is_success": _not, "is_success": _not},
+         "true_success", 5),
+        ({"goal_distance": float}, None, None),
+    ],
+)  # fmt: skip
+def test_the_truth_is_found_and_never_taken_for_the_claim(
+    told: dict[str, Any], key: str | None, claimed: int | None
+) -> None:
+    for cells in (2, 3):
+        arrived = cells == 3
+        truth = Truth()
+        found = evaluate(Walk(cells), Telling(**told), 5, seed=0, truth=truth)
+        assert found.truth_key == truth.key == key
+        assert (found.true is None) == (key is None)
+        assert found.true is None or found.true.successes == (5 if arrived else 0)
+        assert (None if found.claimed is None else found.claimed.successes) == (
+            None if claimed is None else (0 if arrived else 5)
+        )
+        seen: list[Moment] = []
+        evaluate(Walk(cells), Telling(**told), 1, seed=0, watch=seen.append)
+        told_of = [None, False, False, arrived, arrived] if key else [None] * 5
+        assert [moment.true for moment in seen] == told_of
+
+
+def test_a_truth_that_is_named_is_the_one_read() -> None:
+    told: dict[str, Any] = {"true_success": _not, "at_goal": bool}
+    found = evaluate(Walk(3), Telling(**told), 5, seed=0, truth=Truth("at_goal"))
+    assert found.true is not None and found.true.successes == 5 and found.truth_key == "at_goal"
+    assert "info['at_goal']" in found.lines()[1]
+    with pytest.raises(ConfigError, match=r"'nothing' \(it has at_goal, true.*--truth-key"):
+        evaluate(Walk(3), Telling(**told), 1, seed=0, truth=Truth("nothing"))
+    for wrong in ("yes", [True, False], float("nan"), None):
+        with pytest.raises(ConfigError, match="single number"):
+            evaluate(Walk(3), Telling(success=lambda _, w=wrong: w), 1, seed=0)
 
 
 def test_no_episodes_is_an_error() -> None:
@@ -166,3 +234,34 @@ def test_an_environment_without_a_learned_reward_trains_as_it_is(tmp_path: Path)
     )
     assert result.solved_at is None
     assert result.final.true is None
+
+
+def test_both_curves_of_a_learned_reward_and_where_the_truth_is_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The truth is an environment's own is_success here, which the wrapper moves aside."""
+
+    class Blind(toy_environments.Corridor):
+        def step(self, action: Any) -> Any:
+            *found, info = super().step(action)
+            return (*found, {"is_success": info["true_success"]})
+
+    gym.register("Blind-v0", entry_point=Blind)
+    try:
+        bundle = toy_environments.save_toy_bundle(tmp_path / "toy")
+        small = {"learning_starts": 20, "batch_size": 8, "policy_kwargs": {"net_arch": [8]}}
+        told = {"env": "Blind-v0", "wrap_bundle": True, "bundle": str(bundle.path)}
+        out = tmp_path / "run"
+        found = config(out, **told, algorithm="DQN", algorithm_kwargs=small, backend="openvino")
+        assert run(found) == 0
+    finally:
+        del gym.registry["Blind-v0"]
+    said = capsys.readouterr().out
+    assert said.count("true success is read from info['original_is_success']") == 1
+    assert "(info['original_is_success'])" in said
+    for name in ("episodes.csv", "evaluations.csv"):
+        with (out / name).open(encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+        assert rows and all(row["claimed"] and row["true"] for row in rows)
+    board = " ".join(path.read_text("latin-1") for path in out.rglob("events.out.*"))
+    assert "rollout/claimed_success" in board and "rollout/true_success" in board

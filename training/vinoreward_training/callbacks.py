@@ -27,7 +27,7 @@ from vinoreward_training.curves import (
     read_table,
     write_table,
 )
-from vinoreward_training.evaluate_policy import Evaluation, evaluate
+from vinoreward_training.evaluate_policy import Evaluation, Truth, claim_of, evaluate
 
 RECENT = 50
 """Episodes behind the rates of the progress bar and of TensorBoard."""
@@ -94,6 +94,7 @@ class RunCallback(BaseCallback):
         total: training steps in all, for the progress bar.
         interrupt: stops training when it is asked for.
         start: steps done already, when resuming.
+        truth_key: key of ``info`` that holds the truth; None finds one.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class RunCallback(BaseCallback):
         save_replay: bool = True,
         stop_when_solved: float | None = None,
         progress: bool = True,
+        truth_key: str | None = None,
     ) -> None:
         super().__init__()
         self.folder = folder
@@ -134,6 +136,8 @@ class RunCallback(BaseCallback):
         self._next_evaluation = _next_multiple(start, eval_every)
         self._next_checkpoint = _next_multiple(start, checkpoint_every)
         self._last_checkpoint: int | None = start if start else None
+        self._truth = Truth(truth_key)
+        self._said = False
         self._bar = tqdm(
             total=total, initial=start, unit="step", disable=not progress, desc="train"
         )
@@ -160,13 +164,18 @@ class RunCallback(BaseCallback):
 
     def _note_episode(self, info: dict[str, Any]) -> None:
         monitor = info["episode"]
+        claimed, true = claim_of(info), self._truth(info)
+        if not self._said and self._truth.key != "true_success":
+            self._said = True
+            read = f"true success is read from info[{self._truth.key!r}]"
+            tqdm.write(self._truth.missing(info) if true is None else read)
         self.episodes.append(
             {
                 "step": self.num_timesteps,
                 "reward": round(float(monitor["r"]), 6),
                 "length": int(monitor["l"]),
-                "claimed": _flag(info, "is_success"),
-                "true": _flag(info, "true_success"),
+                "claimed": None if claimed is None else int(claimed),
+                "true": None if true is None else int(true),
             }
         )
         shown = {}
@@ -197,7 +206,7 @@ class RunCallback(BaseCallback):
     def evaluate_now(self) -> None:
         """Evaluate; where it looks solved, confirm over the final number of episodes."""
         began = time.perf_counter()
-        found = evaluate(self.model, self._evaluation_env, self._eval_episodes, self._eval_seed)
+        found = self._evaluated(self._eval_episodes, self._eval_seed)
         if self.reaches_goal(found):
             found = self.evaluate_finally()
             if self.reaches_goal(found):
@@ -212,10 +221,13 @@ class RunCallback(BaseCallback):
             note: add it to the table of evaluations.
         """
         seed = self._eval_seed + self._eval_episodes
-        found = evaluate(self.model, self._evaluation_env, self._final_episodes, seed)
+        found = self._evaluated(self._final_episodes, seed)
         if note:
             self._note_evaluation(found)
         return found
+
+    def _evaluated(self, episodes: int, seed: int) -> Evaluation:
+        return evaluate(self.model, self._evaluation_env, episodes, seed, truth=self._truth)
 
     def reaches_goal(self, found: Evaluation) -> bool:
         """Say whether the true success is the one at which training may stop."""
@@ -263,10 +275,6 @@ class RunCallback(BaseCallback):
     def close(self) -> None:
         """Leave the progress bar as it stands."""
         self._bar.close()
-
-
-def _flag(info: dict[str, Any], key: str) -> int | None:
-    return int(bool(info[key])) if key in info else None
 
 
 def _next_multiple(value: int, step: int) -> int:

@@ -21,6 +21,74 @@ class Policy(Protocol):
         ...  # pragma: no cover
 
 
+TRUTH_KEYS = ("true_success", "original_is_success", "is_success", "success", "succeed")
+"""Where environments say whether the task is done; the first that is there counts. A learned reward
+moves an environment's own ``is_success`` to ``original_is_success``."""
+
+
+def claim_of(info: Mapping[str, Any]) -> bool | None:
+    """Return what a classifier (or our oracle) claims; None where nobody judges.
+
+    ``is_success`` alone is an environment's own word: the truth, and no claim about it.
+    """
+    judged = "reward_prob" in info or "true_success" in info
+    return bool(info["is_success"]) if judged and "is_success" in info else None
+
+
+class Truth:
+    """Reads from ``info`` whether the task is truly done.
+
+    Args:
+        key: of ``info``; None takes the first of :data:`TRUTH_KEYS` that is there, and stays with
+            it.
+    """
+
+    def __init__(self, key: str | None = None) -> None:
+        self.key = key
+        """The key in use; None until one is found."""
+        self._named = key is not None
+
+    def __call__(self, info: Mapping[str, Any], *, last: bool = True) -> bool | None:
+        """Return the truth, None where ``info`` does not tell.
+
+        Args:
+            info: of a step; a reset's may hold other things.
+            last: whether the step ended its episode; a key that was named must be there then.
+
+        Raises:
+            ConfigError: it is not, or it holds no single number.
+        """
+        if self.key is None:
+            claimed = claim_of(info) is not None
+            keys = (key for key in TRUTH_KEYS if not (claimed and key == "is_success"))
+            self.key = next((key for key in keys if key in info), None)
+        if self.key is None or self.key not in info:
+            if self._named and last:
+                raise ConfigError(
+                    f"the environment gave an info without {self.key!r} (it has {_keys(info)}). "
+                    "Expected the truth about success there; name its key with --truth-key."
+                )
+            return None
+        value = np.asarray(info[self.key])
+        if value.size != 1 or value.dtype.kind not in "buif" or np.isnan(value).any():
+            raise ConfigError(
+                f"the environment gives {info[self.key]!r} as info[{self.key!r}]. Expected true or "
+                "false, or a single number; name another key with --truth-key."
+            )
+        return bool(value.item())
+
+    def missing(self, info: Mapping[str, Any]) -> str:
+        """Say that nothing is known of the truth, and what to do."""
+        return (
+            f"true success is not known: the environment's info has none of {', '.join(TRUTH_KEYS)}"
+            f" (it has {_keys(info)}). If it tells under another name, add --truth-key."
+        )
+
+
+def _keys(info: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(map(str, info))) or "nothing"
+
+
 @dataclass(frozen=True)
 class Rate:
     """``successes`` of ``trials`` with its Clopper-Pearson interval."""
@@ -52,6 +120,16 @@ class Evaluation:
     """What the simulator knows of that same state; None where the environment does not know."""
     mean_return: float
     mean_length: float
+    truth_key: str | None = None
+    """Key of ``info`` that the truth was read from."""
+
+    def lines(self) -> list[str]:
+        """Return both rates as they are printed, with the key behind the true one."""
+        where = f" (info[{self.truth_key!r}])" if self.true is not None and self.truth_key else ""
+        return [
+            f"claimed success: {self.claimed or 'not known'}",
+            f"true success:    {self.true or 'not known (see --truth-key)'}{where}",
+        ]
 
 
 @dataclass(frozen=True)
@@ -65,6 +143,10 @@ class Moment:
     reward: float
     info: Mapping[str, Any]
     last: bool
+    claimed: bool | None = None
+    """What the classifier says of this state; None if nobody says."""
+    true: bool | None = None
+    """What the simulator knows of it; None if it does not tell."""
 
 
 def rate(successes: int, trials: int, confidence: float = 0.95) -> Rate:
@@ -81,6 +163,8 @@ def evaluate(
     episodes: int,
     seed: int,
     watch: Callable[[Moment], None] | None = None,
+    *,
+    truth: Truth | None = None,
 ) -> Evaluation:
     """Run the deterministic policy for ``episodes`` episodes, seeded ``seed``, ``seed + 1``, ….
 
@@ -93,22 +177,27 @@ def evaluate(
         episodes: at least one.
         seed: of the first episode.
         watch: called after each reset and each step, e.g. to film.
+        truth: reads the truth from ``info``; None finds its key by itself.
 
     Raises:
-        ConfigError: fewer than one episode.
+        ConfigError: fewer than one episode, or a truth that cannot be read.
     """
     if episodes < 1:
         raise ConfigError(
             f"found {episodes} evaluation episodes. Expected at least 1; ask for more."
         )
-    claimed: list[bool] = []
-    true: list[bool] = []
+    truth = Truth() if truth is None else truth
+    claimed: list[bool | None] = []
+    true: list[bool | None] = []
     returns: list[float] = []
     lengths: list[int] = []
     for episode in range(episodes):
         observation, info = env.reset(seed=seed + episode)
         if watch is not None:
-            watch(Moment(episode, 0, None, 0.0, info, False))
+            # Nobody has judged yet, so that an is_success here need not be what it is in steps.
+            known = truth.key is not None or "true_success" in info
+            started = truth(info, last=False) if known else None
+            watch(Moment(episode, 0, None, 0.0, info, False, None, started))
         total, steps, over = 0.0, 0, False
         while not over:
             action, _ = model.predict(observation, deterministic=True)
@@ -117,19 +206,24 @@ def evaluate(
             total += float(reward)
             steps += 1
             if watch is not None:
-                watch(Moment(episode, steps, np.asarray(action), float(reward), info, over))
-        if "is_success" in info:
-            claimed.append(bool(info["is_success"]))
-        if "true_success" in info:
-            true.append(bool(info["true_success"]))
+                moved, said = np.asarray(action), (claim_of(info), truth(info, last=over))
+                watch(Moment(episode, steps, moved, float(reward), info, over, *said))
+        claimed.append(claim_of(info))
+        true.append(truth(info))
         returns.append(total)
         lengths.append(steps)
     return Evaluation(
-        claimed=rate(sum(claimed), episodes) if len(claimed) == episodes else None,
-        true=rate(sum(true), episodes) if len(true) == episodes else None,
+        claimed=_rate(claimed),
+        true=_rate(true),
         mean_return=float(np.mean(returns)),
         mean_length=float(np.mean(lengths)),
+        truth_key=truth.key,
     )
+
+
+def _rate(found: list[bool | None]) -> Rate | None:
+    known = [value for value in found if value is not None]
+    return rate(sum(known), len(known)) if len(known) == len(found) else None
 
 
 def rate_row(name: str, found: Rate | None) -> dict[str, object]:

@@ -129,13 +129,11 @@ def captioned(frame: NDArray[np.uint8], moment: Moment) -> NDArray[np.uint8]:
     if probability is not None:
         words += f"   P(success) {float(probability):.2f}"
     draw.text((10, height + 6), words, _INK, font=font)
-    for left, name, key in ((10, "claimed", "is_success"), (170, "true", "true_success")):
-        known = key in moment.info
-        yes = bool(moment.info.get(key, False))
-        word = ("yes" if yes else "no") if known else "?"
+    for left, name, yes in ((10, "claimed", moment.claimed), (170, "true", moment.true)):
+        word = "?" if yes is None else "yes" if yes else "no"
         draw.text((left, height + 30), f"{name}: ", _INK, font=font)
         offset = draw.textlength(f"{name}: ", font=font)
-        colour = (_GOOD if yes else _BAD) if known else _INK
+        colour = _INK if yes is None else _GOOD if yes else _BAD
         draw.text((left + offset, height + 30), word, colour, font=font)
     return np.asarray(sheet, dtype=np.uint8)
 

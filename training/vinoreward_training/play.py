@@ -16,7 +16,14 @@ import numpy as np
 from vinoreward.errors import ConfigError, MissingDisplayError
 from vinoreward.files import refuse_links, write_json
 from vinoreward_training.environments import agree_to_import, dependencies_named, make_env
-from vinoreward_training.evaluate_policy import Evaluation, Moment, Policy, evaluate, rate_row
+from vinoreward_training.evaluate_policy import (
+    Evaluation,
+    Moment,
+    Policy,
+    Truth,
+    evaluate,
+    rate_row,
+)
 from vinoreward_training.report import Section, write_report
 from vinoreward_training.run_folder import plain
 
@@ -62,6 +69,8 @@ class PlayConfig:
     trust_run: bool = False
     """Import the package of an environment that only the run names, as package:Id-v0 does: that
     runs its code. Without it you are asked; --env names it as well."""
+    truth_key: str | None = None
+    """Key of info that holds the truth; None is that of training, or one that is found."""
     human: bool = False
     """Show a window, which needs a display; nothing is filmed then."""
     seed: int = 1000
@@ -205,7 +214,8 @@ def _played(
                 ends.append({**_end(moment), "return": round(returns[-1], 4)})
                 bar.update()
 
-        found = evaluate(opened.model, opened.env, config.episodes, config.seed, watch)
+        truth = Truth(config.truth_key or opened.description.get("truth_key"))
+        found = evaluate(opened.model, opened.env, config.episodes, config.seed, watch, truth=truth)
     return dataclasses.replace(found, mean_return=float(np.mean(returns))), returns, ends
 
 
@@ -246,11 +256,13 @@ def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | No
 
 def _end(moment: Moment) -> dict[str, object]:
     row: dict[str, object] = {"episode": moment.episode + 1, "steps": moment.step}
-    names = (("claimed", "is_success"), ("true", "true_success"), ("P(success)", "reward_prob"))
-    for name, key in names:
-        if key in moment.info:
-            value = moment.info[key]
-            row[name] = float(value) if key == "reward_prob" else bool(value)
+    row |= {
+        name: value
+        for name, value in (("claimed", moment.claimed), ("true", moment.true))
+        if value is not None
+    }
+    if "reward_prob" in moment.info:
+        row["P(success)"] = float(moment.info["reward_prob"])
     if "distance" in moment.info:
         row["distance in cm"] = round(100 * float(moment.info["distance"]), 2)
     return row
@@ -293,8 +305,8 @@ def run(config: PlayConfig) -> int:
     result = play(config)
     error = "" if result.error is None else f" ± {result.error:.2g} (standard error)"
     print(f"mean return:     {result.evaluation.mean_return:.4g}{error}")
-    print(f"claimed success: {result.evaluation.claimed or 'not known'}")
-    print(f"true success:    {result.evaluation.true or 'not known'}")
+    for line in result.evaluation.lines():
+        print(line)
     if result.film is not None:
         print(f"film:   {result.film}")
     if result.unfilmed:

@@ -80,6 +80,10 @@ class TrainConfig:
     """Latents of so many steps, with --encoder."""
     encoder_sha256: tyro.conf.Suppress[str | None] = None
     """Hash of the encoder's network, recorded by the run."""
+    truth_key: str | None = None
+    """Key of info that holds the truth about success, beside what the classifier claims. None finds
+    true_success, an is_success of the environment's own (which a learned reward moves to
+    original_is_success), success or succeed."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Further arguments of the environment: name value name value ..."""
     algorithm_kwargs: dict[str, Scalar] = field(default_factory=dict)
@@ -200,6 +204,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
                 save_replay=config.save_replay,
                 stop_when_solved=config.stop_when_solved,
                 progress=config.progress,
+                truth_key=config.truth_key,
             )
             closing.callback(_log_to(model, folder / "logs" / f"from_{start}").close)
             if start < total:
@@ -276,7 +281,7 @@ def _conclude(
 
 def _description(config: TrainConfig) -> dict[str, Any]:
     names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", "backend", "bundle", "precision")
-    seen = ("wrap_bundle", "encoder", "encoder_sha256", "frame_stack", "seed")
+    seen = ("wrap_bundle", "encoder", "encoder_sha256", "frame_stack", "seed", "truth_key")
     return {name: plain(getattr(config, name)) for name in (*names, *seen)}
 
 
@@ -290,7 +295,9 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
         return None
     final = found["final"]
     rates = [None if final[n] is None else Rate(**final[n]) for n in ("claimed", "true")]
-    evaluation = Evaluation(rates[0], rates[1], final["mean_return"], final["mean_length"])
+    # Runs of the first version do not say which key the truth was read from.
+    means, key = (final["mean_return"], final["mean_length"]), final.get("truth_key")
+    evaluation = Evaluation(rates[0], rates[1], *means, key)
     seconds = (found["seconds"], found["evaluation_seconds"])
     return TrainResult(folder, found["steps"], found["solved_at"], evaluation, *seconds)
 
@@ -299,8 +306,8 @@ def run(config: TrainConfig) -> int:
     """Train, print what came out and the next command."""
     result = train(config)
     print(f"steps: {result.steps}, {result.seconds:.1f} s")
-    print(f"claimed success: {result.final.claimed or 'not known'}")
-    print(f"true success:    {result.final.true or 'not known'}")
+    for line in result.final.lines():
+        print(line)
     if result.solved_at is not None:
         print(f"solved at step {result.solved_at}")
     print(f"curve:  {result.folder / 'learning_curve.png'}")
