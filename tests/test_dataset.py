@@ -349,6 +349,8 @@ def test_more_pictures_than_memory_is_said_before_they_are_read(tmp_path: Path) 
     many = ["success/0.png"] * (free // 40_000_000 + 1)
     with pytest.raises(DatasetError, match=r"GB at 4096x4096 .*GB are free.*--image-size"):
         stack_pictures(folder, many, (4096, 4096))
+    with pytest.raises(DatasetError, match=r"8 pictures .*GB are free"):
+        load_dataset(folder, size=(1_000_000, 1_000_000))
 
 
 def test_any_damage_of_a_picture_ends_in_a_sentence_or_the_same_size(tmp_path: Path) -> None:
@@ -367,3 +369,43 @@ def test_any_damage_of_a_picture_ends_in_a_sentence_or_the_same_size(tmp_path: P
                 assert read_picture(path).ndim == 3
             except InputError as error:
                 assert "Expected a whole PNG" in str(error)
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "dataset.json"])
+def test_any_damage_of_a_table_or_description_ends_in_a_sentence_or_a_dataset(
+    tmp_path: Path, name: str
+) -> None:
+    image_folder(tmp_path)
+    (tmp_path / "metadata.csv").write_text(
+        "file,label,category,episode,distance,object_x,object_y\n"
+        "success/0.png,success,success,1,0.01,0.5,0.1\nfailure/0.png,failure,far,2,inf,,\n"
+        "success/1.png,success,success,3,,0.5,0.1\nfailure/1.png,failure,near,-4,1,0.1,1e-3\n"
+    )
+    (tmp_path / "dataset.json").write_text(
+        '{"format": "vinoreward image folder 1", "scene": {"height": 16, "mesh": "20"},'
+        '"seed": 7, "counts": {"a": [1, 2.5]}, "complete": true, "env": "X-v0"}'
+    )
+    whole = (tmp_path / name).read_bytes()
+    random = np.random.default_rng(1)
+    loaded = refused = 0
+    for _ in range(500):
+        data = bytearray(whole)
+        for _ in range(random.integers(1, 4)):
+            place = int(random.integers(len(data)))
+            kind = random.integers(4)
+            if kind == 0:
+                data[place] = random.integers(256)
+            elif kind == 1:
+                del data[place : place + int(random.integers(1, 20))]
+            elif kind == 2:
+                data[place:place] = random.bytes(int(random.integers(1, 9)))
+            else:
+                data[place:place] = data[: int(random.integers(1, len(data)))]
+        (tmp_path / name).write_bytes(bytes(data))
+        try:
+            assert load_dataset(tmp_path).images.shape[1:] == (16, 20, 3)
+            loaded += 1
+        except DatasetError as error:
+            assert "Expected" in str(error)
+            refused += 1
+    assert loaded > 10 and refused > 100

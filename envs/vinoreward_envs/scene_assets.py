@@ -124,7 +124,7 @@ def _texture(name: str) -> NDArray[np.uint8]:
     from PIL import Image
 
     data = np.asarray(_arrays("background")[name], dtype=np.uint8).tobytes()
-    with Image.open(io.BytesIO(data)) as picture:
+    with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
         return np.asarray(picture.convert("RGB"))
 
 

@@ -74,7 +74,7 @@ def _robot(folder: Path) -> list[tuple[int, Corners, NDArray[np.uint8]]]:
     from PIL import Image
 
     meshes = folder / "franka_panda" / "meshes"
-    with Image.open(meshes / "visual" / "colors.png") as picture:
+    with Image.open(meshes / "visual" / "colors.png", formats=("PNG",)) as picture:
         texture = np.asarray(picture.convert("RGB"))
     found = []
     for link, name in _LINK_MESHES:
@@ -140,7 +140,7 @@ def _png(path: Path) -> bytes:
     from PIL import Image
 
     stream = io.BytesIO()
-    with Image.open(path) as picture:
+    with Image.open(path, formats=("PNG", "JPEG")) as picture:
         picture.convert("RGB").save(stream, format="PNG", optimize=True)
     return stream.getvalue()
 

@@ -210,6 +210,8 @@ def stack_pictures(
     Raises:
         DatasetError: a picture that cannot be read, or of another size; too many for the memory.
     """
+    if size is not None:
+        _check_memory(folder, len(files), size)
     first, _ = _read(folder, files[0], size)
     _check_memory(folder, len(files), first.shape[:2])
     images = np.empty((len(files), *first.shape), dtype=np.uint8)
