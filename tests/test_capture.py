@@ -32,6 +32,7 @@ from vinoreward_training.capture_hover import (
 )
 from vinoreward_training.capture_play import Balance, choose
 from vinoreward_training.dataset import load_dataset
+from vinoreward_training.environments import has_own_reward
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -145,7 +146,7 @@ def test_any_environment_with_a_truth_is_captured_balanced(tmp_path: Path, line_
 
 
 def test_an_environment_without_the_truth_is_an_error(tmp_path: Path, line_id: str) -> None:
-    with pytest.raises(ConfigError, match=r"\['at_goal'\].*--truth-key"):
+    with pytest.raises(ConfigError, match=r"it has at_goal.*--truth-key"):
         capture.run(CaptureConfig(out=tmp_path / "x", env=line_id, frames=4))
 
 
@@ -276,6 +277,18 @@ def test_the_goals_place_does_not_tell_the_label(tmp_path: Path) -> None:
     assert Goals.rendered == 1200
 
 
+def test_the_usual_names_of_the_truth_are_found(tmp_path: Path) -> None:
+    class Usual(Goals):
+        def step(self, action: int) -> Any:
+            *rest, info = super().step(action)
+            return (*rest, {"distance": 1.0, "is_success": np.float32(info["there"])})
+
+    env = registered("VinorewardTestUsual-v0", Usual)
+    capture.run(CaptureConfig(out=tmp_path / "u", env=env, frames=40))
+    about = json.loads((tmp_path / "u" / "dataset.json").read_text())
+    assert about["truth_key"] == "is_success" and about["counts"]["success"] == 20
+
+
 def test_near_misses_lie_close_before_a_success() -> None:
     truths = [False] * 50 + [True] * 3 + [False] * 30
     balance = Balance(successes=100, failures=100, quota=4, kept_successes=8)
@@ -332,6 +345,9 @@ def test_played_episodes_resumed_are_as_if_never_stopped(tmp_path: Path, stops: 
     (stopped.out / rows_of(stopped.out)[-3]["file"]).unlink()
     capture.run(dataclasses.replace(stopped, resume=True))
     assert load_dataset(stopped.out).sha256 == load_dataset(config.out).sha256
+    # The key is recorded, and only another one is refused.
+    capture.run(dataclasses.replace(stopped, resume=True, truth_key=None))
+    assert json.loads((stopped.out / "dataset.json").read_text())["truth_key"] == "there"
     with pytest.raises(ConfigError, match=r"truth_key 'there', now asked for truth_key 'other'"):
         capture.run(dataclasses.replace(stopped, resume=True, truth_key="other"))
 
@@ -419,6 +435,28 @@ def test_a_derived_hover_environment_accepts_its_own_captures(tmp_path: Path) ->
     wrapped.reset(seed=0)
     wrapped.step(np.zeros(2, np.float32))
     wrapped.close()
+
+
+class Own(PandaHoverEnv):
+    """Takes none of PandaHover's arguments, and plays with a truth of its own."""
+
+    def __init__(self, render_mode: Any = None) -> None:
+        super().__init__(backend="oracle", image_size=(48, 64), render_mode=render_mode)
+
+    def step(self, action: Any) -> Any:
+        *rest, info = super().step(action)
+        return (*rest, info | {"left": self.scene.gripper[1] < 0})
+
+
+def test_a_derived_hover_environment_may_fix_its_arguments(tmp_path: Path) -> None:
+    env_id = registered("MyOwnHover-v0", Own, max_episode_steps=10)
+    capture.run(CaptureConfig(out=tmp_path / "placed", env=env_id, frames=9))
+    assert load_dataset(tmp_path / "placed").images.shape == (9, 48, 64, 3)
+    played = CaptureConfig(out=tmp_path / "played", env=env_id, frames=20, truth_key="left")
+    capture.run(played)
+    assert load_dataset(played.out).labels.sum() == 10
+    dim = registered("MyPandaHoverDim-v0", Dim, max_episode_steps=10)
+    assert has_own_reward(dim) and not has_own_reward(env_id)
 
 
 def test_a_camera_can_be_asked_of_a_derived_environment(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from vinoreward.picture_files import read_picture
 from vinoreward_training.capture_play import Balance, RandomPlay
 from vinoreward_training.capture_table import Table, make_row
 from vinoreward_training.dataset_files import ABOUT, METADATA, read_about, read_table
+from vinoreward_training.evaluate_policy import Truth
 from vinoreward_training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from vinoreward_envs.camera import CameraSpec
 
-TRUTH_KEY = "true_success"
 FORMAT = "vinoreward image folder 1"
 THRESHOLD_SHARE = 0.15
 """Of the episodes, on which ``finetune`` chooses the threshold."""
@@ -63,9 +63,10 @@ class CaptureConfig:
     fidelity: Literal["article"] | None = None
     """article: the hover pictures of ``fidelity="article"``, drawn at 960x720 with full meshes and
     resized by PIL to --height x --width. --renderer fast draws them like tiny, 15 times faster."""
-    truth_key: str = TRUTH_KEY
-    """Key in ``info`` that holds the truth, for other environments. With another key than this an
-    environment derived from PandaHover is played at random too."""
+    truth_key: str | None = None
+    """Key in ``info`` that holds the truth; by default the first that is there of true_success,
+    is_success, success and succeed. An environment derived from PandaHover is played at random
+    where another key than true_success is named."""
     per_episode: int = 4
     """Pictures of each label from one episode, at most, where episodes are played. Fewer come from
     more episodes, and more episodes support a lower error rate."""
@@ -99,7 +100,7 @@ def _hover(
         yield 1
 
 
-def _played(config: CaptureConfig, env: Any, table: Table) -> Iterator[int]:
+def _played(config: CaptureConfig, env: Any, truth: Truth, table: Table) -> Iterator[int]:
     """Play at random; see :mod:`vinoreward_training.capture_play`."""
     from tqdm import tqdm
 
@@ -113,7 +114,7 @@ def _played(config: CaptureConfig, env: Any, table: Table) -> Iterator[int]:
     play = RandomPlay(
         env,
         config.env,
-        truth_key=config.truth_key,
+        truth=truth,
         seed=config.seed,
         patience=config.patience,
         say=tqdm.write,
@@ -129,21 +130,6 @@ def article_camera(renderer: Literal["fast", "tiny"] = "fast") -> CameraSpec:
     return CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer=renderer, mesh="full")
 
 
-def _is_hover(env_id: str) -> bool:
-    """Say whether an id is of PandaHover, or of an environment derived from it."""
-    import gymnasium
-    from gymnasium.envs.registration import load_env_creator
-
-    from vinoreward_envs.panda_hover import PandaHoverEnv
-
-    package, _, name = env_id.rpartition(":")
-    if package:
-        importlib.import_module(package)
-    found = gymnasium.spec(name).entry_point
-    creator = load_env_creator(found) if isinstance(found, str) else found
-    return isinstance(creator, type) and issubclass(creator, PandaHoverEnv)
-
-
 def _size(config: CaptureConfig) -> tuple[int, int]:
     from vinoreward_envs.constants import PICTURE_HEIGHT, PICTURE_WIDTH
 
@@ -152,7 +138,7 @@ def _size(config: CaptureConfig) -> tuple[int, int]:
 
 def _hover_options(config: CaptureConfig) -> dict[str, Any]:
     """Return the arguments of PandaHover that were asked for."""
-    options: dict[str, Any] = {"backend": "oracle"}  # it needs no bundle to take pictures
+    options: dict[str, Any] = {}
     if config.height is not None or config.width is not None:
         options["image_size"] = _size(config)
     if config.renderer is not None:
@@ -166,10 +152,18 @@ def _make(config: CaptureConfig) -> Any:
     import gymnasium
     from gymnasium.error import Error
 
+    from vinoreward_training.environments import is_hover, takes_hover_arguments
+
     options: dict[str, Any] = {"render_mode": "rgb_array"}
     try:
-        if _is_hover(config.env):
+        package, _, name = config.env.rpartition(":")
+        if package:
+            importlib.import_module(package)
+        spec = gymnasium.spec(name)
+        if is_hover(spec):
             options |= _hover_options(config)
+            if takes_hover_arguments(spec, "backend"):
+                options["backend"] = "oracle"  # it needs no bundle to take pictures
         elif config.fidelity is not None:
             raise ConfigError(
                 f"found fidelity={config.fidelity!r} with {config.env}. Expected it with a "
@@ -186,6 +180,8 @@ def _make(config: CaptureConfig) -> Any:
 
 def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     """Return (scene or None, environment or None, what draws the pictures)."""
+    from vinoreward_training.environments import is_hover
+
     env = _make(config)
     if config.fidelity == "article":
         from vinoreward_envs.scene import HoverScene
@@ -199,8 +195,7 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     # What wrappers and the environment's own judge compare with the bundle's.
     drawn = getattr(env.unwrapped, "picture_scene", None)
     about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
-    placed = hasattr(env.unwrapped, "scene") and config.truth_key == TRUTH_KEY
-    if placed and _is_hover(config.env):
+    if is_hover(env.spec) and config.truth_key in (None, "true_success"):
         return env.unwrapped.scene, env, about
     return None, env, about
 
@@ -227,7 +222,7 @@ def _check_same(config: CaptureConfig, scene: Mapping[str, Any], before: Mapping
     for name in {*scene, *({"drawn"} & set(before["scene"]))}:
         asked[f"scene {name}"], found[f"scene {name}"] = scene.get(name), before["scene"].get(name)
     for name in ("truth_key", "per_episode"):
-        if name in before:
+        if name in before and getattr(config, name) is not None:
             asked[name], found[name] = getattr(config, name), before[name]
     if found != asked:
         differing = sorted(name for name in asked if found[name] != asked[name])
@@ -242,7 +237,11 @@ def _check_same(config: CaptureConfig, scene: Mapping[str, Any], before: Mapping
 
 
 def _describe(
-    config: CaptureConfig, table: Table, scene: dict[str, Any], played: bool, complete: bool
+    config: CaptureConfig,
+    table: Table,
+    scene: dict[str, Any],
+    truth: Truth | None,
+    complete: bool,
 ) -> dict[str, Any]:
     counts: dict[str, int] = {}
     for row in table.rows.values():
@@ -252,8 +251,10 @@ def _describe(
     if table.rows:
         shape = read_picture(config.out / next(iter(table.rows))).shape
         about["picture"] = {"height": shape[0], "width": shape[1], "color_order": "RGB"}
-    if played:
-        about |= {"truth_key": config.truth_key, "per_episode": config.per_episode}
+    if truth is not None:
+        about["per_episode"] = config.per_episode
+        if truth.key is not None:
+            about["truth_key"] = truth.key
     return about | {
         "scene": scene,
         "env": config.env,
@@ -290,20 +291,22 @@ def run(config: CaptureConfig) -> int:
         scene, env, about = _open(config)
         closing.callback((scene if env is None else env).close)
         begun = _holds_nothing(config.out)
-        if config.resume and not begun and (before := read_about(config.out)):
+        before = read_about(config.out) if config.resume and not begun else {}
+        if before:
             _check_same(config, about, before)
         with RunFolder(config.out, config, resume=config.resume or begun) as folder:
             for label in ("success", "failure"):
                 (folder / label).mkdir(exist_ok=True)
-            played = scene is None
-            table = Table(folder, whole_episodes=played)
-            if played:
-                work = _played(config, env, table)
+            truth = None
+            table = Table(folder, whole_episodes=scene is None)
+            if scene is None:
+                truth = Truth(config.truth_key or before.get("truth_key"))
+                work = _played(config, env, truth, table)
             else:
                 work = _hover(config, scene, env, about, table)
             complete = False
             # Written first, so that a capture killed at any moment can be read and resumed.
-            write_json(folder / ABOUT, _describe(config, table, about, played, False))
+            write_json(folder / ABOUT, _describe(config, table, about, truth, False))
             try:
                 with tqdm(
                     total=config.frames, initial=len(table.rows), desc="capture", unit="frame"
@@ -317,7 +320,7 @@ def run(config: CaptureConfig) -> int:
                 complete = True
             finally:
                 table.save()
-                write_json(folder / ABOUT, _describe(config, table, about, played, complete))
+                write_json(folder / ABOUT, _describe(config, table, about, truth, complete))
     print(_summary(config, table))
     print(f"next: vinoreward finetune --data {config.out} --out runs/classifier")
     return 0

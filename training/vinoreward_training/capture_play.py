@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward_training.capture_table import Row, Table, make_row, save_picture
+from vinoreward_training.evaluate_policy import Truth
 
 LONGEST = 10_000
 """Steps after which an episode that does not end is left."""
@@ -125,7 +126,7 @@ class RandomPlay:
     Args:
         env: renders ``rgb_array``.
         name: of the environment, for messages.
-        truth_key: key of ``info`` that holds the truth.
+        truth: reads it from ``info``.
         seed: an episode depends on it and on the episode's number only.
         patience: give up after so many episodes in a row that add nothing.
         say: prints advice.
@@ -136,14 +137,14 @@ class RandomPlay:
         env: Any,
         name: str,
         *,
-        truth_key: str,
+        truth: Truth,
         seed: int,
         patience: int,
         say: Callable[[str], object] = print,
     ) -> None:
         self._env = env
         self._name = name
-        self._key = truth_key
+        self.truth = truth
         self._seed = seed
         self._patience = patience
         self._say = say
@@ -234,24 +235,12 @@ class RandomPlay:
         for step in range(LONGEST):
             _, _, terminated, truncated, info = self._env.step(self._env.action_space.sample())
             self._info = info
-            yield step, self._truth(info)
+            success = self.truth(info)
+            if success is None:
+                raise ConfigError(f"{self._name}: {self.truth.missing(info)}")
+            yield step, success
             if terminated or truncated:
                 return
-
-    def _truth(self, info: Mapping[str, Any]) -> bool:
-        if self._key not in info:
-            raise ConfigError(
-                f"{self._name} gave an info without {self._key!r} (it has {sorted(info)}). "
-                "Expected the truth about success in every step's info; name its key with "
-                "--truth-key."
-            )
-        value = np.asarray(info[self._key])
-        if value.size != 1 or value.dtype.kind not in "buif":
-            raise ConfigError(
-                f"{self._name} gives {info[self._key]!r} as info[{self._key!r}]. Expected true or "
-                "false; name another key with --truth-key."
-            )
-        return bool(value.item())
 
     def _picture(self) -> Picture:
         image = np.array(self._env.render())
@@ -265,7 +254,7 @@ class RandomPlay:
     def _advice(self, barren: int, balance: Balance) -> str:
         return (
             f"{barren} episodes of {self._name} at random gave no {balance.missing} with "
-            f"--truth-key {self._key} (info has {', '.join(sorted(map(str, self._info)))}). "
+            f"--truth-key {self.truth.key} (info has {', '.join(sorted(map(str, self._info)))}). "
             f"Capture gives up after {self._patience}; to try another key or environment, stop it "
             "with Ctrl-C."
         )
@@ -280,7 +269,7 @@ class RandomPlay:
             rest = f"Nothing is kept in {table.folder}: try another --env or --truth-key there"
         return (
             f"{barren} episodes of {self._name} played at random gave no {balance.missing} "
-            f"(--truth-key {self._key}). Expected both labels now and then. {rest}; use an "
+            f"(--truth-key {self.truth.key}). Expected both labels now and then. {rest}; use an "
             "environment that random play solves sometimes; wait longer with --patience; or put "
             f"pictures of your own into {table.folder}/success and {table.folder}/failure."
         )

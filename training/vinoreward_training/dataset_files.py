@@ -147,8 +147,9 @@ def read_about(folder: Path) -> dict[str, Any]:
     seed = found.get("seed")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
         raise _wrong_about(path, "seed is no whole number of 0 or more")
-    if not isinstance(found.get("env", ""), str):
-        raise _wrong_about(path, "env is no text")
+    for name in ("env", "truth_key"):
+        if not isinstance(found.get(name, ""), str):
+            raise _wrong_about(path, f"{name} is no text")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -68,7 +69,7 @@ def naming(env_id: str, option: str = "--env") -> list[str]:
 
 
 def has_own_reward(env_id: str) -> bool:
-    """Say whether the environment judges with a bundle by itself (ours do).
+    """Say whether the environment judges with a bundle by itself: ours and those derived from it.
 
     Args:
         env_id: a Gymnasium id; of ``package:Id-v0`` the package is imported first.
@@ -86,7 +87,38 @@ def has_own_reward(env_id: str) -> bool:
             f"no environment {env_id!r}: {error}. Expected a registered id such as PandaHover-v0, "
             "or package:Id-v0 for one that a package registers when it is imported."
         ) from error
-    return isinstance(spec.entry_point, str) and spec.entry_point.startswith("vinoreward_envs.")
+    if isinstance(spec.entry_point, str) and spec.entry_point.startswith("vinoreward_envs."):
+        return True
+    return takes_hover_arguments(spec, "backend", "precision", "bundle")
+
+
+def is_hover(spec: gym.envs.registration.EnvSpec) -> bool:
+    """Say whether an environment is PandaHover, or of a class that is derived from it."""
+    from vinoreward_envs.panda_hover import PandaHoverEnv
+
+    creator = _creator(spec)
+    return isinstance(creator, type) and issubclass(creator, PandaHoverEnv)
+
+
+def takes_hover_arguments(spec: gym.envs.registration.EnvSpec, *names: str) -> bool:
+    """Say whether PandaHover, or a class that is derived from it, takes these arguments."""
+    creator = _creator(spec)
+    if creator is None or not is_hover(spec):
+        return False
+    parameters = inspect.signature(creator).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return True
+    return all(name in parameters for name in names)
+
+
+def _creator(spec: gym.envs.registration.EnvSpec) -> Any:
+    """Return the class or function that makes an environment, None if it cannot be imported."""
+    if not isinstance(spec.entry_point, str):
+        return spec.entry_point
+    try:
+        return gym.envs.registration.load_env_creator(spec.entry_point)
+    except (ImportError, AttributeError, ValueError):
+        return None  # making it says why
 
 
 def check_bundle_used(env_id: str, bundle: str | None, *, wrap_bundle: bool) -> None:
