@@ -24,6 +24,16 @@ _alive: weakref.WeakSet[Any] = weakref.WeakSet()
 _inherited: list[object] = []
 _held: list[Any] = []
 
+_build = threading.RLock()
+
+
+def building() -> threading.RLock:
+    """Return the lock of whoever builds networks that threads may share; forks wait for it.
+
+    One for the process: what is built imports large libraries, which threads cannot do together.
+    """
+    return _build
+
 
 def watch(backend: Forkable) -> None:
     """Hold ``backend``'s lock during forks, and give it a new one in the child."""
@@ -37,7 +47,10 @@ def keep_forever(inherited: object) -> None:
 
 def _before_fork() -> None:
     # A fork in the middle of an inference hangs the child. Wait for those under way; the limit is
-    # for a thread that itself waits for this fork.
+    # for a thread that itself waits for this fork. This lock comes first: a thread that builds has
+    # it and takes a backend's after it.
+    if _build.acquire(timeout=5.0):
+        _held.append(_build)
     for backend in list(_alive):
         if backend._lock.acquire(timeout=5.0):
             _held.append(backend._lock)
@@ -49,7 +62,9 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
+    global _build
     _held.clear()
+    _build = threading.RLock()
     for backend in list(_alive):
         # The lock may be held by a thread that does not exist in the child.
         backend._lock = threading.RLock()

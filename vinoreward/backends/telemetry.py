@@ -17,6 +17,7 @@ import contextlib
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -25,6 +26,19 @@ from vinoreward.errors import MissingExtraError
 _SWITCH = "VINOREWARD_OPENVINO_TELEMETRY"
 _PACKAGE = "openvino_telemetry"
 
+# A second thread waits until the first has imported all of it. Reentrant: NNCF needs OpenVINO.
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    # Another thread of the parent may have held it at the fork.
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
 
 def import_openvino() -> ModuleType:
     """Import ``openvino`` without telemetry and return it.
@@ -32,13 +46,16 @@ def import_openvino() -> ModuleType:
     Raises:
         MissingExtraError: OpenVINO is not installed.
     """
-    if "openvino" not in sys.modules:
+    with _lock:
+        if "openvino" in sys.modules:
+            # Not from sys.modules: somebody else's thread may be in the middle of importing it.
+            return _import("openvino", "openvino")
         with _silenced():
-            _import("openvino", "openvino")
+            found = _import("openvino", "openvino")
             # Converting a model would import this later, with the real telemetry.
             with contextlib.suppress(ImportError):
                 importlib.import_module("openvino.tools.ovc")
-    return sys.modules["openvino"]
+        return found
 
 
 def import_nncf() -> ModuleType:
@@ -47,11 +64,12 @@ def import_nncf() -> ModuleType:
     Raises:
         MissingExtraError: NNCF is not installed.
     """
-    import_openvino()
-    if "nncf" not in sys.modules:
+    with _lock:
+        import_openvino()
+        if "nncf" in sys.modules:
+            return _import("nncf", "vinoreward[train]")
         with _silenced():
-            _import("nncf", "vinoreward[train]")
-    return sys.modules["nncf"]
+            return _import("nncf", "vinoreward[train]")
 
 
 def telemetry_switches() -> dict[str, str | None]:

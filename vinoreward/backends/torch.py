@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +24,9 @@ class TorchBackend(Backend):
     """Runs a known architecture with safetensors weights in PyTorch.
 
     Plain eager mode in N, C, H, W under ``inference_mode``, as a user would write it: no
-    channels-last, no compilation, so that comparing with it is fair. ``threads`` calls
-    ``torch.set_num_threads`` when the network is loaded; that setting belongs to the whole process.
+    channels-last, no compilation, so that comparing with it is fair. ``torch.set_num_threads``
+    belongs to the whole process, in which a learner may run too: ``threads`` is set for the length
+    of an inference, and what was set before comes back.
     PyTorch itself may hang in a forked child if the parent ran it with several threads.
     """
 
@@ -71,7 +75,6 @@ class TorchBackend(Backend):
                 f"{weights} does not hold the weights of {architecture} with {columns} outputs. "
                 f"Expected its complete state dict in safetensors form; save it again. {error}"
             ) from error
-        torch.set_num_threads(self.threads)
         module = WithPreprocess(network, self.spec.mean, self.spec.std)
         self._module = module.eval().to(self._device)
 
@@ -95,7 +98,7 @@ class TorchBackend(Backend):
 
         # torch takes neither negative strides nor read-only arrays.
         owned = np.require(batch, requirements=["C", "W"])
-        with torch.inference_mode():
+        with torch.inference_mode(), _threads.set(torch, self.threads):
             result = self._module(torch.from_numpy(owned).to(self._device))
             array: NDArray[Any] = result.cpu().numpy()
         return array
@@ -107,5 +110,35 @@ class TorchBackend(Backend):
             "version": str(torch.__version__),
             "inference_precision": "fp32",
             "architecture": str(self.spec.architecture),
-            "process_threads": torch.get_num_threads(),
+            "process_threads": torch.get_num_threads(),  # the learner's, not this network's
         }
+
+
+class _Threads:
+    """Sets the process's number of threads for a block; the last block to end gives it back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = 0
+
+    @contextlib.contextmanager
+    def set(self, torch: Any, count: int) -> Iterator[None]:
+        with self._lock:
+            found = torch.get_num_threads()
+            if self._inside == 0:
+                self._before = found
+            self._inside += 1
+            if found != count:
+                torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0 and torch.get_num_threads() != self._before:
+                    torch.set_num_threads(self._before)
+
+
+# Not held at a fork: forks wait for inferences.
+_threads = _Threads()

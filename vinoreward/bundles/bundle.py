@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from vinoreward.bundles.locate import (
 from vinoreward.bundles.others import FromOthers
 from vinoreward.bundles.picture import prepare
 from vinoreward.bundles.precision import INT8_BACKENDS, resolve
-from vinoreward.errors import BundleError, ConfigError
+from vinoreward.bundles.schema import BundleSpec
+from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError
 
 __all__ = ["INT8_BACKENDS", "Bundle"]
 
@@ -66,6 +68,46 @@ class Bundle(FromOthers):
             check_spec(folder)
         check_files(folder, spec, hashes=verify)
         return cls(path=folder, spec=spec)
+
+    def recipe(self) -> str | dict[str, Any]:
+        """Return plain JSON from which :meth:`from_recipe` makes this bundle again.
+
+        It is the folder of a saved bundle, and of another one ``{"model": path, "spec": …}``, the
+        model file and all that was said about it.
+        """
+        if self.saved:
+            return str(self.path)
+        return {"model": str(self.path), "spec": self.spec.to_dict()}
+
+    @classmethod
+    def from_recipe(cls, recipe: str | Mapping[str, Any]) -> Bundle:
+        """Make a bundle from what :meth:`recipe` returned.
+
+        Raises:
+            ModelNotFoundError: the folder or the model file is not there any more.
+            BundleError: this is no such recipe, or what it says is not valid.
+        """
+        if isinstance(recipe, str):
+            return cls.load(recipe)
+        if set(recipe) != {"model", "spec"} or not isinstance(recipe["model"], str):
+            raise BundleError(
+                f"the recipe of a bundle has {', '.join(map(str, recipe)) or 'nothing'}. Expected "
+                "'model', a path, and 'spec', as Bundle.recipe() returns them."
+            )
+        path = Path(recipe["model"])
+        spec = BundleSpec.from_dict(recipe["spec"], f"the recipe for {path}")
+        if spec.files:
+            raise BundleError(
+                f"the recipe for {path} lists the files of a saved bundle. Expected none; give the "
+                "bundle's folder."
+            )
+        if not path.is_file():
+            raise ModelNotFoundError(
+                f"there is no model file {path}. Expected it where Bundle.from_model found it; "
+                "bring it back, or write the bundle with bundle.save(path, golden_images) and give "
+                "that folder."
+            )
+        return cls(path=path, spec=spec)
 
     @property
     def saved(self) -> bool:

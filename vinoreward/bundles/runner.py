@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.backends.fork import building
 from vinoreward.backends.registry import find_backend
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.picture import check_pictures
@@ -25,7 +26,8 @@ class Runner:
     """Runs a bundle of one kind; loads on first use, in whatever process that is.
 
     It can be pickled: each process builds its own networks, and checks them on the bundle's golden
-    frames. Nothing is shared with another runner, so that closing one is safe.
+    frames. Threads may share it; the first that needs the networks builds them. Nothing is shared
+    with another runner, so that closing one is safe.
 
     Args:
         bundle: a loaded bundle, the folder of one, or the name of an installed one.
@@ -80,6 +82,13 @@ class Runner:
             BundleParityError: the golden frames give other outputs than recorded.
             ConfigError: the runner is closed.
         """
+        found = self._backends
+        if not found:
+            with building():
+                found = self._build()
+        return found
+
+    def _build(self) -> list[Backend]:
         if self._closed:
             kind = self.bundle.spec.kind
             raise ConfigError(
@@ -114,10 +123,11 @@ class Runner:
 
     def close(self) -> None:
         """Free the networks; may be called more than once."""
-        self._closed = True
-        for backend in self._backends:
+        with building():  # not while another thread builds them
+            self._closed = True
+            backends, self._backends = self._backends, []
+        for backend in backends:
             backend.close()
-        self._backends = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_backends": []}

@@ -42,6 +42,8 @@ class Classifier(Runs):
         backend: ``"openvino"``, ``"torch"``, ``"onnxruntime"`` or another registered name.
         device: device name of that backend, e.g. ``"CPU"``.
         precision: ``"auto"`` (INT8 where the bundle's gate passed it), ``"fp32"``, ``"int8"``, …
+            INT8 is checked for its decisions: where you use the probability or the log-odds itself,
+            away from the threshold, ask for ``"fp32"``.
         threads: threads that one inference may use.
         threshold: probability from which on success is claimed; ``None`` is the bundle's. The
             second look is around it, so give it here rather than comparing with another number.
@@ -62,6 +64,7 @@ class Classifier(Runs):
         threads: int = 1,
         threshold: float | None = None,
     ) -> None:
+        self._auto = precision == "auto"
         self._runner = Runner(
             bundle,
             "classifier",
@@ -147,10 +150,24 @@ class Classifier(Runs):
         It takes ``state, action, next_state, done`` by position or by name and scores
         ``next_state``: ``(N, H, W, 3)`` or ``(N, 3, H, W)`` uint8. It can be pickled.
 
+        Where the number itself is the reward, a classifier of ``precision="auto"`` gives FP32's:
+        INT8 is checked for its decisions at the threshold and nowhere else. Where that is another
+        network than its own, the function has a classifier to itself.
+
         Args:
             reward: ``"claim"`` (1 or 0), ``"probability"`` or ``"log_odds"``.
         """
-        return _RewardFunction(self, reward)
+        if reward == "claim" or not self._auto or self.precision == "fp32":
+            return _RewardFunction(self, reward)
+        exact = Classifier(
+            self.bundle,
+            backend=self.backend_name,
+            device=self.device,
+            precision="fp32",
+            threads=self.threads,
+            threshold=self.threshold,
+        )
+        return _RewardFunction(exact, reward)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "looks": 0, "second_looks": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +43,7 @@ class RewardOptions:
                 raise ConfigError(f"{name} is {value!r}. Expected a number.")
             if not math.isfinite(value):
                 raise ConfigError(f"{name} is {value}. Expected a finite number.")
+            object.__setattr__(self, name, float(value))  # NumPy's numbers are no JSON
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError(
                 f"gamma is {self.gamma}. Expected 0 to 1, the discount of your learner."
@@ -64,6 +66,20 @@ class Scores:
     terminated: NDArray[np.bool_]
     """The environment's own termination, or a claimed success that terminates."""
     probability: NDArray[np.float32]
+    returns: NDArray[np.float64]
+    """Sum of the rewards of the running episode, this step included."""
+    lengths: NDArray[np.int64]
+    """Its scored steps."""
+    seconds: NDArray[np.float64]
+    """Since it began."""
+
+    def episode(self, index: int) -> dict[str, float | int]:
+        """Return one environment's ``{"r", "l", "t"}``, as recorders of episodes write it."""
+        return {
+            "r": round(float(self.returns[index]), 6),
+            "l": int(self.lengths[index]),
+            "t": round(float(self.seconds[index]), 6),
+        }
 
 
 class RewardCore:
@@ -89,6 +105,9 @@ class RewardCore:
             num_envs=num_envs,
         )
         self._potential = np.zeros(num_envs)
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, np.int64)
+        self._began = np.full(num_envs, time.perf_counter())
 
     @property
     def needs_first_pictures(self) -> bool:
@@ -118,6 +137,8 @@ class RewardCore:
         """
         self.detector.reset(mask)
         self._potential[mask] = probability[mask]
+        self._returns[mask], self._lengths[mask] = 0.0, 0
+        self._began[mask] = time.perf_counter()
 
     def transition(
         self,
@@ -156,11 +177,17 @@ class RewardCore:
             rewards = rewards + shaping(self._potential, following, options.gamma)
             self._potential = np.where(mask, following, self._potential)
         rewards = rewards + options.env_reward_weight * np.asarray(env_rewards, np.float64)
+        rewards = np.where(mask, rewards, 0.0)
+        self._returns += rewards
+        self._lengths += mask
         return Scores(
-            rewards=np.where(mask, rewards, 0.0),
+            rewards=rewards,
             claimed=claimed,
             terminated=ended & mask,
             probability=np.where(mask, probability, np.float32(0)).astype(np.float32),
+            returns=self._returns.copy(),
+            lengths=self._lengths.copy(),
+            seconds=time.perf_counter() - self._began,
         )
 
 
@@ -181,8 +208,15 @@ def make_classifier(
     precision: str,
     threads: int,
     threshold: float | None,
+    reward_mode: RewardMode,
 ) -> Classifier:
-    """Return a classifier; it shares nothing with another, so that closing one is safe."""
+    """Return a classifier; it shares nothing with another, so that closing one is safe.
+
+    Where the classifier's number itself is paid, ``"auto"`` is FP32: INT8 is checked for its
+    decisions at the threshold and nowhere else.
+    """
+    if precision == "auto" and reward_mode != "sparse":
+        precision = "fp32"
     return Classifier(
         bundle,
         backend=backend,
@@ -205,9 +239,17 @@ def with_hold(space: gym.Space[Any], hold: int) -> gym.spaces.Box:
             "of one dimension, to which the counter can be appended; set hold_in_observation to "
             "False, or flatten the observation first (gymnasium.wrappers.FlattenObservation)."
         )
-    dtype = space.dtype
+    dtype = np.dtype(space.dtype)
+    if np.array(hold).astype(dtype) != hold:
+        raise ConfigError(
+            f"hold_in_observation was asked for with success_hold_steps={hold} and {dtype} "
+            "observations, which cannot hold that number. Expected fewer steps, or observations of "
+            "a wider dtype."
+        )
     return gym.spaces.Box(
-        np.append(space.low, 0).astype(dtype), np.append(space.high, hold).astype(dtype)
+        np.append(space.low, 0).astype(dtype),
+        np.append(space.high, hold).astype(dtype),
+        dtype=dtype.type,
     )
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
 
-from vinoreward.bundles.bundle import Bundle
 from vinoreward.encoders.encoder import Encoder
 from vinoreward.wrappers.encoding import EncodingCore, EncodingOptions, Pictures, shown
+from vinoreward.wrappers.layers import refuse_autoreset
 from vinoreward.wrappers.render_once import render_once
-from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene, default_source
+from vinoreward.wrappers.sources import (
+    AnyBundle,
+    ImageSource,
+    PictureSource,
+    check_scene,
+    default_source,
+    located,
+    recorded,
+)
 
 
 class EncodedObservation(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
@@ -26,11 +33,13 @@ class EncodedObservation(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
     encoded one by one, oldest first.
 
     All arguments but a callable ``image_source`` and a loaded ``bundle`` are YAML values, so that
-    RL Zoo's ``env_wrapper`` can carry them.
+    RL Zoo's ``env_wrapper`` can carry them. ``env.spec`` makes the same environment again; its JSON
+    carries a loaded bundle too, but no functions.
 
     Args:
         env: the environment.
-        bundle: a loaded encoder bundle, the folder of one, or an installed one's name.
+        bundle: a loaded encoder bundle, the folder of one, an installed one's name, or what
+            ``env.spec`` recorded of one.
         backend: ``"openvino"``, ``"torch"``, ``"onnxruntime"`` or another registered one.
         device: device of the backend.
         precision: ``"auto"``, ``"fp32"``, ``"int8"``, …
@@ -55,7 +64,7 @@ class EncodedObservation(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
     def __init__(
         self,
         env: gym.Env[Any, Any],
-        bundle: Bundle | str | Path,
+        bundle: AnyBundle,
         *,
         backend: str = "openvino",
         device: str = "CPU",
@@ -69,18 +78,20 @@ class EncodedObservation(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
         picture_in_info: bool = False,
     ) -> None:
         options = EncodingOptions(keep, frame_stack, sample, seed, picture_in_info)
+        if frame_stack > 1:
+            refuse_autoreset(env, "it would be stacked on those of the episode that ended")
         encoder = Encoder(
-            bundle, backend=backend, device=device, precision=precision, threads=threads
+            located(bundle), backend=backend, device=device, precision=precision, threads=threads
         )
         space = env.observation_space
         chosen = default_source(space, env.render_mode) if image_source is None else image_source
         source = PictureSource(chosen, space, env.render_mode, encoder.bundle, stacked=True)
         if not source.calls:
             check_scene(getattr(env.unwrapped, "picture_scene", None), encoder.bundle)
-        # Recorded so that env.spec can make this environment again; a path can be written as JSON.
+        # Recorded so that env.spec can make this environment again, also from JSON.
         gym.utils.RecordConstructorArgs.__init__(
             self,
-            bundle=bundle if isinstance(bundle, str) else str(encoder.bundle.path),
+            bundle=recorded(bundle, encoder.bundle),
             backend=backend,
             device=device,
             precision=precision,

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.encoders.encoder import Encoder
-from vinoreward.errors import InputError
 from vinoreward.wrappers.encoding import EncodingCore, EncodingOptions, Pictures, both, shown
 from vinoreward.wrappers.render_once import vector_render_once
 from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene, default_source
 from vinoreward.wrappers.vector import Step
 from vinoreward.wrappers.vector_checks import check_was_reset, checked_mode, scene_of
-from vinoreward.wrappers.vector_info import put
+from vinoreward.wrappers.vector_info import finals, put
 
 
 class VectorEncodedObservation(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
@@ -115,17 +114,17 @@ class VectorEncodedObservation(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         starting = self._over
         if self._mode is AutoresetMode.SAME_STEP:
             starting = ended
-            last |= self._finals(ended, infos)
+            last |= finals(self.env, ended, infos)
         elif self._mode is AutoresetMode.NEXT_STEP:
             last = {i: item for i, item in last.items() if not starting[i]}
         else:
             starting = np.zeros_like(ended)
         first = {i: rows[i] for i in np.flatnonzero(starting).tolist()}
-        finals, infos = self._encode(last, first, infos)
+        ends, infos = self._encode(last, first, infos)
         if self._mode is AutoresetMode.SAME_STEP and ended.any():
-            infos["final_obs"] = infos["final_obs"].copy()
-            for i in first:
-                infos["final_obs"][i] = finals[i]
+            infos["final_obs"] = np.full(self.num_envs, None, object)
+            for i, latent in ends.items():
+                infos["final_obs"][i] = latent
         self._over = ended
         return self._observed(rows), rewards, terminations, truncations, infos
 
@@ -149,32 +148,23 @@ class VectorEncodedObservation(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
             return core.source.pictures(None, observation, None if frames is None else frames[i])
 
         (going, starting), (newest, begun) = both(last, first, core, take)
-        finals = {}
+        ends = {}
         for i, latent in going.items():
             core.push(i, latent)
             if i in first:
-                finals[i] = core.observation(i, last[i])
+                ends[i] = core.observation(i, last[i])
         for i, latent in starting.items():
             core.begin(i, latent)
         if core.options.picture_in_info:
             infos = dict(infos)
             for i, picture in {**newest, **begun}.items():
                 put(self, infos, {"picture": shown(picture)}, i)
-            if finals and isinstance(infos.get("final_info"), dict):
-                for i in finals:
+            if ends and isinstance(infos.get("final_info"), dict):
+                for i in ends:
                     put(self, infos["final_info"], {"picture": shown(newest[i])}, i)
-        elif finals:
+        elif ends:
             infos = dict(infos)
-        return finals, infos
-
-    def _finals(self, ended: NDArray[np.bool_], infos: dict[str, Any]) -> dict[int, Any]:
-        if ended.any() and "final_obs" not in infos:
-            raise InputError(
-                f"{type(self.env).__name__} ended an episode in SAME_STEP mode without "
-                f"infos['final_obs'], only {', '.join(infos) or 'nothing'}. Expected the last "
-                "observation there, as Gymnasium's vector environments give it."
-            )
-        return {i: infos["final_obs"][i] for i in np.flatnonzero(ended).tolist()}
+        return ends, infos
 
     def _rows(self, observations: Any) -> list[Any]:
         return list(iterate(self.env.observation_space, observations))

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.bundles.bundle import Bundle
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.detector import Guard
 from vinoreward.wrappers.core import (
     RewardCore,
     RewardMode,
     RewardOptions,
+    Scores,
     append_hold,
     make_classifier,
     with_hold,
 )
+from vinoreward.wrappers.layers import has_recorder, refuse_autoreset, refuse_strict_monitor
 from vinoreward.wrappers.render_once import render_once
-from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene
+from vinoreward.wrappers.sources import (
+    AnyBundle,
+    ImageSource,
+    PictureSource,
+    check_scene,
+    located,
+    recorded,
+)
 
 _ALL = np.ones(1, np.bool_)
 
@@ -34,6 +41,15 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
     ``original_env_rew``; the environment's ``true_success`` stays, and an ``is_success`` of its own
     moves to ``original_is_success``.
 
+    Around a recorder of episodes, SB3's ``Monitor`` (as ``make_vec_env(wrapper_class=...)`` and RL
+    Zoo build it) or Gymnasium's ``RecordEpisodeStatistics``, ``info["episode"]`` at an episode's
+    end has the return of the learned reward ``r``, the length ``l`` and the seconds ``t``, also
+    where a claimed success ended it. What the recorder wrote about the environment's own reward is
+    kept as ``original_episode``; it knows nothing of the episodes that a claim ended, and a file it
+    writes lacks them. Without a recorder inside no ``episode`` is written: one outside sees the
+    learned reward, and Gymnasium's refuses an ``episode`` that is there already. With one inside,
+    give it a ``stats_key`` of its own.
+
     ``reward_mode``:
 
     - ``"sparse"``: ``success_reward`` on a step with a claimed success, else ``step_reward``.
@@ -43,15 +59,24 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
     - ``"potential"``: sparse plus ``gamma * p(s') - p(s)``, which leaves the optimal policy as it
       was (Ng, Harada & Russell 1999). ``p`` is 0 after a termination, and kept after a truncation.
 
+    In all modes but ``"sparse"`` the number itself is paid, so ``precision="auto"`` means FP32
+    there. INT8 is checked for its decisions at the threshold; away from it, it may be off by
+    several log-odds. FP32 takes about 1.7 times as long (SqueezeNet 1.1, 96x128);
+    ``precision="int8"`` asks for INT8's numbers all the same. In ``"sparse"`` mode ``reward_prob``
+    is the number of the network that decided.
+
     All arguments but ``guard``, a callable ``image_source`` and a loaded ``bundle`` are YAML
-    scalars, so that RL Zoo's ``env_wrapper`` can carry them.
+    scalars, so that RL Zoo's ``env_wrapper`` can carry them. ``env.spec`` makes the same
+    environment again; its JSON carries a loaded bundle too, but no functions.
 
     Args:
         env: the environment.
-        bundle: a loaded classifier bundle, the folder of one, or an installed one's name.
+        bundle: a loaded classifier bundle, the folder of one, an installed one's name, or what
+            ``env.spec`` recorded of one.
         backend: ``"openvino"``, ``"torch"``, ``"onnxruntime"`` or another registered one.
         device: device of the backend.
-        precision: ``"auto"``, ``"fp32"``, ``"int8"``, …
+        precision: ``"auto"`` (INT8 where the bundle's gate passed it and the reward is sparse),
+            ``"fp32"``, ``"int8"``, …
         threads: threads of one inference.
         image_source: ``"render"``, ``"obs"`` (the observation is the picture, channels last or
             first), ``"obs:<key>"`` or ``callable(env, observation)`` returning ``(H, W, 3)`` uint8
@@ -78,7 +103,7 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
     def __init__(
         self,
         env: gym.Env[Any, Any],
-        bundle: Bundle | str | Path,
+        bundle: AnyBundle,
         *,
         backend: str = "openvino",
         device: str = "CPU",
@@ -107,16 +132,22 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
             gamma=gamma,
             hold_in_observation=hold_in_observation,
         )
-        classifier = make_classifier(bundle, backend, device, precision, threads, success_threshold)
-        # Recorded so that env.spec can make this environment again; a path can be written as JSON.
+        refuse_autoreset(env, "it would be scored and paid as if an action had led there")
+        if terminate_on_success:
+            refuse_strict_monitor(env)
+        classifier = make_classifier(
+            located(bundle), backend, device, precision, threads, success_threshold, reward_mode
+        )
+        # Recorded so that env.spec can make this environment again, also from JSON.
         gym.utils.RecordConstructorArgs.__init__(
             self,
-            bundle=bundle if isinstance(bundle, str) else str(classifier.bundle.path),
+            bundle=recorded(bundle, classifier.bundle),
             backend=backend,
             device=device,
             precision=precision,
             threads=threads,
             image_source=image_source,
+            success_threshold=None if success_threshold is None else classifier.threshold,
             **{name: getattr(options, name) for name in options.__dataclass_fields__},
         )
         gym.Wrapper.__init__(self, render_once(env) if image_source == "render" else env)
@@ -128,6 +159,7 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
             check_scene(getattr(env.unwrapped, "picture_scene", None), classifier.bundle)
         if hold_in_observation:
             self.observation_space = with_hold(env.observation_space, success_hold_steps)
+        self._recorded = has_recorder(env)
 
     @property
     def classifier(self) -> Classifier:
@@ -168,6 +200,8 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
         info["is_success"] = bool(scores.claimed[0])
         info["reward_prob"] = float(scores.probability[0])
         info["original_env_rew"] = float(reward)
+        if scores.terminated[0] or truncated:
+            self._end(info, scores)
         return (
             self._observed(observation),
             float(scores.rewards[0]),
@@ -180,6 +214,13 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
         """Close the environment and free the network."""
         self._core.classifier.close()
         super().close()
+
+    def _end(self, info: dict[str, Any], scores: Scores) -> None:
+        if "episode" in info:
+            info["original_episode"] = info["episode"]
+            self._recorded = True
+        if self._recorded:
+            info["episode"] = scores.episode(0)
 
     def _picture(self, observation: Any) -> NDArray[np.uint8]:
         frame = self.env.render() if self._source.renders else None

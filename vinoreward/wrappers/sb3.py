@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ from vinoreward.wrappers.core import (
     RewardCore,
     RewardMode,
     RewardOptions,
+    Scores,
     append_hold,
     make_classifier,
     with_hold,
 )
+from vinoreward.wrappers.layers import strict_monitor
 from vinoreward.wrappers.sb3_common import (
     Monitor,
     VecEnv,
@@ -45,7 +46,7 @@ class VecLearnedReward(VecEnvWrapper):
     ``SubprocVecEnv``; others (``VecNormalize``, ``VecFrameStack``) go around it.
 
     ``infos[i]["episode"]`` at an episode's end has the return of the learned reward ``r``, the
-    length ``l`` and the seconds ``t``, so that SB3's logs and ``evaluate_policy`` see every
+    length ``l`` and its seconds ``t``, so that SB3's logs and ``evaluate_policy`` see every
     episode. What a ``Monitor`` inside wrote about the environment's own reward is kept as
     ``original_episode``.
 
@@ -89,7 +90,9 @@ class VecLearnedReward(VecEnvWrapper):
             hold_in_observation=hold_in_observation,
         )
         _check(venv, image_source, terminate_on_success)
-        classifier = make_classifier(bundle, backend, device, precision, threads, success_threshold)
+        classifier = make_classifier(
+            bundle, backend, device, precision, threads, success_threshold, reward_mode
+        )
         space = venv.observation_space
         self._core = RewardCore(classifier, options, venv.num_envs)
         self._source = PictureSource(image_source, space, venv.render_mode, classifier.bundle)
@@ -97,9 +100,6 @@ class VecLearnedReward(VecEnvWrapper):
             check_scene(sb3_scene_of(venv), classifier.bundle)
         shown = with_hold(space, success_hold_steps) if hold_in_observation else space
         super().__init__(venv, observation_space=shown)
-        self._returns = np.zeros(venv.num_envs)
-        self._lengths = np.zeros(venv.num_envs, np.int64)
-        self._started = np.full(venv.num_envs, time.monotonic())
 
     @property
     def classifier(self) -> Classifier:
@@ -139,8 +139,6 @@ class VecLearnedReward(VecEnvWrapper):
         if (scores.terminated & ~dones).any():
             observations = self._restart(scores.terminated & ~dones, observations, infos, rows)
         ended = dones | scores.terminated
-        self._returns += scores.rewards
-        self._lengths += 1
         for i, info in enumerate(infos):
             if "is_success" in info:
                 info["original_is_success"] = info["is_success"]
@@ -148,7 +146,7 @@ class VecLearnedReward(VecEnvWrapper):
             info["reward_prob"] = float(scores.probability[i])
             info["original_env_rew"] = float(env_rewards[i])
             if ended[i]:
-                self._end(info, i, bool(scores.terminated[i]), counter[i])
+                self._end(info, i, scores, counter[i])
         if ended.any():
             self._begin(ended, rows_of(observations, self.num_envs))
         return self._observed(observations), scores.rewards.astype(np.float32), ended, infos
@@ -176,19 +174,15 @@ class VecLearnedReward(VecEnvWrapper):
                 fresh[i] = observation
         return fresh
 
-    def _end(self, info: dict[str, Any], i: int, terminated: bool, counter: np.int64) -> None:
-        info["TimeLimit.truncated"] = not terminated
+    def _end(self, info: dict[str, Any], i: int, scores: Scores, counter: np.int64) -> None:
+        info["TimeLimit.truncated"] = not scores.terminated[i]
         if self._core.options.hold_in_observation:
             info["terminal_observation"] = append_hold(
                 info["terminal_observation"], np.asarray(counter)
             )
         if "episode" in info:
             info["original_episode"] = info["episode"]
-        info["episode"] = {
-            "r": round(float(self._returns[i]), 6),
-            "l": int(self._lengths[i]),
-            "t": round(time.monotonic() - float(self._started[i]), 6),
-        }
+        info["episode"] = scores.episode(i)
 
     def _begin(self, mask: NDArray[np.bool_], rows: list[Any]) -> None:
         first = np.zeros(self.num_envs, np.float32)
@@ -197,7 +191,6 @@ class VecLearnedReward(VecEnvWrapper):
             pictures = [self._source.picture(None, rows[i]) for i in chosen]
             first[chosen] = self._core.look(pictures)[0]
         self._core.begin(mask, first)
-        self._returns[mask], self._lengths[mask] = 0.0, 0
 
     def _observed(self, observations: Any) -> Any:
         if not self._core.options.hold_in_observation:
@@ -218,7 +211,4 @@ def _check(venv: VecEnv, source: ImageSource, terminate: bool) -> None:
         )
     for i, monitored in enumerate(venv.env_is_wrapped(Monitor)):
         if monitored and not venv.get_attr("allow_early_resets", indices=[i])[0]:
-            raise ConfigError(
-                "terminate_on_success is set and a Monitor refuses early resets. Expected "
-                "Monitor(env, allow_early_resets=True), or terminate_on_success=False."
-            )
+            raise strict_monitor()

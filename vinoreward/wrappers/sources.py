@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import gymnasium as gym
@@ -10,9 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import known_names
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
 from vinoreward.rewards.pictures import Layout, layout_of
 from vinoreward.wrappers.stacks import stack_of, unstacked
+
+AnyBundle = Bundle | str | Path | Mapping[str, Any]
+"""A loaded bundle, its folder or registered name, or what :func:`recorded` returned."""
 
 ImageSource = str | Callable[[Any, Any], NDArray[np.uint8]]
 
@@ -113,6 +118,30 @@ class PictureSource:
             return _picture(frame, "render()")
         call = cast("Callable[[Any, Any], Any]", self._call)
         return _picture(call(env, observation), "the image_source function")
+
+
+def located(bundle: AnyBundle) -> Bundle:
+    """Return the bundle that is meant.
+
+    Raises:
+        ModelNotFoundError: there is none.
+        BundleError: it is not valid.
+    """
+    if isinstance(bundle, Bundle):
+        return bundle
+    return Bundle.from_recipe(bundle) if isinstance(bundle, Mapping) else Bundle.load(bundle)
+
+
+def recorded(given: AnyBundle, found: Bundle) -> str | dict[str, Any]:
+    """Return what ``env.spec`` says of a bundle: JSON from which it is found again anywhere.
+
+    Args:
+        given: as the user named it; a registered name stays, since other machines have it too.
+        found: the bundle.
+    """
+    if isinstance(given, str) and given in known_names():
+        return given
+    return found.recipe()
 
 
 def default_source(space: gym.Space[Any], render_mode: str | None) -> str:

@@ -22,10 +22,20 @@ from vinoreward.wrappers.core import (
     make_classifier,
     with_hold,
 )
+from vinoreward.wrappers.layers import parts_have_recorders, vector_has_recorder
 from vinoreward.wrappers.render_once import vector_render_once
 from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene
 from vinoreward.wrappers.vector_checks import check_was_reset, checked_mode, scene_of
-from vinoreward.wrappers.vector_info import copied, joined, put, row, withdraw
+from vinoreward.wrappers.vector_info import (
+    copied,
+    finals,
+    joined,
+    keep_original,
+    mask_of,
+    put,
+    row,
+    withdraw,
+)
 
 Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
 
@@ -42,6 +52,11 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
       ``image_source="render"`` is refused. ``info`` and ``final_info`` both describe the
       transition as far as this wrapper's keys and ``true_success`` go.
     - DISABLED: the caller resets with ``options={"reset_mask": mask}``.
+
+    Where a ``RecordEpisodeStatistics`` or ``Monitor`` is inside, ``episode`` is of the learned
+    reward and ``original_episode`` what the recorder wrote, as in
+    :class:`~vinoreward.LearnedReward`: in ``final_info`` where the sub-environments of a SAME_STEP
+    environment have the recorder, else in ``info``.
 
     ``terminate_on_success``: a claimed success sets ``terminated`` and the sub-environment really
     starts a new episode, by a masked reset. In NEXT_STEP and SAME_STEP mode this needs a
@@ -90,7 +105,9 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         )
         super().__init__(vector_render_once(env) if image_source == "render" else env)
         self._mode = checked_mode(env, image_source, terminate_on_success)
-        classifier = make_classifier(bundle, backend, device, precision, threads, success_threshold)
+        classifier = make_classifier(
+            bundle, backend, device, precision, threads, success_threshold, reward_mode
+        )
         self._core = RewardCore(classifier, options, env.num_envs)
         single = env.single_observation_space
         self._source = PictureSource(image_source, single, env.render_mode, classifier.bundle)
@@ -99,6 +116,8 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         if hold_in_observation:
             self.single_observation_space = with_hold(single, success_hold_steps)
             self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+        self._recorded = vector_has_recorder(env)
+        self._recorded_in_parts = parts_have_recorders(env)
         nobody = np.zeros(env.num_envs, np.bool_)
         self._over = nobody
         """Episodes that ended with the last step, to the caller."""
@@ -134,6 +153,8 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
 
         Raises:
             ConfigError: DISABLED mode, and an episode that ended was not reset.
+            InputError: a picture has a wrong shape, or SAME_STEP and no ``final_obs``.
+            OutputError: the network returned NaN or infinity.
         """
         check_was_reset(self._mode, self._over)
         observations, env_rewards, terminations, truncations, infos = self.env.step(actions)
@@ -152,7 +173,8 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         last = rows
         if self._mode is AutoresetMode.SAME_STEP:
             starting = ended
-            last = [infos["final_obs"][i] if ended[i] else rows[i] for i in range(self.num_envs)]
+            found = finals(self.env, ended, infos)
+            last = [found.get(i, item) for i, item in enumerate(rows)]
         probability, odds, first = self._score(last, scored, rows, starting)
         if self._mode is not AutoresetMode.SAME_STEP:
             self._core.begin(starting, first)
@@ -220,12 +242,12 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         mask = self._unaware
         space = self.env.single_observation_space
         # Copied before the reset, which may write to the same memory.
-        finals = {
+        kept = {
             i: {"final_obs": copied(space, last[i]), "final_info": row(infos, i)}
             for i in np.flatnonzero(mask).tolist()
         }
         result = self._reset_where(mask, observations, infos)
-        for i, final in finals.items():
+        for i, final in kept.items():
             put(self, infos, final, i)
         if self._core.needs_first_pictures:
             self._look(
@@ -247,9 +269,7 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         final = infos.get("final_info")
         places = [infos] if not isinstance(final, dict) else [infos, final]
         for place in places:
-            if "is_success" in place:
-                place["original_is_success"] = place["is_success"]
-                place["_original_is_success"] = place["_is_success"]
+            keep_original(place, "is_success", self.num_envs)
         ours = {
             "is_success": scores.claimed,
             "reward_prob": scores.probability,
@@ -258,17 +278,37 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         for key, values in ours.items():
             infos[key], infos[f"_{key}"] = values, scored.copy()
             if isinstance(final, dict):
-                mask = infos["_final_info"].copy()
+                mask = self._over.copy()
                 final[key], final[f"_{key}"] = np.where(mask, values, values.dtype.type(0)), mask
         if isinstance(final, dict) and "true_success" in final:
-            for i in np.flatnonzero(final["_true_success"]).tolist():
-                put(self, infos, {"true_success": final["true_success"][i].item()}, i)
+            if "true_success" in infos:  # not written to: it may be the environment's own memory
+                infos["true_success"] = np.array(infos["true_success"])
+            for i in np.flatnonzero(mask_of(final, "true_success", self._over)).tolist():
+                put(self, infos, {"true_success": bool(final["true_success"][i])}, i)
+        self._report_episodes(infos, scores)
         return infos
 
+    def _report_episodes(self, infos: dict[str, Any], scores: Scores) -> None:
+        """Write ``episode`` where a recorder inside writes it, and keep what it wrote."""
+        final = infos.get("final_info")
+        inner = final if isinstance(final, dict) else infos
+        self._recorded |= keep_original(infos, "episode", self.num_envs)
+        if inner is not infos:
+            self._recorded_in_parts |= keep_original(inner, "episode", self.num_envs)
+        places = [infos] if self._recorded else []
+        if self._recorded_in_parts and (inner is not infos or not places):
+            places.append(inner)
+        for i in np.flatnonzero(self._over).tolist():
+            for place in places:
+                put(self, place, {"episode": scores.episode(i)}, i)
+
     def _extend_final(self, infos: dict[str, Any], counter: NDArray[np.int64]) -> None:
-        if self._core.options.hold_in_observation and "final_obs" in infos:
-            for i in np.flatnonzero(infos["_final_obs"]).tolist():
-                infos["final_obs"][i] = append_hold(infos["final_obs"][i], counter[i])
+        if self._core.options.hold_in_observation and self._over.any():
+            # New memory: a native vector environment may keep its own.
+            last = np.full(self.num_envs, None, object)
+            for i in np.flatnonzero(self._over).tolist():
+                last[i] = append_hold(np.asarray(infos["final_obs"][i]), counter[i])
+            infos["final_obs"] = last
 
     def _observed(self, observations: Any) -> Any:
         if not self._core.options.hold_in_observation:

@@ -11,6 +11,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from numpy.typing import NDArray
+
+from vinoreward.errors import InputError
 
 
 def row(infos: dict[str, Any], index: int) -> dict[str, Any]:
@@ -59,3 +62,42 @@ def joined(space: gym.Space[Any], rows: list[Any]) -> Any:
 def copied(space: gym.Space[Any], observation: Any) -> Any:
     """Return a copy of one observation that no later step writes to."""
     return next(iter(iterate(batch_space(space, 1), joined(space, [observation]))))
+
+
+def mask_of(infos: dict[str, Any], key: str, default: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return whose values of a key are set; ``default`` where, as natively, there is no mask."""
+    mask = infos.get(f"_{key}")
+    return default.copy() if mask is None else np.array(mask, np.bool_)
+
+
+def keep_original(infos: dict[str, Any], key: str, num_envs: int) -> bool:
+    """Move a key and its mask to ``original_<key>``, in place; return whether it was there."""
+    if key not in infos:
+        return False
+    mask = mask_of(infos, key, np.ones(num_envs, np.bool_))
+    infos[f"original_{key}"], infos[f"_original_{key}"] = infos.pop(key), mask
+    infos.pop(f"_{key}", None)
+    return True
+
+
+def finals(
+    env: VectorEnv[Any, Any, Any], ended: NDArray[np.bool_], infos: dict[str, Any]
+) -> dict[int, Any]:
+    """Return the last observation of each episode that ended with this SAME_STEP step.
+
+    Raises:
+        InputError: it is not there.
+    """
+    chosen = np.flatnonzero(ended).tolist()
+    found: Any = infos.get("final_obs")
+    if isinstance(found, (dict, tuple)):  # batched, as a native vector environment may give it
+        found = list(iterate(env.observation_space, found))
+    missing = [i for i in chosen if found is None or found[i] is None]
+    if missing:
+        raise InputError(
+            f"{type(env.unwrapped).__name__} ended the episodes of the sub-environments {missing} "
+            f"in SAME_STEP mode without infos['final_obs'], only {', '.join(infos) or 'nothing'}. "
+            "Expected their last observations there, as Gymnasium's vector environments give them;"
+            " without them the picture that an episode ended with is lost."
+        )
+    return {i: found[i] for i in chosen}

@@ -1,0 +1,168 @@
+"""Classifiers that several threads use for the first time, and threads of other libraries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_environments import save_toy_bundle
+
+from vinoreward.rewards.classifier import Classifier
+
+# Everything is imported for the first time here, by all threads at once. A thread that loses the
+# race for an import or builds a network twice is seen in what is printed.
+FIRST_USE = """
+import sys, threading
+import numpy as np
+from vinoreward.rewards.classifier import Classifier
+
+folder, backend, kind = sys.argv[1:]
+THREADS = 6
+sys.setswitchinterval(1e-6)
+one = Classifier(folder, backend=backend)
+classifiers = [one] * THREADS
+if kind == "own":
+    classifiers = [Classifier(folder, backend=backend) for _ in range(THREADS)]
+assert "openvino" not in sys.modules and "onnxruntime" not in sys.modules
+pictures = np.zeros((2, 6, 8, 3), np.uint8)
+pictures[1, ..., 0] = 255
+barrier = threading.Barrier(THREADS)
+failures, answers, networks = [], [], []
+
+def work(classifier):
+    barrier.wait()
+    try:
+        networks.append(id(classifier.backend))
+        answers.append(classifier.log_odds(pictures).tolist())
+    except BaseException as error:
+        failures.append(repr(error))
+
+threads = [threading.Thread(target=work, args=(item,)) for item in classifiers]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not failures, failures
+assert len(answers) == THREADS and all(item == answers[0] for item in answers), answers
+print(len(set(networks)))
+for item in classifiers:
+    item.close()
+"""
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize(("kind", "networks"), [("own", 6), ("shared", 1)])
+def test_threads_may_use_classifiers_for_the_first_time_together(
+    tmp_path: Path, backend: str, kind: str, networks: int
+) -> None:
+    bundle = save_toy_bundle(tmp_path / "toy")
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_USE, str(bundle.path), backend, kind],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(networks)]
+
+
+IMPORTED_BY_ANOTHER = """
+import sys, threading, time
+from vinoreward.backends.telemetry import import_openvino
+middle = threading.Event()
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("openvino.") and not middle.is_set():
+            middle.set()  # openvino is in sys.modules, and nothing is in openvino yet
+            time.sleep(0.5)
+
+sys.meta_path.insert(0, Finder())
+thread = threading.Thread(target=__import__, args=("openvino",))
+thread.start()
+middle.wait()
+found = import_openvino()
+assert found.Core, "half imported"
+thread.join()
+"""
+
+
+def test_openvino_that_another_thread_is_importing_is_waited_for(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED_BY_ANOTHER],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[Any]:
+    """PyTorch, whose number of threads is as before after the test."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    yield torch
+    torch.set_num_threads(before)
+
+
+def in_forward(torch: Any, call: Callable[[], None]) -> Any:
+    """Call a function in the middle of every torch backend's inference."""
+
+    def hook(module: Any, *_: Any) -> None:
+        if type(module).__name__ == "WithPreprocess":
+            call()
+
+    return torch.nn.modules.module.register_module_forward_hook(hook)
+
+
+def test_the_torch_backend_leaves_the_process_its_threads(torch_threads: Any) -> None:
+    torch = torch_threads
+    seen: list[int] = []
+    hook = in_forward(torch, lambda: seen.append(torch.get_num_threads()))
+    for found, asked in ((3, 1), (1, 2)):
+        torch.set_num_threads(found)
+        with Classifier("panda-hover-classifier", backend="torch", threads=asked) as classifier:
+            classifier.log_odds(np.zeros((1, 96, 128, 3), np.uint8))
+            assert torch.get_num_threads() == found
+            assert set(seen) == {asked}
+            seen.clear()
+            info = classifier.backend.info()
+            assert (info["threads"], info["process_threads"]) == (asked, found)
+    hook.remove()
+
+
+def test_torch_backends_in_two_threads_leave_the_process_its_threads(torch_threads: Any) -> None:
+    torch = torch_threads
+    torch.set_num_threads(3)
+    classifiers = [
+        Classifier("panda-hover-classifier", backend="torch", threads=count) for count in (1, 2)
+    ]
+    for classifier in classifiers:
+        assert classifier.backend.info()["backend"] == "torch"  # loaded
+    together = threading.Barrier(2, timeout=60)
+
+    def meet() -> None:
+        together.wait()
+
+    hook = in_forward(torch, meet)
+    pictures = np.zeros((1, 96, 128, 3), np.uint8)
+    workers = [
+        threading.Thread(target=classifier.log_odds, args=(pictures,)) for classifier in classifiers
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    hook.remove()
+    assert not together.broken and torch.get_num_threads() == 3
+    for classifier in classifiers:
+        classifier.close()
