@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import onnx
 import pytest
+from gymnasium.vector import SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
+from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle
 
-from vinoreward import LearnedReward
+from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import add_int8
 from vinoreward.bundles.schema import Decision, Quantization
@@ -222,3 +227,120 @@ def test_a_mistyped_backend_is_said_when_the_classifier_is_made() -> None:
 
     with pytest.raises(UnknownBackendError, match="openvino"):
         Classifier("panda-hover-classifier", backend="openvino2")
+
+
+# --- where the number itself is paid -----------------------------------------------------------
+
+
+class Golden(gym.Env[Any, Any]):
+    """Shows the golden frames of a bundle, one after another."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        self.images = images
+        self.observation_space = gym.spaces.Box(0, 255, images.shape[1:], np.uint8)
+        self.action_space = gym.spaces.Discrete(2)
+        self.now = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.now = 0
+        return self.images[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.now += 1
+        return self.images[self.now], 0.0, False, self.now == len(self.images) - 1, {}
+
+
+def paid(form: str, images: np.ndarray, **options: Any) -> np.ndarray:
+    """Return the rewards of one episode over the images, in one form of LearnedReward."""
+    everything: dict[str, Any] = {
+        "bundle": "panda-hover-classifier",
+        "image_source": "obs",
+        "terminate_on_success": False,
+        **options,
+    }
+    steps = range(len(images) - 1)
+    if form == "single":
+        single = LearnedReward(Golden(images), **everything)
+        single.reset()
+        rewards = [float(single.step(0)[1]) for _ in steps]
+        single.close()
+        return np.array(rewards)
+    make = functools.partial(Golden, images)
+    several: Any
+    if form == "vector":
+        several = VectorLearnedReward(SyncVectorEnv([make]), **everything)
+    else:
+        several = VecLearnedReward(DummyVecEnv([make]), **everything)
+    several.reset()
+    rewards = [float(several.step(np.zeros(1, int))[1][0]) for _ in steps]
+    several.close()
+    return np.array(rewards)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pictures, and what INT8 and FP32 say of them, in log-odds."""
+    images = Bundle.load("panda-hover-classifier").golden.images
+    with Classifier("panda-hover-classifier") as small:
+        assert small.precision == "int8", "the shipped bundle has INT8, else this shows nothing"
+        rough = small.log_odds(images)
+    with Classifier("panda-hover-classifier", precision="fp32") as full:
+        exact = full.log_odds(images)
+    assert np.abs(rough - exact).max() > 1.0
+    return images, rough, exact
+
+
+@pytest.mark.parametrize(
+    ("form", "mode"),
+    [
+        ("single", "log_odds"),
+        ("vector", "log_odds"),
+        ("sb3", "log_odds"),
+        ("single", "probability"),
+        ("single", "potential"),
+    ],
+)
+def test_numbers_that_are_paid_are_those_of_fp32(
+    shipped: tuple[np.ndarray, np.ndarray, np.ndarray], form: str, mode: str
+) -> None:
+    images, _, exact = shipped
+    found = paid(form, images, reward_mode=mode, success_reward=0.0, gamma=0.5)
+    chance = sigmoid(exact.astype(np.float64))
+    expected = {
+        "log_odds": exact[1:],
+        "probability": chance[1:],
+        "potential": 0.5 * chance[1:] - chance[:-1],
+    }[mode]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_int8s_numbers_are_paid_to_who_asks_for_them(
+    shipped: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> None:
+    images, rough, _ = shipped
+    found = paid("single", images, reward_mode="log_odds", precision="int8")
+    np.testing.assert_allclose(found, rough[1:], atol=1e-4)
+
+
+def test_a_sparse_reward_still_runs_in_int8() -> None:
+    env = LearnedReward(
+        Golden(np.zeros((2, 96, 128, 3), np.uint8)), "panda-hover-classifier", image_source="obs"
+    )
+    assert env.classifier.precision == "int8" and env.classifier.band is not None
+    env.close()
+
+
+def test_a_reward_function_pays_numbers_of_fp32_too(
+    shipped: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> None:
+    images, rough, exact = shipped
+    nothing = np.zeros(len(images))
+    with Classifier("panda-hover-classifier") as auto:
+        function = pickle.loads(pickle.dumps(auto.as_reward_fn("log_odds")))
+        np.testing.assert_allclose(function(images, nothing, images, nothing), exact, atol=1e-4)
+        auto.as_reward_fn("claim")(images, nothing, images, nothing)
+        assert auto.looks == len(images), "a claim is decided in INT8"
+    with Classifier("panda-hover-classifier", precision="int8") as int8:
+        found = int8.as_reward_fn("log_odds")(images, nothing, images, nothing)
+        np.testing.assert_allclose(found, rough, atol=1e-4)

@@ -9,13 +9,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from reward_rollouts import ENVS, sync
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
-from toy_environments import Corridor, save_toy_bundle
+from toy_environments import Camera, Corridor, save_toy_bundle, save_toy_encoder, toy_latents
 
-from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
+from vinoreward import EncodedObservation, LearnedReward, VecLearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
 
@@ -102,6 +102,59 @@ def test_ends_that_cannot_be_made_true_are_refused(bundle: Bundle) -> None:
         VecLearnedReward(strict, bundle)
     with pytest.raises(ConfigError, match="around"):
         VecLearnedReward(VecMonitor(DummyVecEnv([lambda: Corridor("picture")])), bundle)
+
+
+def test_an_autoreset_inside_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    """Its step() returns the first picture of the next episode, which earns nothing."""
+    inside = gym.wrappers.Autoreset(Corridor("picture", render_mode="rgb_array"))
+    for env in (inside, gym.wrappers.OrderEnforcing(inside)):
+        for source in ("obs", "render"):
+            with pytest.raises(ConfigError, match="Autoreset outside"):
+                LearnedReward(env, bundle, image_source=source)
+    outside = gym.wrappers.Autoreset(LearnedReward(inside.env, bundle, image_source="obs"))
+    outside.reset(seed=0)
+    outside.close()
+    encoder = save_toy_encoder(tmp_path / "encoder")
+    with pytest.raises(ConfigError, match="Autoreset outside"):
+        EncodedObservation(gym.wrappers.Autoreset(Camera()), encoder, frame_stack=2)
+    # One picture at a time is right: each observation is of its own picture.
+    plain = gym.wrappers.Autoreset(Camera())
+    env = EncodedObservation(plain, encoder)
+    env.reset(seed=0)
+    for _ in range(10):
+        seen = env.step(0)[0]
+        picture = plain.env.unwrapped.now  # type: ignore[attr-defined]
+        np.testing.assert_allclose(seen, toy_latents(picture[None])[0, :3], atol=1e-4)
+    env.close()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, np.uint8])
+def test_an_observation_with_the_hold_counter_is_in_its_space(bundle: Bundle, dtype: Any) -> None:
+    class Other(Corridor):
+        def __init__(self) -> None:
+            super().__init__(render_mode="rgb_array", first_cells=(3,))
+            self.observation_space = gym.spaces.Box(0, 10, (2,), dtype)
+
+        def _observe(self) -> Any:
+            return super()._observe().astype(dtype)
+
+    options: dict[str, Any] = {"success_hold_steps": 3, "hold_in_observation": True}
+    single = LearnedReward(Other(), bundle, **options)
+    several = VectorLearnedReward(SyncVectorEnv([Other]), bundle, **options)
+    assert single.observation_space.dtype == dtype
+    observed = [single.reset(seed=0)[0], several.reset(seed=0)[0][0]]
+    for _ in range(3):
+        observed += [single.step(1)[0], several.step(np.array([1]))[0][0]]
+    for observation in observed:
+        assert observation in single.observation_space
+        assert observation in several.single_observation_space
+    assert [observation[-1] for observation in observed] == [0, 0, 0, 0, 1, 1, 2, 2]
+    single.close()
+    several.close()
+    if dtype == np.uint8:
+        options["success_hold_steps"] = 300
+        with pytest.raises(ConfigError, match="wider dtype"):
+            LearnedReward(Other(), bundle, **options)
 
 
 def test_a_disabled_autoreset_that_is_forgotten_is_an_error(bundle: Bundle) -> None:

@@ -15,6 +15,7 @@ from vinoreward.wrappers.encoding import EncodingCore, EncodingOptions, Pictures
 from vinoreward.wrappers.sb3_common import (
     VecEnv,
     VecEnvWrapper,
+    keep_last,
     refuse_render,
     rows_of,
     sb3_scene_of,
@@ -63,6 +64,7 @@ class VecEncodedObservation(VecEnvWrapper):
             check_scene(sb3_scene_of(venv), encoder.bundle)
         self._core = EncodingCore(encoder, source, space, options, venv.num_envs)
         super().__init__(venv, observation_space=self._core.space)
+        self._last = keep_last(venv, source, "EncodedObservation")
         self._resetting: list[int | None] = [None] * venv.num_envs
 
     @property
@@ -90,13 +92,20 @@ class VecEncodedObservation(VecEnvWrapper):
         return self._observed(rows)
 
     def step_wait(self) -> Any:
-        """Return SB3's ``(observations, rewards, dones, infos)`` of the step that was begun."""
+        """Return SB3's ``(observations, rewards, dones, infos)`` of the step that was begun.
+
+        Raises:
+            ConfigError: last pictures are overwritten by resets.
+            InputError: a picture has a wrong shape or dtype.
+        """
         observations, rewards, dones, found = self.venv.step_wait()
         infos = [dict(info) for info in found]
         self.reset_infos = [dict(info) for info in self.venv.reset_infos]
         rows = rows_of(observations, self.num_envs)
         first = {i: rows[i] for i in np.flatnonzero(dones).tolist()}
         last = dict(enumerate(rows)) | {i: infos[i]["terminal_observation"] for i in first}
+        if self._last is not None:
+            self._last.check(np.asarray(dones, np.bool_), list(last.values()), rows)
         (going, starting), (newest, begun) = both(last, first, self._core, self._take)
         for i, latent in going.items():
             self._core.push(i, latent)

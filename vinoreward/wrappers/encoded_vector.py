@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.encoders.encoder import Encoder
 from vinoreward.wrappers.encoding import EncodingCore, EncodingOptions, Pictures, both, shown
+from vinoreward.wrappers.last_pictures import keep_last
 from vinoreward.wrappers.render_once import vector_render_once
 from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene, default_source
 from vinoreward.wrappers.vector import Step
@@ -69,6 +70,7 @@ class VectorEncodedObservation(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         self._core = EncodingCore(encoder, source, space, options, env.num_envs)
         self.single_observation_space = self._core.space
         self.observation_space = batch_space(self._core.space, env.num_envs)
+        self._last = keep_last(env, source)
         self._over = np.zeros(env.num_envs, np.bool_)
         """Episodes that ended with the last step."""
 
@@ -103,7 +105,8 @@ class VectorEncodedObservation(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         """Step all sub-environments and encode their pictures.
 
         Raises:
-            ConfigError: DISABLED mode, and an episode that ended was not reset.
+            ConfigError: DISABLED mode, and an episode that ended was not reset; or SAME_STEP mode,
+                and last pictures are overwritten by resets.
             InputError: a picture has a wrong shape, or SAME_STEP and no ``final_obs``.
         """
         check_was_reset(self._mode, self._over)
@@ -115,6 +118,8 @@ class VectorEncodedObservation(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         if self._mode is AutoresetMode.SAME_STEP:
             starting = ended
             last |= finals(self.env, ended, infos)
+            if self._last is not None:
+                self._last.check(ended, list(last.values()), rows)
         elif self._mode is AutoresetMode.NEXT_STEP:
             last = {i: item for i, item in last.items() if not starting[i]}
         else:

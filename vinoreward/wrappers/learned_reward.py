@@ -61,7 +61,7 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
 
     In all modes but ``"sparse"`` the number itself is paid, so ``precision="auto"`` means FP32
     there. INT8 is checked for its decisions at the threshold; away from it, it may be off by
-    several log-odds. FP32 takes about 1.7 times as long (SqueezeNet 1.1, 96x128);
+    several log-odds. FP32 takes about twice as long (SqueezeNet 1.1, 96x128: 1.4 for 0.7 ms);
     ``precision="int8"`` asks for INT8's numbers all the same. In ``"sparse"`` mode ``reward_prob``
     is the number of the network that decided.
 

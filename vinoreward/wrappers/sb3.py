@@ -27,6 +27,7 @@ from vinoreward.wrappers.sb3_common import (
     VecEnv,
     VecEnvWrapper,
     copied_observation,
+    keep_last,
     refuse_render,
     rows_of,
     sb3_scene_of,
@@ -40,6 +41,9 @@ class VecLearnedReward(VecEnvWrapper):
     The picture that is scored is ``terminal_observation`` where an episode ended, because the
     observation that SB3 returns there belongs to the next episode. For the same reason
     ``image_source="render"`` is refused: SB3 has reset the environment before it can be rendered.
+    An environment that returns one array again and again overwrites ``terminal_observation``: in a
+    ``DummyVecEnv`` it is copied in time, elsewhere such an environment is refused as soon as that
+    is seen.
 
     ``terminate_on_success``: on a claimed success the sub-environment is reset at once, as SB3 does
     it for any end of an episode. Therefore this wrapper goes directly around a ``DummyVecEnv`` or
@@ -100,6 +104,7 @@ class VecLearnedReward(VecEnvWrapper):
             check_scene(sb3_scene_of(venv), classifier.bundle)
         shown = with_hold(space, success_hold_steps) if hold_in_observation else space
         super().__init__(venv, observation_space=shown)
+        self._last = keep_last(venv, self._source, "LearnedReward")
 
     @property
     def classifier(self) -> Classifier:
@@ -115,7 +120,13 @@ class VecLearnedReward(VecEnvWrapper):
         return self._observed(observations)
 
     def step_wait(self) -> Any:
-        """Return SB3's ``(observations, rewards, dones, infos)`` of the step that was begun."""
+        """Return SB3's ``(observations, rewards, dones, infos)`` of the step that was begun.
+
+        Raises:
+            ConfigError: last pictures are overwritten by resets.
+            InputError: a picture has a wrong shape or dtype.
+            OutputError: the network returned NaN or infinity.
+        """
         observations, env_rewards, dones, found = self.venv.step_wait()
         dones = np.array(dones, np.bool_)
         infos = [dict(info) for info in found]
@@ -124,6 +135,8 @@ class VecLearnedReward(VecEnvWrapper):
         last = [
             infos[i]["terminal_observation"] if dones[i] else rows[i] for i in range(self.num_envs)
         ]
+        if self._last is not None:
+            self._last.check(dones, last, rows)
         everyone = np.ones(self.num_envs, np.bool_)
         probability, odds = self._core.look([self._source.picture(None, item) for item in last])
         terminated = np.array(

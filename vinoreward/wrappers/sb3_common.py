@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from vinoreward.errors import ConfigError, MissingExtraError
-from vinoreward.wrappers.sources import ImageSource
+from vinoreward.wrappers.last_pictures import LastPictures, own_last
+from vinoreward.wrappers.sources import ImageSource, PictureSource
 
 try:
     from stable_baselines3.common.monitor import Monitor
-    from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 except ImportError as missing:
     raise MissingExtraError(
         "VecLearnedReward and VecEncodedObservation need stable-baselines3, which is not "
@@ -23,6 +24,7 @@ __all__ = [
     "VecEnv",
     "VecEnvWrapper",
     "copied_observation",
+    "keep_last",
     "refuse_render",
     "rows_of",
     "sb3_scene_of",
@@ -43,6 +45,25 @@ def refuse_render(source: ImageSource, single: str) -> None:
             f"observation (image_source='obs' or 'obs:<key>'), or vinoreward.{single} around "
             "each environment before it is vectorised (make_vec_env's wrapper_class)."
         )
+
+
+def keep_last(venv: VecEnv, source: PictureSource, single: str) -> LastPictures | None:
+    """See that no reset overwrites a ``terminal_observation``.
+
+    Args:
+        venv: the vector environment; the environments of a ``DummyVecEnv`` are wrapped.
+        source: where its pictures are.
+        single: name of the wrapper for one environment.
+
+    Returns:
+        What has to look at every step, or None.
+    """
+    base = venv.unwrapped
+    if isinstance(base, DummyVecEnv):
+        own_last(base.envs)
+        return None
+    remedy = f"put vinoreward.{single} around each environment before it is vectorised"
+    return LastPictures(source, venv.num_envs, remedy)
 
 
 def rows_of(observations: Any, num_envs: int) -> list[Any]:

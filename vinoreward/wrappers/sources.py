@@ -113,6 +113,11 @@ class PictureSource:
         found = np.asarray(observation if self._key is None else observation[self._key])
         return unstacked(found, self.count, self._layout)
 
+    def stored(self, observation: Any) -> NDArray[Any] | None:
+        """Return the array of an observation that holds the pictures, where it is known."""
+        found = observation if self._key is None else observation[self._key]
+        return found if isinstance(found, np.ndarray) else None
+
     def _made(self, env: Any, observation: Any, frame: Any) -> NDArray[np.uint8]:
         if self.renders:
             return _picture(frame, "render()")

@@ -22,6 +22,7 @@ from vinoreward.wrappers.core import (
     make_classifier,
     with_hold,
 )
+from vinoreward.wrappers.last_pictures import keep_last
 from vinoreward.wrappers.layers import parts_have_recorders, vector_has_recorder
 from vinoreward.wrappers.render_once import vector_render_once
 from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene
@@ -50,7 +51,9 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
       ``is_success`` (its mask ``_is_success`` is False).
     - SAME_STEP: ``final_obs`` is scored. The rendered frame already belongs to the next episode, so
       ``image_source="render"`` is refused. ``info`` and ``final_info`` both describe the
-      transition as far as this wrapper's keys and ``true_success`` go.
+      transition as far as this wrapper's keys and ``true_success`` go. An environment that returns
+      one array again and again overwrites its last picture there: in a ``SyncVectorEnv`` it is
+      copied in time, elsewhere such an environment is refused as soon as that is seen.
     - DISABLED: the caller resets with ``options={"reset_mask": mask}``.
 
     Where a ``RecordEpisodeStatistics`` or ``Monitor`` is inside, ``episode`` is of the learned
@@ -116,6 +119,7 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         if hold_in_observation:
             self.single_observation_space = with_hold(single, success_hold_steps)
             self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+        self._last = keep_last(env, self._source)
         self._recorded = vector_has_recorder(env)
         self._recorded_in_parts = parts_have_recorders(env)
         nobody = np.zeros(env.num_envs, np.bool_)
@@ -152,7 +156,8 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         """Step all sub-environments and score the pictures their transitions ended with.
 
         Raises:
-            ConfigError: DISABLED mode, and an episode that ended was not reset.
+            ConfigError: DISABLED mode, and an episode that ended was not reset; or SAME_STEP mode,
+                and last pictures are overwritten by resets.
             InputError: a picture has a wrong shape, or SAME_STEP and no ``final_obs``.
             OutputError: the network returned NaN or infinity.
         """
@@ -175,6 +180,8 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
             starting = ended
             found = finals(self.env, ended, infos)
             last = [found.get(i, item) for i, item in enumerate(rows)]
+            if self._last is not None:
+                self._last.check(ended, last, rows)
         probability, odds, first = self._score(last, scored, rows, starting)
         if self._mode is not AutoresetMode.SAME_STEP:
             self._core.begin(starting, first)

@@ -1,0 +1,207 @@
+"""What is reported of an episode is the learned reward's, wherever episodes are recorded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics
+from gymnasium.wrappers.vector import RecordEpisodeStatistics as VectorRecorder
+from reward_rollouts import ENVS, SEED, actions_of
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+from toy_environments import Corridor, save_toy_bundle
+
+from vinoreward import LearnedReward, VectorLearnedReward
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError
+
+MODES = list(AutoresetMode)
+REWARDS = {"success_reward": 3.0, "step_reward": -0.25}
+
+own_key = functools.partial(RecordEpisodeStatistics, stats_key="own")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
+
+
+class ToTheNearEnd:
+    """To the right from cell 3 on, where a claim ends the episode; to the left below."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def predict(self, observations: Any, **_: Any) -> tuple[Any, None]:
+        self.left -= 1
+        assert self.left >= 0, "episodes ended and were not counted"
+        return (observations[:, 0] >= 3).astype(int), None
+
+
+@pytest.mark.parametrize(
+    "vectorised", [DummyVecEnv, pytest.param(SubprocVecEnv, marks=pytest.mark.slow)]
+)
+def test_sb3_evaluates_policies_that_succeed(bundle: Bundle, vectorised: Any) -> None:
+    """As ``make_vec_env(wrapper_class=…)`` and RL Zoo build it: the Monitor is inside."""
+    always: list[float] = []
+    for first_cells in ((3,), (1, 3)):
+        env = make_vec_env(
+            Corridor,
+            n_envs=2 if vectorised is DummyVecEnv else 1,
+            seed=SEED,
+            env_kwargs={"render_mode": "rgb_array", "first_cells": first_cells},
+            wrapper_class=LearnedReward,
+            wrapper_kwargs={"bundle": bundle, **REWARDS},
+            vec_env_cls=vectorised,
+            vec_env_kwargs={"start_method": "spawn"} if vectorised is SubprocVecEnv else None,
+        )
+        returns, lengths = evaluate_policy(
+            ToTheNearEnd(100),  # type: ignore[arg-type]
+            env,
+            n_eval_episodes=16,
+            return_episode_rewards=True,
+        )
+        env.close()
+        # A success from cell 3 takes two steps, a failure from cell 1 one.
+        assert isinstance(returns, list) and len(returns) == 16
+        kinds = set(zip(returns, lengths, strict=True))
+        assert kinds == ({(2.75, 2)} if first_cells == (3,) else {(2.75, 2), (-0.25, 1)})
+        always += returns
+    assert 0 < always.count(-0.25) < 16
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "key", "kept"),
+    [
+        ([Monitor], [], "episode", True),
+        ([RecordEpisodeStatistics], [], "episode", True),
+        ([Monitor, gym.wrappers.OrderEnforcing], [], "episode", True),
+        ([], [Monitor], "episode", False),
+        ([], [RecordEpisodeStatistics], "episode", False),
+        ([Monitor], [Monitor], "episode", True),
+        ([RecordEpisodeStatistics], [own_key], "own", True),
+        ([own_key], [RecordEpisodeStatistics], "episode", False),
+        ([], [], None, False),
+    ],
+)
+def test_one_environment_reports_every_episode(
+    bundle: Bundle, inside: list[Any], outside: list[Any], key: str | None, kept: bool
+) -> None:
+    env: Any = Corridor(render_mode="rgb_array")
+    for wrapper in inside:
+        env = wrapper(env)
+    env = LearnedReward(env, bundle, **REWARDS)
+    for wrapper in outside:
+        env = wrapper(env)
+    env.reset(seed=SEED)
+    total, length, by_claim, by_env = 0.0, 0, 0, 0
+    for action in actions_of(0):
+        _, reward, terminated, truncated, info = env.step(action)
+        total, length = total + float(reward), length + 1
+        if not (terminated or truncated):
+            assert "episode" not in info and "original_episode" not in info
+            continue
+        ended = bool(env.unwrapped.over)
+        by_claim, by_env = by_claim + (not ended), by_env + ended
+        if key is None:
+            assert "episode" not in info
+        else:
+            assert info[key]["r"] == pytest.approx(total)
+            assert info[key]["l"] == length and info[key]["t"] >= 0.0
+        assert ("original_episode" in info) is (kept and ended)
+        if kept and ended:
+            assert info["original_episode"]["l"] == length
+            assert info["original_episode"]["r"] <= -length + 1  # minus the cells to go
+        total, length = 0.0, 0
+        env.reset()
+    assert by_claim > 1 and by_env > 1
+    env.close()
+
+
+def test_a_monitor_that_would_refuse_the_reset_is_refused(bundle: Bundle) -> None:
+    strict = Monitor(Corridor("picture"), allow_early_resets=False)
+    with pytest.raises(ConfigError, match="allow_early_resets"):
+        LearnedReward(strict, bundle, image_source="obs")
+    LearnedReward(strict, bundle, image_source="obs", terminate_on_success=False).close()
+
+
+def part() -> gym.Env[Any, Any]:
+    return Corridor("picture")
+
+
+def recorded_part() -> gym.Env[Any, Any]:
+    return RecordEpisodeStatistics(part())
+
+
+def check_vector(env: Any, place: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Compare ``episode`` in the place of ``infos`` with the rewards that were paid."""
+    mode = env.metadata["autoreset_mode"]
+    env.reset(seed=SEED)
+    totals, lengths = np.zeros(ENVS), np.zeros(ENVS, int)
+    ends = 0
+    for step in range(40):
+        actions = np.array([actions_of(i)[step] for i in range(ENVS)])
+        _, rewards, terminated, truncated, infos = env.step(actions)
+        scored = infos["_is_success"]
+        totals, lengths = totals + rewards, lengths + scored
+        over = terminated | truncated
+        ends += int(over.sum())
+        found = place(infos) if over.any() else {}
+        assert over.any() or "episode" not in infos
+        for i in np.flatnonzero(over):
+            assert found["_episode"][i]
+            assert found["episode"]["r"][i] == pytest.approx(totals[i], abs=1e-5)
+            assert found["episode"]["l"][i] == lengths[i]
+        if over.any():
+            assert not found["_episode"][~over].any()
+        totals[over], lengths[over] = 0.0, 0
+        if mode is AutoresetMode.DISABLED and over.any():
+            env.reset(options={"reset_mask": over})
+    assert ends > 10
+    env.close()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_vector_environment_of_recorded_parts(bundle: Bundle, mode: AutoresetMode) -> None:
+    inner = SyncVectorEnv([recorded_part] * ENVS, autoreset_mode=mode)
+    env = VectorLearnedReward(inner, bundle, image_source="obs", **REWARDS)
+    same = mode is AutoresetMode.SAME_STEP
+    check_vector(env, lambda infos: infos["final_info"] if same else infos)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_recorder_inside_a_vector_environment(bundle: Bundle, mode: AutoresetMode) -> None:
+    inner = VectorRecorder(SyncVectorEnv([part] * ENVS, autoreset_mode=mode))
+    options = {"image_source": "obs", "terminate_on_success": False, **REWARDS}
+    check_vector(VectorLearnedReward(inner, bundle, **options), lambda infos: infos)
+
+
+@pytest.mark.parametrize("parts", [part, recorded_part])
+# DISABLED is missing: Gymnasium's recorder takes a masked reset for one of everybody.
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_a_recorder_around_a_vector_environment(
+    bundle: Bundle, mode: AutoresetMode, parts: Any
+) -> None:
+    key = "episode" if parts is part or mode is AutoresetMode.SAME_STEP else "own"
+    inner = VectorLearnedReward(
+        SyncVectorEnv([parts] * ENVS, autoreset_mode=mode), bundle, image_source="obs", **REWARDS
+    )
+    env = VectorRecorder(inner, stats_key=key)
+    check_vector(
+        env, lambda infos: {k.replace("own", "episode"): infos[k] for k in (key, f"_{key}")}
+    )
+
+
+@pytest.mark.slow
+def test_recorded_parts_in_other_processes(bundle: Bundle) -> None:
+    inner = AsyncVectorEnv([recorded_part] * ENVS, context="spawn")
+    env = VectorLearnedReward(inner, bundle, image_source="obs", **REWARDS)
+    check_vector(env, lambda infos: infos)

@@ -1,0 +1,334 @@
+"""Environments that return one array again and again: right, or refused, never the next episode."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
+from reward_rollouts import (
+    ENVS,
+    SEED,
+    actions_of,
+    assert_same,
+    one_after_another,
+    sb3_rollout,
+    vector_rollout,
+)
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+from toy_environments import (
+    HEIGHT,
+    WIDTH,
+    Camera,
+    Corridor,
+    save_toy_bundle,
+    save_toy_encoder,
+    toy_latents,
+)
+
+from vinoreward import (
+    LearnedReward,
+    VecEncodedObservation,
+    VecLearnedReward,
+    VectorEncodedObservation,
+    VectorLearnedReward,
+)
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError
+
+MODES = list(AutoresetMode)
+
+
+class OneBuffer(gym.Wrapper[Any, Any, Any, Any]):
+    """Returns its observations in the same memory, as a view of it where ``views``."""
+
+    def __init__(self, env: gym.Env[Any, Any], views: bool = False) -> None:
+        super().__init__(env)
+        self.views = views
+        self.memory: Any = None
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**arguments)
+        return self._put(observation), info
+
+    def step(self, action: Any) -> Any:
+        observation, *others = self.env.step(action)
+        return self._put(observation), *others
+
+    def _put(self, observation: Any) -> Any:
+        found = observation["image"] if isinstance(observation, dict) else observation
+        if self.memory is None:
+            self.memory = np.zeros_like(found)
+        self.memory[...] = found
+        shown = self.memory[:] if self.views else self.memory
+        return {**observation, "image": shown} if isinstance(observation, dict) else shown
+
+
+def corridor(
+    kind: str = "picture", views: bool = False, first_cells: Any = (1, 2, 3, 4, 5, 6)
+) -> gym.Env[Any, Any]:
+    return OneBuffer(Corridor(kind, first_cells=first_cells), views)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return save_toy_encoder(tmp_path_factory.mktemp("encoder") / "toy")
+
+
+def test_a_success_at_the_end_is_not_scored_by_the_next_picture(bundle: Bundle) -> None:
+    """From cell 6 one step to the end: the picture of cell 7, not one of cell 2, is paid."""
+    options: dict[str, Any] = {"image_source": "obs", "terminate_on_success": False}
+    cells = functools.partial(corridor, first_cells=(6,))
+    end, start = (1 / (1 + np.exp(-20 * (round(255 * c / 7) / 255 - 0.7))) for c in (7, 6))
+    same = SyncVectorEnv([cells], autoreset_mode=AutoresetMode.SAME_STEP)
+    vector = VectorLearnedReward(same, bundle, **options)
+    vector.reset(seed=0)
+    _, _, terminated, _, infos = vector.step(np.array([1]))
+    assert terminated[0]
+    assert infos["reward_prob"][0] == pytest.approx(end, abs=1e-5) != pytest.approx(start, abs=1e-5)
+    vector.close()
+    sb3 = VecLearnedReward(DummyVecEnv([cells]), bundle, **options)
+    sb3.reset()
+    _, _, dones, found = sb3.step(np.array([1]))
+    assert dones[0] and found[0]["reward_prob"] == pytest.approx(end, abs=1e-5)
+    assert found[0]["terminal_observation"][0, 0, 0] == 255
+    sb3.close()
+
+
+@pytest.mark.parametrize("mode", ["sparse", "potential"])
+@pytest.mark.parametrize("kind", ["picture", "dict"])
+@pytest.mark.parametrize("form", ["single", "sb3", *(mode.name for mode in MODES)])
+def test_every_form_in_this_process_is_right(
+    bundle: Bundle, form: str, kind: str, mode: str
+) -> None:
+    source = {"picture": "obs", "dict": "obs:image"}[kind]
+    options: dict[str, Any] = {"image_source": source, "reward_mode": mode}
+    expected = one_after_another(bundle, {"observation": kind}, **options)
+    make = functools.partial(corridor, kind, True)
+    if form == "single":
+        env = LearnedReward(make(), bundle, **options)
+        env.reset(seed=SEED)
+        for action, transition in zip(actions_of(0), expected[0], strict=True):
+            _, reward, terminated, truncated, info = env.step(action)
+            assert float(reward) == pytest.approx(transition.reward, abs=1e-5)
+            assert info["reward_prob"] == pytest.approx(transition.probability, abs=1e-6)
+            if terminated or truncated:
+                env.reset()
+    elif form == "sb3":
+        assert_same(
+            sb3_rollout(VecLearnedReward(DummyVecEnv([make] * ENVS), bundle, **options)), expected
+        )
+    else:
+        inner = SyncVectorEnv([make] * ENVS, autoreset_mode=AutoresetMode[form])
+        assert_same(vector_rollout(VectorLearnedReward(inner, bundle, **options)), expected)
+
+
+def camera() -> gym.Env[Any, Any]:
+    return OneBuffer(Camera())
+
+
+def test_encoded_last_pictures_are_of_their_episode(encoder: Bundle) -> None:
+    """The latents of final_obs and terminal_observation, from an environment of one buffer."""
+    same = VectorEncodedObservation(
+        SyncVectorEnv([camera] * ENVS, autoreset_mode=AutoresetMode.SAME_STEP),
+        encoder,
+        picture_in_info=True,
+    )
+    same.reset(seed=SEED)
+    sb3 = VecEncodedObservation(DummyVecEnv([camera] * ENVS), encoder)
+    sb3.seed(SEED)
+    sb3.reset()
+    alone = [Camera() for _ in range(ENVS)]
+    for i, single in enumerate(alone):
+        single.reset(seed=SEED + i)
+    ends = 0
+    for _ in range(12):
+        _, _, terminated, truncated, infos = same.step(np.zeros(ENVS, int))
+        _, _, dones, found = sb3.step(np.zeros(ENVS, int))
+        assert np.array_equal(dones, terminated | truncated)
+        for i, single in enumerate(alone):
+            picture, *_ = single.step(0)
+            if dones[i]:
+                latent = toy_latents(picture[None])[0, :3]
+                np.testing.assert_allclose(infos["final_obs"][i], latent, atol=1e-4)
+                np.testing.assert_allclose(found[i]["terminal_observation"], latent, atol=1e-4)
+                np.testing.assert_array_equal(infos["final_info"]["picture"][i], picture)
+                single.reset()
+                ends += 1
+    assert ends >= 6
+    same.close()
+    sb3.close()
+
+
+class Native(VectorEnv[Any, Any, Any]):
+    """A corridor of cells that is vectorised by itself, in SAME_STEP mode.
+
+    ``final`` says what it makes of final_obs: "own" memory, a view of the "batch", or "none".
+    """
+
+    def __init__(self, final: str, success: bool = False) -> None:
+        self.num_envs = 2
+        self.final = final
+        self.success = success
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.single_observation_space = gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
+        self.single_action_space = gym.spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, 2)
+        self.action_space = batch_space(self.single_action_space, 2)
+        self.cells = np.array([5, 3])
+        self.batch = np.zeros((2, HEIGHT, WIDTH, 3), np.uint8)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.cells = np.array([5, 3])
+        return self._draw(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.cells = self.cells + 2 * np.asarray(actions) - 1
+        over = (self.cells == 7) | (self.cells == 0)
+        infos: dict[str, Any] = {"is_success": self.cells >= 6} if self.success else {}
+        self._draw()
+        if over.any() and self.final != "none":
+            infos["final_obs"] = self.batch.copy() if self.final == "own" else self.batch
+        self.cells = np.where(over, [5, 3], self.cells)
+        observations = self._draw() if self.final != "own" else self._draw().copy()
+        return observations, np.zeros(2), over, np.zeros(2, np.bool_), infos
+
+    def _draw(self) -> Any:
+        self.batch[..., 0] = np.round(255 * self.cells / 7)[:, None, None]
+        return self.batch
+
+
+ALL_FORMS: dict[str, Any] = {
+    "learned": lambda env, bundle, encoder: VectorLearnedReward(
+        env, bundle, image_source="obs", terminate_on_success=False
+    ),
+    "encoded": lambda env, bundle, encoder: VectorEncodedObservation(env, encoder),
+}
+
+
+@pytest.mark.parametrize("form", ALL_FORMS)
+def test_a_native_environment_whose_final_obs_is_its_batch_is_refused(
+    bundle: Bundle, encoder: Bundle, form: str
+) -> None:
+    env = ALL_FORMS[form](Native("batch"), bundle, encoder)
+    env.reset()
+    env.step(np.array([1, 1]))
+    with pytest.raises(ConfigError, match="in the memory of the first one"):
+        env.step(np.array([1, 1]))
+    env.close()
+
+
+def test_a_native_environment_with_memory_of_its_own_is_not(bundle: Bundle) -> None:
+    env = ALL_FORMS["learned"](Native("own", success=True), bundle, None)
+    env.reset()
+    claims = []
+    for _ in range(6):
+        _, _, over, _, infos = env.step(np.array([1, 1]))
+        claims.append(infos["is_success"].tolist())
+        # It says is_success without Gymnasium's mask: all of it holds.
+        assert infos["_original_is_success"].all() and infos["_is_success"].all()
+        assert infos["original_is_success"][over].all()
+    # Cells 6 7 6 7 6 7 and 4 5 6 7 4 5, of which 5 to 7 are claimed.
+    assert claims == [[True, c] for c in (False, True, True, True, False, True)]
+    env.close()
+
+
+@pytest.mark.parametrize("form", ALL_FORMS)
+def test_a_native_environment_without_final_obs_is_told_so(
+    bundle: Bundle, encoder: Bundle, form: str
+) -> None:
+    from vinoreward.errors import InputError
+
+    env = ALL_FORMS[form](Native("none"), bundle, encoder)
+    env.reset()
+    env.step(np.array([1, 1]))
+    with pytest.raises(InputError, match=r"\[0\] in SAME_STEP mode without infos\['final_obs'\]"):
+        env.step(np.array([1, 1]))
+    env.close()
+
+
+class Script(Native):
+    """One environment whose episodes show given cells; every observation is in new memory."""
+
+    def __init__(self, episodes: list[list[int]]) -> None:
+        super().__init__("own")
+        self.num_envs = 1
+        self.observation_space = batch_space(self.single_observation_space, 1)
+        self.action_space = batch_space(self.single_action_space, 1)
+        self.batch = self.batch[:1]
+        self.episodes = episodes
+        self.number = self.step_number = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self._show(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.step_number += 1
+        last = self._show()
+        over = self.step_number == len(self.episodes[self.number]) - 1
+        if over:
+            self.number, self.step_number = self.number + 1, 0
+        infos = {"final_obs": last} if over else {}
+        return self._show(), np.zeros(1), np.array([over]), np.zeros(1, np.bool_), infos
+
+    def _show(self) -> Any:
+        self.cells = np.array([self.episodes[self.number][self.step_number]])
+        return self._draw().copy()
+
+
+BACK, AWAY, STILL = [3, 4, 3], [3, 4, 5], [3, 3, 3]
+
+
+@pytest.mark.parametrize("form", ALL_FORMS)
+@pytest.mark.parametrize(
+    ("episodes", "refused"),
+    [
+        ([BACK] * 8, True),
+        ([BACK] * 4 + [STILL] * 4 + [BACK] * 4, True),
+        ([STILL] * 20, False),
+        ([BACK] * 7 + [AWAY] + [BACK] * 20, False),
+    ],
+    ids=["always-back", "back-or-still", "always-still", "away-once"],
+)
+def test_ends_that_are_the_next_beginning(
+    bundle: Bundle, encoder: Bundle, form: str, episodes: list[list[int]], refused: bool
+) -> None:
+    """What another process returns tells of one buffer only by its content."""
+    env = ALL_FORMS[form](Script([*episodes, STILL]), bundle, encoder)
+    env.reset()
+    ended = 0
+    try:
+        while ended < len(episodes):
+            ended += int(env.step(np.zeros(1, int))[2].sum())
+    except ConfigError as error:
+        assert refused and "8 of the last 8 episodes" in str(error)
+        assert ended == len(episodes) - 1
+    else:
+        assert not refused
+    env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["sb3", "gymnasium"])
+def test_another_process_with_one_buffer_is_refused(bundle: Bundle, form: str) -> None:
+    make = functools.partial(corridor, "picture", True, (6,))
+    env: Any
+    if form == "sb3":
+        env = VecLearnedReward(SubprocVecEnv([make], start_method="spawn"), bundle)
+    else:
+        inner = AsyncVectorEnv([make], autoreset_mode=AutoresetMode.SAME_STEP, context="spawn")
+        env = VectorLearnedReward(inner, bundle, image_source="obs")
+    env.reset()
+    with pytest.raises(ConfigError, match="8 of the last 8 episodes"):
+        for _ in range(12):  # every step leads from cell 6 to the end
+            env.step(np.array([1]))
+    env.close()

@@ -1,0 +1,196 @@
+"""``env.spec`` makes the same wrapped environment again, or one sentence says why not."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec
+from toy_environments import (
+    HEIGHT,
+    WIDTH,
+    save_toy_bundle,
+    save_toy_encoder,
+    save_toy_encoder_network,
+    save_toy_network,
+)
+
+from vinoreward import EncodedObservation, LearnedReward
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import BundleError, ModelNotFoundError
+
+EVERY_ARGUMENT: dict[str, Any] = {
+    "backend": "onnxruntime",
+    "device": "CPU",
+    "precision": "fp32",
+    "threads": 2,
+    "image_source": "obs",
+    "success_reward": 2.0,
+    "step_reward": -0.5,
+    "env_reward_weight": np.float32(0.25),
+    "reward_mode": "potential",
+    "success_threshold": np.float64(0.99),
+    "success_hold_steps": 3,
+    "guard": None,
+    "terminate_on_success": False,
+    "gamma": 0.9,
+    "hold_in_observation": False,
+}
+
+
+def from_model(path: Path) -> Bundle:
+    return Bundle.from_model(
+        save_toy_network(path),
+        labels=("failure", "success"),
+        success_label="success",
+        mean=(0, 0, 0),
+        std=(1, 1, 1),
+        output="logits",
+        threshold=0.8,
+    )
+
+
+def foreign_encoder(path: Path) -> Bundle:
+    return Bundle.from_encoder(
+        save_toy_encoder_network(path), posterior=True, height=HEIGHT, width=WIDTH, low=-9, high=9
+    )
+
+
+def made_again(env: gym.Env[Any, Any], way: str) -> gym.Env[Any, Any]:
+    assert env.spec is not None
+    if way == "spec":
+        return gym.make(env.spec)
+    text = env.spec.to_json()
+    json.loads(text)
+    return gym.make(EnvSpec.from_json(text))
+
+
+def rollout(env: gym.Env[Any, Any]) -> list[tuple[float, bool, float]]:
+    env.reset(seed=3)
+    found = []
+    for action in (1, 1, 0, 1):
+        _, reward, terminated, truncated, info = env.step(action)
+        found.append((float(reward), terminated, info["reward_prob"]))
+        if terminated or truncated:
+            env.reset()
+    env.close()
+    return found
+
+
+@pytest.mark.parametrize("way", ["spec", "json"])
+def test_every_argument_is_made_again(tmp_path: Path, way: str) -> None:
+    bundle = save_toy_bundle(tmp_path / "toy")
+    assert set(EVERY_ARGUMENT) == set(inspect.signature(LearnedReward).parameters) - {
+        "env",
+        "bundle",
+    }
+    inner = gym.make("ToyCorridor-v0", observation="picture")
+    env = LearnedReward(inner, bundle, **EVERY_ARGUMENT)
+    again = made_again(env, way)
+    assert isinstance(again, LearnedReward)
+    assert again.spec == env.spec
+    assert again.classifier.threshold == 0.99
+    assert again.classifier.bundle == bundle
+    for name in ("backend_name", "device", "precision", "threads"):
+        assert getattr(again.classifier, name) == getattr(env.classifier, name)
+    assert rollout(again) == rollout(env)
+
+
+@pytest.mark.parametrize("way", ["spec", "json"])
+@pytest.mark.parametrize("kind", ["folder", "relative", "model"])
+def test_a_bundle_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, way: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bundle: Any = save_toy_bundle(tmp_path / "toy")
+    if kind == "relative":
+        bundle = "toy"
+    elif kind == "model":
+        bundle = from_model(tmp_path / "foreign.onnx")
+    env = LearnedReward(
+        gym.make("ToyCorridor-v0", render_mode="rgb_array"), bundle, reward_mode="probability"
+    )
+    expected = env.classifier.bundle
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = made_again(env, way)
+    assert isinstance(again, LearnedReward) and again.classifier.bundle == expected
+    assert again.classifier.threshold == env.classifier.threshold
+    assert rollout(again) == rollout(env)
+
+
+def test_an_installed_bundle_keeps_its_name() -> None:
+    env = LearnedReward(
+        gym.make("ToyCamera-v0", observation="vector"),
+        "panda-hover-classifier",
+        image_source=lambda env, observation: np.zeros((96, 128, 3), np.uint8),
+    )
+    assert env.spec is not None
+    assert env.spec.additional_wrappers[-1].kwargs is not None
+    assert env.spec.additional_wrappers[-1].kwargs["bundle"] == "panda-hover-classifier"
+    env.close()
+
+
+@pytest.mark.parametrize("way", ["spec", "json"])
+@pytest.mark.parametrize("kind", ["saved", "model"])
+def test_an_encoder_is_made_again(tmp_path: Path, kind: str, way: str) -> None:
+    bundle = (
+        save_toy_encoder(tmp_path / "toy")
+        if kind == "saved"
+        else foreign_encoder(tmp_path / "foreign.onnx")
+    )
+    env = EncodedObservation(
+        gym.make("ToyCamera-v0", observation="dict"),
+        bundle,
+        keep=("joints",),
+        frame_stack=2,
+        sample=True,
+        seed=4,
+        picture_in_info=True,
+    )
+    again = made_again(env, way)
+    assert isinstance(again, EncodedObservation) and again.encoder.bundle == bundle
+    assert again.observation_space == env.observation_space
+    for one, other in zip(env.reset(seed=5), again.reset(seed=5), strict=True):
+        np.testing.assert_equal(other, one)
+    env.close()
+    again.close()
+
+
+def test_what_is_gone_is_said_in_one_sentence(tmp_path: Path) -> None:
+    bundle = from_model(tmp_path / "foreign.onnx")
+    env = LearnedReward(
+        gym.make("ToyCorridor-v0", observation="picture"), bundle, image_source="obs"
+    )
+    env.close()
+    bundle.path.unlink()
+    with pytest.raises(ModelNotFoundError, match=r"bundle\.save"):
+        made_again(env, "json")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"model": 3, "spec": {}},
+        {"model": "x.onnx", "spec": {}},
+        {"model": "x.onnx", "spec": 3},
+        {"model": "x.onnx", "spec": {}, "more": 1},
+    ],
+    ids=str,
+)
+def test_a_recipe_that_says_too_little_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BundleError):
+        Bundle.from_recipe(wrong)
+
+
+def test_a_recipe_claims_no_files(tmp_path: Path) -> None:
+    saved = save_toy_bundle(tmp_path / "toy")
+    recipe = {"model": str(saved.path / "model.onnx"), "spec": saved.spec.to_dict()}
+    with pytest.raises(BundleError, match="folder"):
+        Bundle.from_recipe(recipe)

@@ -1,0 +1,129 @@
+"""Environments that write to an observation which they have given away.
+
+Gymnasium's SAME_STEP mode and SB3's vector environments reset an environment before they pass on
+the observation that its episode ended with. Where an environment returns one array again and again,
+that observation shows the next episode by then. In this process it is copied in time; in another
+one, or in an environment that is vectorised by itself, this can only be found out.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, SupportsFloat
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from numpy.typing import NDArray
+
+from vinoreward.errors import ConfigError
+from vinoreward.wrappers.sources import PictureSource
+
+ENDS = 8
+"""So many episodes in a row have to end with the next one's first picture."""
+
+
+class OwnLast(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Return the last observation of an episode in memory that no reset writes to.
+
+    Args:
+        env: the environment.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        gym.Wrapper.__init__(self, env)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the environment; copy the observation where the episode ends."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            observation = copy.deepcopy(observation)
+        return observation, reward, terminated, truncated, info
+
+
+def own_last(envs: list[gym.Env[Any, Any]]) -> None:
+    """Put :class:`OwnLast` around each of a vector environment's environments, in place, once."""
+    envs[:] = [env if isinstance(env, OwnLast) else OwnLast(env) for env in envs]
+
+
+class LastPictures:
+    """Finds out that last pictures are overwritten by resets, where they cannot be copied in time.
+
+    The proof is a last observation in the memory of the first one. Where pictures come from another
+    process there is none; then it is taken as one that :data:`ENDS` episodes in a row ended with
+    the very first picture of the next one although the step before showed another. One episode that
+    did not shows that nothing is overwritten.
+
+    Args:
+        source: where pictures are in observations.
+        num_envs: environments.
+        remedy: what else to do, the end of a sentence.
+    """
+
+    def __init__(self, source: PictureSource, num_envs: int, remedy: str) -> None:
+        self._source = source
+        self._remedy = remedy
+        self._before: list[NDArray[Any] | None] = [None] * num_envs
+        self._suspicious = 0
+        self._cleared = False
+
+    def check(self, ended: NDArray[np.bool_], last: list[Any], rows: list[Any]) -> None:
+        """Look at one step.
+
+        Args:
+            ended: ``(num_envs,)`` bool, who was reset in this step by the vector environment.
+            last: one observation per environment, the last one where its episode ended.
+            rows: likewise, the first one of the next episode there.
+
+        Raises:
+            ConfigError: the last pictures are those of the next episodes.
+        """
+        for i in np.flatnonzero(ended).tolist():
+            end, first = self._source.stored(last[i]), self._source.stored(rows[i])
+            if end is None or first is None:
+                continue
+            if np.may_share_memory(end, first) and np.shares_memory(end, first):
+                raise self._refusal("is in the memory of the first one of the next episode")
+            if self._cleared:
+                continue
+            before = self._before[i]
+            if not np.array_equal(end, first):
+                self._cleared, self._before = True, [None] * len(rows)
+            elif before is not None and not np.array_equal(before, end):
+                self._suspicious += 1
+        if self._suspicious >= ENDS and not self._cleared:
+            raise self._refusal(
+                f"was the first one of the next episode in {self._suspicious} of the last "
+                f"{self._suspicious} episodes in which anything moved"
+            )
+        if not self._cleared:
+            stored = [self._source.stored(item) for item in rows]
+            self._before = [None if item is None else np.array(item) for item in stored]
+
+    def _refusal(self, found: str) -> ConfigError:
+        return ConfigError(
+            f"the last picture of an episode {found}: the environment writes to an array that it "
+            "has returned before, so that the end of an episode is scored by another episode's "
+            "picture. Expected a new array from every reset; return a copy from the environment "
+            f"(gymnasium.wrappers.TransformObservation with numpy.copy), or {self._remedy}."
+        )
+
+
+def keep_last(env: VectorEnv[Any, Any, Any], source: PictureSource) -> LastPictures | None:
+    """See that last pictures are not overwritten, for the steps of a Gymnasium vector environment.
+
+    Args:
+        env: it; a ``SyncVectorEnv``'s environments are wrapped in :class:`OwnLast`.
+        source: where its pictures are.
+
+    Returns:
+        What has to look at every step, or None.
+    """
+    if env.metadata.get("autoreset_mode") is not AutoresetMode.SAME_STEP:
+        return None
+    base = env.unwrapped
+    if isinstance(base, SyncVectorEnv):
+        own_last(base.envs)
+        return None
+    return LastPictures(source, env.num_envs, "make it with autoreset_mode=AutoresetMode.NEXT_STEP")
