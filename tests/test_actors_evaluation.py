@@ -149,7 +149,19 @@ def test_stages_go_on_while_compression_is_stopped(tmp_path: Path) -> None:
         def evaluated(version: int, good: bool, compressed: Policy | None) -> Mapping[str, float]:
             full = balancing(good).replace(version=version)
             watcher.last(
-                Summary(100 * version, version, 1.0, 0.0, nothing, 0.0, False, full, compressed)
+                Summary(
+                    100 * version,
+                    version,
+                    1.0,
+                    0.0,
+                    nothing,
+                    0.0,
+                    False,
+                    1.0,
+                    0.0,
+                    full,
+                    compressed,
+                )
             )
             return monitor.readings[-1].values
 

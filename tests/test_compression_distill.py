@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from vinoreward.compression import (
     check_policy,
 )
 from vinoreward.compression.distill import Lesson
-from vinoreward.compression.distill_torch import Adam, Batch, head_loss, loss
+from vinoreward.compression.distill_torch import Batch, Pupil, head_loss, loss
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.policies.policy import Policy, random_policy
 from vinoreward.policies.reference import forward_with_value
@@ -149,22 +150,6 @@ def test_a_width_outside_of_its_limits_finds_its_way_back() -> None:
     assert student.grad[1, 1] < 0
 
 
-def test_adam_is_torchs() -> None:
-    random = np.random.default_rng(3)
-    start, target = (torch.from_numpy(random.standard_normal((3, 4))) for _ in range(2))
-    one, two = start.clone().requires_grad_(), start.clone().requires_grad_()
-    theirs, ours = torch.optim.Adam([one], lr=0.1), Adam({"a": two}, None)
-    for step in range(20):
-        for value in (one, two):
-            value.grad = None
-            ((value - target) ** 4).sum().backward()
-        theirs.step()
-        if step == 10:
-            ours = Adam({"a": two}, ours.progress())
-        ours.step(0.1)
-    torch.testing.assert_close(one, two)
-
-
 # Teaching
 
 
@@ -244,8 +229,62 @@ def test_the_last_student_is_gone_on_with_after_the_teacher_moved_a_little() -> 
     assert warm.kl_mean < 0.7 * cold.kl_mean
 
 
+def test_a_student_goes_on_with_its_optimiser_over_pushes_and_saves() -> None:
+    """The same pushes teach the same, whether the stage was saved in between or not."""
+    teacher = teacher_for(spec_for("logits"))
+    student = mlp(4, 2, head="logits", hidden=(12,))
+
+    def push(stage: Distill, number: int) -> np.ndarray:
+        found = stage.compress(teacher, context_for(teacher, number))
+        return found.float_parameters()["dense0.weight"]
+
+    whole = Distill(8, student=student, cold_steps=8)
+    for number in range(2):
+        push(whole, number)
+    saved = whole.state()
+    assert saved["updates"] == 16 and np.abs(saved["second.dense0.weight"]).max() > 0  # type: ignore[arg-type]
+    again, forgetful = Distill(8, student=student), Distill(8, student=student)
+    again.load_state(saved)
+    forgetful.load_state(
+        {name: value * (0 if "." in name and "student" not in name else 1)  # type: ignore[operator]
+         for name, value in saved.items()}
+    )  # fmt: skip
+    expected = push(whole, 2)
+    np.testing.assert_array_equal(push(again, 2), expected)
+    np.testing.assert_array_equal(push(again, 3), push(whole, 3))
+    assert np.abs(push(forgetful, 2) - expected).max() > 1e-4
+    assert again.state()["updates"] == 32
+
+
+def test_the_optimiser_is_pytorchs() -> None:
+    pupil = Pupil.of(random_policy(spec_for("logits"), 0))
+    assert isinstance(pupil.adam, torch.optim.Adam)
+
+
+def test_a_push_without_time_teaches_a_little_and_one_with_time_more() -> None:
+    teacher = teacher_for(spec_for("logits"))
+    stage = Distill(student=mlp(4, 2, head="logits", hidden=(12,)), cold_steps=5)
+    counts = []
+    for push, seconds in enumerate((0.0, 0.0, 30.0)):
+        context = replace(context_for(teacher, push), seconds=seconds)
+        stage.compress(teacher, context)
+        counts.append(stage.state()["updates"])
+    # A new student is taught before it acts; then one update at least, and 400 at most.
+    assert counts == [5, 6, 406]
+
+
+def test_a_new_student_begins_with_its_teachers_average_answer() -> None:
+    teacher = teacher_for(spec_for("logits"))
+    weights = teacher.float_parameters()
+    weights["head.bias"] = np.array([3.0, -3.0], dtype=np.float32)
+    sure = Policy(teacher.spec, weights)
+    student = mlp(4, 2, head="logits", hidden=(12,))
+    found = Distill(1, student=student, cold_steps=1).compress(sure, context_for(sure))
+    assert held_out(found, sure).kl_mean < 0.5 * held_out(random_policy(student, 0), sure).kl_mean
+
+
 def test_a_last_student_further_off_than_the_policy_given_is_dropped() -> None:
-    stage = Distill(1, learning_rate=1e-6)
+    stage = Distill(1, learning_rate=1e-6, cold_steps=1)
     for push, seed in enumerate((5, 6)):
         teacher = teacher_for(spec_for("logits"), seed)
         found = stage.compress(teacher.replace(), context_for(teacher, push))
@@ -325,7 +364,7 @@ def test_impossible_lessons_are_refused(arguments: dict[str, Any]) -> None:
 
 def test_state_of_other_shapes_is_refused() -> None:
     teacher = teacher_for(spec_for("logits"))
-    stage = Distill(1)
+    stage = Distill(1, cold_steps=1)
     stage.compress(teacher.replace(), context_for(teacher))
     state = stage.state()
     state["first.head.bias"] = np.zeros(7)

@@ -198,7 +198,7 @@ def test_pruning_alone_ruins_it_and_distillation_brings_it_back(
 ) -> None:
     context = CompressionContext(trained.policy, trained.observations)
     pruned = Prune(sparsity).compress(trained.policy, context)
-    taught = trained.compressed(Prune(sparsity), Distill())
+    taught = trained.compressed(Prune(sparsity), Distill(400, batch=256))
     assert taught.spec == pruned.spec
     before, after = trained.quality(pruned), trained.quality(taught)
     assert before.kl_max > 2
@@ -210,7 +210,7 @@ def test_pruning_alone_ruins_it_and_distillation_brings_it_back(
 
 
 def test_the_whole_chain_keeps_the_return(trained: Trained) -> None:
-    found = trained.compressed(Prune(0.5), Distill(), Quantize("int8"))
+    found = trained.compressed(Prune(0.5), Distill(400, batch=256), Quantize("int8"))
     assert found.in_int8("dense1")
     assert found.spec.multiply_adds() < 0.3 * SPEC.multiply_adds()
     assert trained.quality(found).kl_max < 0.5
@@ -218,14 +218,14 @@ def test_the_whole_chain_keeps_the_return(trained: Trained) -> None:
 
 
 def test_a_low_rank_is_enough(trained: Trained) -> None:
-    found = trained.compressed(LowRank(16), Distill())
+    found = trained.compressed(LowRank(16), Distill(400, batch=256))
     assert found.spec.multiply_adds() < 0.2 * SPEC.multiply_adds()
     assert abs(lost(trained, found)) < 20
 
 
 def test_a_student_of_its_own_takes_the_place(trained: Trained) -> None:
     student = mlp(3, 1, head="tanh_gaussian", hidden=(32, 32))
-    found = trained.compressed(Distill(student=student))
+    found = trained.compressed(Distill(400, student=student, cold_steps=2000, batch=256))
     assert found.spec == student
     assert abs(lost(trained, found)) < 20
 

@@ -42,7 +42,7 @@ def _about(settings: Mapping[str, object]) -> str:
 
 
 def _train(config: ActorsConfig) -> int:
-    from vinoreward_training.actors_report import gap_words
+    from vinoreward_training.actors_report import gap_words, share_words
     from vinoreward_training.actors_run import read_summary, train
 
     found = train(config)
@@ -65,6 +65,8 @@ def _train(config: ActorsConfig) -> int:
         if played.claimed is not None or played.true is not None:
             print(f"  claimed success: {played.claimed or 'not known'}")
             print(f"  true success:    {played.true or 'not known'}")
+    if share_words(found):
+        print(share_words(found))
     if config.target is not None:
         reached = "not reached"
         if found.reached_at is not None:

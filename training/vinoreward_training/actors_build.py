@@ -98,6 +98,7 @@ def build(config: ActorsConfig) -> Parts:
         bits=config.bits,
         lag=config.lag,
         max_lag=config.max_lag,
+        max_staleness=config.max_staleness,
         samples_per_insert=config.samples_per_insert,
         checkpoint_seconds=config.checkpoint_seconds,
         seed=config.seed,

@@ -166,6 +166,8 @@ class Recorder(Closing):
         shown = {"return": f"{row['mean_return']:.1f}"}
         if "lag_mean" in row["learner"]:
             shown["lag"] = f"{row['learner']['lag_mean']:.1f}"
+        if row["compressor"] or row["learner"].get("compressed_share"):
+            shown["compressed"] = f"{row['learner']['compressed_share']:.0%}"
         self._bar.set_postfix(shown, refresh=False)
 
     def _scalars(self, scalars: Mapping[str, Any], step: int) -> None:

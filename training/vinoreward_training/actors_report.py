@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ class Outcome:
         breakdown: where an actor's time goes, once everything was compiled and running.
         learner_seconds: wall time of updates and pushes per environment step.
         verdict: whether compression can pay here, in words.
+        compressed_share: see :class:`~vinoreward.actor_learner.progress.Summary`.
+        staleness: likewise.
     """
 
     folder: Path
@@ -60,6 +63,23 @@ class Outcome:
     breakdown: Breakdown
     learner_seconds: float
     verdict: str
+    compressed_share: float
+    staleness: float
+
+
+def share_words(outcome: Outcome) -> str:
+    """Say how much acted compressed and how old those weights were; empty without a compressor."""
+    if math.isnan(outcome.compressed_share):
+        return ""
+    if math.isnan(outcome.staleness):
+        return (
+            "acted compressed: 0 % of the steps. Train for longer, compress with less work (a "
+            "smaller student, distill batch=16), or allow older weights (--max-staleness)."
+        )
+    return (
+        f"acted compressed: {outcome.compressed_share:.0%} of the steps since the first, with "
+        f"weights {outcome.staleness:.0f} pushes old (median)"
+    )
 
 
 def gap_words(pair: Pair) -> str:
@@ -177,6 +197,8 @@ def summary_of(config: ActorsConfig, outcome: Outcome) -> dict[str, Any]:
         "breakdown": plain(outcome.breakdown),
         "learner_seconds": outcome.learner_seconds,
         "verdict": outcome.verdict,
+        "compressed_share": outcome.compressed_share,
+        "staleness": outcome.staleness,
         "machine": describe_machine(),
     }
 
@@ -224,6 +246,13 @@ def _figures(config: ActorsConfig, outcome: Outcome) -> list[dict[str, object]]:
         "share of network and weights": f"{outcome.breakdown.share_of_network:.0%}",
         "learner's µs per environment step": round(1e6 * outcome.learner_seconds, 1),
     }
+    if not math.isnan(outcome.compressed_share):
+        values["steps that acted compressed, from the first one on"] = (
+            f"{outcome.compressed_share:.0%}"
+        )
+        values["pushes by which their weights were behind (median)"] = (
+            "none acted" if math.isnan(outcome.staleness) else round(outcome.staleness)
+        )
     return [{"what": name, "value": value} for name, value in values.items()]
 
 

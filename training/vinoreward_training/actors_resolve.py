@@ -33,8 +33,8 @@ RATES = ("learning_rate", "critic_learning_rate", "clip_norm", "entropy")
 """Of a learner's settings those that may change between two runs, such as after it diverged."""
 _LEAST = {
     "actors": 1, "environments": 1, "steps": 1, "trajectory": 1, "pull_period": 1, "push_period": 1,
-    "max_lag": 1, "evaluate_every": 0, "evaluation_episodes": 2, "final_episodes": 2, "threads": 1,
-    "study_seeds": 1, "seed": 0,
+    "max_lag": 1, "max_staleness": 0, "evaluate_every": 0, "evaluation_episodes": 2,
+    "final_episodes": 2, "threads": 1, "study_seeds": 1, "seed": 0,
 }  # fmt: skip
 _MOST = {"actors": 1000, "threads": 1000, "seed": 2**32 - 1}
 """Of these; NumPy and Stable-Baselines3 take no larger seeds."""

@@ -194,6 +194,8 @@ def _conclude(
         breakdown=breakdown,
         learner_seconds=summary.learner_seconds,
         verdict=verdict,
+        compressed_share=summary.compressed_share,
+        staleness=summary.staleness,
     )
 
 

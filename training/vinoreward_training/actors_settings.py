@@ -27,7 +27,7 @@ class ActorsConfig:
         int8 | fp16 | w4    8-bit arithmetic; half precision; weights alone in 2 to 8 bits
         openvino            what runs it (onnxruntime, numpy); left out: as --executor
 
-    Further settings are key=value: distill steps=200, int8 margin=1.5.
+    Further settings are key=value: distill batch=32, int8 margin=1.5.
 
     --monitor watches and turns the compression: default (stops one that hurts), kl 14 (AcceRL's
     switch between 8 and 16 bits), alpha 0.02 0.2 (AcceRL's mix of both networks), staged, sparsity,
@@ -100,6 +100,9 @@ class ActorsConfig:
     """Actors are exactly so many updates behind: repeatable to the bit. None: newest weights."""
     max_lag: int = 100
     """Trajectories whose weights are more pushes old are never learned from (but by a replay)."""
+    max_staleness: int = 100
+    """Compressed weights that are more pushes behind the learner's are not acted with; at most
+    --max-lag counts, without a replay."""
     samples_per_insert: float = 8.0
     """Transitions learned from for each one acted, for algorithms with a replay."""
     learner: dict[str, Scalar] = field(default_factory=dict)

@@ -47,7 +47,7 @@ def _variants() -> dict[str, list[Stage]]:
         "int8 (first layer and head in float)": [Quantize("int8")],
         NNCF: [Quantize("int8", first=True, head=True, ranges="mean")],
         "pruned by half": [_PruneAlone(0.5)],
-        "pruned by half, distilled, int8": [Prune(0.5), Distill(), Quantize("int8")],
+        "pruned by half, distilled, int8": [Prune(0.5), Distill(400, batch=256), Quantize("int8")],
     }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ class ActorConfig:
     seed: int = 0
     lag: int | None = None
     compressed: bool = False
-    max_staleness: int = 200
+    max_staleness: int = 100
     max_lag: int | None = None
     rollouts_per_update: int = 1
     first_version: int = 0

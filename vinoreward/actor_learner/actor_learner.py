@@ -260,6 +260,7 @@ class ActorLearner:
                 seed=config.seed,
                 folder=self._folder,
                 resume=self._goes_on,
+                counted=config.lag is not None,
             )
         self._goes_on = True
         limiter = limiter_for(self.learner, config)

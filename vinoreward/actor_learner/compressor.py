@@ -5,7 +5,9 @@ its way: if it is late, actors go on with what they have, and if it dies, with t
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +30,11 @@ KNOB_BITS = 32
 QUALITY_ROWS = 64
 """Observations on which a policy is compared with its teacher: few, since actors wait for the next
 one, but others at each push, so that a rare one has its turn."""
+TEACHING = 0.5
+"""Part of the time between the learner's pushes in which a chain may teach."""
+MISSED = 4
+"""Pushes that this time counts at most: a compressor that is late does not get later by teaching
+longer."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,8 @@ class CompressorConfig:
         seed: of the run.
         folder: where its state is written when asked, and read from on resuming; None for nowhere.
         resume: read the state first.
+        counted: let stages do the number of updates that they were told, which repeats to the bit;
+            otherwise they have as much time as the learner's pace leaves.
     """
 
     chain: CompressorChain
@@ -47,6 +56,30 @@ class CompressorConfig:
     seed: int = 0
     folder: Path | None = None
     resume: bool = False
+    counted: bool = False
+
+
+class Pace:
+    """How long a chain may teach at a push, from how fast the learner pushes."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, float] | None = None
+        self._intervals: deque[float] = deque(maxlen=5)
+
+    def seconds(self, version: int, now: float) -> float:
+        """Return the wall time for teaching; 0 at the first push.
+
+        Args:
+            version: of the weights that were just pulled.
+            now: in seconds.
+        """
+        last, self._last = self._last, (version, now)
+        if last is None or version <= last[0]:
+            return 0.0
+        pushes = version - last[0]
+        self._intervals.append((now - last[1]) / pushes)
+        # The median: while the learner evaluates it pushes nothing for a long time.
+        return TEACHING * statistics.median(self._intervals) * min(pushes, MISSED)
 
 
 def copied(policy: Policy) -> Policy:
@@ -77,6 +110,7 @@ class Compressor:
         self._compiler = compiler
         self._outputs = outputs
         self._chain = config.chain
+        self._pace = Pace()
         self._pushes = 0
         self._saved = 0
         if config.resume and config.folder is not None and (config.folder / STATE_FILE).is_file():
@@ -113,12 +147,14 @@ class Compressor:
         if not orders.enabled_at(teacher.version) or observations is None:
             return
         start, cpu = time.perf_counter(), time.process_time()
+        seconds = self._pace.seconds(teacher.version, start)
         knobs = self._chain.knobs()
         context = CompressionContext(
             teacher=teacher,
             observations=observations,
             push=self._pushes,
             seed=self._config.seed,
+            seconds=None if self._config.counted else seconds,
             compiler=self._compiler,
             bits=float(orders.bits or KNOB_BITS) if "bits" in knobs else None,
             sparsity=orders.sparsity if "sparsity" in knobs else None,

@@ -30,6 +30,18 @@ def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInser
     )
 
 
+def _max_lag(learner: Learner, config: ActorLearnerConfig) -> int | None:
+    # A learner with a replay keeps what is old too.
+    fresh = learner.consumption.trajectories > 0 and not learner.consumption.any_age
+    return config.max_lag if fresh else None
+
+
+def staleness_limit(learner: Learner, config: ActorLearnerConfig) -> int:
+    """Return how many pushes old the compressed weights that actors use may be."""
+    max_lag = _max_lag(learner, config)
+    return config.max_staleness if max_lag is None else min(config.max_staleness, max_lag)
+
+
 def engine_config(
     learner: Learner,
     config: ActorLearnerConfig,
@@ -59,9 +71,6 @@ def engine_config(
             "of the actors: each of them contributes the same to every update."
         )
     per_actor = -(-needed // config.actors)
-    # A learner with a replay keeps what is old too.
-    max_lag = config.max_lag if needed and not learner.consumption.any_age else None
-    staleness = config.max_staleness if max_lag is None else min(config.max_staleness, max_lag)
     return EngineConfig(
         actor=ActorConfig(
             environment=environment,
@@ -73,8 +82,8 @@ def engine_config(
             seed=config.seed,
             lag=config.lag,
             compressed=compressor is not None,
-            max_staleness=staleness,
-            max_lag=max_lag,
+            max_staleness=staleness_limit(learner, config),
+            max_lag=_max_lag(learner, config),
             rollouts_per_update=max(1, per_actor),
             first_version=version,
         ),

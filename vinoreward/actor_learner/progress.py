@@ -57,6 +57,10 @@ class Summary:
         profile: where the actors' time went.
         learner_seconds: wall time of updates and pushes per environment step.
         stopped: whether ``on_progress`` ended it.
+        compressed_share: part of the steps, from the first one that acted compressed, that did; 0
+            if none did, NaN without a compressor.
+        staleness: pushes by which compressed weights were behind the learner's when what they acted
+            was learned from, the median; NaN if nothing acted compressed.
         policy: the weights pushed last, in full precision.
         compressed: what the compressor made of them, or of those before if it was late.
     """
@@ -68,5 +72,7 @@ class Summary:
     profile: Breakdown
     learner_seconds: float
     stopped: bool
+    compressed_share: float
+    staleness: float
     policy: Policy = field(repr=False)
     compressed: Policy | None = field(repr=False)

@@ -43,8 +43,8 @@ class ActorLearnerConfig:
         max_lag: trajectories whose weights are more pushes old are never learned from; actors pull
             sooner than every ``pull_period`` steps rather than act for nothing. Learners with a
             replay keep everything.
-        max_staleness: see :class:`~vinoreward.actor_learner.actor.ActorConfig`; at most ``max_lag``
-            where that holds.
+        max_staleness: compressed weights that are more pushes behind the learner's are not acted
+            with; actors take the learner's own instead. At most ``max_lag`` where that holds.
         samples_per_insert: transitions sampled for each that is inserted, for learners with a
             replay of ours; the limit holds on both sides. Stable-Baselines3's learners have
             ``train_freq`` and ``gradient_steps`` for that.
@@ -67,7 +67,7 @@ class ActorLearnerConfig:
     bits: int = 32
     lag: int | None = None
     max_lag: int = 100
-    max_staleness: int = 200
+    max_staleness: int = 100
     samples_per_insert: float = 8.0
     monitor_period: int = 10
     observations: int = 1024

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vinoreward.actor_learner.compressed_share import CompressedShare
+from vinoreward.actor_learner.engine_setup import staleness_limit
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, Event
 from vinoreward.actor_learner.environments import Episode
 from vinoreward.actor_learner.intake import Intake
@@ -31,6 +33,8 @@ LAST_TIMEOUT = 10.0
 a compressor that is still starting it waits as long as that may take."""
 OBSERVATIONS_EVERY = 0.5
 """Seconds between two times that the compressor is given observations; 29 MB if pictures."""
+PATIENCE = 60.0
+"""Seconds after which a compressor that has said nothing yet counts as one that does nothing."""
 SAVE_SHARE = 0.1
 """Of a training's time, at most, goes into checkpoints."""
 
@@ -101,6 +105,9 @@ class Loop:
         self._learning = 0.0
         self._metrics: dict[str, float] = {}
         self._experience: dict[str, float] = {}
+        self._share = CompressedShare()
+        self._made: int | None = None
+        """Version of the newest compressed weights."""
         self._news = _News()
         self._watched = self._pushed_at = learner.updates
         self._observations_given = 0.0
@@ -145,6 +152,8 @@ class Loop:
             profile=breakdown,
             learner_seconds=learner_seconds,
             stopped=stopped,
+            compressed_share=self._share.share if self._compressing else float("nan"),
+            staleness=self._share.staleness,
             policy=policy,
             compressed=compressed,
         )
@@ -210,6 +219,8 @@ class Loop:
         if trajectories:
             self._recent.add(trajectories)
             self._experience = described(trajectories, self._totals.version)
+            if self._compressing:
+                self._share.add(trajectories, self._totals.version)
         if not metrics:
             return False
         self._intake.learned()
@@ -309,8 +320,23 @@ class Loop:
         self._news.compressor += news.compressor
         if news.compressor or any(event.who == "compressor" for event in news.events):
             self._starting = False
+        made = [one["version"] for one in news.compressor if "quality" in one]
+        self._made = max(made, default=self._made)
+
+    def _check_share(self, seconds: float) -> None:
+        """Tell the user if compression does next to nothing."""
+        waiting = self._starting and self._orders.enabled and seconds < PATIENCE
+        if not self._compressing or waiting:
+            return
+        behind = None if self._made is None else self._totals.version - self._made
+        words = self._share.alarm(
+            self._orders, behind, staleness_limit(self._learner, self._config)
+        )
+        if words is not None:
+            self._news.events.append(Event("compressor", words))
 
     def _progress(self, start: float) -> Progress:
+        self._check_share(time.monotonic() - start)
         news, self._news = self._news, _News()
         return Progress(
             steps=self._totals.steps,

@@ -37,6 +37,8 @@ class CompressionContext:
             are taught on them and ranges measured on them, so the rare ones decide.
         push: number of this push; with ``seed`` it decides every random choice.
         seed: of the run.
+        seconds: wall time for teaching; a stage that is done takes none of it. None: a stage does
+            as many updates as it was told, so that the same push gives the same policy.
         compiler: compiles for an engine; :class:`Compile` uses it where it has none of its own.
         bits: new setting of the chain's quantization, or None to leave it.
         sparsity: new setting of the chain's pruning, or None to leave it.
@@ -49,6 +51,7 @@ class CompressionContext:
     observations: Observations = field(repr=False)
     push: int = 0
     seed: int = 0
+    seconds: float | None = None
     compiler: Compiler | None = None
     bits: float | None = None
     sparsity: float | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,11 @@ import numpy.typing as npt
 from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.stage import FLOAT, Stage, State, float_weights, own
 from vinoreward.errors import ConfigError
-from vinoreward.policies.policy import Floats, Policy, random_policy
+from vinoreward.policies.policy import Floats, Policy
 from vinoreward.policies.spec import PolicySpec
+
+if TYPE_CHECKING:
+    from vinoreward.compression.distill_torch import Classroom, Pupil
 
 PARTS = ("student", "first", "second")
 """Of the state: weights, and Adam's first and second moments of each."""
@@ -28,9 +31,9 @@ class Lesson:
     """How a student is taught.
 
     Attributes:
-        steps: updates by Adam.
+        steps: updates at a push without a time limit.
         batch: observations of an update.
-        learning_rate: at the start; it falls linearly to nought.
+        learning_rate: of Adam.
         beta: weight of the student's entropy.
         value_weight: weight of the squared difference of values; 1/2 in the paper.
         temperature: for ``q`` heads.
@@ -58,21 +61,25 @@ class Distill(Stage):
     actions as the teacher's do, and their differences are the teacher's; their level is not, and
     nothing that acts needs it.
 
-    At the next push the last student and Adam's moments are gone on with if the shapes are the
-    same. If the policy given is closer to the teacher already, it is started from that instead.
+    The student lives on from push to push, with its optimiser (PyTorch's Adam): each push teaches
+    it a little more. Only if the policy given is far closer to the teacher, or has other shapes, is
+    that taught instead.
 
     Args:
-        steps: updates at each push.
+        steps: updates at each push; with a time limit (``CompressionContext.seconds``) as many as
+            fit, from 1 to 400.
         student: layers of a smaller network, for a chain without Prune (the paper's Net1 to Net3);
             None teaches the policy given.
-        cold_steps: updates at a push that starts from random weights: a student's first.
+        cold_steps: updates before a new student acts for the first time, whatever the time limit.
         beta: weight of the student's entropy, in nats. 0.001 moves a Gaussian's width by 0.05 %.
         value_weight: weight of the squared difference of values. Without a value head on both
             networks there is none.
-        learning_rate: of Adam at the start of a push; it falls linearly to nought.
+        learning_rate: of Adam.
         batch: observations of an update.
         temperature: see above, for ``q``.
         sigma: see above, for ``tanh``; the noise that actors explore with.
+        threads: of PyTorch while it teaches: where cores are idle, more let it teach more in the
+            same time. None: as PyTorch is set, which is 1 in the compressor's process.
 
     Raises:
         ConfigError: values that cannot work.
@@ -82,18 +89,20 @@ class Distill(Stage):
 
     def __init__(
         self,
-        steps: int = 400,
+        steps: int = 16,
         *,
         student: PolicySpec | None = None,
-        cold_steps: int = 2000,
+        cold_steps: int = 64,
         beta: float = 0.001,
         value_weight: float = 0.5,
         learning_rate: float = 1e-3,
-        batch: int = 256,
+        batch: int = 64,
         temperature: float = 0.1,
         sigma: float = 0.1,
+        threads: int | None = None,
     ) -> None:
         positive = {
+            "threads": 1 if threads is None else threads,
             "steps": steps,
             "cold_steps": cold_steps,
             "batch": batch,
@@ -114,10 +123,12 @@ class Distill(Stage):
             )
         self.student = student
         self.cold_steps = cold_steps
+        self.threads = threads
         self.lesson = Lesson(steps, batch, learning_rate, beta, value_weight, temperature, sigma)
-        # Part -> parameter -> array.
-        self._last: dict[str, dict[str, Floats]] = {}
+        # What a saved state holds, until it is taught further: part -> parameter -> array.
+        self._saved: dict[str, dict[str, Floats]] = {}
         self._updates = 0
+        self._pupil: Pupil | None = None
 
     def largest(self, spec: PolicySpec) -> PolicySpec:
         """Return the student, which may be larger than its teacher."""
@@ -135,38 +146,46 @@ class Distill(Stage):
         if self.student is None and policy is context.teacher:
             return policy
         # Here, because torch is a large thing to import for whoever only builds a chain.
-        from vinoreward.compression.distill_torch import Progress, closest, teach
+        from vinoreward.compression.distill_torch import Classroom, threads_of
 
         spec = self.student or policy.spec
-        starts: list[tuple[Policy, Progress | None]] = []
-        if self._shapes() == spec.parameter_shapes():
-            last = Progress(self._last["first"], self._last["second"], self._updates)
-            starts.append((Policy(spec, self._last["student"]), last))
-        if policy.spec == spec:
-            starts.append((policy, None))
-        steps = self.lesson.steps
-        if not starts:
-            starts.append((random_policy(spec, context.seed), None))
-            steps = self.cold_steps
-        start, progress = closest(starts, context, self.lesson)
-        student, progress = teach(start, progress, context, self.lesson, steps)
-        self._updates = progress.updates
-        self._last = {
-            "student": student.float_parameters(),
-            "first": progress.first,
-            "second": progress.second,
-        }
-        return policy.replace(
-            spec=spec, parameters=student.float_parameters(), ranges={}, blob=None
-        )
+        with threads_of(self.threads):
+            pupil = self._taught(policy, spec, Classroom(context, self.lesson))
+        return policy.replace(spec=spec, parameters=pupil.weights(), ranges={}, blob=None)
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: value.shape for name, value in self._last.get("student", {}).items()}
+    def _taught(self, policy: Policy, spec: PolicySpec, room: Classroom) -> Pupil:
+        from vinoreward.compression.distill_torch import Pupil
+
+        given = Pupil.of(policy) if policy.spec == spec else None
+        last = self._going_on(spec)
+        pupil = last or given or room.newcomer(spec)
+        if last is not None and given is not None and room.far_closer(given, last):
+            pupil = given
+        # A student that diverges is forgotten.
+        self._pupil, self._saved, self._updates = None, {}, 0
+        room.teach(pupil, least=self.cold_steps if last is None else 1)
+        self._pupil = pupil
+        return pupil
+
+    def _going_on(self, spec: PolicySpec) -> Pupil | None:
+        """Return the student of the last push, None if there is none with these layers."""
+        if self._pupil is not None:
+            return self._pupil if self._pupil.spec == spec else None
+        saved = self._saved.get("student", {})
+        if {name: value.shape for name, value in saved.items()} != spec.parameter_shapes():
+            return None
+        from vinoreward.compression.distill_torch import Pupil
+
+        moments = (self._saved["first"], self._saved["second"])
+        return Pupil.of(Policy(spec, saved), moments, self._updates)
 
     def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
         """Return the last student, Adam's moments, and the number of updates."""
-        found: dict[str, npt.NDArray[Any] | int | float] = {"updates": self._updates}
-        for part, arrays in self._last.items():
+        parts, updates = self._saved, self._updates
+        if self._pupil is not None:
+            parts, updates = self._pupil.state(), self._pupil.updates
+        found: dict[str, npt.NDArray[Any] | int | float] = {"updates": updates}
+        for part, arrays in parts.items():
             found |= {f"{part}.{name}": own(array, np.float32) for name, array in arrays.items()}
         return found
 
@@ -185,5 +204,5 @@ class Distill(Stage):
                 f"Distill was given state {sorted(state)}. Expected updates, and weights and two "
                 "moments of the same shapes."
             )
-        self._last = last
+        self._saved, self._pupil = last, None
         self._updates = int(state["updates"])

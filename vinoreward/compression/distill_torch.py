@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.distill import Lesson
 from vinoreward.errors import ConfigError, MissingExtraError, OutputError
 from vinoreward.policies.distributions import LOG_STD
-from vinoreward.policies.policy import Floats, Policy
+from vinoreward.policies.policy import Floats, Policy, random_policy
 from vinoreward.policies.spec import PolicySpec
 
 try:
@@ -28,17 +30,10 @@ except ImportError as error:
     ) from error
 
 
-BETAS = (0.9, 0.999)
-"""Of Adam: how much of each moment stays at an update."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Adam's memory: first and second moments of each parameter, and updates so far."""
-
-    first: dict[str, Floats]
-    second: dict[str, Floats]
-    updates: int
+MOST_STEPS = 400
+"""Updates at a push with a time limit: more of the same observations teach little."""
+FAR_CLOSER = 0.5
+"""Part of the student's divergence below which another start is taken instead."""
 
 
 @dataclass(frozen=True)
@@ -94,132 +89,190 @@ def loss(module: TorchPolicy, teacher: PolicySpec, batch: Batch, lesson: Lesson)
     return total
 
 
-def _lessons(context: CompressionContext, count: int) -> Batch:
-    """Return at most ``count`` observations, drawn at random, with the teacher's answers."""
-    observations = context.observations
-    if len(observations) > count:
-        chosen = context.random().choice(len(observations), count, replace=False)
-        observations = observations[np.sort(chosen)]
-    tensor = torch.from_numpy(np.array(observations))
-    teacher = from_policy(context.teacher)
-    with torch.no_grad():
-        parts = [teacher(part) for part in torch.split(tensor, 256)]
-    outputs = torch.cat([found for found, _ in parts])
-    read = [value for _, value in parts if value is not None]
-    spread = float(outputs.std(dim=1, correction=0).pow(2).mean().sqrt())
-    # A teacher that values all actions the same has nothing to rank; any unit will do.
-    return Batch(tensor, outputs, torch.cat(read) if read else None, spread or 1.0)
+@contextlib.contextmanager
+def threads_of(count: int | None) -> Iterator[None]:
+    """Let PyTorch use so many threads within the block; None: as it is set."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def _take(batch: Batch, chosen: Tensor) -> Batch:
-    values = None if batch.values is None else batch.values[chosen]
-    return Batch(batch.observations[chosen], batch.outputs[chosen], values, batch.spread)
+class Pupil:
+    """A student with its optimiser: what lives on from push to push.
 
-
-def closest(
-    starts: list[tuple[Policy, Progress | None]], context: CompressionContext, lesson: Lesson
-) -> tuple[Policy, Progress | None]:
-    """Return the start with the least loss on some observations.
-
-    Raises:
-        ConfigError: a start that takes other observations or gives other actions than the teacher.
+    Attributes:
+        spec: its layers.
+        module: its weights.
+        adam: PyTorch's. The first one in a process imports PyTorch's compiler, 1.5 s of a core.
+        updates: so far.
     """
-    for policy, _ in starts:
-        _check_student(policy.spec, context.teacher.spec)
-    if len(starts) == 1:
-        return starts[0]
-    batch = _lessons(context, 512)
-    with torch.inference_mode():
-        losses = [
-            float(loss(from_policy(policy), context.teacher.spec, batch, lesson))
-            for policy, _ in starts
-        ]
-    return starts[int(np.argmin(losses))]
+
+    def __init__(self, module: TorchPolicy, updates: int = 0) -> None:
+        self.spec = module.spec
+        self.module = module
+        self.updates = updates
+        self.adam = torch.optim.Adam(self._parameters().values(), fused=True)
+
+    @classmethod
+    def of(
+        cls,
+        policy: Policy,
+        moments: tuple[Mapping[str, Floats], Mapping[str, Floats]] | None = None,
+        updates: int = 0,
+    ) -> Pupil:
+        """Return a student with a policy's weights.
+
+        Args:
+            policy: in float.
+            moments: Adam's first and second of each parameter, to go on with.
+            updates: behind them.
+        """
+        pupil = cls(from_policy(policy), updates)
+        if moments is not None and updates:
+            for name, parameter in pupil._parameters().items():
+                first, second = (torch.from_numpy(np.array(part[name])) for part in moments)
+                pupil.adam.state[parameter] = {
+                    "step": torch.tensor(float(updates)),
+                    "exp_avg": first,
+                    "exp_avg_sq": second,
+                }
+        return pupil
+
+    def _parameters(self) -> dict[str, torch.nn.Parameter]:
+        return {name: self.module.get_parameter(name) for name in self.spec.parameter_shapes()}
+
+    def weights(self) -> dict[str, Floats]:
+        """Return a copy of the weights."""
+        return {n: value.detach().numpy().copy() for n, value in self._parameters().items()}
+
+    def state(self) -> dict[str, dict[str, Floats]]:
+        """Return weights and Adam's moments, by the names in ``distill.PARTS``."""
+        found = {"student": self.weights()}
+        for part, key in (("first", "exp_avg"), ("second", "exp_avg_sq")):
+            found[part] = {
+                # A value head that the teacher has no match for is never updated.
+                name: self.adam.state[value].get(key, torch.zeros_like(value)).numpy()
+                for name, value in self._parameters().items()
+            }
+        return found
 
 
-def _check_student(student: PolicySpec, teacher: PolicySpec) -> None:
-    kept = ("observation_shape", "observation_dtype", "head", "actions")
-    wrong = [name for name in kept if getattr(student, name) != getattr(teacher, name)]
-    if wrong:
-        raise ConfigError(
-            f"the student differs from the teacher in {', '.join(wrong)}. Expected the same "
-            "observations and actions, and other layers only."
-        )
-
-
-def teach(
-    start: Policy,
-    progress: Progress | None,
-    context: CompressionContext,
-    lesson: Lesson,
-    steps: int,
-) -> tuple[Policy, Progress]:
-    """Return the student after ``steps`` updates, and Adam's memory.
-
-    Raises:
-        OutputError: the student's weights became NaN or infinite.
-    """
-    module = from_policy(start)
-    names = {name: module.get_parameter(name) for name in start.spec.parameter_shapes()}
-    adam = Adam(names, progress)
-    lessons = _lessons(context, steps * lesson.batch)
-    count = len(lessons.observations)
-    random = context.random()
-    for step in range(steps):
-        chosen = torch.from_numpy(random.integers(count, size=min(lesson.batch, count)))
-        module.zero_grad(set_to_none=True)
-        found = loss(module, context.teacher.spec, _take(lessons, chosen), lesson)
-        found.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(module.parameters(), 10.0)
-        adam.step(lesson.learning_rate * (1.0 - step / steps))
-    student = {name: value.detach().numpy().copy() for name, value in names.items()}
-    if not all(np.isfinite(value).all() for value in student.values()):
-        raise OutputError(
-            f"the student's weights became NaN or infinite in {steps} updates. Expected finite "
-            f"weights; lower Distill's learning_rate from {lesson.learning_rate}."
-        )
-    return Policy(start.spec, student, version=context.teacher.version), adam.progress()
-
-
-class Adam:
-    """Adam (Kingma and Ba 2015), with a memory of plain arrays.
-
-    Torch's own brings its compiler along, which takes five seconds of a core to import.
+class Classroom:
+    """One push: its observations, and what the teacher says of those that were asked about.
 
     Args:
-        parameters: by name.
-        progress: memory to go on with.
+        context: of the push.
+        lesson: how to teach.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], progress: Progress | None) -> None:
-        self._parameters = parameters
-        self._first = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        self._second = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        self._updates = 0
-        if progress is not None:
-            self._updates = progress.updates
-            for name in parameters:
-                self._first[name].copy_(torch.from_numpy(progress.first[name]))
-                self._second[name].copy_(torch.from_numpy(progress.second[name]))
+    def __init__(self, context: CompressionContext, lesson: Lesson) -> None:
+        self._context, self._lesson = context, lesson
+        self._observations = torch.from_numpy(np.array(context.observations))
+        self._teacher = from_policy(context.teacher)
+        count, spec = len(self._observations), context.teacher.spec
+        self._known = torch.zeros(count, dtype=torch.bool)
+        self._outputs = torch.empty(count, spec.outputs)
+        self._values = None if spec.value is None else torch.empty(count)
+        self._random = context.random()
+        self._order = self._random.permutation(count)
+        self._at = 0
+        self._first = self._asked(torch.from_numpy(self._order[: lesson.batch]))
+        spread = float(self._first[0].std(dim=1, correction=0).pow(2).mean().sqrt())
+        # A teacher that values all actions the same has nothing to rank; any unit will do.
+        self._spread = spread or 1.0
 
     @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """Update every parameter that has a gradient."""
-        self._updates += 1
-        unbiased = [1.0 - beta**self._updates for beta in BETAS]
-        for name, value in self._parameters.items():
-            gradient = value.grad
-            # A value head that the teacher has no match for is never updated.
-            if gradient is None:
-                continue
-            first, second = self._first[name], self._second[name]
-            first.lerp_(gradient, 1.0 - BETAS[0])
-            second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1.0 - BETAS[1])
-            scale = (second / unbiased[1]).sqrt_().add_(1e-8)
-            value.addcdiv_(first, scale, value=-learning_rate / unbiased[0])
+    def _asked(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the teacher's answers on some rows; each row is asked about once."""
+        new = rows[~self._known[rows]]
+        if len(new):
+            outputs, values = self._teacher(self._observations[new])
+            self._outputs[new] = outputs
+            if self._values is not None and values is not None:
+                self._values[new] = values
+            self._known[new] = True
+        return self._outputs[rows], None if self._values is None else self._values[rows]
 
-    def progress(self) -> Progress:
-        """Return what to go on with; the arrays are not used here any more."""
-        first = {name: value.numpy() for name, value in self._first.items()}
-        second = {name: value.numpy() for name, value in self._second.items()}
-        return Progress(first, second, self._updates)
+    def _batch(self, rows: Tensor) -> Batch:
+        return Batch(self._observations[rows], *self._asked(rows), self._spread)
+
+    def _next(self) -> Batch:
+        """Return the next rows of a random order of all, then of another one."""
+        if self._at >= len(self._order):
+            self._order, self._at = self._random.permutation(len(self._order)), 0
+        rows = self._order[self._at : self._at + self._lesson.batch]
+        self._at += self._lesson.batch
+        return self._batch(torch.from_numpy(rows))
+
+    def newcomer(self, spec: PolicySpec) -> Pupil:
+        """Return a student with random weights that begins with the teacher's average answer.
+
+        Raises:
+            ConfigError: it takes other observations or gives other actions than the teacher.
+        """
+        self._check(spec)
+        weights = random_policy(spec, self._context.seed).float_parameters()
+        head = spec.layers[-1].name
+        weights[f"{head}.weight"] *= np.float32(0.01)
+        weights[f"{head}.bias"] = self._first[0].mean(0).numpy()
+        return Pupil.of(Policy(spec, weights))
+
+    def far_closer(self, one: Pupil, other: Pupil) -> bool:
+        """Whether the divergence of ``one`` from the teacher is far less than that of ``other``."""
+        self._check(one.spec)
+        batch = self._batch(torch.from_numpy(self._order[: self._lesson.batch]))
+        alone = replace(self._lesson, beta=0.0, value_weight=0.0)
+        with torch.inference_mode():
+            near, far = (
+                float(loss(each.module, self._context.teacher.spec, batch, alone))
+                for each in (one, other)
+            )
+        # Not a number, if a student went astray, is never the closer one.
+        return not near >= FAR_CLOSER * far
+
+    def _check(self, student: PolicySpec) -> None:
+        teacher = self._context.teacher.spec
+        kept = ("observation_shape", "observation_dtype", "head", "actions")
+        wrong = [name for name in kept if getattr(student, name) != getattr(teacher, name)]
+        if wrong:
+            raise ConfigError(
+                f"the student differs from the teacher in {', '.join(wrong)}. Expected the same "
+                "observations and actions, and other layers only."
+            )
+
+    def teach(self, pupil: Pupil, *, least: int = 1) -> None:
+        """Update a student as often as the lesson says, or as the push has time for.
+
+        Args:
+            pupil: changed in place.
+            least: updates, at least.
+
+        Raises:
+            ConfigError: it takes other observations or gives other actions than the teacher.
+            OutputError: the student's weights became NaN or infinite.
+        """
+        self._check(pupil.spec)
+        seconds, lesson = self._context.seconds, self._lesson
+        steps, deadline = max(least, lesson.steps), math.inf
+        if seconds is not None:
+            steps, deadline = max(least, MOST_STEPS), time.perf_counter() + seconds
+        for group in pupil.adam.param_groups:
+            group["lr"] = lesson.learning_rate
+        for step in range(1, steps + 1):
+            pupil.adam.zero_grad(set_to_none=True)
+            found = loss(pupil.module, self._context.teacher.spec, self._next(), lesson)
+            found.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(pupil.module.parameters(), 10.0)
+            pupil.adam.step()
+            pupil.updates += 1
+            if step >= least and time.perf_counter() >= deadline:
+                break
+        if not all(bool(value.isfinite().all()) for value in pupil.module.parameters()):
+            raise OutputError(
+                f"the student's weights became NaN or infinite in {pupil.updates} updates. "
+                "Expected finite weights; lower Distill's learning_rate from "
+                f"{lesson.learning_rate}."
+            )

@@ -1,0 +1,161 @@
+"""How much of a training acts compressed, how old that is, and that too little of it is said."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from actor_learner_parts import impala, settings
+from engine_runs import check_nothing_left
+
+from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
+from vinoreward.actor_learner.compressed_share import WINDOW, CompressedShare
+from vinoreward.actor_learner.compressor import MISSED, TEACHING, Pace
+from vinoreward.actor_learner.orders import Orders
+from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory, TrajectorySpec
+from vinoreward.compression.chain import CompressorChain
+from vinoreward.compression.context import CompressionContext
+from vinoreward.compression.distill import Distill
+from vinoreward.compression.stage import Stage
+from vinoreward.monitoring import CompressionSetting, Monitor
+from vinoreward.monitoring.indicators import KL
+from vinoreward.policies.policy import Policy
+from vinoreward.policies.spec import mlp
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    check_nothing_left()
+
+
+class Slow(Stage):
+    """Takes half a second for each version."""
+
+    phase = None
+
+    def compress(self, policy: Policy, context: CompressionContext) -> Policy:
+        time.sleep(0.5)
+        return policy
+
+
+def rows(compressed: int, age: int, version: int, steps: int = 10) -> Trajectory:
+    one = TrajectorySpec(steps, 1, (4,), "float32", (), 2).empty()
+    one.network[...] = 0
+    one.network[:compressed] = COMPRESSED
+    one.versions[...] = version - age
+    return one
+
+
+class TestTrainings:
+    @pytest.mark.slow
+    def test_an_expensive_student_keeps_acting(self) -> None:
+        """Teaching it is ten times the work of a learner's update, and it acts all the same."""
+        student = mlp(4, 2, head="logits", hidden=(512, 512), value=True)
+        compressed = updates = 0
+
+        def watch(progress: Progress) -> bool:
+            nonlocal compressed, updates
+            share = progress.metrics["compressed_share"]
+            if updates or share:
+                updates += 1
+                compressed += share > 0.5
+            return updates >= 150
+
+        summary = ActorLearner(
+            "CartPole-v1",
+            impala(4),
+            settings(steps=20, pull_period=20),
+            compressor=CompressorChain().add(Distill(student=student)),
+        ).learn(200_000, watch)
+        assert summary.stopped, "it never acted compressed"
+        assert compressed >= 0.9 * updates
+        assert summary.compressed_share >= 0.9
+        assert 0 <= summary.staleness <= 100
+
+    def test_weights_that_are_always_too_old_are_told(self) -> None:
+        told: list[str] = []
+
+        def watch(progress: Progress) -> bool:
+            told.extend(str(event) for event in progress.events)
+            return bool(told)
+
+        chain = CompressorChain().add(Slow())
+        summary = ActorLearner(
+            "CartPole-v1", impala(), settings(max_staleness=0), compressor=chain
+        ).learn(200_000, watch)
+        assert "of the last 50 updates acted compressed" in told[0]
+        assert "actors use none older than 0" in told[0] and "max_staleness" in told[0]
+        assert summary.compressed_share < 0.5
+
+    def test_a_compression_that_is_off_is_told_in_the_log_where_nobody_watches(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monitor = Monitor([KL("max", "mu_pi")], setting=CompressionSetting(enabled=False))
+        with caplog.at_level("WARNING", logger="vinoreward"):
+            summary = ActorLearner(
+                "CartPole-v1",
+                impala(),
+                settings(),
+                compressor=CompressorChain().add(Slow()),
+                monitor=monitor,
+            ).learn(WINDOW * 20 + 200)
+        assert "only 0% of the steps" in caplog.text and "switched off" in caplog.text
+        assert summary.compressed_share == 0.0 and math.isnan(summary.staleness)
+
+
+class TestCounts:
+    def test_the_share_counts_from_the_first_compressed_step(self) -> None:
+        found = CompressedShare()
+        assert found.share == 0.0 and math.isnan(found.staleness)
+        for _ in range(3):
+            found.add([rows(0, 0, 7)], 7)
+        found.add([rows(10, 2, 20), rows(10, 4, 20)], 20)
+        found.add([rows(5, 9, 21)], 21)
+        assert found.share == pytest.approx(25 / 30)
+        assert found.staleness == 4.0
+
+    def test_the_alarm_is_told_once_until_it_recovers(self) -> None:
+        found, orders = CompressedShare(), Orders()
+        for _ in range(WINDOW - 1):
+            found.add([rows(0, 0, 0)], 0)
+        assert found.alarm(orders, 150, 100) is None
+        found.add([rows(0, 0, 0)], 0)
+        words = found.alarm(orders, 150, 100)
+        assert words is not None and "150 pushes old" in words and "older than 100" in words
+        assert found.alarm(orders, 150, 100) is None
+        for share, told in ((10, False), (0, True)):
+            for _ in range(WINDOW):
+                found.add([rows(share, 0, 0)], 0)
+            assert (found.alarm(orders, 150, 100) is not None) is told
+
+    def test_a_mix_that_a_monitor_chose_is_not_taken_for_lateness(self) -> None:
+        found = CompressedShare()
+        for _ in range(WINDOW):
+            found.add([rows(0, 0, 0)], 0)
+        words = found.alarm(Orders(alpha=0.05), 3, 100)
+        assert words is not None and "5% of the blocks" in words
+
+
+class TestPace:
+    def test_teaching_takes_half_of_the_time_between_pushes(self) -> None:
+        pace = Pace()
+        assert pace.seconds(3, 10.0) == 0.0
+        assert pace.seconds(4, 11.0) == pytest.approx(TEACHING)
+        assert pace.seconds(6, 13.0) == pytest.approx(2 * TEACHING)
+
+    def test_a_late_compressor_does_not_get_later(self) -> None:
+        pace = Pace()
+        pace.seconds(0, 0.0)
+        assert pace.seconds(1000, 10.0) == pytest.approx(TEACHING * 0.01 * MISSED)
+
+    def test_a_pause_of_the_learner_does_not_lengthen_it(self) -> None:
+        pace, now = Pace(), 0.0
+        for version in range(6):
+            pace.seconds(version, now)
+            now += 1.0
+        assert pace.seconds(6, now + 60.0) == pytest.approx(TEACHING)
+        assert np.isfinite(pace.seconds(7, now + 61.0))

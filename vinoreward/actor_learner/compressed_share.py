@@ -1,0 +1,93 @@
+"""How much of a training acted compressed, how old those weights were, and what to do about it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from vinoreward.actor_learner.orders import Orders
+from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
+
+WINDOW = 50
+"""Updates that an alarm looks back on."""
+NEAR_ZERO = 0.1
+"""Share of steps below which it is said that compression does nothing."""
+
+
+class CompressedShare:
+    """Counts the steps that were learned from, by what acted."""
+
+    def __init__(self) -> None:
+        self._steps = self._compressed = 0
+        self._ages: Counter[int] = Counter()
+        self._last: deque[float] = deque(maxlen=WINDOW)
+        self._told = False
+
+    def add(self, trajectories: Sequence[Trajectory], version: int) -> None:
+        """Count what an update takes.
+
+        Args:
+            trajectories: one or more.
+            version: of the learner's last push.
+        """
+        steps = compressed = 0
+        for one in trajectories:
+            chosen = one.network == COMPRESSED
+            steps += one.network.size
+            compressed += int(chosen.sum())
+            ages, counts = np.unique(version - one.versions[chosen], return_counts=True)
+            self._ages.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
+        self._last.append(compressed / max(1, steps))
+        if self._compressed or compressed:
+            self._steps += steps
+            self._compressed += compressed
+
+    @property
+    def share(self) -> float:
+        """Of the steps since the first compressed one, those that acted compressed; 0 if none."""
+        return self._compressed / self._steps if self._steps else 0.0
+
+    @property
+    def staleness(self) -> float:
+        """Pushes by which compressed weights were behind the learner's, the median; NaN if none."""
+        left = self._compressed / 2
+        for age in sorted(self._ages):
+            left -= self._ages[age]
+            if left <= 0:
+                return float(age)
+        return float("nan")
+
+    def alarm(self, orders: Orders, behind: int | None, limit: int) -> str | None:
+        """Return what to tell the user if next to nothing acts compressed; once until it recovers.
+
+        Args:
+            orders: that actors have.
+            behind: pushes by which the newest compressed weights are behind; None: there are none.
+            limit: ``max_staleness``.
+        """
+        share = float(np.mean(self._last)) if self._last else 1.0
+        if share >= NEAR_ZERO:
+            self._told = False
+        if self._told or share >= NEAR_ZERO or len(self._last) < WINDOW:
+            return None
+        self._told = True
+        found = f"only {share:.0%} of the steps of the last {WINDOW} updates acted compressed: "
+        if not orders.enabled:
+            return (
+                f"{found}compression is switched off. Compress less, or watch without switching "
+                "(--monitor watch)"
+            )
+        if orders.alpha < 1.0:
+            return (
+                f"{found}the monitor lets the compressed network act in {orders.alpha:.0%} of the "
+                "blocks. Compress less, or choose another monitor"
+            )
+        if behind is None:
+            return f"{found}there are no compressed weights yet. Compress with less work"
+        return (
+            f"{found}the newest compressed weights are {behind} pushes old, and actors use none "
+            f"older than {limit}. Compress with less work (distill batch=16, a smaller student), "
+            "push less often (push_period), or allow older weights (max_staleness)"
+        )
