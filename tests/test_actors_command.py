@@ -61,6 +61,10 @@ def test_a_training_with_compression(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([*arguments, "--compress", chain, "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "the same 3 episodes" in said and "compressed: return" in said
+    summary = json.loads((out / "summary.json").read_text())
+    assert f"acted compressed: {summary['compressed_share']:.0%} of the steps" in said
+    assert summary["compressed_share"] > 0.5 and summary["staleness"] >= 0
+    assert "steps that acted compressed" in (out / "report.html").read_text()
     evaluations = rows_of(out, "evaluation")
     assert len(evaluations) == 4
     for row in evaluations:

@@ -76,6 +76,7 @@ class TestTrainings:
         assert summary.compressed_share >= 0.9
         assert 0 <= summary.staleness <= 100
 
+    @pytest.mark.slow
     def test_weights_that_are_always_too_old_are_told(self) -> None:
         told: list[str] = []
 
