@@ -92,7 +92,7 @@ class Distill(Stage):
         steps: int = 16,
         *,
         student: PolicySpec | None = None,
-        cold_steps: int = 64,
+        cold_steps: int = 32,
         beta: float = 0.001,
         value_weight: float = 0.5,
         learning_rate: float = 1e-3,
