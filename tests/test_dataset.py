@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import os
 import shutil
@@ -183,6 +184,18 @@ def test_a_picture_of_another_format_is_refused_whatever_its_name(
     Image.new("RGB", (20, 16)).save(tmp_path / "success" / "0.png", format=kind)
     with pytest.raises(DatasetError, match=r"success/0\.png cannot be read.*PNG, JPEG, BMP"):
         load_dataset(tmp_path)
+
+
+def test_every_picture_is_opened_by_its_formats() -> None:
+    """``Image.open`` alone tries all that PIL knows, programs that it starts among them."""
+    calls = 0
+    for package in ("vinoreward", "envs", "training", "assets"):
+        for file in (Path(__file__).parents[1] / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "Image.open":
+                    calls += 1
+                    assert "formats" in {one.arg for one in node.keywords}, (file, node.lineno)
+    assert calls >= 3
 
 
 def test_no_postscript_of_a_dataset_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

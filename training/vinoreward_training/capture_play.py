@@ -179,7 +179,7 @@ class RandomPlay:
                 balance.kept_failures += len(found) - wins
                 yield len(found)
             barren = 0 if found else barren + 1
-            if barren == min(EARLY, self._patience - 1):
+            if barren and barren == min(EARLY, self._patience - 1):
                 self._say(self._advice(barren, balance))
             if barren >= self._patience:
                 raise DatasetError(self._given_up(table, barren, balance))
