@@ -11,7 +11,6 @@ import pytest
 import torch
 from learner_collectors import Collector, Target, evaluate, random_trajectory
 from stable_baselines3 import DDPG, DQN, PPO, SAC, TD3
-from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
@@ -190,10 +189,10 @@ def test_exploration_is_the_models():
         dqn.update([random_trajectory(dqn.spec, random, steps=20, count=1)])
     # The schedule falls from 1 to 0.05 within a tenth of the run.
     assert dqn.exploration.epsilon == pytest.approx(1 - 0.95 * 60 / 100)
-    noise = NormalActionNoise(np.zeros(2), np.full(2, 0.3))
-    assert SB3Learner(model_of(TD3, action_noise=noise), CONFIG).exploration.sigma == 0.3
-    assert SB3Learner(model_of(TD3), CONFIG).exploration.sigma == 0.1
-    assert SB3Learner(model_of(SAC), CONFIG).exploration == Exploration()
+    sac = SB3Learner(model_of(SAC, learning_starts=50), CONFIG)
+    for steps, uniform in ((20, True), (29, True), (1, False)):
+        sac.update([random_trajectory(sac.spec, random, steps=steps, count=1)])
+        assert sac.exploration == Exploration(uniform=uniform)
 
 
 @pytest.mark.parametrize("kind", [SAC, TD3, DQN])

@@ -250,7 +250,10 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
     ) as error:  # fmt: skip
         env.close()
         raise ConfigError(_refused(config, "Stable-Baselines3", error)) from error
-    return SB3Learner(model, SB3Config(total_steps=config.steps, seed=config.seed)), env.close
+    # Without noise TD3 would stop exploring after its first steps.
+    sigma = 0.1 if config.algorithm == "sb3-td3" else None
+    settings = SB3Config(total_steps=config.steps, sigma=sigma, seed=config.seed)
+    return SB3Learner(model, settings), env.close
 
 
 def _sb3_settings(config: ActorsConfig, kind: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from vinoreward.actor_learner.profile import Stopwatch
 from vinoreward.actor_learner.sync import wait_until
 from vinoreward.actor_learner.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
 from vinoreward.errors import OutputError, VinorewardError
-from vinoreward.policies.distributions import act
+from vinoreward.policies.distributions import Doubles, act
 from vinoreward.policies.spec import PolicySpec
 
 COUNTERS = ("steps", "trajectories", "pulls", "compressed_steps", *PROFILE_COUNTERS)
@@ -111,6 +111,8 @@ class Actor:
         self._exact_for = NONE
         """The version that a fixed lag asked for last."""
         self._episodes: list[Episode] = []
+        self._noise: Doubles | None = None
+        """(B, A) that was put on the actions of the step before."""
 
     def run(self) -> None:
         """Act until the learner says stop."""
@@ -172,7 +174,7 @@ class Actor:
     def _choose(self, network: ActorNetwork) -> Acting:
         outputs = network.executor.infer(self._envs.observations)
         exploration = self._orders.exploration(self._number, self._config.actors)
-        acted = act(self._config.policy, outputs, self._random, exploration)
+        acted = act(self._config.policy, outputs, self._random, exploration, self._noise)
         if network.kind == COMPRESSED and not finite(acted.log_mu):
             raise OutputError(
                 f"actions chosen with the weights of version {network.version} have log "
@@ -209,6 +211,10 @@ class Actor:
         trajectory.behaviour[step] = acting.outputs
         trajectory.versions[step] = network.version
         trajectory.network[step] = network.kind
+        self._noise, noise = acted.noise, self._orders.noise
+        if acted.noise is not None and noise is not None:
+            over = (stepped.terminated | stepped.truncated)[:, None]
+            self._noise = np.where(over, noise.begin(acted.noise.shape), acted.noise)
         self._episodes += stepped.episodes
         watch.mark("write")
         self._steps += 1

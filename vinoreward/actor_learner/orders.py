@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from vinoreward.errors import InputError
+from vinoreward.policies.action_noise import ActionNoise
 from vinoreward.policies.distributions import Exploration
 
 
@@ -22,6 +23,8 @@ class Orders:
         sparsity: share of neurons removed.
         epsilon: see :class:`~vinoreward.policies.distributions.Exploration`.
         sigma: likewise; that of the actor that explores most.
+        uniform: likewise.
+        noise: likewise; the same for all actors.
         save: counts requests to the compressor to write its state down.
     """
 
@@ -32,6 +35,8 @@ class Orders:
     sparsity: float = 0.0
     epsilon: float = 0.0
     sigma: float = 0.0
+    uniform: bool = False
+    noise: ActionNoise | None = None
     save: int = 0
     since: int = 0
 
@@ -44,7 +49,12 @@ class Orders:
 
         Sigmas are spread evenly over the actors, the last one's the largest, as ActorQ has it.
         """
-        return Exploration(epsilon=self.epsilon, sigma=self.sigma * (actor + 1) / actors)
+        return Exploration(
+            epsilon=self.epsilon,
+            sigma=self.sigma * (actor + 1) / actors,
+            uniform=self.uniform,
+            noise=self.noise,
+        )
 
     def to_json(self) -> bytes:
         """Return the orders as JSON."""
@@ -58,8 +68,12 @@ class Orders:
             InputError: not what :meth:`to_json` writes.
         """
         try:
-            return cls(**json.loads(text))
-        except (TypeError, ValueError) as error:
+            told = json.loads(text)
+            if told["noise"] is not None:
+                lists = {name: tuple(told["noise"][name]) for name in ("mean", "sigma", "start")}
+                told["noise"] = ActionNoise(**{**told["noise"], **lists})
+            return cls(**told)
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"orders cannot be read ({error!r}). Expected the JSON of the same version of "
                 "vinoreward."

@@ -55,7 +55,7 @@ class Steering:
         chain: CompressorChain | None,
         monitor: Monitor | None,
     ) -> None:
-        if monitor is not None and learner.spec.head == "tanh" and not learner.exploration.sigma:
+        if monitor is not None and learner.spec.head == "tanh" and not learner.exploration.unit:
             raise ConfigError(
                 "a monitor was given to a training of a tanh head without exploration. Expected a "
                 "sigma above 0, the unit in which its actions differ, or no monitor."
@@ -136,6 +136,8 @@ class Steering:
             before,
             epsilon=round(explore.epsilon, 3),
             sigma=round(explore.sigma, 3),
+            uniform=explore.uniform,
+            noise=explore.noise,
             pull_period=self._config.pull_period,
         )
         if monitor is None:

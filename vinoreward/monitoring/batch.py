@@ -86,7 +86,7 @@ class MonitorBatch:
                 raise InputError(
                     f"the monitor was given {name} of shape {array.shape}. Expected {shape}."
                 )
-        if self.spec.head == "tanh" and self.exploration.sigma <= 0.0:
+        if self.spec.head == "tanh" and self.exploration.unit <= 0.0:
             raise ConfigError(
                 "the monitor was given a tanh head without exploration. Expected a sigma above 0: "
                 "the unit in which its actions differ."
@@ -172,7 +172,7 @@ class MonitorBatch:
 
     def _apart(self, p: Floats, q: Floats) -> Doubles:
         apart = np.tanh(p.astype(np.float64)) - np.tanh(q.astype(np.float64))
-        errors: Doubles = np.sqrt((apart**2).mean(1)) / self.exploration.sigma
+        errors: Doubles = np.sqrt((apart**2).mean(1)) / self.exploration.unit
         return np.where(np.isfinite(errors), errors, np.inf)
 
     def _divergences(self, p: Floats, q: Floats) -> Doubles:

@@ -13,6 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError
+from vinoreward.policies.action_noise import (
+    LOWEST_LOG,
+    ActionNoise,
+    log_density,
+    log_density_of_uniform,
+)
 from vinoreward.policies.spec import PolicySpec
 
 Floats = npt.NDArray[np.float32]
@@ -20,8 +26,6 @@ Doubles = npt.NDArray[np.float64]
 
 LOG_STD = (-20.0, 2.0)
 """Limits of a Gaussian head's logarithms of standard deviations, the usual ones."""
-LOWEST_LOG = -20.0
-"""Logarithms of probabilities are not taken to be lower: 2e-9 is as good as nought."""
 EDGE = 1.0 - 1e-6
 """Largest size of an action whose tanh is undone."""
 
@@ -34,11 +38,16 @@ class Exploration:
         epsilon: probability of a uniformly random action; for ``q`` heads.
         sigma: standard deviation of Gaussian noise before the tanh; for ``tanh`` heads.
         greedy: take the most probable action instead; for evaluation.
+        uniform: take uniformly random actions in [-1, 1], whatever the network says; for continuous
+            actions (discrete ones have epsilon).
+        noise: on the action, after the tanh; for ``tanh`` heads, and for uniform actions.
     """
 
     epsilon: float = 0.0
     sigma: float = 0.0
     greedy: bool = False
+    uniform: bool = False
+    noise: ActionNoise | None = None
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.epsilon <= 1.0 and 0.0 <= self.sigma < 100.0):
@@ -46,6 +55,16 @@ class Exploration:
                 f"exploration was asked for with epsilon={self.epsilon} and sigma={self.sigma}. "
                 "Expected epsilon from 0 to 1 and sigma from 0."
             )
+        if self.noise is not None and self.sigma:
+            raise ConfigError(
+                f"exploration was asked for with sigma={self.sigma} before and {self.noise} after "
+                "the tanh. Expected one of them."
+            )
+
+    @property
+    def unit(self) -> float:
+        """Standard deviation of a ``tanh`` head's noise: the unit in which its actions differ."""
+        return self.sigma if self.noise is None else self.noise.unit
 
 
 @dataclass(frozen=True)
@@ -56,10 +75,12 @@ class Acted:
         actions: (N,) int64, or (N, A) float32 in [-1, 1].
         log_mu: (N,) float32 natural logarithm of each action's probability, or density in units of
             actions in [-1, 1]; 0 where the action is certain.
+        noise: (N, A) that was put on actions, for the next step; None without ``noise``.
     """
 
     actions: npt.NDArray[np.generic]
     log_mu: Floats
+    noise: Doubles | None = None
 
 
 def log_softmax(logits: npt.NDArray[np.floating]) -> Doubles:
@@ -108,6 +129,7 @@ def act(
     outputs: npt.NDArray[np.floating],
     random: np.random.Generator,
     exploration: Exploration = Exploration(),
+    before: Doubles | None = None,
 ) -> Acted:
     """Draw actions.
 
@@ -116,6 +138,10 @@ def act(
         outputs: (N, K), its head's.
         random: decides.
         exploration: how to depart from the best action.
+        before: (N, A) noise of the step before; None at the start of every episode.
+
+    Raises:
+        ConfigError: noise after the tanh for a head that has its own.
     """
     count = len(outputs)
     if spec.discrete:
@@ -129,6 +155,8 @@ def act(
             noisy[logs <= LOWEST_LOG] = -np.inf
         actions = noisy.argmax(1).astype(np.int64)
         return Acted(actions, logs[np.arange(count), actions].astype(np.float32))
+    if not exploration.greedy and (exploration.uniform or exploration.noise is not None):
+        return _act_after_tanh(spec, outputs, random, exploration, before)
     mean, log_std = gaussian(spec, outputs, exploration.sigma)
     certain = exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0)
     if certain:
@@ -138,6 +166,53 @@ def act(
     actions = np.clip(np.tanh(before), -EDGE, EDGE).astype(np.float32)
     log_mu = _squashed_log_density(actions, mean, log_std)
     return Acted(actions, log_mu.astype(np.float32))
+
+
+def _act_after_tanh(
+    spec: PolicySpec,
+    outputs: npt.NDArray[np.floating],
+    random: np.random.Generator,
+    exploration: Exploration,
+    before: Doubles | None,
+) -> Acted:
+    """Draw uniform actions, or a ``tanh`` head's, with noise on them."""
+    shape, noise = (len(outputs), spec.actions), exploration.noise
+    chosen = random.uniform(-1.0, 1.0, shape) if exploration.uniform else _best(spec, outputs)
+    drawn: Doubles | None = None
+    if noise is not None:
+        before = noise.begin(shape) if before is None else before
+        drawn = noise.centers(before) + noise.spread * random.standard_normal(shape)
+        chosen = np.clip(chosen + drawn, -1.0, 1.0)
+    actions = chosen.astype(np.float32)
+    log_mu = _log_density_after_tanh(spec, outputs, actions, exploration, before)
+    return Acted(actions, log_mu.astype(np.float32), drawn)
+
+
+def _best(spec: PolicySpec, outputs: npt.NDArray[np.floating]) -> Doubles:
+    if spec.head != "tanh":
+        raise ConfigError(
+            f"noise on the actions of a {spec.head} head was asked for. Expected none: the "
+            "probability of the sum is not known, and the head explores by itself."
+        )
+    return np.tanh(outputs.astype(np.float64))
+
+
+def _log_density_after_tanh(
+    spec: PolicySpec,
+    outputs: npt.NDArray[np.floating],
+    actions: npt.NDArray[np.generic],
+    exploration: Exploration,
+    before: Doubles | None,
+) -> Doubles:
+    """Return the log density (N,) of what :func:`_act_after_tanh` draws."""
+    taken, noise = actions.astype(np.float64), exploration.noise
+    centers, spread = np.zeros_like(taken), np.zeros(1)
+    if noise is not None:
+        centers = noise.centers(noise.begin(taken.shape) if before is None else before)
+        spread = noise.spread
+    if exploration.uniform:
+        return log_density_of_uniform(taken, centers, spread)
+    return log_density(taken, _best(spec, outputs) + centers, spread)
 
 
 def _squashed_log_density(
@@ -166,8 +241,18 @@ def log_prob(
         exploration: a greedy one has no density and is refused.
 
     Raises:
-        ConfigError: a policy that is certain of its action.
+        ConfigError: a policy that is certain of its action, or noise that depends on the step
+            before.
     """
+    if not spec.discrete and not exploration.greedy:
+        noise = exploration.noise
+        if noise is not None and noise.theta is not None:
+            raise ConfigError(
+                "the log probability under Ornstein-Uhlenbeck noise was asked for, which depends "
+                "on the step before. Expected the actor's, recorded beside the action."
+            )
+        if exploration.uniform or noise is not None:
+            return _log_density_after_tanh(spec, outputs, actions, exploration, None)
     if exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0):
         raise ConfigError(
             "the log probability of a policy without exploration was asked for. Expected an "
@@ -191,7 +276,7 @@ def entropy(
         logs = log_probabilities(spec, outputs, exploration.epsilon)
         found: Doubles = -(np.exp(logs) * logs).sum(1)
     else:
-        _, log_std = gaussian(spec, outputs, exploration.sigma)
+        _, log_std = gaussian(spec, outputs, exploration.unit)
         found = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(1)
     return found
 
@@ -220,13 +305,13 @@ def kl(
         logs_p, logs_q = np.maximum(logs_p, LOWEST_LOG), np.maximum(logs_q, LOWEST_LOG)
         found: Doubles = (np.exp(logs_p) * (logs_p - logs_q)).sum(1)
         return np.maximum(found, 0.0)
-    if spec.head == "tanh" and exploration.sigma == 0.0:
+    if spec.head == "tanh" and exploration.unit == 0.0:
         raise ConfigError(
             "the divergence of two policies without noise was asked for. Expected a sigma: the "
             "unit in which their actions differ."
         )
-    mean_p, log_p = gaussian(spec, outputs_p, exploration.sigma)
-    mean_q, log_q = gaussian(spec, outputs_q, exploration.sigma)
+    mean_p, log_p = gaussian(spec, outputs_p, exploration.unit)
+    mean_q, log_q = gaussian(spec, outputs_q, exploration.unit)
     ratio = np.exp(2.0 * (log_p - log_q))
     apart = (mean_p - mean_q) ** 2 * np.exp(-2.0 * log_q)
     total: Doubles = 0.5 * (ratio + apart - 1.0 - 2.0 * (log_p - log_q)).sum(1)

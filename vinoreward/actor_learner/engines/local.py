@@ -31,7 +31,7 @@ from vinoreward.policies.wire import decode, encode
 BLOB_ROOM = 1 << 20
 """Bytes that a compressed policy may need beyond those of its weights in full precision; in INT8
 with an engine's compiled form it takes about half of them."""
-ORDERS_BYTES = 4096
+ORDERS_BYTES = 16384
 
 Opened = TypeVar("Opened", ControlBlock, WeightStore, TrajectoryRing)
 

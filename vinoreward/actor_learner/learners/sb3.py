@@ -18,7 +18,6 @@ import torch
 from gymnasium import spaces
 from stable_baselines3 import DQN
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import configure_logger
@@ -29,6 +28,7 @@ from vinoreward.actor_learner.learners.sb3_network import (
     check_model,
     check_same,
     example_observations,
+    noise_of,
     policy_of,
 )
 from vinoreward.actor_learner.learners.sb3_state import (
@@ -51,8 +51,9 @@ class SB3Config:
 
     Attributes:
         total_steps: transitions of the whole run, for the model's schedules.
-        sigma: noise before the tanh that actors of a deterministic policy should explore with.
-            ``None`` takes the size of the model's NormalActionNoise, or 0.1.
+        sigma: standard deviation of Gaussian noise on the actions of TD3 and DDPG, in [-1, 1]'s
+            units and after the tanh; in place of the model's ``action_noise``. ``None``: the
+            model's, without which it explores in its first ``learning_starts`` steps only.
         log_interval: updates between writes to the model's logger; 0 never writes.
         seed: of batches and samples, if the model has none.
     """
@@ -82,8 +83,8 @@ class SB3Learner(Learner):
         config: settings.
 
     Raises:
-        ConfigError: a model whose network actors cannot compute, or whose replay cannot take what
-            others did.
+        ConfigError: a model whose network actors cannot compute, whose replay cannot take what
+            others did, or whose action noise actors cannot draw.
     """
 
     def __init__(self, model: OffPolicyAlgorithm, config: SB3Config) -> None:
@@ -93,6 +94,7 @@ class SB3Learner(Learner):
         super().__init__(policy.spec)
         self.model = model
         self._config = config
+        self._noise = noise_of(model, config.sigma)
         self._mirror = from_policy(policy)
         seen = example_observations(cast(spaces.Box, model.observation_space))
         check_same(model, policy, self.evaluate_outputs(seen), seen)
@@ -119,7 +121,11 @@ class SB3Learner(Learner):
 
     @property
     def exploration(self) -> Exploration:
-        """As the model would explore: by its schedule, or with noise of its size."""
+        """As the model would explore: uniformly for ``learning_starts`` steps, then its own way.
+
+        Its own way: DQN by its schedule, TD3 and DDPG with their ``action_noise``, SAC by its
+        standard deviations. Actors hear of the change with the first update.
+        """
         model = self.model
         if isinstance(model, DQN):
             if model.num_timesteps < model.learning_starts:
@@ -127,14 +133,8 @@ class SB3Learner(Learner):
             return Exploration(
                 epsilon=float(model.exploration_schedule(model._current_progress_remaining))
             )
-        if self.spec.head != "tanh":
-            return Exploration()
-        if self._config.sigma is not None:
-            return Exploration(sigma=self._config.sigma)
-        noise = model.action_noise
-        if isinstance(noise, NormalActionNoise):
-            return Exploration(sigma=float(np.mean(noise._sigma)))
-        return Exploration(sigma=0.1)
+        uniform = model.num_timesteps < model.learning_starts
+        return Exploration(uniform=uniform, noise=self._noise)
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Put trajectories into the model's replay and take the steps that are due by then."""

@@ -11,12 +11,18 @@ import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from stable_baselines3 import DQN, SAC, TD3
+from stable_baselines3.common.noise import (
+    NormalActionNoise,
+    OrnsteinUhlenbeckActionNoise,
+    VectorizedActionNoise,
+)
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
 from torch import Tensor, nn
 
 from vinoreward.errors import ConfigError
+from vinoreward.policies.action_noise import ActionNoise
 from vinoreward.policies.policy import Floats, Parameter, Policy
 from vinoreward.policies.spec import Activation, Conv, Dense, Flatten, Head, Layer, PolicySpec
 
@@ -184,6 +190,58 @@ def check_model(model: OffPolicyAlgorithm) -> None:
             "environments are stepped: here others step. Expected an environment without it; "
             "scale observations in a wrapper of fixed numbers instead."
         )
+
+
+def noise_of(model: OffPolicyAlgorithm, sigma: float | None) -> ActionNoise | None:
+    """Return the noise that a model puts on its actions, None for none.
+
+    Args:
+        model: SAC, TD3, DDPG or DQN.
+        sigma: of Gaussian noise in place of the model's own, for TD3 and DDPG.
+
+    Raises:
+        ConfigError: noise on SAC's actions, of a kind that actors do not know, or of another size.
+    """
+    noise = model.action_noise
+    if sigma is not None and isinstance(model, TD3):
+        return ActionNoise((0.0,), (sigma,)) if sigma else None
+    if isinstance(noise, VectorizedActionNoise):
+        noise = noise.base_noise
+    if noise is None:
+        return None
+    if isinstance(model, SAC):
+        raise ConfigError(
+            f"the model is SAC with {type(noise).__name__} on top of its own exploration, and the "
+            "probabilities of such actions are not known. Expected action_noise=None."
+        )
+    if type(noise) is NormalActionNoise:
+        return ActionNoise(_numbers(model, noise._mu), _numbers(model, noise._sigma))
+    if type(noise) is OrnsteinUhlenbeckActionNoise:
+        start = 0.0 if noise.initial_noise is None else noise.initial_noise
+        return ActionNoise(
+            _numbers(model, noise._mu),
+            _numbers(model, noise._sigma),
+            theta=float(noise._theta),
+            dt=float(noise._dt),
+            start=_numbers(model, start),
+        )
+    raise ConfigError(
+        f"the model's action noise is {type(noise).__name__}. Expected NormalActionNoise or "
+        "OrnsteinUhlenbeckActionNoise of stable_baselines3, which actors can draw without it."
+    )
+
+
+def _numbers(model: OffPolicyAlgorithm, values: Any) -> tuple[float, ...]:
+    """Return a number for every action, or one alone where they are the same."""
+    space = cast(spaces.Box, model.action_space)
+    try:
+        found = np.broadcast_to(np.asarray(values, dtype=np.float64), space.shape).tolist()
+    except ValueError as error:
+        raise ConfigError(
+            f"the model's action noise has the shape {np.shape(values)}, its actions have "
+            f"{space.shape}. Expected the same."
+        ) from error
+    return tuple(found[:1] if len(set(found)) == 1 else found)
 
 
 def own_outputs(model: OffPolicyAlgorithm, observations: npt.NDArray[np.generic]) -> Floats:
