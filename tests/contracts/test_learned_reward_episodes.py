@@ -17,7 +17,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
-from toy_environments import Corridor, save_toy_bundle
+from toy_environments import Corridor, recorded_corridor, save_toy_bundle
 
 from vinoreward import LearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
@@ -137,10 +137,6 @@ def part() -> gym.Env[Any, Any]:
     return Corridor("picture")
 
 
-def recorded_part() -> gym.Env[Any, Any]:
-    return RecordEpisodeStatistics(part())
-
-
 def check_vector(env: Any, place: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Compare ``episode`` in the place of ``infos`` with the rewards that were paid."""
     mode = env.metadata["autoreset_mode"]
@@ -170,8 +166,8 @@ def check_vector(env: Any, place: Callable[[dict[str, Any]], dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_a_vector_environment_of_recorded_parts(bundle: Bundle, mode: AutoresetMode) -> None:
-    inner = SyncVectorEnv([recorded_part] * ENVS, autoreset_mode=mode)
+def test_a_vector_environment_of_recorded_corridors(bundle: Bundle, mode: AutoresetMode) -> None:
+    inner = SyncVectorEnv([recorded_corridor] * ENVS, autoreset_mode=mode)
     env = VectorLearnedReward(inner, bundle, image_source="obs", **REWARDS)
     same = mode is AutoresetMode.SAME_STEP
     check_vector(env, lambda infos: infos["final_info"] if same else infos)
@@ -184,7 +180,7 @@ def test_a_recorder_inside_a_vector_environment(bundle: Bundle, mode: AutoresetM
     check_vector(VectorLearnedReward(inner, bundle, **options), lambda infos: infos)
 
 
-@pytest.mark.parametrize("parts", [part, recorded_part])
+@pytest.mark.parametrize("parts", [part, recorded_corridor])
 # DISABLED is missing: Gymnasium's recorder takes a masked reset for one of everybody.
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_a_recorder_around_a_vector_environment(
@@ -201,7 +197,7 @@ def test_a_recorder_around_a_vector_environment(
 
 
 @pytest.mark.slow
-def test_recorded_parts_in_other_processes(bundle: Bundle) -> None:
-    inner = AsyncVectorEnv([recorded_part] * ENVS, context="spawn")
+def test_recorded_corridors_in_other_processes(bundle: Bundle) -> None:
+    inner = AsyncVectorEnv([recorded_corridor] * ENVS, context="spawn")
     env = VectorLearnedReward(inner, bundle, image_source="obs", **REWARDS)
     check_vector(env, lambda infos: infos)

@@ -38,7 +38,7 @@ from vinoreward import (
     VectorLearnedReward,
 )
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, InputError
 
 MODES = list(AutoresetMode)
 
@@ -246,13 +246,34 @@ def test_a_native_environment_with_memory_of_its_own_is_not(bundle: Bundle) -> N
 def test_a_native_environment_without_final_obs_is_told_so(
     bundle: Bundle, encoder: Bundle, form: str
 ) -> None:
-    from vinoreward.errors import InputError
-
     env = ALL_FORMS[form](Native("none"), bundle, encoder)
     env.reset()
     env.step(np.array([1, 1]))
     with pytest.raises(InputError, match=r"\[0\] in SAME_STEP mode without infos\['final_obs'\]"):
         env.step(np.array([1, 1]))
+    env.close()
+
+
+@pytest.mark.parametrize("form", ["learned", "encoded"])
+def test_a_vec_env_without_terminal_observation_is_told_so(
+    bundle: Bundle, encoder: Bundle, form: str
+) -> None:
+    class Forgetful(DummyVecEnv):
+        def step_wait(self) -> Any:
+            observations, rewards, dones, infos = super().step_wait()
+            for info in infos:
+                info.pop("terminal_observation", None)
+            return observations, rewards, dones, infos
+
+    venv = Forgetful([functools.partial(Corridor, "picture", first_cells=(6,))])
+    env: Any = (
+        VecLearnedReward(venv, bundle)
+        if form == "learned"
+        else VecEncodedObservation(venv, encoder)
+    )
+    env.reset()
+    with pytest.raises(InputError, match=r"\[0\] are done without"):
+        env.step(np.array([1]))
     env.close()
 
 

@@ -16,6 +16,7 @@ from vinoreward.wrappers.sb3_common import (
     VecEnv,
     VecEnvWrapper,
     keep_last,
+    lasts,
     refuse_render,
     rows_of,
     sb3_scene_of,
@@ -96,14 +97,14 @@ class VecEncodedObservation(VecEnvWrapper):
 
         Raises:
             ConfigError: last pictures are overwritten by resets.
-            InputError: a picture has a wrong shape or dtype.
+            InputError: a picture of a wrong shape or dtype, or no ``terminal_observation``.
         """
         observations, rewards, dones, found = self.venv.step_wait()
         infos = [dict(info) for info in found]
         self.reset_infos = [dict(info) for info in self.venv.reset_infos]
         rows = rows_of(observations, self.num_envs)
         first = {i: rows[i] for i in np.flatnonzero(dones).tolist()}
-        last = dict(enumerate(rows)) | {i: infos[i]["terminal_observation"] for i in first}
+        last = dict(enumerate(lasts(dones, infos, rows)))
         if self._last is not None:
             self._last.check(np.asarray(dones, np.bool_), list(last.values()), rows)
         (going, starting), (newest, begun) = both(last, first, self._core, self._take)

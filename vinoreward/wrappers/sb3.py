@@ -28,6 +28,7 @@ from vinoreward.wrappers.sb3_common import (
     VecEnvWrapper,
     copied_observation,
     keep_last,
+    lasts,
     refuse_render,
     rows_of,
     sb3_scene_of,
@@ -124,7 +125,7 @@ class VecLearnedReward(VecEnvWrapper):
 
         Raises:
             ConfigError: last pictures are overwritten by resets.
-            InputError: a picture has a wrong shape or dtype.
+            InputError: a picture of a wrong shape or dtype, or no ``terminal_observation``.
             OutputError: the network returned NaN or infinity.
         """
         observations, env_rewards, dones, found = self.venv.step_wait()
@@ -132,9 +133,7 @@ class VecLearnedReward(VecEnvWrapper):
         infos = [dict(info) for info in found]
         self.reset_infos = list(self.venv.reset_infos)
         rows = rows_of(observations, self.num_envs)
-        last = [
-            infos[i]["terminal_observation"] if dones[i] else rows[i] for i in range(self.num_envs)
-        ]
+        last = lasts(dones, infos, rows)
         if self._last is not None:
             self._last.check(dones, last, rows)
         everyone = np.ones(self.num_envs, np.bool_)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, MissingExtraError
+from vinoreward.errors import ConfigError, InputError, MissingExtraError
 from vinoreward.wrappers.last_pictures import LastPictures, own_last
 from vinoreward.wrappers.sources import ImageSource, PictureSource
 
@@ -25,6 +27,7 @@ __all__ = [
     "VecEnvWrapper",
     "copied_observation",
     "keep_last",
+    "lasts",
     "refuse_render",
     "rows_of",
     "sb3_scene_of",
@@ -73,6 +76,27 @@ def rows_of(observations: Any, num_envs: int) -> list[Any]:
     if isinstance(observations, tuple):
         return [tuple(batch[i] for batch in observations) for i in range(num_envs)]
     return list(observations)
+
+
+def lasts(
+    dones: NDArray[np.bool_], infos: Sequence[Mapping[str, Any]], rows: list[Any]
+) -> list[Any]:
+    """Return what each environment's step ended with: ``terminal_observation`` where it is done.
+
+    Raises:
+        InputError: it is not there.
+    """
+    missing = [
+        i for i in np.flatnonzero(dones).tolist() if infos[i].get("terminal_observation") is None
+    ]
+    if missing:
+        raise InputError(
+            f"the environments {missing} are done without infos[i]['terminal_observation'], only "
+            f"{', '.join(infos[missing[0]]) or 'nothing'}. Expected their last observations there, "
+            "as SB3's vector environments give them; without them the picture that an episode "
+            "ended with is lost."
+        )
+    return [infos[i]["terminal_observation"] if dones[i] else item for i, item in enumerate(rows)]
 
 
 def copied_observation(observation: Any) -> Any:
