@@ -13,6 +13,7 @@
     ├── OutputError (RuntimeError)               NaN, infinity or a wrong shape from a network
     ├── ModelNotFoundError (FileNotFoundError)   no model file or bundle at that path or name
     ├── ModelCorruptError (ValueError)           a model file that cannot be read
+    ├── ModelRefusedError (ValueError)           a network that could take too much memory or time
     ├── BundleError (ValueError)                 a bundle that is not valid
     │   ├── BundleEditedError                    a file's hash is not the recorded one
     │   └── BundleParityError                    golden frames give other outputs than recorded
@@ -70,6 +71,10 @@ class ModelNotFoundError(VinorewardError, FileNotFoundError):
 
 class ModelCorruptError(VinorewardError, ValueError):
     """A model file that cannot be read."""
+
+
+class ModelRefusedError(VinorewardError, ValueError):
+    """A network that does what no picture network needs, or more than the stated memory or time."""
 
 
 class BundleError(VinorewardError, ValueError):

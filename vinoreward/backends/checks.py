@@ -1,15 +1,13 @@
-"""Checks of what goes into a network, what comes out, and the files it is read from."""
+"""Checks of what goes into a network and what comes out."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import BundleEditedError, InputError, ModelNotFoundError, OutputError
-from vinoreward.files import sha256
+from vinoreward.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from vinoreward.backends.base import TensorSpec
@@ -60,24 +58,3 @@ def check_output(result: NDArray[Any], spec: TensorSpec, count: int, name: str) 
             f"the network returned NaN or infinity for {bad} of {count} inputs. Expected finite "
             "numbers; the weights are broken or overflow, train or export the network again."
         )
-
-
-def check_file(path: Path, expected_sha256: str | None) -> None:
-    """Raise unless ``path`` is a file, with that SHA-256 where one is given.
-
-    Raises:
-        ModelNotFoundError: there is no such file.
-        BundleEditedError: the hash is another one.
-    """
-    if not path.is_file():
-        raise ModelNotFoundError(
-            f"there is no model file at {path}. Expected an existing .onnx, .xml or .safetensors "
-            "file; check the path."
-        )
-    if expected_sha256 is not None:
-        found = sha256(path)
-        if found != expected_sha256:
-            raise BundleEditedError(
-                f"{path} has SHA-256 {found[:12]}…, but {expected_sha256[:12]}… was recorded. "
-                "Expected the file as it was saved; restore it or build the bundle again."
-            )

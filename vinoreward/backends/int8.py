@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.checks import check_file
+from vinoreward.backends.network_file import NetworkFile, check_network, read_bytes
 from vinoreward.backends.telemetry import import_nncf
 from vinoreward.errors import InputError, MissingExtraError, ModelCorruptError
 from vinoreward.files import atomic_path
@@ -51,10 +51,12 @@ def quantize_onnx(
     Raises:
         InputError: the frames are not uint8 pictures of the network's size.
         ModelNotFoundError, ModelCorruptError: the file is missing or is not an ONNX network.
+        ModelRefusedError: it has operators that are not allowed, or needs too much memory or work.
         MissingExtraError: NNCF or onnx is not installed.
         RunFolderError: the file cannot be written.
     """
-    check_file(model, None)
+    content = read_bytes(model, None)
+    check_network(model, NetworkFile(content), frames.shape[1:], (1,))
     nncf = import_nncf()
     try:
         import onnx
@@ -65,7 +67,7 @@ def quantize_onnx(
             "pip install 'vinoreward[train]'"
         ) from error
     try:
-        network = onnx.load(str(model))
+        network = onnx.load_model_from_string(content)
         onnx.checker.check_model(network)
     except (DecodeError, onnx.checker.ValidationError) as error:
         raise ModelCorruptError(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import CHUNKS, Backend, chunks
-from vinoreward.backends.checks import check_file
+from vinoreward.backends.network_file import read_network
 from vinoreward.backends.spec import Preprocess
 from vinoreward.errors import (
     ConfigError,
@@ -41,7 +41,6 @@ class ONNXRuntimeBackend(Backend):
                 "openvino backend for other devices."
             )
         path = self.spec.path
-        check_file(path, self.spec.sha256)
         if path.suffix == ".xml":
             raise ConfigError(
                 f"{path} is an OpenVINO model, which ONNX Runtime cannot read. Expected an .onnx "
@@ -70,15 +69,14 @@ class ONNXRuntimeBackend(Backend):
                 "onnxruntime is not installed or does not load here. Install it with: "
                 "pip install 'vinoreward[onnxruntime]'"
             ) from error
+        model = read_network(self.spec, CHUNKS).model
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4  # failures arrive as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            return onnxruntime.InferenceSession(
-                str(self.spec.path), options, providers=["CPUExecutionProvider"]
-            )
+            return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except (
             failures.InvalidProtobuf,
             failures.InvalidGraph,
@@ -88,6 +86,7 @@ class ONNXRuntimeBackend(Backend):
             failures.NotImplemented,
             failures.Fail,
             failures.RuntimeException,
+            UnicodeDecodeError,
         ) as error:
             raise ModelCorruptError(
                 f"{self.spec.path} cannot be read as a network. Expected an ONNX file that this "

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import CHUNKS, Backend, TensorSpec, chunks
-from vinoreward.backends.checks import check_file
+from vinoreward.backends.network_file import read_network
 from vinoreward.backends.openvino_core import shared_core
 from vinoreward.backends.spec import Preprocess
 from vinoreward.backends.telemetry import import_openvino
 from vinoreward.errors import (
     ConfigError,
     ModelCorruptError,
-    ModelNotFoundError,
     OutputError,
     UnknownDeviceError,
 )
@@ -45,12 +44,6 @@ class OpenVINOBackend(Backend):
 
     def _load(self) -> None:
         ov = import_openvino()
-        check_file(self.spec.path, self.spec.sha256)
-        if self.spec.path.suffix == ".xml" and not self.spec.path.with_suffix(".bin").is_file():
-            raise ModelNotFoundError(
-                f"{self.spec.path} has no {self.spec.path.stem}.bin beside it. Expected both files "
-                "of the OpenVINO model; copy the .bin too."
-            )
         core = shared_core(ov)
         self._check_device(core)
         self._core = core
@@ -123,9 +116,11 @@ class OpenVINOBackend(Backend):
 
     def _read(self, ov: Any, core: Any) -> Any:
         path = self.spec.path
+        found = read_network(self.spec, CHUNKS)
+        content = (found.model,) if found.weights is None else (found.model, found.weights)
         try:
-            model = core.read_model(path)
-        except RuntimeError as error:
+            model = core.read_model(*content)
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise ModelCorruptError(
                 f"{path} cannot be read as a network. Expected an ONNX file or an OpenVINO .xml "
                 "with its .bin; the file is damaged or of another kind, export it again."

@@ -65,6 +65,9 @@ class NetworkSpec:
         weights_sha256: expected hash of ``weights``.
         mean: per-channel mean of the torch network's input, in units of 0 to 1.
         std: per-channel standard deviation of the same.
+        bin_sha256: expected hash of the ``.bin`` beside an ``.xml``.
+        trusted: run any operators, of any cost. Otherwise the file is refused unless each of its
+            operators is known and what they need is bounded, see ``SECURITY.md``.
     """
 
     path: Path
@@ -79,6 +82,8 @@ class NetworkSpec:
     weights_sha256: str | None = None
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    bin_sha256: str | None = None
+    trusted: bool = False
 
     @property
     def outputs(self) -> tuple[int, ...]:

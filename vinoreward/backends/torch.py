@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend
-from vinoreward.backends.checks import check_file
+from vinoreward.backends.network_file import read_bytes
 from vinoreward.errors import (
     ConfigError,
     MissingExtraError,
@@ -43,7 +43,7 @@ class TorchBackend(Backend):
                 "alone cannot run there. Expected a bundle with model.safetensors; use "
                 "backend='openvino' or 'onnxruntime'."
             )
-        check_file(weights, self.spec.weights_sha256)
+        content = read_bytes(weights, self.spec.weights_sha256)
         try:
             import safetensors
             import safetensors.torch
@@ -69,7 +69,7 @@ class TorchBackend(Backend):
         else:
             network = build(architecture, columns)
         try:
-            network.load_state_dict(safetensors.torch.load_file(weights), strict=True)
+            network.load_state_dict(safetensors.torch.load(content), strict=True)
         except (safetensors.SafetensorError, RuntimeError) as error:
             raise ModelCorruptError(
                 f"{weights} does not hold the weights of {architecture} with {columns} outputs. "

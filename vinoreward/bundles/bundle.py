@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,8 @@ from vinoreward.backends.registry import load_backend
 from vinoreward.backends.spec import NetworkSpec, Preprocess
 from vinoreward.bundles.golden import Golden, check_parity, read_golden
 from vinoreward.bundles.locate import (
+    SPEC_FILE,
     check_files,
-    check_spec,
     find,
     inside,
     int8_name,
@@ -28,6 +29,7 @@ from vinoreward.bundles.picture import prepare
 from vinoreward.bundles.precision import INT8_BACKENDS, resolve
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError
+from vinoreward.files import sha256 as hash_of
 
 __all__ = ["INT8_BACKENDS", "Bundle"]
 
@@ -46,28 +48,54 @@ class Bundle(FromOthers):
         path: the bundle's folder, or the model file of a bundle made by :meth:`from_model` or
             :meth:`from_encoder`.
         spec: what ``bundle.json`` says.
+        trusted: whether its networks may hold any operators, of any cost.
     """
 
     @classmethod
-    def load(cls, path_or_name: str | Path, *, verify: bool = True) -> Bundle:
+    def load(
+        cls,
+        path_or_name: str | Path,
+        *,
+        verify: bool = True,
+        sha256: str | None = None,
+        trusted: bool = False,
+    ) -> Bundle:
         """Load a bundle from a folder, or one that an installed package registers by name.
 
         Args:
             path_or_name: a registered name such as ``"panda-hover-classifier"``, else a folder
                 (write ``./name`` for a folder that has the name of a registered bundle).
             verify: compare every file's SHA-256 with the recorded one.
+            sha256: the SHA-256 that ``bundle.json`` must have, as 64 hexadecimal digits: what
+                ``bundle.sha256`` holds, told by somebody you trust. It pins every file, because
+                ``bundle.json`` lists the hash of each. :attr:`sha256` is that of a loaded bundle.
+            trusted: let the networks hold any operators, of any cost, loops too. Only for a bundle
+                whose maker you trust; see ``SECURITY.md``.
 
         Raises:
             ModelNotFoundError: no such bundle, or a file of it is missing.
             BundleError: the description is not valid, or of a newer schema.
-            BundleEditedError: a file was changed after saving.
+            BundleEditedError: a file was changed after saving, or it is not the pinned bundle.
+            ConfigError: ``sha256`` is none.
         """
         folder = find(path_or_name).absolute()  # a worker may start in another folder
-        spec = read_spec(folder)
-        if verify:
-            check_spec(folder)
-        check_files(folder, spec, hashes=verify)
-        return cls(path=folder, spec=spec)
+        spec = read_spec(folder, recorded=verify, pinned=sha256)
+        check_files(folder, spec, hashes=verify or sha256 is not None)
+        return cls(path=folder, spec=spec, trusted=trusted)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of ``bundle.json`` as it is on the disk, for :meth:`load` to pin.
+
+        Raises:
+            BundleError: the bundle is not saved.
+        """
+        if not self.saved:
+            raise BundleError(
+                f"the bundle of {self.path} is not saved, so it has no hash. Expected a bundle's "
+                "folder; write one with bundle.save(path, golden_images)."
+            )
+        return hash_of(inside(self.path, SPEC_FILE))
 
     def recipe(self) -> str | dict[str, Any]:
         """Return plain JSON from which :meth:`from_recipe` makes this bundle again.
@@ -174,6 +202,10 @@ class Bundle(FromOthers):
             architecture=spec.architecture,
             weights=None if weights is None else self.path / weights,
             weights_sha256=None if weights is None else spec.files[weights],
+            bin_sha256=spec.files.get(f"{name[:-4]}.bin")
+            if name is not None and name.endswith(".xml")
+            else None,
+            trusted=self.trusted,
             mean=picture.mean,
             std=picture.std,
         )
@@ -261,4 +293,5 @@ class Bundle(FromOthers):
         files: dict[str, Path | bytes] = {f"model{self.path.suffix}": self.path}
         if self.path.suffix == ".xml":
             files["model.bin"] = self.path.with_suffix(".bin")
-        return save_bundle(Path(path), self.spec, files, images, logits, overwrite=overwrite)
+        saved = save_bundle(Path(path), self.spec, files, images, logits, overwrite=overwrite)
+        return dataclasses.replace(saved, trusted=self.trusted)

@@ -32,13 +32,14 @@ def describe(
     crop: tuple[int, int, int, int] | None,
     resize: Literal["none", "pil_bilinear"],
     name: str | None,
+    trusted: bool,
 ) -> BundleSpec:
     """Return the spec of a foreign classifier; arguments as ``Bundle.from_model`` has them.
 
     Raises:
         ModelNotFoundError, ModelCorruptError, ConfigError: as ``Bundle.from_model``.
     """
-    model = read_model(path)
+    model = read_model(path, height=height, width=width, layout=layout, trusted=trusted)
     info = read_model_info(path, model)
     check_shape(path, model, output_index)
     found_labels = tuple(labels) if labels is not None else info.labels

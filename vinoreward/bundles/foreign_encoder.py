@@ -38,13 +38,14 @@ def describe_encoder(
     crop: tuple[int, int, int, int] | None,
     resize: Literal["none", "pil_bilinear"],
     name: str | None,
+    trusted: bool,
 ) -> BundleSpec:
     """Return the spec of a foreign encoder; arguments as ``Bundle.from_encoder`` has them.
 
     Raises:
         ModelNotFoundError, ModelCorruptError, ConfigError: as ``Bundle.from_encoder``.
     """
-    model = read_model(path)
+    model = read_model(path, height=height, width=width, layout=layout, trusted=trusted)
     chosen = _outputs(path, model, outputs)
     for index in chosen:
         check_shape(path, model, index)

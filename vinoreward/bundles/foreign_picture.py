@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from vinoreward.backends.base import CHUNKS
+from vinoreward.backends.network_file import NetworkFile, check_network, read_bytes
 from vinoreward.backends.openvino_core import shared_core
 from vinoreward.backends.telemetry import import_openvino
 from vinoreward.bundles.model_info import ModelInfo
 from vinoreward.bundles.parts import Picture
 from vinoreward.errors import BundleError, ConfigError, ModelCorruptError, ModelNotFoundError
+
+_SIDE = 224
+"""Pixels of a picture whose size nobody has said yet."""
 
 
 def read_picture_facts(
@@ -91,7 +96,14 @@ def read_picture_facts(
         raise ConfigError(f"{path} cannot be described with these arguments: {error}") from error
 
 
-def read_model(path: Path) -> Any:
+def read_model(
+    path: Path,
+    *,
+    height: int | None,
+    width: int | None,
+    layout: Literal["NCHW", "NHWC"] | None,
+    trusted: bool,
+) -> Any:
     """Return the OpenVINO model of an ``.onnx`` or ``.xml`` file; errors as ``from_model``."""
     if path.suffix not in (".onnx", ".xml"):
         raise ConfigError(
@@ -104,10 +116,22 @@ def read_model(path: Path) -> Any:
             raise ModelNotFoundError(
                 f"there is no model file {file}. Expected an existing file; check the path."
             )
+    content = [read_bytes(file, None) for file in wanted]
+    if not trusted:
+        # Sizes that the file leaves open are checked again once they are known.
+        sides = (height or _SIDE, width or _SIDE)
+        fills = [(3, *sides)] * (layout != "NHWC") + [(*sides, 3)] * (layout != "NCHW")
+        for fill in fills:
+            try:
+                check_network(path, NetworkFile(*content), fill, CHUNKS)
+                break
+            except ModelCorruptError:
+                if fill == fills[-1]:
+                    raise
     ov = import_openvino()
     try:
-        return shared_core(ov).read_model(path)
-    except RuntimeError as error:
+        return shared_core(ov).read_model(*content)
+    except (RuntimeError, UnicodeDecodeError) as error:
         raise ModelCorruptError(
             f"{path} cannot be read as a network. Expected an ONNX file or an OpenVINO .xml with "
             "its .bin; the file is damaged or of another kind, export it again."

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
+import struct
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend
+from vinoreward.backends.network_file import read_bytes
 from vinoreward.bundles import latents
 from vinoreward.bundles.schema import BundleSpec
-from vinoreward.errors import BundleError, BundleParityError
+from vinoreward.errors import BundleError, BundleParityError, ModelCorruptError
 
 MAX_GOLDEN = 256
 MAX_GOLDEN_BYTES = 64 << 20
@@ -75,36 +79,63 @@ class Golden:
 
 
 def read_golden(path: Path, spec: BundleSpec) -> Golden:
-    """Read ``golden.npz``; nothing in it is executed.
+    """Read ``golden.npz``; nothing in it is executed, and no more memory taken than it states.
 
     Raises:
         BundleError: it cannot be read or does not fit the spec.
+        BundleEditedError: it is not the file whose hash is recorded.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-        if size > MAX_GOLDEN_BYTES:
-            raise BundleError(
-                f"{path} unpacks to {size} bytes. Expected at most {MAX_GOLDEN_BYTES}; record fewer"
-                " golden frames."
-            )
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        data = read_bytes(path, spec.files.get(path.name), MAX_GOLDEN_BYTES)
+    except ModelCorruptError as error:
         raise _unreadable(path, error) from error
-    except ValueError as error:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+            if size > MAX_GOLDEN_BYTES:
+                raise BundleError(
+                    f"{path} unpacks to {size} bytes. Expected at most {MAX_GOLDEN_BYTES}; record "
+                    "fewer golden frames."
+                )
+            arrays = {
+                member.filename.removesuffix(".npy"): _array(archive.read(member))
+                for member in archive.infolist()
+            }
+    # What the archive and the arrays' headers raise depends on which of their bytes are wrong.
+    except (
+        OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, TypeError, KeyError,
+        IndexError, AttributeError, NotImplementedError, RuntimeError, RecursionError, MemoryError,
+        OverflowError, SyntaxError, struct.error,
+    ) as error:  # fmt: skip
         if isinstance(error, BundleError):
             raise
         raise _unreadable(path, error) from error
     unknown = set(arrays) - {"images", "logits", "logits_int8"}
     if unknown or not {"images", "logits"} <= set(arrays):
+        shown = ", ".join(repr(name[:40]) for name in sorted(arrays)[:5])
         raise BundleError(
-            f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}. Expected images, logits and "
-            "perhaps logits_int8; save the bundle again."
+            f"{path} holds {shown or 'nothing'}. Expected images, logits and perhaps logits_int8; "
+            "save the bundle again."
         )
     golden = Golden(arrays["images"], arrays["logits"], arrays.get("logits_int8"))
     golden.check(spec)
     return golden
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    """Return the array of an ``.npy`` file; it must be as long as its header says."""
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }[version]
+    shape, transposed, dtype = read(stream)
+    if dtype not in (np.uint8, np.float32) or transposed:
+        raise ValueError(f"an array of {dtype}, where uint8 and float32 are known")
+    if math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
+        raise ValueError(f"an array of shape {shape} in {len(data)} bytes")
+    return np.frombuffer(data, dtype, offset=stream.tell()).reshape(shape).copy()
 
 
 def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
@@ -204,6 +235,6 @@ def _row(values: NDArray[np.float32]) -> str:
 
 def _unreadable(path: Path, error: Exception) -> BundleError:
     return BundleError(
-        f"{path} cannot be read: {error}. Expected arrays without pickled objects, as save_bundle "
-        "writes them; save the bundle again."
+        f"{path} cannot be read: {error!s:.200}. Expected arrays without pickled objects, as "
+        "save_bundle writes them; save the bundle again."
     )

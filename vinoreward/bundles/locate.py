@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from vinoreward.bundles.reader import parse
 from vinoreward.bundles.schema import BundleSpec, check_file_name
-from vinoreward.errors import BundleEditedError, BundleError, ModelNotFoundError
+from vinoreward.errors import BundleEditedError, BundleError, ConfigError, ModelNotFoundError
 from vinoreward.files import is_inside, sha256
 
 GROUP = "vinoreward.bundles"
@@ -65,11 +67,18 @@ def previous_of(folder: Path) -> Path:
     return folder.parent / f".{folder.name}.previous"
 
 
-def read_spec(folder: Path) -> BundleSpec:
+def read_spec(folder: Path, *, recorded: bool = False, pinned: str | None = None) -> BundleSpec:
     """Read and check ``bundle.json``.
+
+    Args:
+        folder: the bundle.
+        recorded: compare its SHA-256 with the recorded one, in ``bundle.sha256``.
+        pinned: a SHA-256 that it must have.
 
     Raises:
         BundleError: it is missing, too large or not valid.
+        BundleEditedError: it was changed, has no recorded hash, or is not the pinned one.
+        ConfigError: ``pinned`` is no SHA-256.
     """
     path = inside(folder, SPEC_FILE)
     if not path.is_file():
@@ -77,35 +86,65 @@ def read_spec(folder: Path) -> BundleSpec:
             f"{folder} has no {SPEC_FILE}. Expected a bundle's folder; give another folder, or load"
             " a bare model with Bundle.from_model."
         )
-    with path.open("rb") as stream:
-        data = stream.read(MAX_SPEC_BYTES + 1)
-    if len(data) > MAX_SPEC_BYTES:
-        raise BundleError(
-            f"{path} is larger than {MAX_SPEC_BYTES} bytes. Expected a few kilobytes; it is not a "
-            "bundle's description."
-        )
+    data = _read(path)
+    digest = hashlib.sha256(data).hexdigest()
+    if pinned is not None:
+        _check_pinned(folder, digest, pinned)
     spec = BundleSpec.from_dict(parse(data, str(path)), str(path))
+    if recorded:
+        _check_recorded(folder, digest)
     if model_name(spec) is None or "golden.npz" not in spec.files:
         raise BundleError(
             f"{path} lists the files {', '.join(spec.files) or 'none'}. Expected model.onnx (or "
             "model.xml) and golden.npz among them; save the bundle again."
         )
+    for name in spec.files:
+        if name.endswith(".xml") and f"{name[:-4]}.bin" not in spec.files:
+            raise BundleError(
+                f"{path} lists {name} without {name[:-4]}.bin. Expected both with their hashes, "
+                "as files that are not listed are never used; save the bundle again."
+            )
     return spec
 
 
-def check_spec(folder: Path) -> None:
-    """Check that ``bundle.json`` is the one that was saved.
+def _read(path: Path) -> bytes:
+    """Return the content of a small file of a bundle."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_SPEC_BYTES + 1)
+    except OSError as error:
+        raise BundleError(
+            f"{path} cannot be read: {error.strerror or error}. Expected a readable file; check "
+            "its permissions."
+        ) from error
+    if len(data) > MAX_SPEC_BYTES:
+        raise BundleError(
+            f"{path} is larger than {MAX_SPEC_BYTES} bytes. Expected a few kilobytes; it is not a "
+            "bundle's description."
+        )
+    return data
 
-    Raises:
-        BundleEditedError: it was changed, or its recorded hash is missing.
-    """
+
+def _check_pinned(folder: Path, found: str, pinned: str) -> None:
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", pinned):
+        raise ConfigError(
+            f"sha256 is {pinned[:80]!r}. Expected 64 hexadecimal digits, as bundle.sha256 holds "
+            "them; copy the whole line."
+        )
+    if found != pinned.lower():
+        raise BundleEditedError(
+            f"{folder} is not the bundle that was asked for: the SHA-256 of its {SPEC_FILE} is "
+            f"{found}. Expected {pinned.lower()}; get the bundle again from whoever gave the hash."
+        )
+
+
+def _check_recorded(folder: Path, found: str) -> None:
     recorded = inside(folder, SPEC_HASH_FILE)
     expected = (
-        recorded.read_text(encoding="ascii", errors="replace").strip()
-        if (recorded.is_file() and recorded.stat().st_size <= MAX_SPEC_BYTES)
+        _read(recorded).decode("ascii", "replace").strip()[:80]
+        if recorded.is_file()
         else "no recorded hash"
     )
-    found = sha256(folder / SPEC_FILE)
     if found != expected:
         raise BundleEditedError(
             f"{folder / SPEC_FILE} was changed after the bundle was saved: its SHA-256 is {found}. "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vinoreward.backends.onnx_graph import read_metadata
 from vinoreward.errors import ConfigError
 
 _KEYS = (
@@ -19,8 +19,6 @@ _KEYS = (
     "orig_height",
     "confidence_threshold",
 )
-_METADATA_PROPS = 14
-_LENGTH_DELIMITED = 2
 
 
 @dataclass(frozen=True)
@@ -78,46 +76,13 @@ def _from_ir(model: Any) -> dict[str, str]:
 def _from_onnx(path: Path) -> dict[str, str]:
     """Return the ``model_info`` entries of an ONNX file's metadata.
 
-    Read from the protobuf bytes: neither OpenVINO's reader nor a light install offers them.
+    OpenVINO's reader does not offer them.
     """
     found = {}
-    for entry in _members(path.read_bytes(), _METADATA_PROPS):
-        key = b"".join(_members(entry, 1)).decode("utf-8", "replace")
-        value = b"".join(_members(entry, 2)).decode("utf-8", "replace")
+    for key, value in read_metadata(path.read_bytes()).items():
         if key.startswith("model_info"):
             found[key[len("model_info") :].strip(" ./:")] = value.strip()
     return {key: value for key, value in found.items() if key in _KEYS}
-
-
-def _members(data: bytes, number: int) -> Iterator[bytes]:
-    """Yield the content of every length-delimited protobuf field with that number."""
-    position = 0
-    while position < len(data):
-        tag, position = _varint(data, position)
-        kind = tag & 7
-        if kind == _LENGTH_DELIMITED:
-            length, position = _varint(data, position)
-            if tag >> 3 == number:
-                yield data[position : position + length]
-            position += length
-        elif kind == 0:
-            _, position = _varint(data, position)
-        elif kind in (1, 5):
-            position += 8 if kind == 1 else 4
-        else:
-            return  # groups, which ONNX does not use: not a message we know
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while position < len(data):
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        position += 1
-        shift += 7
-        if byte < 0x80 or shift > 63:
-            break
-    return value, position
 
 
 def _numbers(path: Path, raw: dict[str, str], key: str) -> tuple[float, ...]:

@@ -25,6 +25,7 @@ class FromOthers:
 
     path: Path
     spec: BundleSpec
+    trusted: bool = False
 
     @classmethod
     def from_model(
@@ -46,6 +47,7 @@ class FromOthers:
         crop: tuple[int, int, int, int] | None = None,
         resize: Literal["none", "pil_bilinear"] = "none",
         name: str | None = None,
+        trusted: bool = False,
     ) -> Self:
         """Describe somebody else's ``.onnx`` or OpenVINO ``.xml`` classifier.
 
@@ -71,10 +73,13 @@ class FromOthers:
             crop: ``(top, left, height, width)`` cut out of the given picture first.
             resize: how other sizes are brought to ``height`` and ``width``.
             name: the bundle's name; the file's name unless said.
+            trusted: take any operators, of any cost; see ``SECURITY.md``.
 
         Raises:
             ModelNotFoundError: no such file.
             ModelCorruptError: the file cannot be read.
+            ModelRefusedError: it has operators that are not allowed, or needs too much memory or
+                work, and is not trusted.
             ConfigError: facts are missing (the message lists the arguments) or contradict.
         """
         from vinoreward.bundles.foreign import describe
@@ -96,8 +101,9 @@ class FromOthers:
             crop=crop,
             resize=resize,
             name=name,
+            trusted=trusted,
         )
-        return cls(path=Path(path).absolute(), spec=spec)
+        return cls(path=Path(path).absolute(), spec=spec, trusted=trusted)
 
     @classmethod
     def from_encoder(
@@ -121,6 +127,7 @@ class FromOthers:
         resize: Literal["none", "pil_bilinear"] = "none",
         golden: GoldenFrame | None = None,
         name: str | None = None,
+        trusted: bool = False,
     ) -> Self:
         """Describe somebody else's ``.onnx`` or OpenVINO ``.xml`` encoder.
 
@@ -153,10 +160,13 @@ class FromOthers:
             golden: a picture, ``(h, w, 3)`` uint8 RGB or a file, and the vector (D,) that it must
                 give, or an ``.npy`` file. Checks size, colour order and value range.
             name: the bundle's name; the file's name unless said.
+            trusted: take any operators, of any cost; see ``SECURITY.md``.
 
         Raises:
             ModelNotFoundError: no such file.
             ModelCorruptError: the file cannot be read.
+            ModelRefusedError: it has operators that are not allowed, or needs too much memory or
+                work, and is not trusted.
             ConfigError: facts are missing (the message lists the arguments) or contradict.
             PictureMismatchError: the golden picture has another size.
             BundleParityError: the golden picture gives another vector; the message says what
@@ -183,10 +193,11 @@ class FromOthers:
             crop=crop,
             resize=resize,
             name=name,
+            trusted=trusted,
         )
-        bundle = cls(path=Path(path).absolute(), spec=spec)
+        bundle = cls(path=Path(path).absolute(), spec=spec, trusted=trusted)
         if golden is not None:
-            check_golden(bundle.path, bundle.spec, golden)
+            check_golden(bundle.path, bundle.spec, golden, trusted)
         return bundle
 
     @classmethod
@@ -211,6 +222,7 @@ class FromOthers:
         resize: Literal["none", "pil_bilinear"] = "none",
         golden: GoldenFrame | None = None,
         name: str | None = None,
+        trusted: bool = False,
     ) -> Self:
         """Export somebody else's torch encoder, with its preprocessing inside.
 
@@ -255,8 +267,9 @@ class FromOthers:
             crop=crop,
             resize=resize,
             name=name,
+            trusted=trusted,
         )
         spec = with_preprocess(described.spec, mean, std, scale, color_order)
         if golden is not None:
-            check_golden(described.path, spec, golden)
-        return cls(path=described.path, spec=spec)
+            check_golden(described.path, spec, golden, trusted)
+        return cls(path=described.path, spec=spec, trusted=trusted)

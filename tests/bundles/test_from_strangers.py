@@ -1,0 +1,360 @@
+"""A stranger's bundle: only what it lists is used, as it was hashed, and at a bounded cost."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_network import HEIGHT, SPEC, WIDTH, expected_logits, forge, golden_images, rewrite
+
+from vinoreward.backends import network_file
+from vinoreward.backends.telemetry import import_openvino
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.save import save_bundle
+from vinoreward.errors import (
+    BundleEditedError,
+    BundleError,
+    ConfigError,
+    ModelCorruptError,
+    ModelRefusedError,
+    VinorewardError,
+)
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+GRAPH_BACKENDS = ("openvino", "onnxruntime")
+FACTS: dict[str, Any] = {"labels": ["failure", "success"], "success_label": "success"}
+
+
+def graph(nodes: Sequence[Any], constants: dict[str, Any] | None = None, **more: Any) -> bytes:
+    """A network whose scores are the mean colour's, plus ``extra``, which the nodes make."""
+    every = [
+        *nodes,
+        helper.make_node("Cast", ["pictures"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["float"], ["mean"], axes=[1, 2, 3], keepdims=0),
+        helper.make_node("Reshape", ["mean", "column"], ["rows"]),
+        helper.make_node("ReduceMax", ["extra"], ["one"], keepdims=0),
+        helper.make_node("Add", ["rows", "one"], ["sum"]),
+        helper.make_node("Concat", ["sum", "rows"], ["logits"], axis=1),
+    ]
+    arrays = {"column": np.array([-1, 1], np.int64), **(constants or {})}
+    made = helper.make_graph(
+        every,
+        "strange",
+        [helper.make_tensor_value_info("pictures", TensorProto.UINT8, ["N", HEIGHT, WIDTH, 3])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 2])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in arrays.items()],
+    )
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("strange.domain", 1)]
+    model = helper.make_model(made, opset_imports=domains, ir_version=9, **more)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def loop(turns: int) -> bytes:
+    """Adds 1 so many times."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["before", "step"], ["after"]),
+            helper.make_node("Identity", ["go"], ["on"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("before", TensorProto.FLOAT, [1]),
+        ],
+        [
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("after", TensorProto.FLOAT, [1]),
+        ],
+        [numpy_helper.from_array(np.ones(1, np.float32), "step")],
+    )
+    node = helper.make_node("Loop", ["turns", "always", "start"], ["extra"], body=body)
+    constants = {
+        "turns": np.array(turns, np.int64),
+        "always": np.array(True),
+        "start": np.zeros(1, np.float32),
+    }
+    return graph([node], constants)
+
+
+def branch() -> bytes:
+    """Takes one of two constants."""
+    ways = [
+        helper.make_graph(
+            [helper.make_node("Constant", [], ["way"], value_floats=[value])],
+            "way",
+            [],
+            [helper.make_tensor_value_info("way", TensorProto.FLOAT, [1])],
+        )
+        for value in (0.0, 1.0)
+    ]
+    node = helper.make_node("If", ["yes"], ["extra"], then_branch=ways[0], else_branch=ways[1])
+    return graph([node], {"yes": np.array(True)})
+
+
+def function() -> bytes:
+    """Calls a function that the file brings along."""
+    inner = helper.make_function(
+        "strange.domain",
+        "Twice",
+        ["x"],
+        ["y"],
+        [helper.make_node("Add", ["x", "x"], ["y"])],
+        [helper.make_opsetid("", 17)],
+    )
+    node = helper.make_node("Twice", ["start"], ["extra"], domain="strange.domain")
+    return graph([node], {"start": np.zeros(1, np.float32)}, functions=[inner])
+
+
+def doubling() -> bytes:
+    """Fifty concatenations of a tensor with itself: 2^50 numbers out of one."""
+    nodes = [
+        helper.make_node("Concat", [f"x{turn}", f"x{turn}"], [f"x{turn + 1}"], axis=0)
+        for turn in range(50)
+    ]
+    nodes.append(helper.make_node("Identity", ["x50"], ["extra"]))
+    return graph(nodes, {"x0": np.zeros(1, np.float32)})
+
+
+def made_by(op: str, shape: Any, *sources: str, **attributes: Any) -> Callable[[], bytes]:
+    """One operator out of a single number and a constant that says how much."""
+
+    def build() -> bytes:
+        node = helper.make_node(op, list(sources) or ["start", "size"], ["extra"], **attributes)
+        start = np.zeros((1, 1, 1, 1), np.float32)
+        return graph([node], {"start": start, "size": np.asarray(shape)})
+
+    return build
+
+
+def lying() -> bytes:
+    """Sixteen bytes that say they are a terabyte."""
+    tensor = numpy_helper.from_array(np.zeros(4, np.float32), "start")
+    tensor.dims[:] = [1 << 38]
+    model = onnx.load_model_from_string(graph([helper.make_node("Identity", ["start"], ["extra"])]))
+    model.graph.initializer.append(tensor)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+HUGE = np.array([1 << 40], np.int64)
+COSTLY: dict[str, Callable[[], bytes]] = {
+    "loop": lambda: loop(10**12),
+    "branch": branch,
+    "function": function,
+    "another domain": lambda: graph(
+        [helper.make_node("Twice", ["start"], ["extra"], domain="strange.domain")],
+        {"start": np.zeros(1, np.float32)},
+    ),
+    "doubling": doubling,
+    "ConstantOfShape": made_by("ConstantOfShape", HUGE, "size"),
+    "Expand": made_by("Expand", HUGE),
+    "Tile": made_by("Tile", np.array([1 << 10] * 4, np.int64)),
+    "Range": made_by("Range", np.int64(1), "zero", "end", "size"),
+    "Resize": made_by("Resize", np.float32([1, 1, 1e6, 1e6]), "start", "", "size"),
+    "Pad": made_by("Pad", np.array([0, 0, 0, 0, 0, 0, 1 << 20, 1 << 20], np.int64)),
+    "padded Conv": made_by(
+        "Conv", np.zeros((1, 1, 1, 1), np.float32), pads=[1 << 20] * 4
+    ),
+    "outer product": made_by("MatMul", np.zeros((1, 1 << 15), np.float32), "column_of", "size"),
+    "NonZero": made_by("NonZero", HUGE, "start"),
+    "power of the batch": lambda: graph(
+        [
+            helper.make_node("Shape", ["pictures"], ["shape"]),
+            helper.make_node("Slice", ["shape", "zero1", "one1"], ["rows_of"]),
+            *[
+                helper.make_node("Mul", [a, a], [b])
+                for a, b in (("rows_of", "p2"), ("p2", "p4"), ("p4", "p8"))
+            ],
+            helper.make_node("Expand", ["start", "p8"], ["extra"]),
+        ],
+        {"zero1": np.array([0]), "one1": np.array([1]), "start": np.zeros(1, np.float32)},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=sorted(COSTLY))
+def costly(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "costly.onnx"
+    content = COSTLY[request.param]()
+    if request.param in ("Range", "outer product"):
+        model = onnx.load_model_from_string(content)
+        more = {
+            "zero": np.int64(0),
+            "end": np.int64(1 << 40),
+            "column_of": np.zeros((1 << 15, 1), np.float32),
+        }
+        model.graph.initializer.extend(
+            numpy_helper.from_array(np.asarray(v), k) for k, v in more.items()
+        )
+        content = model.SerializeToString()
+    path.write_bytes(content)
+    return path
+
+
+def test_a_graph_without_bounds_is_refused(costly: Path, bundle: Bundle) -> None:
+    with pytest.raises(ModelRefusedError, match="trusted=True"):
+        Bundle.from_model(costly, **FACTS)
+    forge(bundle, "model.onnx", costly.read_bytes())
+    for name in GRAPH_BACKENDS:
+        with pytest.raises(ModelRefusedError, match="trusted=True"):
+            Bundle.load(bundle.path).backend(name)
+
+
+@pytest.mark.parametrize("name", GRAPH_BACKENDS)
+def test_a_loop_of_a_trillion_turns_ends_at_once(bundle: Bundle, name: str) -> None:
+    """In a process with two seconds of processor time after its imports, not in this one."""
+    forge(bundle, "model.onnx", loop(10**12))
+    code = (
+        "import resource, sys, onnxruntime, openvino\n"
+        "from vinoreward.bundles.bundle import Bundle\n"
+        "from vinoreward.errors import ModelRefusedError\n"
+        "used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (used + 3, used + 3))\n"
+        f"try:\n    Bundle.load({str(bundle.path)!r}).backend({name!r})\n"
+        "except ModelRefusedError:\n    print('refused')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "refused", done.stderr
+
+
+@pytest.mark.parametrize("name", GRAPH_BACKENDS)
+def test_a_loop_of_someone_trusted_runs(bundle: Bundle, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "loop.onnx"
+    path.write_bytes(loop(3))
+    own = Bundle.from_model(path, **FACTS, trusted=True)
+    picture = np.full((1, HEIGHT, WIDTH, 3), 100, np.uint8)
+    with own.backend(name) as backend:
+        np.testing.assert_allclose(backend.infer(picture), [[103.0, 100.0]])
+    own.save(tmp_path / "saved", picture)
+    with pytest.raises(ModelRefusedError, match="'Loop'"):
+        Bundle.load(tmp_path / "saved").backend(name)
+    Bundle.load(tmp_path / "saved", trusted=True).backend(name).close()
+
+
+@pytest.mark.parametrize("name", GRAPH_BACKENDS)
+def test_what_claims_to_be_large_is_not_made_large(bundle: Bundle, name: str) -> None:
+    forge(bundle, "model.onnx", lying())
+    with pytest.raises(ModelCorruptError, match="in 16 bytes"):
+        Bundle.load(bundle.path).backend(name)
+
+
+@pytest.mark.parametrize("name", GRAPH_BACKENDS)
+def test_weights_in_another_file_are_not_read(bundle: Bundle, name: str) -> None:
+    model = onnx.load(bundle.path / "model.onnx")
+    onnx.save(
+        model,
+        bundle.path / "model.onnx",
+        save_as_external_data=True,
+        location="secret.data",
+        size_threshold=0,
+    )
+    forge(bundle, "model.onnx", (bundle.path / "model.onnx").read_bytes())
+    with pytest.raises(ModelRefusedError, match="external data"):
+        Bundle.load(bundle.path).backend(name)
+
+
+def as_ir(content: bytes, folder: Path) -> Path:
+    ov = import_openvino()
+    folder.mkdir()
+    ov.save_model(ov.Core().read_model(content), folder / "model.xml", False)
+    return folder / "model.xml"
+
+
+@pytest.fixture
+def ir(tmp_path: Path, model: Path) -> Bundle:
+    """The tiny network's bundle as OpenVINO's own format."""
+    path = as_ir(model.read_bytes(), tmp_path / "ir")
+    images = golden_images()
+    files = {"model.xml": path, "model.bin": path.with_suffix(".bin")}
+    return save_bundle(tmp_path / "bundle", SPEC, files, images, expected_logits(images))
+
+
+def test_weights_that_are_not_listed_are_not_used(ir: Bundle) -> None:
+    Bundle.load(ir.path).backend().close()
+    rewrite(ir, lambda spec: spec["files"].pop("model.bin"))
+    with pytest.raises(BundleError, match=r"without model\.bin"):
+        Bundle.load(ir.path)
+
+
+def test_weights_that_change_after_loading_are_not_used(ir: Bundle) -> None:
+    loaded = Bundle.load(ir.path)
+    (ir.path / "model.bin").write_bytes(bytes((ir.path / "model.bin").stat().st_size))
+    with pytest.raises(BundleEditedError, match="was recorded"):
+        loaded.backend(verify=False).load()
+
+
+@pytest.mark.parametrize("content", [lambda: loop(3), COSTLY["Expand"]], ids=["loop", "size"])
+def test_an_ir_without_bounds_is_refused(
+    ir: Bundle, content: Callable[[], bytes], tmp_path: Path
+) -> None:
+    path = as_ir(content(), tmp_path / "other")
+    with pytest.raises(ModelRefusedError, match="trusted=True"):
+        Bundle.from_model(path, **FACTS)
+    forge(ir, "model.xml", path.read_bytes())
+    forge(ir, "model.bin", path.with_suffix(".bin").read_bytes())
+    with pytest.raises(ModelRefusedError, match="trusted=True"):
+        Bundle.load(ir.path).backend()
+
+
+@pytest.mark.parametrize("name", GRAPH_BACKENDS)
+def test_a_file_is_read_once(bundle: Bundle, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who changes it after it was hashed comes too late: here it is gone by then."""
+    read = network_file.read_bytes
+
+    def once(path: Path, *more: Any) -> bytes:
+        content = read(path, *more)
+        path.unlink()
+        return content
+
+    loaded = Bundle.load(bundle.path)
+    monkeypatch.setattr(network_file, "read_bytes", once)
+    images = golden_images()
+    with loaded.backend(name, verify=False) as backend:
+        np.testing.assert_allclose(backend.infer(images), expected_logits(images), atol=1e-4)
+    assert not (bundle.path / "model.onnx").exists()
+
+
+def test_golden_frames_that_change_after_loading_are_not_used(bundle: Bundle) -> None:
+    loaded = Bundle.load(bundle.path)
+    (bundle.path / "golden.npz").write_bytes(b"other")
+    with pytest.raises(BundleEditedError, match="was recorded"):
+        _ = loaded.golden
+
+
+def test_a_pinned_bundle_is_that_one_or_refused(bundle: Bundle) -> None:
+    pin = (bundle.path / "bundle.sha256").read_text().strip()
+    assert Bundle.load(bundle.path, sha256=pin) == Bundle.load(bundle.path, sha256=pin.upper())
+    assert Bundle.load(bundle.path).sha256 == pin
+    # Somebody who changes a file and all hashes that are written down cannot change the pin.
+    forge(bundle, "model.onnx", (bundle.path / "model.onnx").read_bytes() + b"\x32\x01x")
+    Bundle.load(bundle.path)
+    with pytest.raises(BundleEditedError, match="not the bundle that was asked for"):
+        Bundle.load(bundle.path, sha256=pin)
+    with pytest.raises(ConfigError, match="64 hexadecimal digits"):
+        Bundle.load(bundle.path, sha256="abc")
+
+
+def test_a_pin_checks_every_file_even_without_verify(bundle: Bundle) -> None:
+    pin = bundle.sha256
+    (bundle.path / "golden.npz").write_bytes(b"other")
+    Bundle.load(bundle.path, verify=False)
+    with pytest.raises(BundleEditedError, match=r"golden\.npz"):
+        Bundle.load(bundle.path, verify=False, sha256=pin)
+    assert hashlib.sha256((bundle.path / "bundle.json").read_bytes()).hexdigest() == pin
+
+
+def test_a_bundle_that_is_not_saved_has_no_hash(model: Path) -> None:
+    with pytest.raises(VinorewardError, match="not saved"):
+        _ = Bundle.from_model(model, **FACTS).sha256

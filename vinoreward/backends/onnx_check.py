@@ -1,0 +1,101 @@
+"""What an ONNX network would cost, found without running it: shapes are followed, node by node.
+
+A graph is a program. A few hundred bytes can ask for a loop of 10^12 turns or a tensor of a
+terabyte, and the runtimes obey, some of it while they read the file. So before a runtime sees it
+each node must be one of the operators known here, none of which loops or branches, and each result
+must stay within the limits. The batch is the one that will run, so every size is a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vinoreward.backends.onnx_graph import Graph, Malformed, Node
+from vinoreward.backends.onnx_rules import MAX_RANK, RULES, Call, Value
+from vinoreward.errors import ModelRefusedError
+
+MAX_ELEMENTS = 1 << 26
+"""Numbers in one result per picture of the batch: 256 MiB of float32."""
+MAX_TOTAL = 1 << 31
+"""Numbers in all results together, per picture."""
+MAX_WORK = 10**12
+"""Multiplications and additions per picture; a ViT-H/14 takes a third of it."""
+
+
+def check_graph(graph: Graph, shape: Sequence[int], batches: Sequence[int]) -> None:
+    """Raise unless every result of the graph stays within the limits.
+
+    Args:
+        graph: as read.
+        shape: of one picture, without the batch, as the graph takes it. Used for the sizes that
+            the graph leaves open.
+        batches: sizes of batches that will be run; a graph with a fixed batch has its own.
+
+    Raises:
+        Malformed: operators whose inputs do not fit.
+        ModelRefusedError: an operator that is not known here, or too much memory or work.
+    """
+    unknown = sorted({node.op for node in graph.nodes} - RULES.keys())
+    if unknown:
+        names = ", ".join(repr(name[:40]) for name in unknown[:5])
+        raise ModelRefusedError(f"it has the operators {names}, which are not among those allowed")
+    for batch in batches:
+        _follow(graph, shape, batch)
+
+
+def _follow(graph: Graph, shape: Sequence[int], batch: int) -> None:
+    values: dict[str, Value] = {
+        name: Value(constant.shape, constant.values) for name, constant in graph.constants.items()
+    }
+    rows = 1
+    for name, declared in graph.inputs.items():
+        fill = (batch, *shape)
+        sizes = [
+            size or (fill[axis] if axis < len(fill) else 1) for axis, size in enumerate(declared)
+        ]
+        rows = max(rows, sizes[0] if sizes else 1)
+        values[name] = _bounded(Value(tuple(sizes)), MAX_ELEMENTS * rows, "the input")
+    rows = max(1, min(rows, 256))  # a larger batch is one picture's for what it may take
+    total = work = 0
+    for node in graph.nodes:
+        inputs = [_get(values, name, node) for name in node.inputs]
+        call = Call(node, inputs, graph.opset)
+        try:
+            results = RULES[node.op](call)
+        except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError) as error:
+            if isinstance(error, (Malformed, ModelRefusedError)):
+                raise
+            raise Malformed(f"{node.op}: {error}") from error
+        for name, value in zip(node.outputs, results, strict=False):
+            values[name] = _bounded(value, MAX_ELEMENTS * rows, f"a result of {node.op}")
+            total += value.size
+        for name in node.outputs[len(results) :]:
+            if name:
+                raise Malformed(f"{node.op} with {len(node.outputs)} outputs")
+        work += call.work + sum(value.size for value in results)
+        work += sum(value.size for value in inputs if value is not None)
+        if total > MAX_TOTAL * rows:
+            raise ModelRefusedError(f"its results are more than {MAX_TOTAL} numbers per picture")
+        if work > MAX_WORK * rows:
+            raise ModelRefusedError(f"it takes more than {MAX_WORK:.0e} operations per picture")
+
+
+def _get(values: dict[str, Value], name: str, node: Node) -> Value | None:
+    if not name:
+        return None
+    if name not in values:
+        raise Malformed(f"{node.op} takes {name[:60]!r}, which nothing gives before it")
+    return values[name]
+
+
+def _bounded(value: Value, limit: int, what: str) -> Value:
+    if len(value.shape) > MAX_RANK or min(value.shape, default=0) < 0:
+        raise Malformed(f"{what} has the shape {value.shape[: MAX_RANK + 1]}")
+    if value.size > limit:
+        raise ModelRefusedError(
+            f"{what} has the shape {'x'.join(map(str, value.shape))}, more than {MAX_ELEMENTS} "
+            "numbers per picture"
+        )
+    if value.known is not None and value.known.shape != value.shape:
+        raise Malformed(f"{what} with other values than its shape")
+    return value

@@ -1,0 +1,389 @@
+"""Reading an ONNX graph without running, converting or trusting anything in it.
+
+ONNX files are protobuf messages. This reads what the checks need, in pure Python, because neither
+OpenVINO nor a light install offers a reader that only reads. Where a message may be written in two
+ways, of which libraries take the last or merge both, every part of it is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.errors import ModelRefusedError
+
+MAX_FIELDS = 4_000_000
+"""Protobuf fields that are looked at; a ViT-L with all its weights has about 50,000."""
+MAX_NODES = 20_000
+SMALL = 4096
+"""Elements of a constant up to which its values are read: shapes, axes, sizes."""
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MODEL = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
+# TensorProto.DataType: bits of one element, and how NumPy calls it where values are of use.
+_BITS = {
+    1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64,
+    15: 128, 16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4,
+}  # fmt: skip
+_NUMPY = {
+    1: "<f4", 2: "u1", 3: "i1", 4: "<u2", 5: "<i2", 6: "<i4", 7: "<i8", 9: "?", 10: "<f2",
+    11: "<f8", 12: "<u4", 13: "<u8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor in the file: its shape, and its values where there are few."""
+
+    shape: tuple[int, ...]
+    values: NDArray[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation. Attributes are ints, floats, texts, lists of these, or constants."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any]
+
+
+@dataclass
+class Graph:
+    """What is computed.
+
+    Attributes:
+        nodes: in the order of the file, which is the order of execution.
+        constants: initializers by name.
+        inputs: name to shape, None where a size is not fixed; initializers are left out.
+        opset: version of the standard operators.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    inputs: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
+    opset: int = 0
+
+
+class Malformed(ValueError):
+    """The bytes are not an ONNX model."""
+
+
+class _Reader:
+    """Walks through messages and counts what it has seen."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def fields(self, data: memoryview) -> Iterator[tuple[int, int, Any]]:
+        """Yield ``(number, wire type, value)``: an int, or a view of the bytes."""
+        place, end = 0, len(data)
+        while place < end:
+            self.seen += 1
+            if self.seen > MAX_FIELDS:
+                raise ModelRefusedError(f"it has more than {MAX_FIELDS} fields")
+            tag, place = varint(data, place)
+            kind, value = tag & 7, 0
+            if kind == _VARINT:
+                value, place = varint(data, place)
+                yield tag >> 3, kind, value
+                continue
+            if kind == _BYTES:
+                size, place = varint(data, place)
+            elif kind in (_FIXED64, _FIXED32):
+                size = 8 if kind == _FIXED64 else 4
+            else:
+                raise Malformed(f"a field of wire type {kind}")
+            if place + size > end:
+                raise Malformed("a field that ends behind the end")
+            yield tag >> 3, kind, data[place : place + size]
+            place += size
+
+
+def varint(data: memoryview | bytes, place: int) -> tuple[int, int]:
+    """Return the protobuf number at ``place`` and where it ends.
+
+    Raises:
+        Malformed: it does not end.
+    """
+    value = shift = 0
+    while place < len(data) and shift < 70:
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        place += 1
+        shift += 7
+        if byte < 0x80:
+            return value, place
+    raise Malformed("a number that does not end")
+
+
+def read_graph(data: bytes) -> Graph:
+    """Return the graph of an ONNX file.
+
+    Raises:
+        Malformed: it is not an ONNX model.
+        ModelRefusedError: it holds what is never followed: data in other files, functions,
+            subgraphs, sparse tensors, operators of other domains.
+    """
+    reader, graph = _Reader(), Graph()
+    for number, kind, value in reader.fields(memoryview(data)):
+        if _MODEL.get(number) != kind:
+            raise Malformed(f"field {number} of wire type {kind}, which a model does not have")
+        if number == 7:
+            _read_graph(reader, value, graph)
+        elif number == 8:
+            _read_opset(reader, value, graph)
+        elif number in (20, 25):
+            what = "functions" if number == 25 else "training graphs"
+            raise ModelRefusedError(f"it holds {what} of its own")
+    if not graph.nodes and not graph.inputs:
+        raise Malformed("no graph")
+    return graph
+
+
+def read_metadata(data: bytes) -> dict[str, str]:
+    """Return the free texts of an ONNX file, whatever its graph holds; none if it is not one."""
+    found: dict[str, str] = {}
+    reader = _Reader()
+    with contextlib.suppress(Malformed):
+        for number, kind, value in reader.fields(memoryview(data)):
+            if number == 14 and kind == _BYTES:
+                key, text = _pair(reader, value)
+                found[key] = text
+    return found
+
+
+def _read_graph(reader: _Reader, data: memoryview, graph: Graph) -> None:
+    inputs: dict[str, tuple[int | None, ...]] = {}
+    for number, kind, value in reader.fields(data):
+        if kind != _BYTES:
+            continue
+        if number == 1:
+            if len(graph.nodes) >= MAX_NODES:
+                raise ModelRefusedError(f"it has more than {MAX_NODES} operations")
+            graph.nodes.append(_read_node(reader, value))
+        elif number == 5:
+            name, constant = _read_tensor(reader, value)
+            graph.constants[name] = constant
+        elif number == 11:
+            name, shape = _read_input(reader, value)
+            inputs[name] = shape
+        elif number == 15:
+            raise ModelRefusedError("it holds sparse tensors")
+    graph.inputs |= {name: shape for name, shape in inputs.items() if name not in graph.constants}
+
+
+def _read_node(reader: _Reader, data: memoryview) -> Node:
+    inputs: list[str] = []
+    outputs: list[str] = []
+    ops: list[str] = []
+    attributes: dict[str, Any] = {}
+    for number, kind, value in reader.fields(data):
+        if kind != _BYTES:
+            continue
+        if number in (1, 2):
+            (inputs if number == 1 else outputs).append(_text(value))
+        elif number == 4:
+            ops.append(_text(value))
+        elif number == 5:
+            name, found = _read_attribute(reader, value, ops[-1] if ops else "?")
+            if name in attributes:
+                raise Malformed(f"the attribute {name!r} twice")
+            attributes[name] = found
+        elif number == 7 and (domain := _text(value)) not in ("", "ai.onnx"):
+            raise ModelRefusedError(f"it holds operators of the domain {_shown(domain)}")
+    if len(ops) != 1:
+        raise Malformed(f"a node with {len(ops)} operators")
+    return Node(ops[0], tuple(inputs), tuple(outputs), attributes)
+
+
+def _read_attribute(reader: _Reader, data: memoryview, op: str) -> tuple[str, Any]:
+    name, kinds = "", []
+    single: dict[int, Any] = {}
+    several: dict[int, list[Any]] = {7: [], 8: [], 9: []}
+    tensor: Constant | None = None
+    for number, kind, value in reader.fields(data):
+        if number == 1 and kind == _BYTES:
+            name = _text(value)
+        elif number == 20 and kind == _VARINT:
+            kinds.append(value)
+        elif number == 3 and kind == _VARINT:
+            single[2] = _signed(value)
+        elif number == 2 and kind == _FIXED32:
+            single[1] = float(np.frombuffer(value, "<f4")[0])
+        elif number == 4 and kind == _BYTES:
+            single[3] = _text(value)
+        elif number == 5 and kind == _BYTES:
+            if tensor is not None:
+                raise Malformed(f"the tensor {name!r} in two parts")
+            tensor = _read_tensor(reader, value)[1]
+        elif number in (7, 8) and kind in (_VARINT, _FIXED32, _BYTES):
+            several[number] += _numbers(number, kind, value)
+        elif number == 9 and kind == _BYTES:
+            several[9].append(_text(value))
+        elif number in (6, 11):
+            raise ModelRefusedError(f"its operator {_shown(op)} holds a graph of its own")
+        elif number in (10, 14, 15, 22, 23):
+            raise ModelRefusedError(f"its operator {_shown(op)} holds more than numbers and texts")
+    if len(kinds) != 1:
+        raise Malformed(f"the attribute {name!r} of {len(kinds)} types")
+    kind = kinds[0]  # AttributeProto.AttributeType
+    if kind in (1, 2, 3):
+        return name, single.get(kind, (0.0, 0, "")[kind - 1])
+    if kind == 4 and tensor is not None:
+        return name, tensor
+    if kind in (6, 7, 8):
+        return name, several[kind + 1]
+    raise Malformed(f"the attribute {name!r} of type {kind}")
+
+
+def _numbers(number: int, kind: int, value: Any) -> list[Any]:
+    """Return repeated numbers, packed or one by one; 7 are floats, 8 whole numbers."""
+    if number == 7:
+        if kind == _VARINT or len(value) % 4:
+            raise Malformed("floats of another size")
+        return [float(item) for item in np.frombuffer(value, "<f4")]
+    if kind == _VARINT:
+        return [_signed(value)]
+    if kind != _BYTES:
+        raise Malformed("whole numbers of another kind")
+    return [_signed(item) for item in _packed(value)]
+
+
+def _packed(data: memoryview) -> Iterator[int]:
+    place = 0
+    while place < len(data):
+        value, place = varint(data, place)
+        yield value
+
+
+def _read_tensor(reader: _Reader, data: memoryview) -> tuple[str, Constant]:
+    name, kinds, raw = "", [], []
+    shape: list[int] = []
+    stored: dict[int, list[Any]] = {}
+    for number, kind, value in reader.fields(data):
+        if number == 1 and kind in (_VARINT, _BYTES):
+            shape += [_signed(item) for item in ([value] if kind == _VARINT else _packed(value))]
+        elif number == 2 and kind == _VARINT:
+            kinds.append(value)
+        elif number == 8 and kind == _BYTES:
+            name = _text(value)
+        elif number == 9 and kind == _BYTES:
+            raw.append(value)
+        elif number == 13 or (number == 14 and value != 0):
+            raise ModelRefusedError("it keeps weights in other files (external data)")
+        elif number in (4, 5, 6, 7, 10, 11):
+            stored.setdefault(number, []).append((kind, value))
+    if len(kinds) != 1 or kinds[0] not in _BITS or len(raw) > 1:
+        raise Malformed(f"the tensor {name!r} of type {kinds}")
+    bits, count = _BITS[kinds[0]], math.prod(shape)
+    if min(shape, default=0) < 0 or len(shape) > 8:
+        raise Malformed(f"the tensor {name!r} of shape {shape[:9]}")
+    if count > SMALL:
+        # What a few bytes claim to be large is not made large.
+        held = len(raw[0]) * 8 if raw else 128 * sum(_count(item) for item in _all(stored))
+        if count * bits > held:
+            raise Malformed(f"the tensor {name!r} of shape {shape} in {held // 8} bytes")
+        return name, Constant(tuple(shape))
+    return name, Constant(tuple(shape), _values(kinds[0], shape, raw, stored))
+
+
+def _all(stored: dict[int, list[Any]]) -> Iterator[Any]:
+    for items in stored.values():
+        yield from items
+
+
+def _count(item: tuple[int, Any]) -> int:
+    """Return at most how many elements a field holds."""
+    kind, value = item
+    return len(value) if kind == _BYTES else 1
+
+
+def _values(
+    kind: int, shape: list[int], raw: list[memoryview], stored: dict[int, list[Any]]
+) -> NDArray[Any] | None:
+    """Return a small tensor's values; None where they are of a type that shapes never have."""
+    dtype = _NUMPY.get(kind)
+    if dtype is None:
+        return None
+    found: Any
+    if raw:
+        if len(raw[0]) != math.prod(shape) * np.dtype(dtype).itemsize:
+            raise Malformed(f"a tensor of shape {shape} in {len(raw[0])} bytes")
+        return np.frombuffer(raw[0], dtype).reshape(shape)
+    if kind in (1, 11):
+        number, wire = (4, "<f4") if kind == 1 else (10, "<f8")
+        parts = [bytes(value) for wire_kind, value in stored.get(number, []) if wire_kind]
+        found = np.frombuffer(b"".join(parts), wire)
+    else:
+        items: list[int] = []
+        for wire_kind, value in _all(stored):
+            items += [value] if wire_kind == _VARINT else _packed(value)
+        if kind == 10:  # as bit patterns, which no shape is
+            return None
+        found = np.array([_signed(item) for item in items[: SMALL + 1]], np.int64).astype(dtype)
+    if found.size != math.prod(shape):
+        raise Malformed(f"a tensor of shape {shape} with {found.size} numbers")
+    values: NDArray[Any] = found.reshape(shape)
+    return values
+
+
+def _read_input(reader: _Reader, data: memoryview) -> tuple[str, tuple[int | None, ...]]:
+    name = ""
+    shape: list[int | None] = []
+    for number, kind, value in reader.fields(data):
+        if number == 1 and kind == _BYTES:
+            name = _text(value)
+        elif number == 2 and kind == _BYTES:  # TypeProto, its tensor_type, its shape, its sizes
+            for tensor in _parts(reader, value, 1):
+                for sizes in _parts(reader, tensor, 2):
+                    for size in _parts(reader, sizes, 1):
+                        found = [
+                            _signed(item)
+                            for part, wire, item in reader.fields(size)
+                            if part == 1 and wire == _VARINT
+                        ]
+                        shape.append(found[-1] if found and found[-1] > 0 else None)
+    return name, tuple(shape)
+
+
+def _parts(reader: _Reader, data: memoryview, number: int) -> Iterator[memoryview]:
+    for found, kind, value in reader.fields(data):
+        if found == number and kind == _BYTES:
+            yield value
+
+
+def _read_opset(reader: _Reader, data: memoryview, graph: Graph) -> None:
+    domain, version = "", 0
+    for number, kind, value in reader.fields(data):
+        if number == 1 and kind == _BYTES:
+            domain = _text(value)
+        elif number == 2 and kind == _VARINT:
+            version = value
+    if domain in ("", "ai.onnx"):
+        graph.opset = version
+
+
+def _pair(reader: _Reader, data: memoryview) -> tuple[str, str]:
+    parts = {number: _text(value) for number, kind, value in reader.fields(data) if kind == _BYTES}
+    return parts.get(1, ""), parts.get(2, "")
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _text(data: memoryview) -> str:
+    return bytes(data).decode("utf-8", "backslashreplace")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
