@@ -99,7 +99,7 @@ class TestOrders:
 
         def progressed(progress: Progress) -> bool:
             changes.extend(progress.changes)
-            return len(changes) > 1 and progress.metrics["compressed_share"] == 0
+            return bool(changes) and progress.metrics["compressed_share"] == 0
 
         summary = ActorLearner(
             "CartPole-v1",
@@ -109,8 +109,7 @@ class TestOrders:
             monitor=default_monitor("logits"),
         ).learn(1_000_000, progressed)
         assert summary.stopped
-        assert "bits 8 -> 16" in changes[0]
-        assert "enabled" in changes[-1]
+        assert "enabled True -> False" in changes[0]
 
 
 def test_a_stage_that_fails_is_told_where_nobody_watches(

@@ -83,7 +83,7 @@ def saved(folder: Path, *, monitored: bool) -> None:
         impala(),
         settings(),
         compressor=chain(),
-        monitor=default_monitor("logits", knobs=chain().knobs()) if monitored else None,
+        monitor=default_monitor("logits", safer=chain().safer()) if monitored else None,
         folder=folder,
     )._save()
 
@@ -92,7 +92,7 @@ def saved(folder: Path, *, monitored: bool) -> None:
 def test_a_monitor_goes_on_with_the_users_settings(tmp_path: Path, monitored: bool) -> None:
     """Whether it was there before or not: the chain's bits, and a pull period that was changed."""
     saved(tmp_path, monitored=monitored)
-    monitor = default_monitor("logits", knobs=chain().knobs())
+    monitor = default_monitor("logits", safer=chain().safer())
     ActorLearner(
         "CartPole-v1",
         impala(),

@@ -162,9 +162,20 @@ def test_a_monitor_that_could_do_nothing_is_refused(text: str, chain: str, head:
 
 @pytest.mark.parametrize(
     ("text", "first"),
-    [("int8", {"bits": 16}), ("distill net3", {"enabled": False})],
+    [
+        # Half precision would act more slowly than the learner's own weights.
+        ("int8", {"enabled": False}),
+        ("w4", {"enabled": False}),
+        ("distill net3", {"enabled": False}),
+        ("prune 0.5 | distill | openvino", {"enabled": False}),
+        # A smaller network is faster without its quantization, too.
+        ("prune 0.5 | distill | int8", {"bits": None}),
+        ("distill net3 | int8", {"bits": None}),
+    ],
 )
-def test_the_default_monitor_turns_only_what_the_chain_has(text: str, first: Any) -> None:
+def test_the_default_monitor_turns_to_nothing_slower_than_no_compression(
+    text: str, first: Any
+) -> None:
     chain = chain_of(text, "openvino", student)
     monitor = monitor_of("default", "logits", chain, 10)
     assert monitor is not None and monitor._strategy is not None

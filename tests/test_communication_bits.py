@@ -185,25 +185,23 @@ def test_bits_changed_between_two_runs_are_the_new_ones(tmp_path: Path) -> None:
 
 
 def test_the_default_monitor_does_not_let_harmful_pushes_act() -> None:
-    """First it tries sixteen bits, which do here."""
+    """They are whole again: sixteen bits are no faster for an actor."""
     changes: list[str] = []
     pushed: list[int] = []
 
     def progressed(progress: Progress) -> bool:
         changes.extend(progress.changes)
         narrow = trainer.policies()[1]
-        assert narrow is not None
-        weights = narrow.parameters["dense0.weight"]
-        pushed.append(weights.bits if isinstance(weights, QuantizedArray) else 16)
-        # At once: these weights are so sharp that a little later may call for another step.
+        weights = None if narrow is None else narrow.parameters["dense0.weight"]
+        pushed.append(weights.bits if isinstance(weights, QuantizedArray) else 32)
         return bool(changes)
 
     trainer = ActorLearner(
         "CartPole-v1", Sharp(), settings(bits=2), monitor=default_monitor("logits")
     )
     assert trainer.learn(20_000, progressed).stopped
-    assert "bits 2 -> 16" in changes[0]
-    assert (pushed[0], pushed[-1]) == (2, 16)
+    assert "enabled True -> False" in changes[0]
+    assert (pushed[0], pushed[-1]) == (2, 32)
 
 
 @pytest.mark.slow

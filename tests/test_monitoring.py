@@ -95,11 +95,11 @@ def test_the_default_stops_what_hurts_though_the_mean_error_is_small(name: str) 
     monitor = default_monitor("tanh_gaussian", INT8)
     for version in range(1, 9):
         setting = monitor.observe(gaussian_batch(usual, rare, part, version))
-    assert setting.bits == 16
+    assert not setting.enabled
     # No evaluation has taken place yet: the returns have had no say.
     change = monitor.changes[0]
     assert change.update <= 4
-    assert change.what == "bits 8 -> 16"
+    assert change.what == "enabled True -> False"
     assert change.reason.startswith("compression_kl_mu_pi_max is ")
     assert "above its limit 6" in str(change)
     before = monitor.readings[change.update - 1].values
@@ -121,7 +121,7 @@ def test_rare_decisive_rows_count_though_most_batches_have_none() -> None:
     monitor = default_monitor("tanh_gaussian", INT8)
     for version in range(1, 100):
         part = 1.5 / ROWS if version % 12 == 0 else 0.0
-        if monitor.observe(gaussian_batch(0.001, 90.0, part, version)).bits == 16:
+        if not monitor.observe(gaussian_batch(0.001, 90.0, part, version)).enabled:
             break
     assert monitor.changes[0].update <= 36
     assert monitor.readings[-1].values["kl_mu_pi_mean"] < 0.5
@@ -165,7 +165,7 @@ def test_ranges_that_clip_rare_observations_are_caught_in_a_real_network() -> No
             monitor.observe(batch(spec, outputs[rows], acting[rows], start))
         found[name] = monitor
     assert found["min_max"].setting == INT8
-    assert found["means"].setting.bits == 16
+    assert not found["means"].setting.enabled
     assert "kl_mu_pi_max" in found["means"].changes[0].reason
 
 
@@ -186,14 +186,16 @@ def softmax_batch(rare: float, version: int, *, age: float = 0.0) -> MonitorBatc
     return batch(SOFTMAX, pi, mu, version, source=source, versions=np.full(ROWS, version - 3))
 
 
-@pytest.mark.parametrize(("rare", "bits"), [(0.001, 8), (0.063, 8), (0.235, 16), (0.381, 16)])
+@pytest.mark.parametrize(
+    ("rare", "acts"), [(0.001, True), (0.063, True), (0.235, False), (0.381, False)]
+)
 def test_softmax_policies_have_a_limit_of_their_own_which_age_does_not_touch(
-    rare: float, bits: int
+    rare: float, acts: bool
 ) -> None:
     monitor = default_monitor("logits", INT8)
     for version in range(5, 12):
         monitor.observe(softmax_batch(rare, version, age=0.5))
-    assert monitor.setting.bits == bits
+    assert monitor.setting.enabled is acts
     assert monitor.readings[0].values["compression_kl_mu_pi_max"] == pytest.approx(rare, rel=1e-3)
     assert monitor.readings[0].values["kl_mu_pi_max"] > 0.2
 
@@ -203,7 +205,7 @@ def test_without_sources_what_no_age_explains_is_still_caught() -> None:
     for version in range(5, 10):
         seen = gaussian_batch(0.02, 92.0, 0.01, version)
         monitor.observe(batch(GAUSSIAN, seen.pi, seen.mu, version, versions=seen.versions - 2))
-    assert monitor.setting.bits == 16
+    assert not monitor.setting.enabled
     assert monitor.changes[0].reason.startswith("kl_mu_pi_max is ")
 
 
@@ -222,7 +224,7 @@ def test_the_default_watches_every_head(head: Head) -> None:
         good.observe(batch(spec, pi, pi * 1.001, version, **more))
         bad.observe(batch(spec, pi, mu, version, **more))
     assert good.setting == INT8
-    assert bad.setting.bits == 16
+    assert not bad.setting.enabled
 
 
 def test_a_worse_return_stops_what_the_divergence_did_not_show() -> None:
@@ -232,7 +234,7 @@ def test_a_worse_return_stops_what_the_divergence_did_not_show() -> None:
     harmless = PairedReturns(full, full - 0.3)
     assert monitor.observe(MonitorBatch.of_returns(GAUSSIAN, harmless, 1)) == INT8
     worse = PairedReturns(full, full - 200 + random.normal(scale=30, size=20))
-    assert monitor.observe(MonitorBatch.of_returns(GAUSSIAN, worse, 2)).bits == 16
+    assert not monitor.observe(MonitorBatch.of_returns(GAUSSIAN, worse, 2)).enabled
     assert "return_gap_relative" in monitor.changes[0].reason
 
 
@@ -440,7 +442,7 @@ def test_a_state_of_something_else_is_refused() -> None:
 
 def test_beginning_anew_forgets_what_there_was_to_go_back_to() -> None:
     monitor = default_monitor("tanh_gaussian", INT8)
-    assert monitor.observe(gaussian_batch(0.01, 50.0, 0.1, 1)).bits == 16
+    assert not monitor.observe(gaussian_batch(0.01, 50.0, 0.1, 1)).enabled
     six = CompressionSetting(bits=6)
     monitor.begin(six)
     for version in range(2, 150):

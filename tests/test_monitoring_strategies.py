@@ -330,24 +330,39 @@ def test_a_resumed_strategy_decides_as_if_it_had_not_stopped(
 
 
 @pytest.mark.parametrize(
-    ("knobs", "first"),
-    [
-        ({"bits": 8.0, "sparsity": 0.5}, {"bits": 16, "sparsity": 0.0}),
-        ({"bits": 8.0}, {"bits": 16}),
-        ({"sparsity": 0.5}, {"sparsity": 0.0}),
-        ({"rank": 4.0}, {"enabled": False}),
-        ({}, {"enabled": False}),
-    ],
+    ("safer", "first"), [(({"bits": None},), {"bits": None}), ((), {"enabled": False})]
 )
-def test_the_default_strategy_turns_only_what_there_is(
-    knobs: dict[str, float], first: dict[str, Any]
+def test_the_default_strategy_tries_what_is_safer_and_then_stops(
+    safer: tuple[dict[str, Any], ...], first: dict[str, Any]
 ) -> None:
     setting = CompressionSetting(bits=8, sparsity=0.5)
-    strategy = default_strategy("logits", knobs)
-    found = setting
-    for _ in range(10):
-        found = found if found != setting else strategy.decide({"kl_mu_pi_max": 100.0}, found)
-    assert found == setting.changed(first)
+    strategy = default_strategy("logits", safer)
+    found = [setting]
+    for _ in range(20):
+        found.append(strategy.decide({"kl_mu_pi_max": 100.0}, found[-1]))
+    steps = [one for before, one in itertools.pairwise(found) if one != before]
+    assert steps[0] == setting.changed(first)
+    assert not steps[-1].enabled
+
+
+def test_a_ladder_that_was_saved_with_other_rungs_still_stops_and_goes_back() -> None:
+    """Half precision was a rung of the default's once; a run that stood on it goes on."""
+    setting = CompressionSetting(bits=8, sparsity=0.5)
+    before = Threshold((LIMIT,), LADDER, cooldown=0, patience=1)
+    half = before.decide({"kl": 100.0}, setting)
+    assert half.bits == 16
+    after = Threshold((LIMIT,), ({"enabled": False},), cooldown=0, patience=1)
+    after.load_state(before.state())
+    stopped = after.decide({"kl": 100.0}, half)
+    assert not stopped.enabled
+    for _ in range(2000):
+        stopped = after.decide({}, stopped)
+        if stopped.enabled:
+            break
+    assert stopped == half
+    for _ in range(20):
+        stopped = after.decide({"kl": 0.0}, stopped)
+    assert stopped == setting
 
 
 def test_a_state_of_another_strategy_is_refused() -> None:

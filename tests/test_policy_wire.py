@@ -185,3 +185,23 @@ def test_nothing_that_actors_need_imports_torch() -> None:
     lines = "; ".join(f"import vinoreward.policies.{name}" for name in modules)
     code = f"import sys; {lines}; sys.exit('torch' in sys.modules)"
     assert run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("bits", [2, 4, 7, 8])
+def test_codes_that_are_not_packed_are_views_of_what_was_sent(bits: int) -> None:
+    policy = lowered(random_policy(SMALL, 0), bits)
+    tight, wide = encode(policy), encode(policy, packed=False)
+    buffer = wide.payload()
+    found, expected = decode(wide.header, buffer), decode(tight.header, tight.payload())
+    for name, value in expected.parameters.items():
+        other = found.parameters[name]
+        if not isinstance(value, QuantizedArray):
+            np.testing.assert_array_equal(other, value)
+            continue
+        assert isinstance(other, QuantizedArray)
+        np.testing.assert_array_equal(other.codes, value.codes)
+        assert np.shares_memory(other.codes, buffer)
+    assert wide.nbytes > tight.nbytes if bits < 8 else wide.nbytes == tight.nbytes
+    if bits < 8:
+        with pytest.raises(InputError, match="no code has"):
+            decode(wide.header, np.full_like(buffer, 0x7F))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -183,14 +183,22 @@ def monitor_of(
 
     knobs = {"bits": float(bits)} if chain is None else chain.knobs()
     setting = setting_of(knobs, pull_period)
-    strategies = [found for part in parts if (found := _strategy(part, head, knobs)) is not None]
+    safer = () if chain is None else chain.safer()
+    strategies = [
+        found for part in parts if (found := _strategy(part, head, knobs, safer)) is not None
+    ]
     strategy = None
     if strategies:
         strategy = strategies[0] if len(strategies) == 1 else Composite(strategies)
     return Monitor(default_indicators(head), strategy, setting)
 
 
-def _strategy(part: Part, head: Head, knobs: Mapping[str, float]) -> Any:
+def _strategy(
+    part: Part,
+    head: Head,
+    knobs: Mapping[str, float],
+    safer: Sequence[Mapping[str, Any]],
+) -> Any:
     from vinoreward.monitoring import (
         AdaptiveSparsity,
         Limit,
@@ -221,7 +229,7 @@ def _strategy(part: Part, head: Head, knobs: Mapping[str, float]) -> Any:
 
     if part.name in ("watch", "default"):
         call(part, nothing, "--monitor")
-        return default_strategy(head, knobs) if part.name == "default" else None
+        return default_strategy(head, safer) if part.name == "default" else None
     _needs(part, head, knobs)
     kinds: Mapping[str, Any] = {
         "kl": (switch, ("threshold",), SwitchPrecision),

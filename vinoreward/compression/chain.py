@@ -97,6 +97,15 @@ class CompressorChain:
             found |= stage.knobs()
         return found
 
+    def safer(self) -> tuple[dict[str, Any], ...]:
+        """Return what a monitor may try before it stops compression, for ``default_monitor``.
+
+        A smaller network without its quantization is nearer to the learner's and still faster than
+        that. Half precision, or weights alone in few bits, are not; for those there is nothing.
+        """
+        smaller = any(stage.shrinks for stage in self._stages)
+        return ({"bits": None},) if smaller and "bits" in self.knobs() else ()
+
     def configure(self, **knobs: float) -> None:
         """Change settings from the next push on; each goes to every stage that has it.
 

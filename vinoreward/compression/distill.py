@@ -87,6 +87,11 @@ class Distill(Stage):
 
     phase = FLOAT
 
+    @property
+    def shrinks(self) -> bool:
+        """See :attr:`Stage.shrinks`."""
+        return self.student is not None
+
     def __init__(
         self,
         steps: int = 16,

@@ -123,6 +123,11 @@ class Prune(Stage):
 
     phase = FLOAT
 
+    @property
+    def shrinks(self) -> bool:
+        """See :attr:`Stage.shrinks`."""
+        return self.sparsity > 0.0
+
     def __init__(
         self, sparsity: float, *, frozen_for: int = 20, criterion: Criterion = "magnitude"
     ) -> None:

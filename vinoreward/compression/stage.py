@@ -33,6 +33,11 @@ class Stage(abc.ABC):
 
     phase: ClassVar[int | None] = None
 
+    @property
+    def shrinks(self) -> bool:
+        """Whether it makes layers smaller, so that any engine runs them faster."""
+        return False
+
     @abc.abstractmethod
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
         """Return the cheaper policy; ``policy`` itself is not changed.

@@ -94,7 +94,7 @@ class Threshold(Strategy):
         self.judge.changed()
         self.returned = True
         while self.undo:
-            self.rung -= 1
+            self.rung = max(0, self.rung - 1)
             found = setting.changed(self.undo.pop())
             if found != setting:
                 self.reason = why
@@ -102,8 +102,19 @@ class Threshold(Strategy):
                 break
         while self.undo and not self.undo[-1]:  # rungs that were passed over on the way up
             self.undo.pop()
-            self.rung -= 1
+            self.rung = max(0, self.rung - 1)
         return setting
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`Strategy.load_state`; a ladder with other rungs is begun from its foot."""
+        super().load_state(state)
+        done = [set(undo) for undo in self.undo]
+        if any(
+            found and found != set(change)
+            for found, change in zip(done, self._changes, strict=False)
+        ) or len(done) > len(self._changes):
+            # What was changed is still undone, step by step, on the way back.
+            self.rung = 0
 
     def reads(self) -> tuple[str, ...]:
         """See :meth:`Strategy.reads`."""

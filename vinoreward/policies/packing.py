@@ -68,10 +68,7 @@ def unpack(packed: Bytes, bits: int, shape: tuple[int, ...]) -> npt.NDArray[np.i
             f"{bits} bits. Expected {packed_size(count, bits)} bytes."
         )
     if bits == 8:
-        codes = packed.view(np.int8)
-        if codes.size and codes.min() < -largest:
-            raise InputError(_DAMAGED.format(bits=bits))
-        return codes.reshape(shape)
+        return unpacked(packed, bits, shape)
     out = np.empty(count, dtype=np.int8)
     step = CHUNK // 8 * bits
     for number, start in enumerate(range(0, packed.size, step)):
@@ -84,3 +81,20 @@ def unpack(packed: Bytes, bits: int, shape: tuple[int, ...]) -> npt.NDArray[np.i
             raise InputError(_DAMAGED.format(bits=bits))
         out[number * CHUNK : number * CHUNK + here] = positive.astype(np.int16) - largest
     return out.reshape(shape)
+
+
+def unpacked(codes: Bytes, bits: int, shape: tuple[int, ...]) -> npt.NDArray[np.int8]:
+    """Return codes of a shape that take a byte each, as a view.
+
+    Raises:
+        InputError: another number of bytes than the shape needs, or a code out of range.
+    """
+    largest = largest_code(bits)
+    found = codes.view(np.int8)
+    if found.size != math.prod(shape):
+        raise InputError(
+            f"{found.size} bytes were to be read as {math.prod(shape)} codes. Expected one each."
+        )
+    if found.size and (found.min() < -largest or found.max() > largest):
+        raise InputError(_DAMAGED.format(bits=bits))
+    return found.reshape(shape)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import InputError
-from vinoreward.policies.packing import pack, packed_size, unpack
+from vinoreward.policies.packing import pack, packed_size, unpack, unpacked
 from vinoreward.policies.policy import (
     ActivationRange,
     Parameter,
@@ -107,12 +107,14 @@ def to_float16(name: str, value: npt.NDArray[Any]) -> npt.NDArray[np.float16]:
     return half
 
 
-def encode(policy: Policy, *, bits: int = 32) -> Encoded:
+def encode(policy: Policy, *, bits: int = 32, packed: bool = True) -> Encoded:
     """Lay a policy out as header and bytes.
 
     Args:
         policy: float weights are sent with ``bits`` bits, quantized ones with their own.
         bits: communication quantization; 2 to 8, 16 (float16) or 32 (nothing is lost).
+        packed: whether codes of few bits lie without gaps. Otherwise each takes a byte, and reading
+            them costs nothing: for memory that both sides share.
 
     Raises:
         ConfigError: another number of bits.
@@ -131,7 +133,10 @@ def encode(policy: Policy, *, bits: int = 32) -> Encoded:
     for name, value in lowered(policy, bits).parameters.items():
         entry: dict[str, Any] = {"name": name, "shape": list(value.shape)}
         if isinstance(value, QuantizedArray):
-            entry |= {"bits": value.bits, "codes": add(pack(value.codes, value.bits))}
+            # 8 bits lie without gaps either way.
+            tight = packed and value.bits < 8
+            codes = pack(value.codes, value.bits) if tight else _bytes(value.codes)
+            entry |= {"bits": value.bits, "packed": tight, "codes": add(codes)}
             entry["scales"] = add(_bytes(value.scales))
         else:
             entry |= {"dtype": value.dtype.name, "data": add(_bytes(value))}
@@ -163,7 +168,10 @@ def _parameter(entry: Mapping[str, Any], buffer: Bytes) -> Parameter:
     if "bits" in entry:
         bits = int(entry["bits"])
         scales = _part(buffer, entry["scales"]).view(np.float32)
-        return QuantizedArray(unpack(_part(buffer, entry["codes"]), bits, shape), scales, bits)
+        found_codes = _part(buffer, entry["codes"])
+        if entry.get("packed", True):
+            return QuantizedArray(unpack(found_codes, bits, shape), scales, bits)
+        return QuantizedArray(unpacked(found_codes, bits, shape), scales, bits)
     dtype = {"float32": np.float32, "float16": np.float16}[entry["dtype"]]
     found: npt.NDArray[Any] = _part(buffer, entry["data"]).view(dtype).reshape(shape)
     return found

@@ -219,7 +219,7 @@ class LocalCompressorLink(_LocalLink, CompressorLink):
         """See :meth:`CompressorLink.publish`."""
         if policy.version <= self._out.latest_version:
             return  # made already, by a compressor that died after that
-        encoded = encode(policy)
+        encoded = encode(policy, packed=False)  # actors read it where it lies
         size, room = aligned(len(encoded.header)) + encoded.size, self._out.spec.capacity
         if size > room:
             raise ConfigError(
