@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from PIL import Image
@@ -218,7 +217,6 @@ def test_pictures_are_not_squeezed_unasked(foreign: Path, wide: Path, tmp_path: 
         ("variational.onnx", {"posterior": False}, ("--outputs", "--no-posterior")),
         ("variational.onnx", {"color_order": "BGR"}, ("--color-order",)),
         ("variational.onnx", {"scale": 1.0}, ("--scale", "--mean", "--std")),
-        ("dynamic.onnx", {"size": None}, ("--size",)),
         ("weights.pt", {"module": "nets.py:variational", "size": (48, 48)}, ("--size",)),
         ("variational.onnx", {"pictures": "few"}, ("--pictures",)),
         ("variational.onnx", {"pictures": "none"}, ("--pictures",)),
@@ -235,13 +233,6 @@ def test_messages_name_options_of_this_command(
         if folder.name == "few":
             shutil.copy(foreign / "golden.png", folder)
         changes = changes | {"pictures": folder}
-    if model == "dynamic.onnx":
-        described = onnx.load(foreign / "variational.onnx")
-        for side in described.graph.input[0].type.tensor_type.shape.dim[2:]:
-            side.dim_param = "side"
-        del described.graph.value_info[:]
-        onnx.save(described, tmp_path / model)
-        model = str(tmp_path / model)
     with pytest.raises(VinorewardError) as caught:
         import_encoder.run(config_of(foreign, tmp_path / "bundle", model, **changes))
     said = str(caught.value)

@@ -324,7 +324,9 @@ def foreign(tmp_path: Path) -> Bundle:
 def test_the_classifier_judges_the_picture_and_the_truth_stands_beside_it(
     foreign: Bundle, backend: str
 ) -> None:
-    env = PandaHoverEnv(backend=backend, bundle=foreign, observation="pixels")
+    env = PandaHoverEnv(
+        backend=backend, bundle=foreign, accept_foreign_pictures=True, observation="pixels"
+    )
     observation, info = env.reset(seed=0)
     assert observation.shape == (48, 64, 3)
     observation, reward, terminated, _, info = env.step(np.array([0.05, 0.05], np.float32))
@@ -337,7 +339,7 @@ def test_the_classifier_judges_the_picture_and_the_truth_stands_beside_it(
 
 
 def test_the_threshold_can_be_set(foreign: Bundle) -> None:
-    env = PandaHoverEnv(bundle=foreign, success_threshold=1.0)
+    env = PandaHoverEnv(bundle=foreign, accept_foreign_pictures=True, success_threshold=1.0)
     env.reset(seed=0)
     *_, info = env.step(np.zeros(2, np.float32))
     assert info["reward_prob"] < 1.0
@@ -347,7 +349,7 @@ def test_the_threshold_can_be_set(foreign: Bundle) -> None:
 
 def test_a_foreign_bundle_is_held_to_its_size(foreign: Bundle) -> None:
     with pytest.raises(PictureMismatchError, match=r"height=96.*height=48"):
-        PandaHoverEnv(bundle=foreign, image_size=(96, 64))
+        PandaHoverEnv(bundle=foreign, accept_foreign_pictures=True, image_size=(96, 64))
 
 
 @pytest.mark.pybullet
@@ -368,7 +370,9 @@ def test_a_bundle_of_this_scene_is_held_to_its_whole_picture(foreign: Bundle) ->
 @pytest.mark.pybullet
 @pytest.mark.slow
 def test_the_articles_picture_is_resized_to_the_bundles(foreign: Bundle) -> None:
-    env = PandaHoverEnv(bundle=foreign, fidelity="article", render_mode="rgb_array")
+    env = PandaHoverEnv(
+        bundle=foreign, accept_foreign_pictures=True, fidelity="article", render_mode="rgb_array"
+    )
     env.reset(seed=0)
     *_, info = env.step(np.zeros(2, np.float32))
     picture = env.render()

@@ -22,7 +22,13 @@ from vinoreward_envs.arguments import (
 )
 from vinoreward_envs.camera import CameraSpec, Mesh, Renderer, check_renderer
 from vinoreward_envs.human_view import HumanView
-from vinoreward_envs.picture_spec import camera_spec, check_picture, resized, size_before_crop
+from vinoreward_envs.picture_spec import (
+    camera_spec,
+    check_origin,
+    check_picture,
+    resized,
+    size_before_crop,
+)
 from vinoreward_envs.scene import HoverScene, Motion
 
 if TYPE_CHECKING:
@@ -75,10 +81,12 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         render_mode: None, ``"rgb_array"`` or ``"human"`` (needs a display).
         success_threshold: probability from which success is claimed; None is the bundle's.
         success_hold_steps: steps in a row that must reach it.
+        accept_foreign_pictures: take a bundle that does not say what drew the pictures it was
+            trained on (a foreign model, or one trained on a folder of pictures).
 
     Raises:
         ConfigError: an argument that cannot work.
-        PictureMismatchError: the bundle was trained on other pictures.
+        PictureMismatchError: the bundle was trained on other pictures, or does not say on which.
         ModelNotFoundError: no such bundle.
         MissingExtraError: PyBullet or the camera's library is needed and not installed.
         MissingDisplayError: ``render_mode="human"`` without a display.
@@ -104,6 +112,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         render_mode: Literal["rgb_array", "human"] | None = None,
         success_threshold: float | None = None,
         success_hold_steps: int = 1,
+        accept_foreign_pictures: bool = False,
     ) -> None:
         check_choice("fidelity", fidelity, (None, "article"))
         check_choice("observation", observation, ("state", "pixels"))
@@ -127,6 +136,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         self._network_size: tuple[int, int] | None = None
         threshold = 0.5 if success_threshold is None else success_threshold
         if backend != ORACLE and loaded is not None:
+            if not accept_foreign_pictures:
+                check_origin(loaded)
             if fidelity == "article":
                 self._network_size = size_before_crop(loaded)
             else:

@@ -18,6 +18,7 @@ from vinoreward_training.capture_play import Balance, RandomPlay
 from vinoreward_training.capture_table import Table, make_row
 from vinoreward_training.dataset_files import ABOUT, METADATA, read_about, read_table
 from vinoreward_training.evaluate_policy import Truth
+from vinoreward_training.next_command import actions_of, after_capture
 from vinoreward_training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -241,6 +242,7 @@ def _describe(
     table: Table,
     scene: dict[str, Any],
     truth: Truth | None,
+    actions: str,
     complete: bool,
 ) -> dict[str, Any]:
     counts: dict[str, int] = {}
@@ -252,7 +254,7 @@ def _describe(
         shape = read_picture(config.out / next(iter(table.rows))).shape
         about["picture"] = {"height": shape[0], "width": shape[1], "color_order": "RGB"}
     if truth is not None:
-        about["per_episode"] = config.per_episode
+        about |= {"per_episode": config.per_episode, "actions": actions}
         if truth.key is not None:
             about["truth_key"] = truth.key
     return about | {
@@ -297,16 +299,17 @@ def run(config: CaptureConfig) -> int:
         with RunFolder(config.out, config, resume=config.resume or begun) as folder:
             for label in ("success", "failure"):
                 (folder / label).mkdir(exist_ok=True)
-            truth = None
+            truth, actions = None, ""
             table = Table(folder, whole_episodes=scene is None)
             if scene is None:
                 truth = Truth(config.truth_key or before.get("truth_key"))
+                actions = actions_of(env.action_space)
                 work = _played(config, env, truth, table)
             else:
                 work = _hover(config, scene, env, about, table)
             complete = False
             # Written first, so that a capture killed at any moment can be read and resumed.
-            write_json(folder / ABOUT, _describe(config, table, about, truth, False))
+            write_json(folder / ABOUT, _describe(config, table, about, truth, actions, False))
             try:
                 with tqdm(
                     total=config.frames, initial=len(table.rows), desc="capture", unit="frame"
@@ -320,9 +323,11 @@ def run(config: CaptureConfig) -> int:
                 complete = True
             finally:
                 table.save()
-                write_json(folder / ABOUT, _describe(config, table, about, truth, complete))
+                write_json(
+                    folder / ABOUT, _describe(config, table, about, truth, actions, complete)
+                )
     print(_summary(config, table))
-    print(f"next: vinoreward finetune --data {config.out} --out runs/classifier")
+    print(f"next: {after_capture(config.out, table.count('failure'))}")
     return 0
 
 

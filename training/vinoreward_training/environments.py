@@ -163,6 +163,9 @@ def make_env(
     encoder: str | None = None,
     encoder_sha256: str | None = None,
     frame_stack: int = 1,
+    accept_foreign_pictures: bool = False,
+    success_reward: float = 1.0,
+    step_reward: float = 0.0,
 ) -> gym.Env[Any, Any]:
     """Make one environment.
 
@@ -178,13 +181,17 @@ def make_env(
             on ``backend`` (OpenVINO where that is the oracle) with ``precision``.
         encoder_sha256: of the network that the encoder must have; see :func:`network_sha256`.
         frame_stack: latents of so many steps; with an encoder only.
+        accept_foreign_pictures: let our environments take a bundle that does not say what drew the
+            pictures it was trained on.
+        success_reward: of ``LearnedReward``, where it wraps the environment.
+        step_reward: likewise.
 
     Raises:
         ConfigError: no such environment, an argument it does not take, nothing to wrap with, or
             another encoder than the one expected.
         MissingExtraError: the environment needs a package that is not installed.
         ModelNotFoundError: no such bundle.
-        PictureMismatchError: the encoder is for other pictures.
+        PictureMismatchError: bundle or encoder is for other pictures.
     """
     if encoder is not None:
         loaded = load_encoder(encoder, encoder_sha256)
@@ -197,6 +204,9 @@ def make_env(
                 precision=precision,
                 wrap_bundle=wrap_bundle,
                 render_mode=mode,
+                accept_foreign_pictures=accept_foreign_pictures,
+                success_reward=success_reward,
+                step_reward=step_reward,
             ),
             render_mode,
             loaded,
@@ -215,6 +225,8 @@ def make_env(
     if has_own_reward(env_id):
         if bundle is not None:
             arguments["bundle"] = bundle
+        if accept_foreign_pictures:
+            arguments["accept_foreign_pictures"] = True
         return _made(env_id, {"backend": backend, "precision": precision, **arguments})
     if not wrap_bundle:
         return _made(env_id, arguments)
@@ -231,6 +243,8 @@ def make_env(
         Path(bundle) if Path(bundle).exists() else bundle,
         backend=backend,
         precision=precision,
+        success_reward=success_reward,
+        step_reward=step_reward,
     )
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from vinoreward.errors import OutputError
 from vinoreward_training import model_card
 from vinoreward_training.dataset import Dataset
+from vinoreward_training.dataset_files import read_about
 from vinoreward_training.evaluation import (
     Rates,
     average_precision,
@@ -23,6 +24,7 @@ from vinoreward_training.evaluation import (
     rates,
     sigmoid,
 )
+from vinoreward_training.next_command import after_bundle, origin
 
 if TYPE_CHECKING:
     from vinoreward.backends.torch_networks import WithPreprocess
@@ -226,6 +228,7 @@ def make_bundle(
             "sha256": dataset.sha256,
             "counts": dataset.counts,
             "seed": dataset.seed,
+            **origin(read_about(config.data)),
             "split_seed": config.seed,
         },
         versions=versions(),
@@ -286,7 +289,7 @@ def make_bundle(
         f"(at most {found.test.fpr_high:.2%}), threshold {found.decision.threshold:.4f}"
     )
     print(f"bundle {bundle.path}, report {folder / 'report.html'}")
-    print(f"next: vinoreward quantize --bundle {bundle.path} --data {config.data}")
+    print(f"next: {after_bundle(bundle.path, config.data, config.success_label)}")
 
 
 def _captions(dataset: Dataset, indices: npt.NDArray[np.int64]) -> list[str]:

@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, PictureMismatchError, VinorewardError
+from vinoreward_training.dataset_files import read_about
+from vinoreward_training.next_command import after_bundle, origin
 from vinoreward_training.vae_bundle import bounds
 
 if TYPE_CHECKING:
@@ -204,6 +206,13 @@ def with_measured_bounds(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Bun
     return Bundle(path=bundle.path, spec=dataclasses.replace(bundle.spec, encoding=measured))
 
 
+def _from_there(bundle: Bundle, pictures: Path) -> Bundle:
+    """Return the bundle with what the pictures' folder says of their environment."""
+    known = origin(read_about(pictures))
+    spec = dataclasses.replace(bundle.spec, dataset={**bundle.spec.dataset, **known})
+    return dataclasses.replace(bundle, spec=spec)
+
+
 def _typical(config: ImportEncoderConfig, bundle: Bundle) -> npt.NDArray[np.uint8]:
     """Return typical pictures (N, h, w, 3) uint8; the bundle crops and resizes them."""
     from vinoreward_training.frames import LOWEST_COUNT, load_frames
@@ -284,7 +293,7 @@ def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
 def run(config: ImportEncoderConfig) -> int:
     """Describe, check, measure bounds and save; return 0."""
     with tempfile.TemporaryDirectory() as folder, _in_options():
-        bundle = _described(config, Path(folder) / "model.onnx")
+        bundle = _from_there(_described(config, Path(folder) / "model.onnx"), config.pictures)
         pictures = _typical(config, bundle)
         saved = with_measured_bounds(bundle, pictures).save(
             config.out, pictures[:GOLDEN_PICTURES], overwrite=config.overwrite
@@ -300,5 +309,5 @@ def run(config: ImportEncoderConfig) -> int:
             else "not compared with the original: give --golden and --expected for that."
         )
     )
-    print(f"next: vinoreward quantize --bundle {saved.path} --data {config.pictures}")
+    print(f"next: {after_bundle(saved.path, config.pictures)}")
     return 0

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from vinoreward_training.evaluate_policy import (
     evaluate,
     rate_row,
 )
+from vinoreward_training.next_command import after_play
 from vinoreward_training.report import Section, write_report
 from vinoreward_training.run_folder import plain
 
@@ -64,6 +66,8 @@ class PlayConfig:
     """Another backend for the classifier; None is the one of training."""
     bundle: str | None = None
     """Another bundle for the claims; None is the one of training."""
+    accept_foreign_pictures: bool = False
+    """Let the hover scene take a bundle that does not say what drew its pictures, as training."""
     encoder: str | None = None
     """Where the encoder of training is now; None is where it was."""
     trust_run: bool = False
@@ -90,6 +94,8 @@ class PlayResult:
     """Of each episode; a run of actors: the game's score where there is one."""
     unfilmed: str = ""
     """Why there is no film although one was asked for."""
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    """What the run says of the policy and of its environment."""
 
     @property
     def error(self) -> float | None:
@@ -157,7 +163,7 @@ def play(config: PlayConfig) -> PlayResult:
         },
     )
     report = _report(config, found, ends, film)
-    return PlayResult(found, film, report, tuple(returns), opened.unfilmed)
+    return PlayResult(found, film, report, tuple(returns), opened.unfilmed, opened.description)
 
 
 def _open(config: PlayConfig, filmed: int, stack: contextlib.ExitStack) -> _Opened:
@@ -251,6 +257,10 @@ def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | No
         encoder=encoder,
         encoder_sha256=description.get("encoder_sha256"),
         frame_stack=description.get("frame_stack", 1),
+        accept_foreign_pictures=config.accept_foreign_pictures
+        or description.get("accept_foreign_pictures", False) is True,
+        success_reward=description.get("success_reward", 1.0),
+        step_reward=description.get("step_reward", 0.0),
     )
 
 
@@ -312,5 +322,5 @@ def run(config: PlayConfig) -> int:
     if result.unfilmed:
         print(f"no film: {result.unfilmed}")
     print(f"report: {result.report}")
-    print("next:   vinoreward profile --help")
+    print(f"next:   {after_play(config.run, result.policy)}")
     return 0

@@ -17,6 +17,7 @@ from vinoreward.errors import ConfigError
 from vinoreward.files import atomic_path, write_json
 from vinoreward_training.bench_statistics import quartiles
 from vinoreward_training.machine import describe_machine
+from vinoreward_training.next_command import actions_of, after_profile, algorithm_for
 from vinoreward_training.run_folder import RunFolder
 
 PARTS = ("motion", "render", "preprocess", "infer", "other", "learner")
@@ -217,8 +218,6 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
     Raises:
         ConfigError: neither learns with such actions.
     """
-    import gymnasium as gym
-
     from vinoreward_training.bench_network import one_thread
     from vinoreward_training.checkpoint import build_model
     from vinoreward_training.environments import has_own_reward, make_env
@@ -227,9 +226,8 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
     # The reward plays no part in the time, so the cheapest one fills the buffer.
     made = make_env(config.env, backend="oracle" if has_own_reward(config.env) else config.backend)
     with contextlib.closing(made) as env:
-        learners = {gym.spaces.Box: "SAC", gym.spaces.Discrete: "DQN"}
-        name = learners.get(type(env.action_space))
-        if name is None:
+        name = algorithm_for(actions_of(env.action_space)) or "SAC"
+        if name == "PPO":
             raise ConfigError(
                 f"{config.env} takes actions from {env.action_space}, with which neither SAC nor "
                 "DQN learns. Expected a Box or Discrete space to time a learner's step; add "
@@ -278,6 +276,7 @@ def run(config: ProfileConfig) -> int:
         )
         draw(folder / "profile.png", config, table, total, bound)
     print(f"{config.out / 'profile.png'}\n{config.out / 'profile.json'}")
+    print(f"next: {after_profile(config.env, config.bundle, own=own)}")
     return 0
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward_training.dataset import Dataset, load_dataset, split_by_episode
+from vinoreward_training.next_command import to_train
 from vinoreward_training.quantize_gate import Floats, GateResult, gate, halves
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def run(config: QuantizeConfig) -> int:
             found.band,
         )
     print(_sentences(found))
-    print(f"next: vinoreward train --bundle {bundle.path}")
+    print(f"next: {to_train(bundle.path, bundle.spec)}")
     return 0
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
 from vinoreward_training.frames import Frames, Indices, load_frames, split_frames
+from vinoreward_training.next_command import to_train
 from vinoreward_training.probe import fit_places, judge_places
 from vinoreward_training.vae_card import with_int8
 
@@ -267,4 +268,5 @@ def run_encoder(config: Settings, bundle: Bundle) -> int:
     )
     for name, error in worst.probe_mm.items():
         print(f"linear probe, {name}: {fp32_mm[name]:.2f} mm in FP32, {error:.2f} mm in INT8")
+    print(f"next: {to_train(bundle.path, bundle.spec)}")
     return 0

@@ -19,6 +19,8 @@ from vinoreward_training.environments import (
     naming,
 )
 from vinoreward_training.evaluate_policy import Evaluation, Rate
+from vinoreward_training.next_command import command
+from vinoreward_training.policy_files import read_description
 from vinoreward_training.run_folder import RunFolder, plain
 from vinoreward_training.torch_devices import check_device
 from vinoreward_training.train_settings import NEVER_FROM_A_FILE, resolve, settle_encoder
@@ -73,6 +75,14 @@ class TrainConfig:
     """auto takes INT8 where the bundle's gate passed; else fp32, int8."""
     wrap_bundle: bool = False
     """Put LearnedReward with --bundle around an environment that has no learned reward."""
+    success_reward: float = 1.0
+    """Of a claimed success, with --wrap-bundle."""
+    step_reward: float = 0.0
+    """Of any other step, with --wrap-bundle. SAC seeks randomness too: next to it, a success worth
+    1 may be too little to end an episode for."""
+    accept_foreign_pictures: bool = False
+    """Let the hover scene take a bundle that does not say what drew the pictures it was trained on:
+    its claims need not mean anything there."""
     encoder: str | None = None
     """Name or folder of an encoder's bundle: the policy sees its latent instead of the picture. It
     runs on --backend (OpenVINO beside the oracle) with --precision."""
@@ -242,6 +252,9 @@ def _make(config: TrainConfig) -> Any:
         encoder=config.encoder,
         encoder_sha256=config.encoder_sha256,
         frame_stack=config.frame_stack,
+        accept_foreign_pictures=config.accept_foreign_pictures,
+        success_reward=config.success_reward,
+        step_reward=config.step_reward,
     )
 
 
@@ -281,7 +294,17 @@ def _conclude(
 
 def _description(config: TrainConfig) -> dict[str, Any]:
     names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", "backend", "bundle", "precision")
-    seen = ("wrap_bundle", "encoder", "encoder_sha256", "frame_stack", "seed", "truth_key")
+    seen = (
+        "wrap_bundle",
+        "accept_foreign_pictures",
+        "encoder",
+        "encoder_sha256",
+        "frame_stack",
+        "seed",
+        "truth_key",
+        "success_reward",
+        "step_reward",
+    )
     return {name: plain(getattr(config, name)) for name in (*names, *seen)}
 
 
@@ -305,6 +328,7 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
 def run(config: TrainConfig) -> int:
     """Train, print what came out and the next command."""
     result = train(config)
+    env = str(read_description(result.folder)["env"])
     print(f"steps: {result.steps}, {result.seconds:.1f} s")
     for line in result.final.lines():
         print(line)
@@ -312,5 +336,5 @@ def run(config: TrainConfig) -> int:
         print(f"solved at step {result.solved_at}")
     print(f"curve:  {result.folder / 'learning_curve.png'}")
     print(f"report: {result.folder / 'report.html'}")
-    print(f"next:   vinoreward play --run {result.folder}")
+    print(f"next:   {command('play', '--run', result.folder, *naming(env))}")
     return 0

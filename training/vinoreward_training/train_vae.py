@@ -15,6 +15,7 @@ from vinoreward_training.frames import (
     split_frames,
 )
 from vinoreward_training.machine import cores
+from vinoreward_training.next_command import after_bundle, to_train
 from vinoreward_training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ def _train(
 
 def run(config: TrainVaeConfig) -> int:
     """Collect frames, train, measure, export and save the bundle; return 0."""
+    from vinoreward.bundles.bundle import Bundle
     from vinoreward_training.vae_bundle import make_bundle
 
     _check(config)
@@ -214,5 +216,11 @@ def run(config: TrainVaeConfig) -> int:
         )
         vae, fit = _train(config, frames, parts, folder)
         make_bundle(config, frames, parts, folder, vae, fit.history)
-        print(f"next: vinoreward quantize --bundle {folder / 'bundle'} --data {config.data or '…'}")
+        bundle = Bundle.load(folder / "bundle", verify=False)
+        following = (
+            to_train(bundle.path, bundle.spec)
+            if config.data is None
+            else after_bundle(bundle.path, config.data)
+        )
+        print(f"next: {following}")
     return 0

@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward_training import vae_card
+from vinoreward_training.dataset_files import read_about
 from vinoreward_training.finetune_bundle import versions
 from vinoreward_training.frames import Frames, Indices
+from vinoreward_training.next_command import origin
 from vinoreward_training.probe import ProbeError, probe_places
 
 if TYPE_CHECKING:
@@ -194,6 +196,7 @@ def make_bundle(
                 "episodes": len(np.unique(frames.episodes)),
             },
             "seed": frames.seed,
+            **origin({"env": config.env} if config.data is None else read_about(config.data)),
             "split_seed": config.seed,
         },
         versions=versions(),

@@ -1,0 +1,187 @@
+"""What a command prints as the next one runs as it stands, and means the same environment."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+from toy_environments import save_toy_bundle
+
+from vinoreward.bundles.schema import BundleSpec, Picture
+from vinoreward.errors import PictureMismatchError
+from vinoreward_training.cli import main
+from vinoreward_training.next_command import (
+    WRAPPED,
+    YOURS,
+    after_bundle,
+    after_capture,
+    after_play,
+    free,
+    origin,
+    to_train,
+)
+
+SOURCE = '''
+import gymnasium as gym
+import numpy as np
+
+
+class Lift(gym.Env):
+    """A bar is lifted by up to a third a step; the lamp beside it shows how high it is."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.height, self.steps = float(self.np_random.uniform(0.0, 0.5)), 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.height = float(np.clip(self.height + float(action[0]) / 3, 0.0, 1.0))
+        self.steps += 1
+        info = {"success": np.array([float(self.height > 0.7)])}
+        return self._observe(), 0.0, False, self.steps >= 6, info
+
+    def render(self):
+        picture = np.full((32, 32, 3), 40, np.uint8)
+        top = round(24 * (1 - self.height))
+        picture[top : top + 8, 4:20] = (200, 200, 60)
+        picture[4:28, 22:30] = (20, 220, 20) if self.height > 0.7 else (220, 20, 20)
+        return picture
+
+    def _observe(self):
+        return np.array([self.height], np.float32)
+
+
+gym.register("Lift-v0", entry_point=Lift)
+'''
+
+
+SIZES = {
+    "finetune": ("--epochs", "2", "--threads", "1"),
+    "quantize": ("--calibration", "32", "--boundary", "100"),
+    "train": ("--timesteps", "1500", "--eval-every", "250", "--no-progress"),
+    "play": ("--film", "0", "--no-progress"),
+    "profile": ("--steps", "3"),
+}
+"""What keeps each command short; all that matters is in what was printed."""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package with an environment, beside an empty folder to work in."""
+    (tmp_path / "package_with_lift.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    yield "package_with_lift"
+    sys.modules.pop("package_with_lift", None)
+    gym.registry.pop("Lift-v0", None)
+
+
+def following(said: str) -> list[str]:
+    """Return the words of the one command that was printed as the next."""
+    (line,) = re.findall(r"^next: +vinoreward (.*)$", said, flags=re.MULTILINE)
+    return shlex.split(line)
+
+
+@pytest.mark.slow
+def test_from_pictures_to_a_policy_by_what_is_printed(
+    package: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = f"{package}:Lift-v0"
+    words = shlex.split(f"capture --env {env} --truth-key success --frames 720 --out data/lift")
+    ran = []
+    for _ in range(6):
+        ran.append(words)
+        assert main([*words, *SIZES.get(words[0], ())]) == 0, words
+        words = following(capsys.readouterr().out)
+    assert [each[0] for each in ran] == [
+        "capture", "finetune", "quantize", "train", "play", "profile",
+    ]  # fmt: skip
+    for name in ("train", "play", "profile"):
+        words = next(each for each in ran if each[0] == name)
+        assert words[words.index("--env") + 1] == env
+    bundle = Path(ran[2][ran[2].index("--bundle") + 1])
+    assert json.loads((bundle / "bundle.json").read_text("utf-8"))["dataset"]["env"] == env
+    run = Path(ran[4][ran[4].index("--run") + 1])
+    policy = json.loads((run / "policy.json").read_text("utf-8"))
+    assert (policy["env"], policy["truth_key"]) == (env, "success")
+    assert policy["wrap_bundle"] is True and Path(policy["bundle"]) == bundle
+    found = json.loads((run / "play.json").read_text("utf-8"))["evaluation"]
+    assert found["truth_key"] == "success"
+    # The policy does truly what is claimed: it learned in the environment of the pictures.
+    assert found["true"]["successes"] >= 95 and found["claimed"]["successes"] >= 95
+
+
+def spec(scene: dict[str, object] | None = None, **dataset: str) -> BundleSpec:
+    return BundleSpec(name="b", picture=Picture(8, 8, scene=scene or {}), dataset=dataset)
+
+
+def test_a_bundle_is_trained_on_where_its_pictures_are_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bundle = Path("runs/my lift-classifier/bundle")
+    recorded = {"env": "a:B-v0", "truth_key": "ok", "actions": "discrete"}
+    assert shlex.split(to_train(bundle, spec(**recorded))) == [
+        "vinoreward", "train", "--env", "a:B-v0", *WRAPPED, "--bundle", str(bundle),
+        "--truth-key", "ok", "--algorithm", "DQN", "--out", "runs/my lift-policy",
+    ]  # fmt: skip
+    (tmp_path / "runs" / "my lift-policy").mkdir(parents=True)
+    hover = to_train(bundle, spec({"drawn": "960x720"}, env="PandaHoverRandom-v0"))
+    assert shlex.split(hover) == [
+        "vinoreward", "train", "--env", "PandaHoverRandom-v0", "--bundle", str(bundle),
+        "--env-kwargs", "fidelity", "article", "--out", "runs/my lift-policy-2",
+    ]  # fmt: skip
+    unknown = to_train(bundle, spec())
+    assert f"--env {YOURS} --wrap-bundle " in unknown and "stands for your env" in unknown
+
+
+def test_other_commands_name_what_is_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "--target-fpr" not in after_capture(Path("data/mine"), 4000)
+    assert after_capture(Path("data/mine"), 400).endswith("mine-classifier --target-fpr 0.1")
+    assert "--success-label good" in after_bundle(Path("b"), Path("d"), "good")
+    run = Path("runs/lift policy")
+    found = {"env": "a:B-v0", "bundle": "runs/b", "env_kwargs": {}}
+    assert shlex.split(after_play(run, found))[1:] == [
+        "profile", "--env", "a:B-v0", "--bundle", "runs/b", "--out", "runs/lift policy-profile",
+    ]  # fmt: skip
+    for other in ({**found, "bundle": None}, {"task": "a:B-v0"}):
+        assert "play --run 'runs/lift policy' --env a:B-v0" in after_play(run, other)
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x-2").mkdir()
+    assert free(tmp_path / "x") == tmp_path / "x-3"
+
+
+def test_what_a_stranger_recorded_is_quoted_and_cannot_move_the_cursor() -> None:
+    assert origin({"env": "a\x1b[2J", "truth_key": 3, "actions": "x" * 999, "seed": 1}) == {}
+    line = to_train(Path("b"), spec(env="$(touch x); B-v0"))
+    assert shlex.split(line)[3] == "$(touch x); B-v0" and "'$(touch x); B-v0'" in line
+
+
+def test_the_hover_scene_refuses_pictures_of_unknown_origin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = save_toy_bundle(tmp_path / "bundle")
+    for options in ({}, {"fidelity": "article"}):
+        with pytest.raises(PictureMismatchError, match=r"does not say what drew.*accept_foreign"):
+            gym.make("PandaHover-v0", bundle=bundle.path, **options)
+    gym.make("PandaHover-v0", bundle=bundle.path, accept_foreign_pictures=True).close()
+    words = ["train", "--bundle", str(bundle.path), "--out", str(tmp_path / "run")]
+    assert main(words) == 1
+    assert "--accept-foreign-pictures" in capsys.readouterr().err
