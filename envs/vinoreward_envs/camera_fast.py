@@ -50,7 +50,14 @@ def _warp() -> Any:
         warnings.filterwarnings("ignore", "Support for Python", FutureWarning)
         # Without a graphics driver Warp's C code warns on stderr, at any log level; that is the
         # ordinary case here. Whatever fails raises.
-        warp.init()
+        try:
+            warp.init()
+        except OSError as error:
+            raise ConfigError(
+                f"the camera cannot keep its compiled kernels at {error.filename}: "
+                f"{error.strerror}. Expected a home folder that can be written; set "
+                "WARP_CACHE_PATH to another folder."
+            ) from error
     return warp
 
 

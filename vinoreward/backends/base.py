@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vinoreward.backends.spec import NetworkSpec
 
 PRECISIONS = ("fp32", "bf16", "int8")
+MAX_THREADS = 512
 
 # Batches are split into these sizes, so that a backend compiles at most three static shapes: memory
 # stays flat however the batch size varies, and no frame is padded. One picture of a batch of 16
@@ -92,8 +93,15 @@ class Backend(Closing):
                 f"the {self.name} backend was asked for precision {precision!r}. Expected one of "
                 f"{', '.join(self.precisions)}; choose one of these or another backend."
             )
-        if threads < 1:
-            raise ConfigError(f"threads is {threads}. Expected at least 1.")
+        if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
+            raise ConfigError(
+                f"threads is {threads!r:.80}. Expected a whole number, at least 1 and at most "
+                f"{MAX_THREADS}; more than there are cores only costs time."
+            )
+        if not isinstance(device, str) or not device.isprintable() or not device.strip():
+            raise ConfigError(
+                f"device is {device!r:.80}. Expected a name such as 'CPU'; leave it out for that."
+            )
         self.spec = spec
         self.device = device.upper()
         self.precision = precision

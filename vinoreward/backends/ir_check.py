@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vinoreward.backends.onnx_check import MAX_ELEMENTS, MAX_TOTAL, MAX_WORK
+from vinoreward.backends.onnx_check import MAX_ELEMENTS, MAX_ROWS, MAX_TOTAL, MAX_WORK
 from vinoreward.backends.onnx_graph import Malformed
 from vinoreward.errors import ModelRefusedError
 
@@ -128,7 +128,7 @@ def _examine(model: bytes, weights: bytes, shape: list[int], batches: list[int])
 
 
 def _measure(network: Any, rows: int) -> None:
-    rows = max(1, min(rows, 256))
+    rows = max(1, min(rows, MAX_ROWS))
     total = work = 0
     for operation in network.get_ops():
         kind = operation.get_type_name()

@@ -20,6 +20,8 @@ MAX_TOTAL = 1 << 31
 """Numbers in all results together, per picture."""
 MAX_WORK = 10**12
 """Multiplications and additions per picture; a ViT-H/14 takes a third of it."""
+MAX_ROWS = 16
+"""Pictures of a batch for which the limits grow."""
 
 
 def check_graph(graph: Graph, shape: Sequence[int], batches: Sequence[int]) -> None:
@@ -55,7 +57,7 @@ def _follow(graph: Graph, shape: Sequence[int], batch: int) -> None:
         ]
         rows = max(rows, sizes[0] if sizes else 1)
         values[name] = _bounded(Value(tuple(sizes)), MAX_ELEMENTS * rows, "the input")
-    rows = max(1, min(rows, 256))  # a larger batch is one picture's for what it may take
+    rows = max(1, min(rows, MAX_ROWS))
     total = work = 0
     for node in graph.nodes:
         inputs = [_get(values, name, node) for name in node.inputs]

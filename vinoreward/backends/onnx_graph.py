@@ -175,6 +175,10 @@ def _read_graph(reader: _Reader, data: memoryview, graph: Graph) -> None:
         elif number == 11:
             name, shape = _read_input(reader, value)
             inputs[name] = shape
+        elif number == 12:
+            _read_input(reader, value)  # its name is shown in messages
+        elif number == 2:
+            _text(value)
         elif number == 15:
             raise ModelRefusedError("it holds sparse tensors")
     graph.inputs |= {name: shape for name, shape in inputs.items() if name not in graph.constants}
@@ -219,7 +223,7 @@ def _read_attribute(reader: _Reader, data: memoryview, op: str) -> tuple[str, An
         elif number == 2 and kind == _FIXED32:
             single[1] = float(np.frombuffer(value, "<f4")[0])
         elif number == 4 and kind == _BYTES:
-            single[3] = _text(value)
+            single[3] = bytes(value).decode("utf-8", "backslashreplace")
         elif number == 5 and kind == _BYTES:
             if tensor is not None:
                 raise Malformed(f"the tensor {name!r} in two parts")
@@ -227,7 +231,7 @@ def _read_attribute(reader: _Reader, data: memoryview, op: str) -> tuple[str, An
         elif number in (7, 8) and kind in (_VARINT, _FIXED32, _BYTES):
             several[number] += _numbers(number, kind, value)
         elif number == 9 and kind == _BYTES:
-            several[9].append(_text(value))
+            several[9].append(bytes(value).decode("utf-8", "backslashreplace"))
         elif number in (6, 11):
             raise ModelRefusedError(f"its operator {_shown(op)} holds a graph of its own")
         elif number in (10, 14, 15, 22, 23):
@@ -372,7 +376,11 @@ def _read_opset(reader: _Reader, data: memoryview, graph: Graph) -> None:
 
 
 def _pair(reader: _Reader, data: memoryview) -> tuple[str, str]:
-    parts = {number: _text(value) for number, kind, value in reader.fields(data) if kind == _BYTES}
+    parts = {
+        number: bytes(value).decode("utf-8", "replace")
+        for number, kind, value in reader.fields(data)
+        if kind == _BYTES
+    }
     return parts.get(1, ""), parts.get(2, "")
 
 
@@ -382,7 +390,11 @@ def _signed(value: int) -> int:
 
 
 def _text(data: memoryview) -> str:
-    return bytes(data).decode("utf-8", "backslashreplace")
+    """Return a name; the runtimes stumble over one that is no text."""
+    try:
+        return bytes(data).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Malformed("a name that is not UTF-8") from error
 
 
 def _shown(text: str) -> str:

@@ -50,6 +50,11 @@ class OpenVINOBackend(Backend):
         self._model = self._read(ov, core)
         batch = self._model.input(0).partial_shape[0]
         self._sizes = CHUNKS if batch.is_dynamic else (int(batch.get_length()),)
+        if self._sizes[0] < 1:
+            raise ConfigError(
+                f"{self.spec.path} takes batches of {self._sizes[0]}. Expected at least one "
+                "picture; export it with a dynamic batch."
+            )
         self._requests: dict[int, _Request] = {}
         self._request(self._sizes[-1])  # compile one now, so that errors appear on loading
 

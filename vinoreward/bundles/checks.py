@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NoReturn
 
-from vinoreward.bundles.reader import plain
+from vinoreward.bundles.reader import plain, shown
 from vinoreward.errors import BundleError
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
@@ -14,7 +14,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-
 
 def wrong(name: str, found: object, expected: str, remedy: str = "correct the value") -> NoReturn:
     """Raise BundleError for the value called ``name``."""
-    raise BundleError(f"{name} is {found!r}. Expected {expected}; {remedy}.")
+    raise BundleError(f"{name[:80]} is {shown(found)}. Expected {expected}; {remedy}.")
 
 
 def check_file_name(name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ def read_golden(path: Path, spec: BundleSpec) -> Golden:
     except (
         OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, TypeError, KeyError,
         IndexError, AttributeError, NotImplementedError, RuntimeError, RecursionError, MemoryError,
-        OverflowError, SyntaxError, struct.error,
+        OverflowError, SyntaxError, struct.error, tokenize.TokenError,
     ) as error:  # fmt: skip
         if isinstance(error, BundleError):
             raise
@@ -234,7 +235,8 @@ def _row(values: NDArray[np.float32]) -> str:
 
 
 def _unreadable(path: Path, error: Exception) -> BundleError:
+    reason = " ".join(str(error).split())[:200].rstrip(".")
     return BundleError(
-        f"{path} cannot be read: {error!s:.200}. Expected arrays without pickled objects, as "
+        f"{path} cannot be read: {reason}. Expected arrays without pickled objects, as "
         "save_bundle writes them; save the bundle again."
     )

@@ -23,7 +23,7 @@ class Fields:
     def __init__(self, value: object, where: str) -> None:
         if not isinstance(value, dict):
             raise BundleError(
-                f"{where} is {_shown(value)}. Expected an object with named keys; correct the file "
+                f"{where} is {shown(value)}. Expected an object with named keys; correct the file "
                 "or save the bundle again."
             )
         self._left = dict(value)
@@ -32,7 +32,7 @@ class Fields:
     def wrong(self, key: str, found: object, expected: str) -> NoReturn:
         """Raise BundleError for the value of ``key``."""
         raise BundleError(
-            f"{self._where}: {key} is {_shown(found)}. Expected {expected}; correct the file or "
+            f"{self._where}: {key} is {shown(found)}. Expected {expected}; correct the file or "
             "save the bundle again."
         )
 
@@ -129,12 +129,14 @@ def parse(data: bytes, where: str) -> Any:
     """Return the value of strict JSON: no NaN, no infinity, no key twice.
 
     Raises:
-        BundleError: the bytes are not such JSON.
+        BundleError: the bytes are not such JSON, or nested deeper than any bundle's.
     """
     try:
-        return json.loads(
+        value = json.loads(
             data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_once
         )
+        _check_depth(value)
+        return value
     except (ValueError, RecursionError) as error:
         raise BundleError(
             f"{where} is not valid JSON: {error}. Expected an unbroken file; restore it or save "
@@ -158,7 +160,7 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise BundleError(
-                    f"{where} has the key {_shown(key)}. Expected strings as keys; convert it."
+                    f"{where} has the key {shown(key)}. Expected strings as keys; convert it."
                 )
         return {key: plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -178,6 +180,21 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
     )
 
 
+def _check_depth(value: object) -> None:
+    """Raise ValueError for a value so deep that showing it would fail."""
+    level = [value]
+    for _ in range(4 * _DEPTH):
+        level = [
+            item
+            for found in level
+            if isinstance(found, (dict, list))
+            for item in (found.values() if isinstance(found, dict) else found)
+        ]
+        if not level:
+            return
+    raise ValueError("it is nested too deep")
+
+
 def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
@@ -191,6 +208,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number that JSON knows")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value as a message shows it: never long, whatever is in the file."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -21,6 +21,8 @@ from vinoreward.policies.policy import ActivationRange, Parameter, Policy, Quant
 from vinoreward.policies.spec import PolicySpec
 
 FORMAT = 1
+MAX_JSON_BYTES = 16 << 20
+MAX_WEIGHT_BYTES = 2 << 30
 
 
 def _safetensors() -> Any:
@@ -94,9 +96,9 @@ def load_policy(path: str | Path) -> Policy:
     path = Path(path)
     path = path / "policy.json" if path.is_dir() else path
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(_read(path, MAX_JSON_BYTES).decode("utf-8"))
         # The name only: a file that says where else to look is not followed.
-        weights = (path.parent / Path(value["weights"]).name).read_bytes()
+        weights = _read(path.parent / Path(value["weights"]).name, MAX_WEIGHT_BYTES)
         if value["format"] != FORMAT or hashlib.sha256(weights).hexdigest() != value["sha256"]:
             raise ModelCorruptError(
                 f"{path} and its weights do not belong together, or are of another format. "
@@ -127,10 +129,29 @@ def load_policy(path: str | Path) -> Policy:
     except ModelCorruptError:
         raise
     except (
-        OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
-        InputError, safetensors.SafetensorError,
+        OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+        RecursionError, MemoryError, InputError, safetensors.SafetensorError,
     ) as error:  # fmt: skip
         raise ModelCorruptError(
-            f"{path} cannot be read as a policy ({error!r}). Expected what save_policy and "
+            f"{path} cannot be read as a policy ({_shown(error)}). Expected what save_policy and "
             "vinoreward actors write; save it again."
         ) from error
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """Return a file's content, which is read once: what is hashed is what is used."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is no file")
+    with path.open("rb") as stream:
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"{path.name} is larger than {limit} bytes")
+    return data
+
+
+def _shown(error: Exception) -> str:
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except RecursionError:
+        return type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

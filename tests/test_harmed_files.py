@@ -1,0 +1,210 @@
+"""Bundles and policies harmed at random: an error of ours or an answer, never anything else."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_network import SPEC, expected_logits, forge, golden_images, network
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.save import save_bundle
+from vinoreward.errors import BundleError, ConfigError, ModelCorruptError
+from vinoreward.policies.files import load_policy
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("safetensors")
+pytest.importorskip("resource")
+
+TRIES = {
+    "bundle.json": 600,
+    "golden.npz": 400,
+    "model.onnx": 400,
+    "foreign.onnx": 300,
+    "policy.json": 300,
+    "policy.safetensors": 200,
+}
+"""File to the number of mutations; what each does depends on the file and its number alone."""
+
+# What is not an error, or harms nothing: a file may be changed where nobody looks, and a changed
+# description may be one that is right for another network.
+FINE = {"same", "loaded", "described", "other", "other frames that fit"}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    """The tiny network's."""
+    images, model = golden_images(), network(tmp_path / "source.onnx")
+    return save_bundle(
+        tmp_path / "tiny", SPEC, {"model.onnx": model}, images, expected_logits(images)
+    )
+
+
+def harm(name: str, first: int, last: int) -> tuple[dict[int, str], int]:
+    """Try mutations ``first`` to ``last`` in a process; return outcomes, and how it ended."""
+    tests = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(tests)])}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", tests / "file_mutations.py", name, str(first), str(last)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    outcomes: dict[int, str] = {}
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')
+    ]
+    for line in lines:
+        if "try" in line:
+            outcomes[line["try"]] = (
+                f"ended the process with {done.returncode}: {done.stderr[-500:]}"
+            )
+        else:
+            outcomes[line["done"]] = line["outcome"]
+    return outcomes, done.returncode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(TRIES))
+def test_each_mutation_ends_in_a_sentence_or_an_answer(name: str) -> None:
+    outcomes: dict[int, str] = {}
+    while len(outcomes) < TRIES[name]:
+        found, code = harm(name, len(outcomes), TRIES[name])
+        assert found or code == 0, "it cannot even begin"
+        outcomes |= found
+    wrong = {
+        number: outcome
+        for number, outcome in outcomes.items()
+        if outcome not in FINE and not outcome.endswith("Error")
+    }
+    assert not wrong
+    refused = sum(outcome.endswith("Error") for outcome in outcomes.values())
+    assert refused > len(outcomes) / 3  # else the mutations do nothing
+    assert any(outcome in FINE for outcome in outcomes.values())
+
+
+def test_the_suite_is_as_large_as_it_should_be() -> None:
+    assert sum(TRIES.values()) >= 2000
+
+
+def zipped(content: bytes, *, flags: int = 0, method: int | None = None) -> bytes:
+    """An archive of one array, with the flags and the method that both its headers claim."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("images.npy", content)
+    made = bytearray(stream.getvalue())
+    for sign, place in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        at = made.find(sign) + place
+        made[at] |= flags
+        if method is not None:
+            made[at + 2] = method
+    return bytes(made)
+
+
+def damaged() -> bytes:
+    """Deflated data that are none."""
+    made = bytearray(zipped(bytes(2000)))
+    made[45:50] = b"\xff" * 5
+    return bytes(made)
+
+
+def header(text: str) -> bytes:
+    """An array of which there is only a header."""
+    return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text.encode()
+
+
+BOMB = "{'descr': '|u1', 'fortran_order': False, 'shape': (1000000, 1000000), }\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        damaged(),
+        zipped(b"x", flags=1),
+        zipped(b"x", method=99),
+        zipped(b"x", method=12),
+        zipped(header(BOMB)),
+        zipped(header("(" * 5000)),
+        zipped(
+            header(
+                "{'descr': [('a',",
+            )
+        ),
+    ],
+    ids=["zlib", "encrypted", "unknown method", "bzip2", "terabyte", "deep", "cut header"],
+)
+def test_golden_frames_that_cannot_be_read(bundle: Bundle, content: bytes) -> None:
+    forge(bundle, "golden.npz", content)
+    with pytest.raises(BundleError, match=r"golden\.npz cannot be read: .*save the bundle again"):
+        _ = Bundle.load(bundle.path).golden
+
+
+def test_golden_frames_that_unpack_to_too_much(bundle: Bundle) -> None:
+    forge(bundle, "golden.npz", zipped(bytes(65 << 20)))
+    with pytest.raises(BundleError, match="unpacks to"):
+        _ = Bundle.load(bundle.path).golden
+
+
+@pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("old", [b"logits", b"pictures", b"weights", b"GlobalAveragePool", b"tiny"])
+def test_names_that_are_no_text(bundle: Bundle, name: str, old: bytes) -> None:
+    content = (bundle.path / "model.onnx").read_bytes()
+    forge(bundle, "model.onnx", content.replace(old, old[:-1] + b"\xff"))
+    with pytest.raises(ModelCorruptError, match="not UTF-8"):
+        Bundle.load(bundle.path).backend(name)
+
+
+@pytest.mark.parametrize("depth", [30, 400, 100_000])
+def test_a_deep_description(bundle: Bundle, depth: int) -> None:
+    text = '{"schema_version":' + "[" * depth + "]" * depth + "}"
+    (bundle.path / "bundle.json").write_text(text)
+    with pytest.raises(BundleError, match=r"bundle\.json.*(whole number|not valid JSON)"):
+        Bundle.load(bundle.path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "[]", "null", '{"weights": [[]]}', '{"weights": "\\u0000"}', '"\xff"']
+)
+def test_a_policy_of_other_types(tmp_path: Path, text: str) -> None:
+    (tmp_path / "policy.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ModelCorruptError, match="cannot be read as a policy"):
+        load_policy(tmp_path)
+
+
+def test_arguments_of_other_types(bundle: Bundle) -> None:
+    for threads in (1_000_000, 0, -1, True, "2", None):
+        with pytest.raises(ConfigError, match=r"threads is .*at most 512"):
+            bundle.backend(threads=threads)  # type: ignore[arg-type]
+    for device in (None, 3, "", "C\0PU"):
+        with pytest.raises(ConfigError, match="device is"):
+            bundle.backend(device=device)  # type: ignore[arg-type]
+
+
+def test_a_home_folder_that_cannot_be_written() -> None:
+    """The classifier needs none; the camera says what helps."""
+    pytest.importorskip("warp")
+    code = (
+        "from vinoreward import Classifier\n"
+        "from vinoreward.errors import ConfigError\n"
+        "classifier = Classifier('panda-hover-classifier')\n"
+        "classifier.probability(classifier.bundle.golden.images)\n"
+        "from vinoreward_envs.camera_fast import _warp\n"
+        "try:\n    _warp()\nexcept ConfigError as error:\n    print(error)\n"
+    )
+    off = ("XDG_CACHE_HOME", "WARP_CACHE_PATH")
+    environment = {name: value for name, value in os.environ.items() if name not in off}
+    environment |= {"HOME": "/dev/null/home", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "set WARP_CACHE_PATH to another folder" in done.stdout
