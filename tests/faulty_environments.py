@@ -164,6 +164,44 @@ def not_an_environment() -> Mapping[str, int]:
     return {"steps": 1}
 
 
+class Waits(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole whose every episode waits for a file before it begins, and says so in another.
+
+    Args:
+        folder: of the files ``go`` and ``begun``.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self._folder = Path(folder)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        (self._folder / "begun").touch()
+        deadline = time.monotonic() + 60
+        while not (self._folder / "go").exists():
+            if time.monotonic() > deadline:
+                raise RuntimeError("nobody said go")
+            time.sleep(0.01)
+        return super().reset(seed=seed, options=options)
+
+
+class Slow(Stage):
+    """Takes its time, in which the learner pushes many times; what it makes is a little off.
+
+    Args:
+        seconds: of each push.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def compress(self, policy: Policy, context: CompressionContext) -> Policy:
+        time.sleep(self._seconds)
+        weights = dict(policy.float_parameters())
+        weights["head.bias"] = weights["head.bias"] + np.float32([0.1, 0.0])
+        return policy.replace(parameters=weights)
+
+
 class Remembers(Stage):
     """Counts its pushes, and says so in the first bias, which changes no decision much.
 

@@ -10,10 +10,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from vinoreward.actor_learner.environments import EnvironmentSpec
+from vinoreward.actor_learner.evaluation import Evaluator
 from vinoreward_training.actor_task_table import TASKS
+from vinoreward_training.actors_build import FACTORY
 
 CONTROL = [task.name for task in TASKS.values() if task.suite == "dm_control"]
 GAMES = [task.name for task in TASKS.values() if task.suite == "atari"]
+
+
+def evaluator(task: str, options: dict[str, Any] | None = None, how: str = "numpy") -> Evaluator:
+    """What ``vinoreward actors`` evaluates a task with."""
+    return Evaluator(EnvironmentSpec(FACTORY, {"name": task, **(options or {})}), how)
 
 
 def play(env: gym.Env[Any, Any], steps: int, *, reset: bool = True) -> list[Any]:

@@ -14,6 +14,7 @@ from faulty_environments import Harms, Remembers
 
 from vinoreward.actor_learner import training_loop
 from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
+from vinoreward.actor_learner.kept import Pushed
 from vinoreward.actor_learner.recent import RecentObservations
 from vinoreward.actor_learner.steering import Steering
 from vinoreward.actor_learner.trajectory import COMPRESSED, TrajectorySpec
@@ -85,7 +86,7 @@ class TestOrders:
             one.network[at] = COMPRESSED if at % 2 else 0
             one.behaviour[at] = forward(network, one.observations[at])
         for policy in versions:
-            steering.keep(policy)
+            steering.keep(Pushed(policy))
         steering.watch([one], 2)
         outputs = forward(versions[1], one.observations[1::2, 0])
         expected = kl(CARTPOLE, one.behaviour[1::2, 0], outputs).max()

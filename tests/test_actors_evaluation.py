@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from task_runs import evaluator
 
+from vinoreward.actor_learner.evaluation import Pair
+from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.profile import PARTS, Breakdown
-from vinoreward.actor_learner.progress import Summary
+from vinoreward.actor_learner.settings import ActorLearnerConfig
+from vinoreward.actor_learner.steering import Steering
+from vinoreward.compression.chain import CompressorChain
+from vinoreward.compression.prune import Prune
+from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ModelCorruptError, ModelNotFoundError, RunFolderError
+from vinoreward.monitoring import (
+    CompressionSetting,
+    CumulativeReward,
+    Monitor,
+    ReturnGap,
+    Staged,
+)
 from vinoreward.policies.files import load_policy, save_policy
 from vinoreward.policies.policy import Policy, quantize_array, random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward_training.actor_networks import network
-from vinoreward_training.actors_build import build
-from vinoreward_training.actors_evaluate import Evaluator, Pair
 from vinoreward_training.actors_record import METRICS, Recorder, read_rows
 from vinoreward_training.actors_report import gap_words
-from vinoreward_training.actors_resolve import resolve
-from vinoreward_training.actors_run import make
-from vinoreward_training.actors_settings import ActorsConfig
-from vinoreward_training.actors_watcher import Watcher, difference
+from vinoreward_training.actors_watcher import difference
 
 # Files
 
@@ -93,9 +100,9 @@ def balancing(good: bool) -> Policy:
 
 def test_both_policies_play_the_same_episodes() -> None:
     seeds = range(100, 113)  # more than are played side by side
-    with Evaluator("CartPole-v0", {}, "numpy") as evaluator:
-        pair = evaluator.pair(cartpole(0), cartpole(0), seeds)
-        again = evaluator.pair(cartpole(0), cartpole(5), seeds)
+    with evaluator("CartPole-v0") as ours:
+        pair = ours.pair(cartpole(0), cartpole(0), seeds)
+        again = ours.pair(cartpole(0), cartpole(5), seeds)
     assert pair.compressed is not None and pair.seeds == tuple(seeds)
     np.testing.assert_array_equal(pair.full.returns, pair.compressed.returns)
     np.testing.assert_array_equal(pair.full.returns, again.full.returns)
@@ -104,8 +111,8 @@ def test_both_policies_play_the_same_episodes() -> None:
 
 
 def test_policies_of_different_versions_are_no_pair_for_the_monitor() -> None:
-    with Evaluator("CartPole-v0", {}, "numpy") as evaluator:
-        pair = evaluator.pair(cartpole(0, 9), cartpole(0, 7), range(3))
+    with evaluator("CartPole-v0") as ours:
+        pair = ours.pair(cartpole(0, 9), cartpole(0, 7), range(3))
     assert pair.returns is None
     assert "2 pushes older" in gap_words(pair)
     assert Pair((1,), pair.full, None).returns is None
@@ -113,63 +120,37 @@ def test_policies_of_different_versions_are_no_pair_for_the_monitor() -> None:
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_a_compressed_policy_may_be_the_better_one(version: int) -> None:
-    with Evaluator("CartPole-v0", {}, "numpy") as evaluator:
-        worse = evaluator.pair(balancing(False).replace(version=version), balancing(True), range(3))
-        better = evaluator.pair(
-            balancing(True).replace(version=version), balancing(False), range(3)
-        )
+    with evaluator("CartPole-v0") as ours:
+        worse = ours.pair(balancing(False).replace(version=version), balancing(True), range(3))
+        better = ours.pair(balancing(True).replace(version=version), balancing(False), range(3))
     assert " more return" in gap_words(worse) and " less return" in gap_words(better)
     assert " -" not in gap_words(worse)
     same = Pair((0, 1), worse.full, dataclasses.replace(worse.full, version=version + 1))
     assert "has the same return" in gap_words(same)
 
 
-@pytest.mark.slow
-def test_stages_go_on_while_compression_is_stopped(tmp_path: Path) -> None:
+def test_stages_go_on_while_compression_is_stopped() -> None:
     """The full policy's return is told of every evaluation, the gap of pairs alone."""
-    config = resolve(
-        ActorsConfig(
-            task="CartPole-v0", network="1x8", compress="prune 0.5 | distill | int8",
-            monitor="staged", evaluate_every=100, evaluation_episodes=2, progress=False,
-            out=tmp_path,
-        )
-    )  # fmt: skip
-    nothing = Breakdown(dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0), 1)
-    parts = build(config)
-    monitor = parts.monitor
-    assert monitor is not None
-    monitor.setting = monitor.setting.changed({"enabled": False})
-    with (
-        contextlib.closing(parts),
-        Evaluator("CartPole-v0", {}, "numpy") as evaluator,
-        Recorder(tmp_path, total=10, start=0, progress=False) as recorder,
-    ):
-        watcher = Watcher(config, parts, make(config, parts, None), recorder, evaluator)
+    policy = cartpole(0)
+    learner = Impala(policy.spec, ImpalaConfig(trajectories=2, precision="fp32"))
+    chain = CompressorChain().add(Prune(0.5)).add(Quantize("int8"))
+    stopped = CompressionSetting(enabled=False)
+    monitor = Monitor([CumulativeReward(), ReturnGap("mean")], Staged(), stopped)
+    steering = Steering(learner, ActorLearnerConfig(), chain, monitor)
+    with evaluator("CartPole-v0") as ours:
 
-        def evaluated(version: int, good: bool, compressed: Policy | None) -> Mapping[str, float]:
+        def evaluated(version: int, good: bool, compressed: Policy | None) -> set[str]:
             full = balancing(good).replace(version=version)
-            watcher.last(
-                Summary(
-                    100 * version,
-                    version,
-                    1.0,
-                    0.0,
-                    nothing,
-                    0.0,
-                    False,
-                    1.0,
-                    0.0,
-                    full,
-                    compressed,
-                )
-            )
-            return monitor.readings[-1].values
+            steering.evaluated(ours.pair(full, compressed, range(2)), version + 5)
+            return set(monitor.readings[-1].values)
 
-        assert set(evaluated(1, False, None)) == {"return"}
-        assert set(evaluated(2, False, cartpole(0, version=1))) == {"return"}
-        assert {"return", "return_gap_mean"} <= set(evaluated(3, False, cartpole(0, version=3)))
-        for version in range(4, 14):
-            evaluated(version, version > 8, None)
+        assert evaluated(1, False, None) == {"return"}
+        assert evaluated(2, False, cartpole(0, version=1)) == {"return"}
+        # Compressed as it was before the first stage began, at version 6.
+        assert evaluated(6, False, cartpole(0, version=6)) == {"return"}
+        assert evaluated(7, False, cartpole(0, version=7)) == {"return", "return_gap_mean"}
+        for version in range(8, 18):
+            evaluated(version, version > 12, None)
     assert monitor.setting.bits == 16 and not monitor.setting.enabled
     assert "the policy improves" in monitor.changes[-1].reason
 
@@ -178,10 +159,10 @@ def test_a_compressed_policy_that_cannot_act_is_told_of_and_left_out(tmp_path: P
     huge = {name: np.full_like(each, 3e38) for name, each in cartpole(3).float_parameters().items()}
     broken = cartpole(3).replace(parameters=huge)
     with (
-        Evaluator("CartPole-v0", {}, "numpy") as evaluator,
+        evaluator("CartPole-v0") as ours,
         Recorder(tmp_path, total=10, start=0, progress=False) as recorder,
     ):
-        pair = evaluator.pair(cartpole(3), broken, range(3))
+        pair = ours.pair(cartpole(3), broken, range(3))
         assert pair.compressed is None and pair.returns is None and "infin" in pair.refused
         recorder.evaluation(pair, {"step": 5, "seconds": 1.0})
     found = read_rows(tmp_path)
@@ -192,9 +173,9 @@ def test_a_compressed_policy_that_cannot_act_is_told_of_and_left_out(tmp_path: P
 def test_success_is_that_of_the_last_state() -> None:
     pytest.importorskip("warp")
     spec = network("PandaHover-v0", "1x8", "sac")
-    with Evaluator("PandaHover-v0", {"backend": "oracle"}, "numpy") as evaluator:
-        played = evaluator.play(random_policy(spec, 0), range(2), "numpy")
-    assert played.true is not None and played.true.trials == 2
+    with evaluator("PandaHover-v0", {"backend": "oracle"}) as ours:
+        played = ours.play(random_policy(spec, 0), range(2), "numpy")
+    assert played.true is not None and len(played.true) == 2
 
 
 def test_the_profile_leaves_starting_out() -> None:

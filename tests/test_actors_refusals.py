@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from task_runs import evaluator
 
 from vinoreward.actor_learner.actor_learner import ActorLearner
 from vinoreward.actor_learner.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
@@ -25,7 +26,6 @@ from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward_training.actor_networks import network
 from vinoreward_training.actors_build import build
-from vinoreward_training.actors_evaluate import Evaluator
 from vinoreward_training.actors_plugs import chain_of, correctors_of, monitor_of
 from vinoreward_training.actors_record import METRICS, read_rows
 from vinoreward_training.actors_resolve import recorded, resolve
@@ -318,9 +318,9 @@ def test_an_environment_that_fails_in_an_evaluation_is_named(
     failing: str, fault: str, said: str
 ) -> None:
     policy = random_policy(mlp(3, 2, head="logits", hidden=(4,)), 0)
-    with Evaluator(failing, {"fault": fault}, "numpy") as evaluator:
+    with evaluator(failing, {"fault": fault}) as found:
         with pytest.raises(ConfigError, match="Expected") as error:
-            evaluator.play(policy, range(2), "numpy")
+            found.play(policy, range(2), "numpy")
         assert said in str(error.value) and failing in str(error.value)
 
 

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from executor_policies import in_int8
 from PIL import Image
+from task_runs import evaluator
 
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from vinoreward.files import write_json
 from vinoreward.policies.files import save_policy
 from vinoreward.policies.policy import random_policy
 from vinoreward_training.actor_networks import network
-from vinoreward_training.actors_evaluate import Evaluator
 from vinoreward_training.actors_resolve import recorded, resolve
 from vinoreward_training.actors_settings import ActorsConfig
 from vinoreward_training.cli import main
@@ -73,8 +73,8 @@ def test_play_and_evaluation_agree(tmp_path: Path, options: dict[str, Any]) -> N
     spec = network("Pendulum-v1", "1x8", "sac")
     run = run_of(tmp_path, "Pendulum-v1", spec, env_kwargs=options, algorithm="sac")
     found = play(PlayConfig(run=run, episodes=3, film=0, seed=5, progress=False))
-    with Evaluator("Pendulum-v1", options, "openvino") as evaluator:
-        played = evaluator.play(random_policy(spec, 0), range(5, 8), "openvino")
+    with evaluator("Pendulum-v1", options, "openvino") as ours:
+        played = ours.play(random_policy(spec, 0), range(5, 8), "openvino")
     np.testing.assert_allclose(found.returns, played.returns, rtol=1e-4)
     assert found.error == pytest.approx(played.error, rel=1e-3)
     assert found.evaluation.mean_return == pytest.approx(played.mean, rel=1e-4)
@@ -85,8 +85,8 @@ def test_actions_reach_the_limits_of_the_task() -> None:
     policy = random_policy(network("Pendulum-v1", "1x8", "sac"), 0)
     returns = []
     for normalise in (True, False):
-        with Evaluator("Pendulum-v1", {"normalise_actions": normalise}, "numpy") as evaluator:
-            returns.append(evaluator.play(policy, range(2), "numpy").returns)
+        with evaluator("Pendulum-v1", {"normalise_actions": normalise}) as ours:
+            returns.append(ours.play(policy, range(2), "numpy").returns)
     np.testing.assert_allclose(*returns, rtol=1e-3)
 
 

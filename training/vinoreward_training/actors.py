@@ -44,6 +44,7 @@ def _about(settings: Mapping[str, object]) -> str:
 def _train(config: ActorsConfig) -> int:
     from vinoreward_training.actors_report import gap_words, share_words
     from vinoreward_training.actors_run import read_summary, train
+    from vinoreward_training.evaluate_policy import rate_of
 
     found = train(config)
     if found is None:
@@ -63,8 +64,8 @@ def _train(config: ActorsConfig) -> int:
             continue
         print(f"{name}: return {played.mean:.4g} ± {played.error:.2g} (standard error)")
         if played.claimed is not None or played.true is not None:
-            print(f"  claimed success: {played.claimed or 'not known'}")
-            print(f"  true success:    {played.true or 'not known'}")
+            print(f"  claimed success: {rate_of(played.claimed) or 'not known'}")
+            print(f"  true success:    {rate_of(played.true) or 'not known'}")
     if share_words(found):
         print(share_words(found))
     if config.target is not None:

@@ -99,6 +99,8 @@ def build(config: ActorsConfig) -> Parts:
         lag=config.lag,
         max_lag=config.max_lag,
         max_staleness=config.max_staleness,
+        evaluate_every=config.evaluate_every,
+        evaluation_episodes=config.evaluation_episodes,
         samples_per_insert=config.samples_per_insert,
         checkpoint_seconds=config.checkpoint_seconds,
         seed=config.seed,
@@ -298,4 +300,20 @@ def evaluation_options(config: ActorsConfig) -> dict[str, Any]:
     return {key: value for key, value in config.env_kwargs.items() if key not in TRAINING_ONLY}
 
 
-__all__ = ["ALGORITHMS", "LEARNERS", "SB3", "Parts", "build", "evaluation_options", "learner_of"]
+def evaluation_environment(config: ActorsConfig) -> EnvironmentSpec:
+    """Return what policies are evaluated in."""
+    from vinoreward.actor_learner.environments import EnvironmentSpec
+
+    return EnvironmentSpec(FACTORY, {"name": config.task, **evaluation_options(config)})
+
+
+__all__ = [
+    "ALGORITHMS",
+    "LEARNERS",
+    "SB3",
+    "Parts",
+    "build",
+    "evaluation_environment",
+    "evaluation_options",
+    "learner_of",
+]

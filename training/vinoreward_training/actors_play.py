@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 from vinoreward.actor_learner.environments import failures_told
+from vinoreward.actor_learner.evaluation import executor_of
 from vinoreward.actor_learner.player import Player
 from vinoreward.actor_learner.spaces import check_spaces
 from vinoreward.closing import Closing
@@ -25,7 +26,6 @@ from vinoreward.policies.files import load_policy
 from vinoreward.policies.policy import Policy
 from vinoreward_training.actor_tasks import make_task
 from vinoreward_training.actors_build import evaluation_options
-from vinoreward_training.actors_evaluate import executor_of
 from vinoreward_training.actors_resolve import resolve
 from vinoreward_training.actors_settings import ActorsConfig
 

@@ -101,7 +101,7 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
     import torch
 
     torch.set_num_threads(config.threads)
-    parts = build(dataclasses.replace(config, resume=False))
+    parts = build(dataclasses.replace(config, resume=False, evaluate_every=0))
     bar = tqdm(total=steps, unit="step", disable=not config.progress, desc=config.compress[:20])
     try:
         owner = make(dataclasses.replace(config, resume=False), parts, None)

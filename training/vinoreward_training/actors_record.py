@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vinoreward.actor_learner.evaluation import Pair, Played
 from vinoreward.closing import Closing
 from vinoreward.errors import RunFolderError
 from vinoreward.files import open_plain, write_text
-from vinoreward_training.actors_evaluate import Pair, Played
+from vinoreward_training.evaluate_policy import rate_of
 
 if TYPE_CHECKING:
     from vinoreward.actor_learner.actor_learner import Progress
@@ -246,18 +247,16 @@ def _share(flags: list[bool | None]) -> float | None:
 
 
 def _played(played: Played) -> Row:
+    rates = {"claimed": rate_of(played.claimed), "true": rate_of(played.true)}
     return {
         "version": played.version,
         "mean": played.mean,
         "error": played.error,
         "mean_length": float(played.lengths.mean()),
         "returns": played.returns,
-        **{
-            name: None if found is None else found.value
-            for name, found in (("claimed", played.claimed), ("true", played.true))
-        },
+        **{name: None if found is None else found.value for name, found in rates.items()},
         "rates": {
             name: None if found is None else dataclasses.asdict(found)
-            for name, found in (("claimed", played.claimed), ("true", played.true))
+            for name, found in rates.items()
         },
     }

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vinoreward.actor_learner.evaluation import Pair
 from vinoreward.actor_learner.profile import PARTS, Breakdown
 from vinoreward.errors import InputError
 from vinoreward.files import write_json
 from vinoreward.monitoring.returns import paired_gap
-from vinoreward_training.actors_evaluate import Pair
 from vinoreward_training.actors_plots import (
     NAMES,
     draw_compression,
@@ -23,7 +23,7 @@ from vinoreward_training.actors_plots import (
 )
 from vinoreward_training.actors_record import plain_numbers
 from vinoreward_training.actors_settings import ActorsConfig
-from vinoreward_training.evaluate_policy import rate_row
+from vinoreward_training.evaluate_policy import rate_of, rate_row
 from vinoreward_training.machine import describe_machine
 from vinoreward_training.report import Section, write_report
 from vinoreward_training.run_folder import plain
@@ -41,7 +41,8 @@ class Outcome:
         steps: of environments.
         updates: of the learner.
         seconds: wall time, that of earlier processes included.
-        evaluation_seconds: of this process's evaluations, which are part of it.
+        evaluation_seconds: of this process's evaluations; but for the last they were played beside
+            the training.
         reached_at: steps after which an evaluation reached the target; None: not, or there is none.
         reached_seconds: the same in seconds.
         pair: the last evaluation.
@@ -141,7 +142,7 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
         Section(
             "Return",
             "Grey: training episodes, in which actors explore. Dots: both policies on the same "
-            "episodes. Time includes evaluations.",
+            "episodes of one version, played beside the training.",
             pictures=[curve],
         ),
         Section(
@@ -226,8 +227,8 @@ def _success(pair: Pair) -> list[Section]:
     rows = []
     for name, played in (("full precision", pair.full), ("compressed", pair.compressed)):
         if played is not None:
-            rows.append(rate_row(f"{name}: claimed by the reward", played.claimed))
-            rows.append(rate_row(f"{name}: true, by the simulator", played.true))
+            rows.append(rate_row(f"{name}: claimed by the reward", rate_of(played.claimed)))
+            rows.append(rate_row(f"{name}: true, by the simulator", rate_of(played.true)))
     text = "Success of each episode's last state. Where the two part, the reward is being fooled."
     return [Section("Claimed and true success", text, rows)]
 
@@ -240,7 +241,7 @@ def _figures(config: ActorsConfig, outcome: Outcome) -> list[dict[str, object]]:
         "environment steps": outcome.steps,
         "updates of the learner": outcome.updates,
         "seconds": round(outcome.seconds, 1),
-        "of which evaluations (this process)": round(outcome.evaluation_seconds, 1),
+        "evaluations, played beside (this process)": round(outcome.evaluation_seconds, 1),
         "target": target,
         "processor µs of an actor's step": round(1e6 * outcome.breakdown.step_cpu, 1),
         "share of network and weights": f"{outcome.breakdown.share_of_network:.0%}",

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vinoreward.actor_learner.evaluation import Evaluator
 from vinoreward.errors import MissingExtraError, RunFolderError
 from vinoreward.files import write_bytes
 from vinoreward.policies.files import save_policy
-from vinoreward_training.actors_build import Parts, build, evaluation_options
-from vinoreward_training.actors_evaluate import FINAL_SEED, Evaluator
+from vinoreward_training.actors_build import Parts, build, evaluation_environment
 from vinoreward_training.actors_record import Recorder
 from vinoreward_training.actors_report import SUMMARY, Outcome, write_summary
 from vinoreward_training.actors_resolve import command, recorded
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vinoreward.actor_learner.actor_learner import ActorLearner, Summary
 
 CONFIG = "config.yaml"
+FINAL_SEED = 2_000_000
+"""Of the last evaluation's episodes: far from those of training and of all other evaluations."""
 
 
 def train(config: ActorsConfig) -> Outcome | None:
@@ -123,6 +125,7 @@ def make(config: ActorsConfig, parts: Parts, folder: Path | None) -> ActorLearne
         parts.settings,
         compressor=parts.chain,
         monitor=parts.monitor,
+        evaluation=evaluation_environment(config),
         folder=folder,
         resume=config.resume,
     )
@@ -131,19 +134,15 @@ def make(config: ActorsConfig, parts: Parts, folder: Path | None) -> ActorLearne
 def _train(config: ActorsConfig, parts: Parts, owner: ActorLearner, folder: Path) -> Outcome:
     if owner.steps:
         print(f"going on from step {owner.steps}")
-    options = evaluation_options(config)
-    with (
-        Recorder(
-            folder, total=config.steps, start=owner.steps, progress=config.progress
-        ) as recorder,
-        Evaluator(config.task, options, config.executor) as evaluator,
-    ):
-        watcher = Watcher(config, parts, owner, recorder, evaluator)
+    with Recorder(
+        folder, total=config.steps, start=owner.steps, progress=config.progress
+    ) as recorder:
+        watcher = Watcher(config, parts, owner, recorder)
         try:
             # Stopped in the last evaluation of a run that had arrived: there is that to do only.
             summary = owner.learn(owner.steps if watcher.reached else config.steps, watcher)
             watcher.last(summary)
-            outcome = _conclude(config, parts, summary, watcher, recorder, evaluator, folder)
+            outcome = _conclude(config, parts, summary, watcher, recorder, folder)
         except KeyboardInterrupt:
             _say_stopped(config, owner, folder)
             raise
@@ -157,7 +156,6 @@ def _conclude(
     summary: Summary,
     watcher: Watcher,
     recorder: Recorder,
-    evaluator: Evaluator,
     folder: Path,
 ) -> Outcome:
     began = time.perf_counter()
@@ -170,7 +168,8 @@ def _conclude(
         for name in ("compressed.json", "compressed.safetensors"):
             (folder / name).unlink(missing_ok=True)
     seeds = range(FINAL_SEED, FINAL_SEED + config.final_episodes)
-    pair = evaluator.pair(summary.policy, summary.compressed, seeds)
+    with Evaluator(evaluation_environment(config), config.executor) as evaluator:
+        pair = evaluator.pair(summary.policy, summary.compressed, seeds)
     seconds = time.perf_counter() - began
     base = {"step": summary.steps, "seconds": summary.seconds + seconds}
     recorder.evaluation(pair, base, final=True)

@@ -110,7 +110,8 @@ class ActorsConfig:
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the environment: name value name value."""
     evaluate_every: int = 5000
-    """Steps between evaluations; 0: only at the end."""
+    """Steps between evaluations, which a process plays beside training: both policies of one
+    version. One that is due while another is under way begins after it. 0: only at the end."""
     evaluation_episodes: int = 10
     """Episodes of each, the same for the full and the compressed policy."""
     final_episodes: int = 30

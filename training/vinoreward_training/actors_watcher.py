@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.actor_learner.profile import PARTS, Breakdown
 from vinoreward_training.actors_build import Parts
-from vinoreward_training.actors_evaluate import FIRST_SEED, Evaluator, Pair
 from vinoreward_training.actors_record import Recorder
 from vinoreward_training.actors_settings import ActorsConfig
 
 if TYPE_CHECKING:
     from vinoreward.actor_learner.actor_learner import ActorLearner, Progress, Summary
-    from vinoreward.policies.policy import Policy
-
-PAIR_TIMEOUT = 20.0
-"""Seconds that an evaluation waits for the compressed policy of the very version it evaluates."""
+    from vinoreward.actor_learner.evaluation import Evaluation
 
 
 def difference(whole: Breakdown, first: Breakdown | None) -> Breakdown:
@@ -43,7 +38,6 @@ class Watcher:
         parts: of the training.
         owner: the training.
         recorder: writes it down.
-        evaluator: plays; None: never.
     """
 
     def __init__(
@@ -52,12 +46,10 @@ class Watcher:
         parts: Parts,
         owner: ActorLearner,
         recorder: Recorder,
-        evaluator: Evaluator | None,
     ) -> None:
         self._config, self._parts = config, parts
-        self._owner, self._recorder, self._evaluator = owner, recorder, evaluator
+        self._owner, self._recorder = owner, recorder
         self.start = owner.steps
-        self._next = _next_multiple(owner.steps, config.evaluate_every)
         self.warm: Breakdown | None = None
         self.evaluation_seconds = 0.0
         self.reached = _reached(config, recorder.rows)
@@ -68,26 +60,11 @@ class Watcher:
         due = self._recorder.note(progress, None if monitor is None else monitor.setting)
         if due or self.warm is None:
             self._profile(progress)
-        every = self._config.evaluate_every
-        reached = every > 0 and progress.steps >= self._next
-        if self._evaluator is not None and reached and progress.pushed:
-            self._next = _next_multiple(progress.steps, every)
-            began = time.perf_counter()
-            pair = self._owner.policies(PAIR_TIMEOUT)
-            return self._evaluate(pair, progress.steps, progress.seconds, began, self._evaluator)
-        return False
+        return self._evaluated(progress.evaluations)
 
     def last(self, summary: Summary) -> None:
-        """Make the evaluation that is due at a training's end.
-
-        The last steps may have been taken without an update, or one that was not pushed.
-        """
-        every = self._config.evaluate_every
-        if self._evaluator is not None and every > 0 and summary.steps >= self._next:
-            began = time.perf_counter()
-            self._next = _next_multiple(summary.steps, every)
-            pair = (summary.policy, summary.compressed)
-            self._evaluate(pair, summary.steps, summary.seconds, began, self._evaluator)
+        """Take the evaluations that ended after the last progress."""
+        self._evaluated(summary.evaluations)
 
     def _profile(self, progress: Progress) -> None:
         if self.warm is None:
@@ -99,37 +76,17 @@ class Watcher:
         found = difference(self._owner.profile()[0], self.warm)
         self._recorder.profile(found, progress.steps)
 
-    def _evaluate(
-        self,
-        policies: tuple[Policy, Policy | None],
-        step: int,
-        seconds: float,
-        began: float,
-        evaluator: Evaluator,
-    ) -> bool:
-        full, compressed = policies
-        seeds = range(FIRST_SEED, FIRST_SEED + self._config.evaluation_episodes)
-        pair = evaluator.pair(full, compressed, seeds)
-        took = time.perf_counter() - began
-        self.evaluation_seconds += took
-        row = self._recorder.evaluation(pair, {"step": step, "seconds": seconds + took})
-        self._tell_monitor(pair)
-        target = self._config.target
-        if target is not None and pair.full.mean >= target:
-            self.reached = (step, float(row["seconds"]))
-            return True
-        return False
-
-    def _tell_monitor(self, pair: Pair) -> None:
-        monitor = self._parts.monitor
-        if monitor is None:
-            return
-        from vinoreward.monitoring import MonitorBatch
-
-        # The gap needs a pair; the full policy's return does not, and stages are told by it.
-        returns = pair.full.returns if pair.returns is None else pair.returns
-        spec = self._parts.learner.spec
-        monitor.observe(MonitorBatch.of_returns(spec, returns, pair.full.version))
+    def _evaluated(self, evaluations: Sequence[Evaluation]) -> bool:
+        """Write evaluations down; return whether one reached the target."""
+        arrived = False
+        for one in evaluations:
+            self.evaluation_seconds += one.took
+            row = self._recorder.evaluation(one.pair, {"step": one.steps, "seconds": one.seconds})
+            target = self._config.target
+            if target is not None and one.pair.full.mean >= target and self.reached is None:
+                self.reached = (one.steps, float(row["seconds"]))
+            arrived = self.reached is not None
+        return arrived
 
 
 def _reached(config: ActorsConfig, rows: Sequence[Mapping[str, Any]]) -> tuple[int, float] | None:
@@ -142,7 +99,3 @@ def _reached(config: ActorsConfig, rows: Sequence[Mapping[str, Any]]) -> tuple[i
         and row["full"]["mean"] >= config.target
     )
     return next(found, None)
-
-
-def _next_multiple(value: int, step: int) -> int:
-    return (value // step + 1) * step if step else 0

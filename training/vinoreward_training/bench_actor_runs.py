@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vinoreward.actor_learner.actor_learner import Progress
+from vinoreward.actor_learner.evaluation import FIRST_SEED, Evaluator
 from vinoreward.actor_learner.profile import Breakdown
 from vinoreward.errors import ConfigError
-from vinoreward_training.actors_build import build, evaluation_options
-from vinoreward_training.actors_evaluate import FINAL_SEED, FIRST_SEED, Evaluator
+from vinoreward_training.actors_build import build, evaluation_environment
 from vinoreward_training.actors_resolve import resolve
-from vinoreward_training.actors_run import make
+from vinoreward_training.actors_run import FINAL_SEED, make
 from vinoreward_training.actors_settings import ActorsConfig
 from vinoreward_training.actors_watcher import difference
 
@@ -92,7 +92,8 @@ def train(arm: str, config: ActorsConfig, *, greedy: bool = False) -> Trained:
         ConfigError: too few steps for a single update.
         EngineError: no actor can be kept running.
     """
-    parts = build(config)
+    # Evaluations beside the training would take part of its processors, which are timed.
+    parts = build(dataclasses.replace(config, evaluate_every=0))
     trainer = make(config, parts, None)
     began: list[float] = []
     reached: list[float] = []
@@ -127,7 +128,7 @@ def train(arm: str, config: ActorsConfig, *, greedy: bool = False) -> Trained:
         evaluating += time.monotonic() - start
         return False
 
-    evaluator = Evaluator(config.task, evaluation_options(config), "openvino")
+    evaluator = Evaluator(evaluation_environment(config), "openvino")
     try:
         summary = trainer.learn(config.steps, watch)
         if not began:

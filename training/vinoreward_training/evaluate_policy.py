@@ -157,6 +157,11 @@ def rate(successes: int, trials: int, confidence: float = 0.95) -> Rate:
     return Rate(successes, trials, float(low), float(high))
 
 
+def rate_of(flags: NDArray[np.bool_] | None) -> Rate | None:
+    """Return how often something was so, None where that is not known."""
+    return None if flags is None else rate(int(flags.sum()), len(flags))
+
+
 def evaluate(
     model: Policy,
     env: gym.Env[Any, Any],

@@ -13,11 +13,12 @@ from vinoreward.actor_learner.compressor_state import STATE_FILE, check_state
 from vinoreward.actor_learner.engine_setup import engine_config, limiter_for
 from vinoreward.actor_learner.engines.registry import make_engine
 from vinoreward.actor_learner.environments import EnvironmentSpec, failures_told
+from vinoreward.actor_learner.evaluating import EvaluationsBeside
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.profile import Breakdown
 from vinoreward.actor_learner.progress import Progress, Summary
 from vinoreward.actor_learner.recent import Array, RecentObservations, Totals
-from vinoreward.actor_learner.settings import ActorLearnerConfig
+from vinoreward.actor_learner.settings import EVALUATE_EVERY, ActorLearnerConfig
 from vinoreward.actor_learner.spaces import check_spaces, observed
 from vinoreward.actor_learner.steering import Steering
 from vinoreward.actor_learner.training_loop import Loop
@@ -44,6 +45,8 @@ class ActorLearner:
         compressor: the chain; None lets actors run the learner's own weights.
         monitor: watches and turns the compression; None leaves it as it is, until an actor finds
             that it cannot act with what came out.
+        evaluation: the environment that is evaluated in, where that is another (a game with all its
+            lives); None: the training's.
         folder: where checkpoints go; None for nowhere.
         resume: go on from the folder's checkpoint, if there is one.
 
@@ -61,6 +64,7 @@ class ActorLearner:
         *,
         compressor: CompressorChain | None = None,
         monitor: Monitor | None = None,
+        evaluation: EnvironmentSpec | None = None,
         folder: Path | None = None,
         resume: bool = False,
     ) -> None:
@@ -70,6 +74,7 @@ class ActorLearner:
         self._environment = (
             EnvironmentSpec(environment) if isinstance(environment, str) else environment
         )
+        self._evaluation = evaluation or self._environment
         if compressor is not None:
             compressor.check()
         self._chain = compressor
@@ -135,10 +140,8 @@ class ActorLearner:
 
     def _first_observations(self) -> Array:
         """Act at random for a moment, so that the first weights can be compressed too."""
-        spec = self._environment
-        made = f"{spec.factory} with {dict(spec.kwargs)}" if spec.kwargs else spec.factory
         with failures_told(
-            f"the environment {made} failed before training began",
+            f"the environment {self._environment} failed before training began",
             "one that can be made, reset and stepped; mend it, or what it is made with",
         ):
             return self._acted_at_random()
@@ -231,6 +234,11 @@ class ActorLearner:
 
     # The loop
 
+    def _evaluate_every(self) -> int:
+        if self.config.evaluate_every is not None:
+            return self.config.evaluate_every
+        return EVALUATE_EVERY if self.monitor is not None and self.monitor.needs_returns else 0
+
     def learn(
         self, total_steps: int, on_progress: Callable[[Progress], bool | None] | None = None
     ) -> Summary:
@@ -267,7 +275,19 @@ class ActorLearner:
         told = engine_config(
             self.learner, config, self._environment, compressor, limiter, self._totals.version
         )
-        with make_engine(config.engine, told) as engine, interrupt_between() as check:
+        every = self._evaluate_every()
+        with (
+            make_engine(config.engine, told) as engine,
+            EvaluationsBeside(
+                self._evaluation,
+                config.executor,
+                config.evaluation_episodes,
+                config.heartbeat,
+                engine,
+                self._steering.kept,
+            ) as evaluating,
+            interrupt_between() as check,
+        ):
             self._running = Loop(
                 engine,
                 self.learner,
@@ -279,6 +299,8 @@ class ActorLearner:
                 held=self._held,
                 save=self._save,
                 compressing=compressor is not None,
+                evaluating=evaluating if every else None,
+                evaluate_every=every,
             )
             try:
                 return self._running.run(total_steps, on_progress, check)

@@ -78,7 +78,7 @@ class Pace:
             return 0.0
         pushes = version - last[0]
         self._intervals.append((now - last[1]) / pushes)
-        # The median: while the learner evaluates it pushes nothing for a long time.
+        # The median: while the learner saves it pushes nothing for a long time.
         return TEACHING * statistics.median(self._intervals) * min(pushes, MISSED)
 
 

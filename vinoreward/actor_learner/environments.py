@@ -63,6 +63,9 @@ class EnvironmentSpec:
     factory: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return f"{self.factory} with {dict(self.kwargs)}" if self.kwargs else self.factory
+
     def make(self) -> gym.Env[Any, Any]:
         """Make one environment."""
         module, _, name = self.factory.partition(":")

@@ -7,6 +7,7 @@ from typing import Any
 
 from vinoreward.actor_learner.engines.base import Event
 from vinoreward.actor_learner.environments import Episode
+from vinoreward.actor_learner.evaluation import Evaluation
 from vinoreward.actor_learner.profile import Breakdown
 from vinoreward.policies.policy import Policy
 
@@ -27,6 +28,7 @@ class Progress:
         events: what happened to processes since the last progress.
         changes: of the compression since the last progress, in words.
         compressor: its reports since the last progress.
+        evaluations: that have ended since the last progress.
         ended: episodes that have ended since the last progress.
         pushed: whether actors were given the weights of this very update.
     """
@@ -42,6 +44,7 @@ class Progress:
     changes: tuple[str, ...] = ()
     compressor: tuple[dict[str, Any], ...] = ()
     ended: tuple[Episode, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
     pushed: bool = True
 
 
@@ -61,6 +64,8 @@ class Summary:
             if none did, NaN without a compressor.
         staleness: pushes by which compressed weights were behind the learner's when what they acted
             was learned from, the median; NaN if nothing acted compressed.
+        evaluations: that have ended after the last progress: one that was under way, or due, at the
+            end. None if ``on_progress`` ended it.
         policy: the weights pushed last, in full precision.
         compressed: what the compressor made of them, or of those before if it was late.
     """
@@ -74,5 +79,6 @@ class Summary:
     stopped: bool
     compressed_share: float
     staleness: float
+    evaluations: tuple[Evaluation, ...]
     policy: Policy = field(repr=False)
     compressed: Policy | None = field(repr=False)

@@ -16,7 +16,10 @@ _AT_LEAST_ONE = (
     "max_lag",
     "monitor_period",
     "observations",
+    "evaluation_episodes",
 )
+EVALUATE_EVERY = 5000
+"""Steps between two evaluations where a monitor looks at returns and nothing else is asked for."""
 
 
 def _words(values: Mapping[str, object]) -> str:
@@ -49,6 +52,13 @@ class ActorLearnerConfig:
             replay of ours; the limit holds on both sides. Stable-Baselines3's learners have
             ``train_freq`` and ``gradient_steps`` for that.
         monitor_period: updates between two looks of the monitor.
+        evaluate_every: environment steps between two evaluations, which a process beside plays
+            while training goes on: the learner's own policy and what the compressor made of that
+            very version, the best actions, the same episodes. One that is due while another is
+            under way begins after it, and no version is evaluated twice. None: every 5000 steps if
+            the monitor looks at returns; 0: never, and indicators and strategies of returns then
+            say nothing.
+        evaluation_episodes: of one evaluation.
         observations: rows that ranges are measured and students taught on.
         checkpoint_seconds: between two checkpoints, where there is a folder.
         heartbeat: seconds without a sign of life after which a process is replaced.
@@ -70,6 +80,8 @@ class ActorLearnerConfig:
     max_staleness: int = 100
     samples_per_insert: float = 8.0
     monitor_period: int = 10
+    evaluate_every: int | None = None
+    evaluation_episodes: int = 10
     observations: int = 1024
     checkpoint_seconds: float = 60.0
     heartbeat: float = 20.0
@@ -89,13 +101,14 @@ class ActorLearnerConfig:
         }
         positive = ("samples_per_insert", "heartbeat", "checkpoint_seconds")
         wrong |= {name: getattr(self, name) for name in positive if not getattr(self, name) > 0}
-        if self.lag is not None and self.lag < 0:
-            wrong["lag"] = self.lag
+        for name in ("lag", "evaluate_every"):
+            if getattr(self, name) is not None and getattr(self, name) < 0:
+                wrong[name] = getattr(self, name)
         if wrong:
             raise ConfigError(
                 f"the training was asked for with {_words(wrong)}. Expected at least 1 of each of "
-                f"{', '.join(_AT_LEAST_ONE)}; max_staleness, restarts and lag from 0 (or no lag); "
-                f"and {', '.join(positive)} above 0."
+                f"{', '.join(_AT_LEAST_ONE)}; max_staleness, restarts, lag and evaluate_every from "
+                f"0 (or None for the last two); and {', '.join(positive)} above 0."
             )
         if self.lag is not None and self.push_period != 1:
             raise ConfigError(

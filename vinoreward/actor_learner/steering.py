@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from vinoreward.actor_learner.actor_network import Refused
 from vinoreward.actor_learner.engines.base import Event
+from vinoreward.actor_learner.evaluation import Pair
+from vinoreward.actor_learner.kept import Kept, Pushed
 from vinoreward.actor_learner.learners.base import Learner, outputs_of
 from vinoreward.actor_learner.orders import Orders
 from vinoreward.actor_learner.settings import ActorLearnerConfig
@@ -21,14 +23,11 @@ from vinoreward.monitoring.batch import MonitorBatch
 from vinoreward.monitoring.monitor import Monitor
 from vinoreward.monitoring.setting import FULL_BITS, CompressionSetting
 from vinoreward.policies.distributions import log_prob
-from vinoreward.policies.policy import Floats, Policy
+from vinoreward.policies.policy import Floats
 from vinoreward.policies.torch_policy import from_policy
 
 Array = npt.NDArray[Any]
 MONITOR_ROWS = 512
-KEPT = 256
-KEPT_BYTES = 256 << 20
-"""Versions of weights that are kept, and their bytes."""
 NARROW_KEPT = 100_000
 """Versions of which it is known whether they were pushed with few bits."""
 _READ = ("observations", "actions", "behaviour", "log_mu", "versions", "network")
@@ -73,7 +72,7 @@ class Steering:
         """Of the last versions those that were pushed with few bits, kept or not."""
         self._told = 0
         self._halted = False
-        self._kept: dict[int, Policy] = {}
+        self.kept = Kept()
 
     def begin(self) -> None:
         """Let a new monitor begin with what was made: the chain's bits, the config's pull period.
@@ -170,23 +169,41 @@ class Steering:
             return FULL_BITS
         return self._config.bits if self._compressing else setting.bits or FULL_BITS
 
-    def keep(self, policy: Policy, bits: int = FULL_BITS) -> None:
+    def keep(self, pushed: Pushed, pulled: Sequence[int] = ()) -> None:
         """Remember weights that were pushed, to hold what actors made of them against.
 
         Args:
-            policy: in full precision.
-            bits: that it was pushed with.
+            pushed: just now.
+            pulled: see :meth:`~vinoreward.actor_learner.engines.base.Engine.pulled`.
         """
-        if self._monitor is None or not (self._compressing or self._wire):
+        if not (self._compressing or self._wire):
             return
-        self._kept[policy.version] = policy
-        if bits < FULL_BITS:
-            self._narrow.add(policy.version)
+        # What actors pull matters only where they themselves make something else of it.
+        self.kept.pulled(pulled[self._config.actors :] if self._compressing else pulled)
+        self.kept.add(pushed)
+        if pushed.bits < FULL_BITS:
+            self._narrow.add(pushed.version)
         # Long after the last row of theirs; a training makes millions of versions.
-        self._narrow.discard(policy.version - NARROW_KEPT)
-        size = sum(value.nbytes for value in policy.float_parameters().values())
-        while len(self._kept) > max(1, min(KEPT, KEPT_BYTES // size)):
-            del self._kept[next(iter(self._kept))]
+        self._narrow.discard(pushed.version - NARROW_KEPT)
+
+    @property
+    def watches(self) -> bool:
+        """Whether a monitor looks at what was pushed."""
+        return self._monitor is not None
+
+    def evaluated(self, pair: Pair, version: int) -> None:
+        """Let the monitor look at an evaluation.
+
+        Args:
+            pair: what was played.
+            version: the learner's now.
+        """
+        if self._monitor is None:
+            return
+        # The gap needs a pair; the full policy's return does not, and stages are told by it.
+        returns = pair.full.returns if pair.returns is None else pair.returns
+        spec, evaluated = self._learner.spec, pair.full.version
+        self._monitor.observe(MonitorBatch.of_returns(spec, returns, version, evaluated))
 
     def watch(self, trajectories: Sequence[Trajectory], version: int) -> None:
         """Let the monitor look at rows of trajectories, the same number of each.
@@ -232,7 +249,7 @@ class Steering:
         versions, places = np.unique(rows["versions"], return_inverse=True)
         narrow = np.array([one in self._narrow for one in versions.tolist()], dtype=bool)
         rows["network"] = np.where(narrow[places], COMPRESSED, rows["network"])
-        known = (rows["network"] != COMPRESSED) | np.isin(rows["versions"], list(self._kept))
+        known = (rows["network"] != COMPRESSED) | np.isin(rows["versions"], self.kept.versions)
         return {name: array[known] for name, array in rows.items()} if known.any() else rows
 
     def _sources(self, rows: Mapping[str, Array]) -> Floats | None:
@@ -242,12 +259,13 @@ class Steering:
         """
         compressed = rows["network"] == COMPRESSED
         needed = set(np.unique(rows["versions"][compressed]).tolist())
-        if not needed <= set(self._kept):
-            return None
+        kept = [self.kept.get(version) for version in needed]
         found: Floats = rows["behaviour"].astype(np.float32)
-        for version in needed:
-            chosen = compressed & (rows["versions"] == version)
-            module = from_policy(self._kept[version])
+        for pushed in kept:
+            if pushed is None:
+                return None
+            chosen = compressed & (rows["versions"] == pushed.version)
+            module = from_policy(pushed.policy)
             found[chosen] = outputs_of(module, rows["observations"][chosen])
         return found
 

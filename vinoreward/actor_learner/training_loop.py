@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,10 @@ from vinoreward.actor_learner.compressed_share import CompressedShare
 from vinoreward.actor_learner.engine_setup import staleness_limit
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, Event
 from vinoreward.actor_learner.environments import Episode
+from vinoreward.actor_learner.evaluating import EvaluationsBeside
+from vinoreward.actor_learner.evaluation import Evaluation
 from vinoreward.actor_learner.intake import Intake
+from vinoreward.actor_learner.kept import Pushed
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.orders import Orders
@@ -52,6 +56,9 @@ def _warn(progress: Progress) -> None:
     for report in progress.compressor:
         if "error" in report:
             LOG.warning("compressor, version %s: %s", report["version"], report["error"])
+    for one in progress.evaluations:
+        if one.pair.refused:
+            LOG.warning("evaluation, compressed policy: %s", one.pair.refused)
 
 
 @dataclass
@@ -61,6 +68,7 @@ class _News:
     events: list[Event] = field(default_factory=list)
     compressor: list[dict[str, Any]] = field(default_factory=list)
     ended: list[Episode] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 class Loop:
@@ -77,6 +85,8 @@ class Loop:
         held: trajectories taken and not learned from yet, changed in place.
         save: writes a checkpoint; returns whether there is a folder to write it to.
         compressing: whether there is a compressor.
+        evaluating: plays evaluations, None for none.
+        evaluate_every: steps between them.
     """
 
     def __init__(
@@ -92,6 +102,8 @@ class Loop:
         held: list[Trajectory],
         save: Callable[[], bool],
         compressing: bool,
+        evaluating: EvaluationsBeside | None = None,
+        evaluate_every: int = 0,
     ) -> None:
         self._engine = engine
         self._learner, self._config = learner, config
@@ -112,17 +124,21 @@ class Loop:
         self._watched = self._pushed_at = learner.updates
         self._observations_given = 0.0
         self._next_save = 0.0
-        self._pushed = self._checked_policy()
-        self._bits = steering.push_bits
-        steering.keep(self._pushed, self._bits)
+        self._evaluating, self._every = evaluating, evaluate_every
+        self._next_evaluation = self._after(totals.steps)
+        self._evaluated = -1
+        """The newest version that was evaluated."""
+        self._start = time.monotonic()
+        self._pushed = self._to_push()
+        self._keep(())
 
     def run(
         self, total_steps: int, on_progress: Callable[[Progress], bool | None] | None, check: Check
     ) -> Summary:
         """Train until so many environment steps; see ``ActorLearner.learn``."""
         engine, totals = self._engine, self._totals
-        engine.start(self._pushed, self._orders, self._recent.rows, self._bits)
-        start = time.monotonic()
+        engine.start(self._pushed.policy, self._orders, self._recent.rows, self._pushed.bits)
+        self._start = start = time.monotonic()
         self._next_save = start + self._config.checkpoint_seconds
         stopped = False
         try:
@@ -132,11 +148,15 @@ class Loop:
                 self._check_compressor()
                 if learned:
                     self._push(check)
+                    if self._config.lag is None:
+                        self._evaluate(check)
                     progress = self._progress(start)
                     stopped = bool((on_progress or _warn)(progress))
                 if time.monotonic() > self._next_save:
                     self._save()
                 check(self._save)
+            if not stopped:
+                self._last_evaluation(check)
         except EngineError:
             # What was learned is sound; it is acting that failed.
             self._save()
@@ -154,6 +174,7 @@ class Loop:
             stopped=stopped,
             compressed_share=self._share.share if self._compressing else float("nan"),
             staleness=self._share.staleness,
+            evaluations=tuple(self._news.evaluations),
             policy=policy,
             compressed=compressed,
         )
@@ -167,9 +188,9 @@ class Loop:
 
     def policies(self, timeout: float) -> tuple[Policy, Policy | None]:
         """Return what was pushed last and the compressor's last; see ``ActorLearner.policies``."""
-        full = self._pushed
+        full = self._pushed.policy
         if not self._compressing:
-            return full, self._as_received(full)
+            return full, self._as_received(self._pushed)
         deadline = time.monotonic() + timeout
         compressed = self._engine.compressed_policy()
         while (
@@ -185,11 +206,12 @@ class Loop:
             compressed = self._engine.compressed_policy()
         return full, compressed
 
-    def _as_received(self, full: Policy) -> Policy | None:
+    def _as_received(self, pushed: Pushed) -> Policy | None:
         """Return what actors make of pushes with few bits, None if they lose nothing."""
-        if self._bits == FULL_BITS:
+        if pushed.bits == FULL_BITS:
             return None
-        return lowered(full, self._bits).replace(engine=self._config.compressed_executor)
+        made = lowered(pushed.policy, pushed.bits)
+        return made.replace(engine=self._config.compressed_executor)
 
     def _last_policies(self, check: Check) -> tuple[Policy, Policy | None]:
         found = self.policies(LAST_TIMEOUT)
@@ -254,6 +276,7 @@ class Loop:
         exact = self._config.lag is not None
         if push and exact:
             self._wait_for_everyone(check)
+            self._evaluate(check)  # here the same in every run
         # Before the weights that they hold for: see Actor._exact.
         orders = self._steering.orders(self._orders, totals.version + 1)
         if orders != self._orders:
@@ -264,13 +287,24 @@ class Loop:
         start = time.perf_counter()
         self._pushed_at = self._learner.updates
         totals.version += 1
-        self._pushed = self._checked_policy()
+        self._pushed = self._to_push()
         if self._compressing and (exact or self._observations_due()):
             engine.give_observations(self._recent.rows)
-        self._bits = self._steering.push_bits
-        self._steering.keep(self._pushed, self._bits)
-        engine.publish(self._pushed, self._bits)
+        self._keep(engine.pulled())
+        engine.publish(self._pushed.policy, self._pushed.bits)
         self._learning += time.perf_counter() - start
+
+    def _to_push(self) -> Pushed:
+        return Pushed(
+            self._checked_policy(),
+            self._steering.push_bits,
+            self._totals.steps,
+            time.monotonic() - self._start,
+        )
+
+    def _keep(self, pulled: Sequence[int]) -> None:
+        if self._steering.watches or self._evaluating is not None:
+            self._steering.keep(self._pushed, pulled)
 
     def _observations_due(self) -> bool:
         now = time.monotonic()
@@ -308,6 +342,58 @@ class Loop:
         pause = max(self._config.checkpoint_seconds, (now - start) / SAVE_SHARE)
         self._next_save = now + pause
 
+    # Evaluations
+
+    def _after(self, steps: int) -> float:
+        """Return after how many steps the next evaluation is due."""
+        return (steps // self._every + 1) * self._every if self._every else math.inf
+
+    def _evaluate(self, check: Check) -> None:
+        """Take in an evaluation that has ended; begin one if it is due and none is under way.
+
+        With a fixed lag it is taken in when the next one is due, waited for if need be: a monitor
+        has to hear of it at the same update in every run.
+        """
+        due = self._totals.steps >= self._next_evaluation
+        exact = self._config.lag is not None
+        if self._evaluating is None or (exact and not due):
+            return
+        self._take_evaluation(check, wait=exact)
+        pushed = self._pushed
+        if not due or self._evaluating.under_way or pushed.version <= self._evaluated:
+            return
+        self._next_evaluation = self._after(self._totals.steps)
+        self._evaluated = pushed.version
+        compressed = self._as_received(pushed)
+        pair = self._compressing and self._orders.enabled_at(pushed.version)
+        if pair and exact:
+            compressed = self._engine.compressed_policy()
+        elif self._compressing:
+            compressed = None
+        self._evaluating.begin(pushed, compressed, pair=pair)
+
+    def _take_evaluation(self, check: Check, *, wait: bool) -> None:
+        evaluating = self._evaluating
+        if evaluating is None:
+            return
+        found, events = evaluating.take()
+        while wait and evaluating.under_way:
+            self._take_news()
+            check(self._save)
+            time.sleep(0.01)
+            found, events = evaluating.take()
+        self._news.events += events
+        if found is not None:
+            self._news.evaluations.append(found)
+            self._evaluated = found.pair.full.version
+            self._steering.evaluated(found.pair, self._totals.version)
+
+    def _last_evaluation(self, check: Check) -> None:
+        """Wait for what is under way, and play what is due: nobody learns any more."""
+        self._take_evaluation(check, wait=True)
+        self._evaluate(check)
+        self._take_evaluation(check, wait=True)
+
     # Telling the user
 
     def _take_news(self) -> None:
@@ -318,6 +404,8 @@ class Loop:
             self._news.ended.append(episode)
         self._news.events += news.events + self._steering.heard(news.refused, self._totals.version)
         self._news.compressor += news.compressor
+        if self._evaluating is not None and news.compressor:
+            self._evaluating.heard(news.compressor)
         if news.compressor or any(event.who == "compressor" for event in news.events):
             self._starting = False
         made = [one["version"] for one in news.compressor if "quality" in one]
@@ -350,5 +438,6 @@ class Loop:
             changes=self._steering.changes(),
             compressor=tuple(news.compressor),
             ended=tuple(news.ended),
+            evaluations=tuple(news.evaluations),
             pushed=self._pushed_at == self._learner.updates,
         )

@@ -45,6 +45,7 @@ class MonitorBatch:
             and staleness. Without them, ``pi`` is the source of rows that are of the learner's very
             version, and of no others.
         returns: of a paired evaluation, if there was one since the last batch.
+        evaluated: the version that they are of; None: the learner's now.
         full_returns: (S,) of the full precision policy in an evaluation that was not paired: the
             compressed one was of another version, or could not act.
         after: compressed rows of versions up to this one were made under an earlier setting and are
@@ -66,6 +67,7 @@ class MonitorBatch:
     exploration: Exploration = Exploration()  # noqa: RUF009  (frozen)
     source: Floats | None = None
     returns: PairedReturns | None = None
+    evaluated: int | None = None
     full_returns: Doubles | None = None
     after: int | None = None
 
@@ -94,14 +96,19 @@ class MonitorBatch:
 
     @classmethod
     def of_returns(
-        cls, spec: PolicySpec, returns: PairedReturns | Doubles, learner_version: int
+        cls,
+        spec: PolicySpec,
+        returns: PairedReturns | Doubles,
+        learner_version: int,
+        evaluated: int | None = None,
     ) -> MonitorBatch:
         """Return a batch without rows that brings an evaluation only.
 
         Args:
             spec: of the policy.
             returns: paired ones, or (S,) of the full precision policy alone.
-            learner_version: the learner's version that was evaluated.
+            learner_version: the learner's now.
+            evaluated: the version that they are of; None: the learner's now.
         """
         none = np.zeros((0, spec.outputs), dtype=np.float32)
         whole = np.zeros(0, dtype=np.int64)
@@ -109,12 +116,19 @@ class MonitorBatch:
         return cls(
             spec, none, none, whole, learner_version, whole, exploration=Exploration(sigma=sigma),
             returns=returns if isinstance(returns, PairedReturns) else None,
+            evaluated=evaluated,
             full_returns=None if isinstance(returns, PairedReturns) else returns,
         )  # fmt: skip
 
     def judged_after(self, version: int | None) -> MonitorBatch:
         """Return the batch with compressed rows judged only if they are of later versions."""
         return dataclasses.replace(self, after=version)
+
+    @property
+    def judged_returns(self) -> PairedReturns | None:
+        """Those of a paired evaluation of a version that was compressed in the present setting."""
+        version = self.learner_version if self.evaluated is None else self.evaluated
+        return None if self.after is not None and version <= self.after else self.returns
 
     @cached_property
     def lag(self) -> npt.NDArray[np.int64]:

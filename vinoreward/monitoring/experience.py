@@ -118,6 +118,8 @@ class ClippedFraction(_Ratios):
 class ReturnGap(Indicator):
     """Return lost to compression, from paired evaluations; a reading after each evaluation.
 
+    Evaluations of versions that were compressed in an earlier setting do not count.
+
     Args:
         statistic: ``"mean"`` of full minus compressed, in reward; its standard ``"error"``;
             ``"lower"``: the one-sided lower bound of the true gap; ``"relative"``: that bound
@@ -125,6 +127,8 @@ class ReturnGap(Indicator):
         confidence: of the bound.
         pairs: of episodes to look back on.
     """
+
+    needs_returns = True
 
     def __init__(
         self,
@@ -140,9 +144,10 @@ class ReturnGap(Indicator):
 
     def update(self, batch: MonitorBatch) -> float:
         """See :meth:`Indicator.update`."""
-        if batch.returns is None:
+        returns = batch.judged_returns
+        if returns is None:
             return NO_READING
-        self._window.add(np.stack([batch.returns.full, batch.returns.compressed], 1))
+        self._window.add(np.stack([returns.full, returns.compressed], 1))
         if len(self._window) < 2:
             return NO_READING
         full, compressed = self._window.rows().T
@@ -163,6 +168,7 @@ class CumulativeReward(Indicator):
     """
 
     name = "return"
+    needs_returns = True
 
     def update(self, batch: MonitorBatch) -> float:
         """See :meth:`Indicator.update`."""

@@ -29,9 +29,11 @@ class Indicator(abc.ABC):
 
     Attributes:
         name: of the reading that strategies and logs see.
+        needs_returns: whether it says nothing without evaluations.
     """
 
     name: str
+    needs_returns: bool = False
 
     @abc.abstractmethod
     def update(self, batch: MonitorBatch) -> float:

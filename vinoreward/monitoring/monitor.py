@@ -156,6 +156,11 @@ class Monitor:
         self._forget(self._version)
 
     @property
+    def needs_returns(self) -> bool:
+        """Whether an indicator says nothing without evaluations."""
+        return any(indicator.needs_returns for indicator in self._indicators)
+
+    @property
     def halted(self) -> str:
         """In words why compression was stopped for good, or nothing."""
         return self._halted

@@ -167,8 +167,18 @@ class Engine(Closing):
         """
 
     @abc.abstractmethod
+    def pulled(self) -> Sequence[int]:
+        """Return the newest version that each process has pulled, of any weights; -1 for none.
+
+        Actors in order, then the compressor. On Ray as of a moment ago.
+        """
+
+    @abc.abstractmethod
     def compressed_policy(self) -> Policy | None:
-        """Return a copy of the latest compressed policy, None if there is none."""
+        """Return a copy of the latest compressed policy, None if there is none.
+
+        May be called by another thread than all else, until :meth:`close`.
+        """
 
     @abc.abstractmethod
     def news(self) -> News:

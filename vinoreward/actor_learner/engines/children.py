@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from vinoreward.interrupts import STOPS
 JOIN_TIMEOUT = 5.0
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
+_STARTING = threading.Lock()
+
 Entry = Callable[..., None]
 Arguments = Callable[[int], tuple[Any, ...]]
 """Arguments of a child's function, without the pipe, for a generation of it."""
@@ -27,16 +30,17 @@ Arguments = Callable[[int], tuple[Any, ...]]
 @contextlib.contextmanager
 def one_thread_each() -> Iterator[None]:
     """Let children started in this block compute on one thread: they share the cores."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with _STARTING:  # several threads start some, and each puts back what it found
+        before = {name: os.environ.get(name) for name in THREADS}
+        os.environ.update(dict.fromkeys(THREADS, "1"))
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -62,6 +63,7 @@ class LocalEngine(Engine):
         self._actors = config.actor.actors
         self._supervisor: Supervisor | None = None
         self._orders = Orders()
+        self._inspecting = threading.Lock()
         self._order_number = 0
         self._observation_number = 0
         self._opened: list[ControlBlock | WeightStore | TrajectoryRing] = []
@@ -173,9 +175,9 @@ class LocalEngine(Engine):
         """Take back what a dead process held; its successor starts with nothing."""
         self._full.reclaim(child.number)
         self._order_store.reclaim(child.number)
+        self._control.add(child.number, PULLED, -self._control.count(child.number, PULLED))
         if child.number < self._actors:
             self._compressed.reclaim(child.number)
-            self._control.add(child.number, PULLED, -self._control.count(child.number, PULLED))
             child.generation = self._ring.reclaim(child.number)
         else:
             self._observations.reclaim(0)
@@ -250,13 +252,18 @@ class LocalEngine(Engine):
             return False
         return all(self._control.count(actor, PULLED) > version for actor in range(self._actors))
 
+    def pulled(self) -> Sequence[int]:
+        """See :meth:`Engine.pulled`."""
+        return [self._control.count(child, PULLED) - 1 for child in range(self._actors + 1)]
+
     def compressed_policy(self) -> Policy | None:
         """See :meth:`Engine.compressed_policy`."""
-        lease = self._inspector.pull_if_newer()
-        if lease is None:
-            return None
-        with lease:
-            return decode(lease.header, lease.payload.copy())
+        with self._inspecting:
+            lease = self._inspector.pull_if_newer()
+            if lease is None:
+                return None
+            with lease:
+                return decode(lease.header, lease.payload.copy())
 
     def news(self) -> News:
         """See :meth:`Engine.news`."""

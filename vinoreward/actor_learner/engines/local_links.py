@@ -40,7 +40,7 @@ from vinoreward.policies.wire import encode
 BEAT_EVERY = 0.1
 """Seconds between two signs of life of a compressor that works."""
 PULLED = "pulled"
-"""Counter of an actor: the newest version of any network that it has had, plus 1."""
+"""Counter: the newest version of any network that a process has had, plus 1."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,18 @@ class _LocalLink(Link):
         send(self._pipe, kind, value)
 
     def pull(self, network: int, have: int, *, wait: bool = False) -> Weights | None:
-        """See :meth:`Link.pull`."""
+        """See :meth:`Link.pull`; counts what came as pulled."""
         store = self._stores[network]
         if wait:
             lease = store.wait_newer(have, stop=lambda: self.stopped)
         else:
             lease = store.pull_if_newer(have)
-        return (
-            None if lease is None else Weights(lease.header, lease.writable_payload, lease.version)
-        )
+        if lease is None:
+            return None
+        # Not the lease's word: that may be written and then taken back for a newer one.
+        had = self._control.count(self._process, PULLED)
+        self._control.add(self._process, PULLED, max(0, lease.version + 1 - had))
+        return Weights(lease.header, lease.writable_payload, lease.version)
 
 
 class LocalActorLink(_LocalLink, ActorLink):
@@ -139,15 +142,6 @@ class LocalActorLink(_LocalLink, ActorLink):
     def learner_version(self) -> int:
         """See :attr:`ActorLink.learner_version`."""
         return self._control.learner_version
-
-    def pull(self, network: int, have: int, *, wait: bool = False) -> Weights | None:
-        """See :meth:`Link.pull`; counts what came as pulled."""
-        found = super().pull(network, have, wait=wait)
-        if found is not None:
-            # Not the lease's word: that may be written and then taken back for a newer one.
-            had = self._control.count(self._process, PULLED)
-            self._control.add(self._process, PULLED, max(0, found.version + 1 - had))
-        return found
 
     def _may_insert(self) -> bool:
         if self._limiter is None:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 
@@ -20,11 +21,14 @@ from vinoreward.actor_learner.engines.local_links import (
     Shared,
 )
 from vinoreward.actor_learner.engines.messages import send
+from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.interrupts import STOPS
 
 TERMINATED_GRACE = 30.0
 """Seconds after SIGTERM in which the learner may save what it has, and end this process itself."""
+SIGN_EVERY = 0.5
+"""Seconds between two signs of life of an evaluation."""
 FAILED = 3
 """Exit status of a process that reported its error."""
 
@@ -80,6 +84,33 @@ def run_actor(
 
         link = LocalActorLink(shared, number, pipe, limiter)
         Actor(config, link, number, generation, link.rollouts).run()
+
+
+def run_evaluator(
+    environment: EnvironmentSpec,
+    executor: str,
+    episodes: int,
+    requests: Connection,
+    pipe: Connection,
+) -> None:
+    """Play each pair of policies that is asked for until this process is ended."""
+    _prepare()
+    with _reporting(pipe):
+        from vinoreward.actor_learner.evaluation import FIRST_SEED, Evaluator, receive_policy
+
+        told = 0.0
+
+        def stepped() -> None:
+            nonlocal told
+            if time.monotonic() - told > SIGN_EVERY:
+                told = time.monotonic()
+                send(pipe, "alive", None)
+
+        seeds = range(FIRST_SEED, FIRST_SEED + episodes)
+        with Evaluator(environment, executor, stepped) as evaluator:
+            while (full := receive_policy(requests)) is not None:
+                pair = evaluator.pair(full, receive_policy(requests), seeds)
+                send(pipe, "evaluated", pair.to_dict())
 
 
 def run_compressor(

@@ -248,6 +248,10 @@ class RayEngine(Engine):
         answer = self._state.everyone_has.remote(self._config.actor.actors, version, compressed)
         return bool(self._answer(answer))
 
+    def pulled(self) -> Sequence[int]:
+        """See :meth:`Engine.pulled`."""
+        return self._running.pulled
+
     def compressed_policy(self) -> Policy | None:
         """See :meth:`Engine.compressed_policy`."""
         latest: Published | None = self._answer(self._state.latest.remote(COMPRESSED))

@@ -69,6 +69,8 @@ class Desk:
             self._ask,
         )
         self.failure = ""
+        self.pulled: tuple[int, ...] = ()
+        """See :meth:`Engine.pulled`."""
         self._news = News()
         self._born = ""
         self._next_look = 0.0
@@ -221,6 +223,7 @@ class Desk:
             for place in self._places:
                 place.started = time.monotonic()  # nobody has been heard of by the new one
         self._born = look.born
+        self.pulled = look.pulled
         for place in self._places:
             if place.handle is None or place.over or self._closing:
                 continue

@@ -111,11 +111,13 @@ class Look(NamedTuple):
         born: see :class:`Told`.
         generations: of every process, the latest that was heard of.
         silence: seconds since each of these last gave a sign of life, infinity for never.
+        pulled: newest version of any weights that each has had, -1 for none.
     """
 
     born: str
     generations: tuple[int, ...]
     silence: tuple[float, ...]
+    pulled: tuple[int, ...]
 
 
 @dataclass
@@ -253,6 +255,7 @@ class State:
             self._born,
             tuple(signs.generation for signs in self._signs),
             tuple(now - signs.beaten for signs in self._signs),
+            tuple(signs.pulled for signs in self._signs),
         )
 
     async def stop(self) -> None:

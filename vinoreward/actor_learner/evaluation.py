@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import gymnasium as gym
@@ -11,21 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.actor_network import Refused
-from vinoreward.actor_learner.environments import failures_told
+from vinoreward.actor_learner.environments import EnvironmentSpec, failures_told
 from vinoreward.actor_learner.executors.registry import make_executor
-from vinoreward.actor_learner.spaces import in_space
+from vinoreward.actor_learner.spaces import check_spaces, in_space, observed
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.monitoring.returns import PairedReturns
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import PolicySpec
-from vinoreward_training.actor_tasks import make_task
-from vinoreward_training.evaluate_policy import Rate, rate
+from vinoreward.policies.wire import decode, encode
 
 FIRST_SEED = 1_000_000
 """Far from those of training."""
-FINAL_SEED = 2_000_000
 WIDTH = 10
 """Environments that are played at once, at most."""
 
@@ -38,16 +38,16 @@ class Played:
         version: the learner's that it was made of.
         returns: (S,) undiscounted, in the order of the seeds; the game's score where there is one.
         lengths: (S,) steps.
-        claimed: how often the reward's own judgement called the last state a success, None if it
-            says nothing.
-        true: how often the simulator did, None likewise.
+        claimed: (S,) whether the reward's own judgement called the last state a success, None if it
+            did not always say.
+        true: (S,) whether the simulator did, None likewise.
     """
 
     version: int
     returns: npt.NDArray[np.float64]
     lengths: npt.NDArray[np.int64]
-    claimed: Rate | None
-    true: Rate | None
+    claimed: npt.NDArray[np.bool_] | None
+    true: npt.NDArray[np.bool_] | None
 
     @property
     def mean(self) -> float:
@@ -56,13 +56,33 @@ class Played:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean return."""
-        return float(self.returns.std(ddof=1) / np.sqrt(len(self.returns)))
+        """Standard error of the mean return, NaN of one episode."""
+        count = len(self.returns)
+        return float(self.returns.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that :meth:`from_dict` takes."""
+        found = dataclasses.asdict(self)
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in found.items()}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Played:
+        """Read what :meth:`to_dict` gave."""
+        flags = {
+            name: None if value[name] is None else np.array(value[name], dtype=np.bool_)
+            for name in ("claimed", "true")
+        }
+        return cls(
+            int(value["version"]),
+            np.array(value["returns"], dtype=np.float64),
+            np.array(value["lengths"], dtype=np.int64),
+            **flags,
+        )
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An evaluation.
+    """What two policies did in the same episodes.
 
     Attributes:
         seeds: of the episodes.
@@ -83,6 +103,44 @@ class Pair:
             return None
         return PairedReturns(self.full.returns, self.compressed.returns)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that :meth:`from_dict` takes."""
+        return {
+            "seeds": list(self.seeds),
+            "full": self.full.to_dict(),
+            "compressed": None if self.compressed is None else self.compressed.to_dict(),
+            "refused": self.refused,
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Pair:
+        """Read what :meth:`to_dict` gave."""
+        compressed = value["compressed"]
+        return cls(
+            tuple(value["seeds"]),
+            Played.from_dict(value["full"]),
+            None if compressed is None else Played.from_dict(compressed),
+            str(value["refused"]),
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation of a training that goes on meanwhile.
+
+    Attributes:
+        steps: environment steps when the weights that were evaluated were pushed.
+        seconds: of this call of ``learn``, likewise.
+        took: seconds that the evaluation took, in a process of its own.
+        pair: of one and the same version; only in full precision where nothing is compressed, the
+            compressor was late by a minute, or what it made could not act.
+    """
+
+    steps: int
+    seconds: float
+    took: float
+    pair: Pair
+
 
 def executor_of(executor: str) -> str:
     """Return what plays full-precision policies of actors with this executor."""
@@ -90,18 +148,51 @@ def executor_of(executor: str) -> str:
     return "openvino" if executor.startswith("torch") else executor
 
 
+def send_policy(pipe: Connection, policy: Policy | None) -> None:
+    """Write a policy, or that there is none, for :func:`receive_policy`; waits until it is read.
+
+    The compiled form stays behind: it is for the actors' batch.
+
+    Raises:
+        OSError: nobody reads any more.
+    """
+    if policy is None:
+        pipe.send_bytes(b"")
+        return
+    encoded = encode(policy.replace(blob=None))
+    pipe.send_bytes(encoded.header)
+    pipe.send_bytes(encoded.payload().data)
+
+
+def receive_policy(pipe: Connection) -> Policy | None:
+    """Return what :func:`send_policy` wrote.
+
+    Raises:
+        EOFError: nobody writes any more.
+    """
+    header = pipe.recv_bytes()
+    # Writable memory, as actors have it.
+    return decode(header, np.array(np.frombuffer(pipe.recv_bytes(), np.uint8))) if header else None
+
+
 class Evaluator(Closing):
     """Plays episodes with policies; keeps its environments.
 
     Args:
-        task: see :func:`~vinoreward_training.actor_tasks.make_task`.
-        options: of the environment.
+        environment: to play in.
         executor: of full-precision policies; compressed ones say theirs.
+        stepped: called after each answer of an environment.
     """
 
-    def __init__(self, task: str, options: Mapping[str, Any], executor: str) -> None:
-        self._task, self._options = task, dict(options)
+    def __init__(
+        self,
+        environment: EnvironmentSpec,
+        executor: str,
+        stepped: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._environment = environment
         self._executor = executor_of(executor)
+        self._stepped = stepped
         self._envs: list[gym.Env[Any, Any]] = []
 
     def pair(self, full: Policy, compressed: Policy | None, seeds: Sequence[int]) -> Pair:
@@ -124,7 +215,8 @@ class Evaluator(Closing):
         """Play one episode for each seed, a few side by side, with the best actions."""
         width = min(WIDTH, len(seeds))
         while len(self._envs) < width:
-            self._envs.append(make_task(self._task, **self._options))
+            self._envs.append(self._asked(self._environment.make))
+        check_spaces(self._envs[0], policy.spec)
         rows: list[_Row] = []
         with make_executor(engine, width) as executor:
             # The compiled form is for the actors' batch.
@@ -135,8 +227,8 @@ class Evaluator(Closing):
             policy.version,
             np.array([row.reward if row.score is None else row.score for row in rows]),
             np.array([row.length for row in rows]),
-            _rate([row.claimed for row in rows]),
-            _rate([row.true for row in rows]),
+            _flags([row.claimed for row in rows]),
+            _flags([row.true for row in rows]),
         )
 
     def _block(self, policy: Policy, infer: Any, seeds: Sequence[int], width: int) -> list[_Row]:
@@ -164,19 +256,22 @@ class Evaluator(Closing):
     def _asked(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Return what an environment answers; say whose fault it is where it fails."""
         with failures_told(
-            f"an environment of {self._task} failed in an evaluation",
-            "one that plays every episode; mend it and go on with --resume",
+            f"an environment of {self._environment} failed in an evaluation",
+            "one that plays every episode; mend it and go on from the last checkpoint",
         ):
-            return ask(*arguments, **options)
+            answer = ask(*arguments, **options)
+        self._stepped()
+        return answer
 
     def _row(self, spec: PolicySpec, observation: Any) -> Any:
-        if np.shape(observation) != spec.observation_shape:
+        found = observed(observation, spec)
+        if found.shape != spec.observation_shape:
             raise ConfigError(
-                f"an environment of {self._task} gave an observation of {np.shape(observation)} "
-                f"in an evaluation. Expected {spec.observation_shape}; mend it and go on with "
-                "--resume."
+                f"an environment of {self._environment} gave an observation of {found.shape} "
+                f"in an evaluation. Expected {spec.observation_shape}; mend it and go on from the "
+                "last checkpoint."
             )
-        return observation
+        return found
 
     def close(self) -> None:
         """Close the environments."""
@@ -206,6 +301,5 @@ class _Row:
             self.score = float(info["score"]) if "score" in info else None
 
 
-def _rate(flags: Sequence[bool | None]) -> Rate | None:
-    known = [flag for flag in flags if flag is not None]
-    return rate(sum(known), len(known)) if len(known) == len(flags) else None
+def _flags(flags: Sequence[bool | None]) -> npt.NDArray[np.bool_] | None:
+    return None if None in flags else np.array(flags, dtype=np.bool_)
