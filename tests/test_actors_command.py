@@ -101,6 +101,7 @@ def test_a_short_profile_says_whether_compression_can_pay(
     assert "step: network" in said and "deserialize" in said
     assert "With int8 an actor's step takes" in said
     assert "The compressor takes" in said and "the learner alone could make" in said
+    assert "Acted compressed: " in said and "pushes old (median)." in said
     found = json.loads((out / "profile.json").read_text())
     assert set(found["breakdowns"]) == {"openvino", "compressed"}
     assert (out / "profile.png").is_file()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from actor_learner_parts import impala, settings
+from actor_learner_parts import impala, settings, weights_of
 from engine_runs import check_nothing_left
 
 from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
@@ -106,6 +106,19 @@ class TestTrainings:
             ).learn(WINDOW * 20 + 200)
         assert "only 0% of the steps" in caplog.text and "switched off" in caplog.text
         assert summary.compressed_share == 0.0 and math.isnan(summary.staleness)
+
+    @pytest.mark.slow
+    def test_with_a_fixed_lag_a_student_repeats_to_the_bit(self) -> None:
+        """However fast the machine is: updates are counted, not timed."""
+
+        def trained() -> str:
+            learner = impala()
+            student = mlp(4, 2, head="logits", hidden=(12,), value=True)
+            chain = CompressorChain().add(Distill(3, student=student, cold_steps=4))
+            ActorLearner("CartPole-v1", learner, settings(lag=1), compressor=chain).learn(120)
+            return weights_of(learner)
+
+        assert trained() == trained()
 
 
 class TestCounts:

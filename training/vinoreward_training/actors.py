@@ -66,8 +66,9 @@ def _train(config: ActorsConfig) -> int:
         if played.claimed is not None or played.true is not None:
             print(f"  claimed success: {rate_of(played.claimed) or 'not known'}")
             print(f"  true success:    {rate_of(played.true) or 'not known'}")
-    if share_words(found):
-        print(share_words(found))
+    share = share_words(found.compressed_share, found.staleness)
+    if share:
+        print(share)
     if config.target is not None:
         reached = "not reached"
         if found.reached_at is not None:

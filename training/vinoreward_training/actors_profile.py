@@ -13,7 +13,7 @@ from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward_training.actors_build import build
 from vinoreward_training.actors_plots import draw_profile
-from vinoreward_training.actors_report import breakdown_rows
+from vinoreward_training.actors_report import breakdown_rows, share_words
 from vinoreward_training.actors_resolve import command, recorded
 from vinoreward_training.actors_run import make
 from vinoreward_training.actors_settings import ActorsConfig
@@ -68,12 +68,14 @@ class Measured:
         push_seconds: of the compressor, from a version's weights to its compressed policy, after
             the first; None if it made no second one.
         steps_per_update: environment steps that one update takes.
+        share: how much acted compressed and how old that was, in words; empty without a compressor.
     """
 
     actor: Breakdown
     learner_seconds: float
     push_seconds: float | None
     steps_per_update: float
+    share: str = ""
 
     @property
     def acting(self) -> float:
@@ -120,6 +122,7 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
             # The first one prepares what the others use.
             push_seconds=statistics.median(warm.pushes[1:]) if warm.pushes[1:] else None,
             steps_per_update=summary.steps / max(1, summary.updates),
+            share=share_words(summary.compressed_share, summary.staleness),
         )
     finally:
         bar.close()
@@ -151,6 +154,7 @@ def profile(config: ActorsConfig) -> dict[str, Breakdown]:
             lines.append(_ratio(config, first, measured.actor))
             verdict = recommend(config, plain_measured, measured)
             lines += [*verdict.words, *_pushes(config, measured), *crowded(config, usable_cores())]
+            lines.append(f"{measured.share.capitalize()}.")
             changes |= verdict.changes
         picture = draw_profile(folder / "profile.png", found)
         write_json(

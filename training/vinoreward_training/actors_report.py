@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vinoreward.actor_learner.compressed_share import NEAR_ZERO
 from vinoreward.actor_learner.evaluation import Pair
 from vinoreward.actor_learner.profile import PARTS, Breakdown
 from vinoreward.errors import InputError
@@ -68,18 +69,26 @@ class Outcome:
     staleness: float
 
 
-def share_words(outcome: Outcome) -> str:
-    """Say how much acted compressed and how old those weights were; empty without a compressor."""
-    if math.isnan(outcome.compressed_share):
+def share_words(share: float, staleness: float) -> str:
+    """Say how much acted compressed, how old that was, and what to do where it is next to nothing.
+
+    Args:
+        share: see :class:`~vinoreward.actor_learner.progress.Summary`; NaN gives no words.
+        staleness: likewise.
+    """
+    if math.isnan(share):
         return ""
-    if math.isnan(outcome.staleness):
-        return (
-            "acted compressed: 0 % of the steps. Train for longer, compress with less work (a "
-            "smaller student, distill batch=16), or allow older weights (--max-staleness)."
+    words = "acted compressed: 0% of the steps"
+    if not math.isnan(staleness):
+        words = (
+            f"acted compressed: {share:.0%} of the steps since the first, with weights "
+            f"{staleness:.0f} pushes old (median)"
         )
+    if share >= NEAR_ZERO:
+        return words
     return (
-        f"acted compressed: {outcome.compressed_share:.0%} of the steps since the first, with "
-        f"weights {outcome.staleness:.0f} pushes old (median)"
+        f"{words}. Train for longer, compress with less work (a smaller student, distill "
+        "batch=16), or allow older weights (--max-staleness)"
     )
 
 
