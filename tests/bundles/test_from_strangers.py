@@ -168,6 +168,7 @@ COSTLY: dict[str, Callable[[], bytes]] = {
         "Conv", np.zeros((1, 1, 1, 1), np.float32), pads=[1 << 20] * 4
     ),
     "outer product": made_by("MatMul", np.zeros((1, 1 << 15), np.float32), "column_of", "size"),
+    "Einsum": made_by("Einsum", HUGE, "start", "start", "start", equation="abcd,efgh,ijkl->a"),
     "NonZero": made_by("NonZero", HUGE, "start"),
     "power of the batch": lambda: graph(
         [

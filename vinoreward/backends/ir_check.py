@@ -33,12 +33,13 @@ _ALLOWED = frozenset(
     Abs Acos Acosh Add Asin Asinh Atan Atanh AvgPool BatchNormInference Broadcast Ceiling Clamp
     Concat Const Constant Convert ConvertLike Convolution ConvolutionBackpropData Cos Cosh CumSum
     DepthToSpace Divide Einsum Elu Equal Erf Exp FakeConvert FakeQuantize Floor FloorMod Gather
-    GatherElements Gelu Greater GreaterEqual GroupConvolution GroupConvolutionBackpropData
+    GatherElements GatherND Gelu Greater GreaterEqual GroupConvolution GroupConvolutionBackpropData
     GroupNormalization HSigmoid HSwish HardSigmoid Identity Interpolate LRN Less LessEqual Log
     LogSoftmax LogicalAnd LogicalNot LogicalOr LogicalXor MVN MatMul MaxPool Maximum Minimum Mish
     Mod Multiply Negative NormalizeL2 NotEqual OneHot PRelu Pad Parameter Power Range ReLU ReduceL1
     ReduceL2 ReduceLogicalAnd ReduceLogicalOr ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-    Relu Reshape Result Round ScaledDotProductAttention Select Selu ShapeOf ShuffleChannels Sigmoid
+    Relu Reshape Result Round ScaledDotProductAttention
+    ScatterElementsUpdate ScatterNDUpdate ScatterUpdate Select Selu ShapeOf ShuffleChannels Sigmoid
     Sign Sin Sinh Slice SoftMax SoftPlus SoftSign Softmax SpaceToDepth Split Sqrt SquaredDifference
     Squeeze StridedSlice Subtract Swish Tan Tanh Tile TopK Transpose Unsqueeze VariadicSplit
     """.split()  # noqa: SIM905 - read as words

@@ -16,6 +16,8 @@ from vinoreward.errors import ModelRefusedError
 MAX_RANK = 10
 MAX_SIDE = 1 << 26
 """Positions along one axis, padding included."""
+MAX_PATCHES = 1 << 29
+"""Numbers that a convolution may copy for its windows, where a kernel copies them all."""
 
 
 @dataclass
@@ -426,6 +428,11 @@ def _check_side(size: int, call: Call) -> None:
         raise ModelRefusedError(f"{call.node.op} pads its input to {size} positions")
 
 
+def _check_patches(count: int, call: Call) -> None:
+    if count > MAX_PATCHES:
+        raise ModelRefusedError(f"{call.node.op} copies {count} numbers for its windows")
+
+
 def _windows(call: Call, kernel: Sequence[int], *, pool: bool) -> list[int]:
     """Return the spatial sizes of what a sliding window gives."""
     sizes = call[0].shape[2:]
@@ -464,6 +471,8 @@ def _convolution(call: Call) -> list[Value]:
     spatial = _windows(call, weights.shape[2:], pool=False)
     shape = (call[0].shape[0], weights.shape[0], *spatial)
     call.work = 2 * math.prod(shape) * math.prod(weights.shape[1:])
+    if call.node.op != "Conv":
+        _check_patches(math.prod(spatial) * math.prod(weights.shape[1:]), call)
     return [Value(shape)]
 
 
@@ -487,6 +496,7 @@ def _transposed_convolution(call: Call) -> list[Value]:
     elif call.text("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER"):
         shape[2:] = [size * stride for size, stride in zip(source[2:], strides, strict=True)]
     call.work = 2 * math.prod(source) * math.prod(weights[1:])
+    _check_patches(math.prod(source[2:]) * math.prod(weights[1:]), call)
     return [Value(tuple(shape))]
 
 
@@ -534,6 +544,8 @@ def _gemm(call: Call) -> list[Value]:
 def _einsum(call: Call) -> list[Value]:
     terms, arrow, wanted = call.text("equation", "").replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
+    if terms.count(",") > 1:  # two are one product of matrices; more may be multiplied out
+        raise ModelRefusedError("Einsum has more than two inputs")
     for place, term in enumerate(terms.split(",")):
         shape = call[place].shape
         if len(term) != len(shape) or (term and not term.isalpha()):
