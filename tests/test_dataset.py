@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import json
 import os
 import shutil
 import struct
@@ -115,28 +116,72 @@ def test_a_listed_picture_that_is_gone_is_an_error(tmp_path: Path) -> None:
         load_dataset(tmp_path)
 
 
-def test_no_episode_is_in_two_parts_and_every_part_has_both_classes(tmp_path: Path) -> None:
+def episodes_folder(
+    folder: Path, count: int, *, env: str = "PandaHoverRandom-v0", seed: int = 3, step: int = 3
+) -> Path:
+    """Write a capture of ``count`` pictures, ``step`` to an episode, a success in each."""
     rows = ["file,label,episode"]
-    for number in range(60):
+    for number in range(count):
         label = "success" if number % 3 == 0 else "failure"
-        picture(tmp_path / label / f"{number}.png", number)
-        rows.append(f"{label}/{number}.png,{label},{number // 3}")
-    (tmp_path / "metadata.csv").write_text("\n".join(rows))
-    dataset = load_dataset(tmp_path)
-    parts = split_by_episode(dataset, seed=1)
-    assert sorted(np.concatenate(parts).tolist()) == list(range(60))
+        picture(folder / label / f"{number:03d}.png", number)
+        rows.append(f"{label}/{number:03d}.png,{label},{number // step}")
+    (folder / "metadata.csv").write_text("\n".join(rows))
+    about = {"env": env, "seed": seed, "scene": {"scene": "panda-hover"}}
+    (folder / "dataset.json").write_text(json.dumps(about))
+    return folder
+
+
+def test_no_episode_is_in_two_parts_and_every_part_has_both_classes(tmp_path: Path) -> None:
+    dataset = load_dataset(episodes_folder(tmp_path, 90))
+    parts = split_by_episode(dataset)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(90))
     episodes = [set(dataset.episodes[part].tolist()) for part in parts]
     assert not episodes[0] & episodes[1] and not episodes[1] & episodes[2]
     assert all(len(set(dataset.labels[part].tolist())) == 2 for part in parts)
-    again = split_by_episode(dataset, seed=1)
-    assert all((one == two).all() for one, two in zip(parts, again, strict=True))
+
+
+def sides(folder: Path) -> dict[str, int]:
+    dataset = load_dataset(folder)
+    return {
+        dataset.files[index]: side
+        for side, part in enumerate(split_by_episode(dataset))
+        for index in part
+    }
+
+
+def test_a_grown_capture_moves_no_episode_to_another_part(tmp_path: Path) -> None:
+    small = sides(episodes_folder(tmp_path / "small", 90))
+    grown = sides(episodes_folder(tmp_path / "grown", 240))
+    assert {file: grown[file] for file in small} == small
+    assert {side: list(grown.values()).count(side) for side in range(3)} == pytest.approx(
+        {0: 168, 1: 36, 2: 36}, abs=30
+    )
+
+
+def test_what_drew_a_picture_decides_its_part_and_not_where_it_is_kept(tmp_path: Path) -> None:
+    first = sides(episodes_folder(tmp_path / "first", 90))
+    # The scene draws the same picture whichever of its environments is named.
+    assert sides(episodes_folder(tmp_path / "env", 90, env="PandaHover-v0")) == first
+    assert sides(episodes_folder(tmp_path / "seed", 90, seed=4)) != first
+
+
+def test_pictures_without_episodes_are_split_by_their_content(tmp_path: Path) -> None:
+    for number in range(120):
+        name = "success" if number % 2 else "failure"
+        picture(tmp_path / "a" / name / f"{number:03d}.png", number)
+        picture(tmp_path / "b" / name / f"{200 - number:03d}.png", number)
+    moved = {
+        f"{file.split('/')[0]}/{200 - int(file[-7:-4]):03d}.png": side
+        for file, side in sides(tmp_path / "a").items()
+    }
+    assert sides(tmp_path / "b") == moved
 
 
 def test_too_few_episodes_to_split_is_an_error(tmp_path: Path) -> None:
     picture(tmp_path / "success" / "0.png", 1)
     picture(tmp_path / "failure" / "0.png", 2)
     with pytest.raises(DatasetError, match="capture more episodes"):
-        split_by_episode(load_dataset(tmp_path), seed=0)
+        split_by_episode(load_dataset(tmp_path))
 
 
 # --- folders from strangers --------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from full_disk import nearly_full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.torch import save as safetensors_bytes
 
 from vinoreward.backends.torch_networks import WithPreprocess, build
 from vinoreward.bundles.bundle import Bundle
@@ -22,8 +24,10 @@ from vinoreward.errors import (
     ModelNotFoundError,
     RunFolderError,
     TooFewNegativesError,
+    UselessClassifierError,
 )
-from vinoreward_training import finetune
+from vinoreward.rewards.calibration import threshold_for_fpr
+from vinoreward_training import finetune, quantize
 from vinoreward_training.classifier_training import (
     CHECKPOINT,
     ChannelsLast,
@@ -31,11 +35,28 @@ from vinoreward_training.classifier_training import (
     Recipe,
     predict,
 )
-from vinoreward_training.dataset import Dataset, load_dataset
-from vinoreward_training.evaluation import average_precision, per_category, rates, roc_curve
+from vinoreward_training.dataset import Dataset, load_dataset, split_by_episode
+from vinoreward_training.evaluation import (
+    Verdict,
+    average_precision,
+    judge,
+    per_category,
+    raised_threshold,
+    rates,
+    refuse_useless,
+    roc_curve,
+)
 from vinoreward_training.finetune import FinetuneConfig
 from vinoreward_training.finetune_bundle import golden_indices
-from vinoreward_training.network_weights import load_weights
+from vinoreward_training.network_weights import (
+    SAMPLE,
+    check_unseen,
+    load_weights,
+    read_record,
+    record_of,
+)
+from vinoreward_training.quantize import QuantizeConfig
+from vinoreward_training.train import TrainConfig, train
 from vinoreward_training.training_signal import (
     augment,
     loss_of,
@@ -84,9 +105,11 @@ def network() -> ChannelsLast:
     return ChannelsLast(WithPreprocess(build("squeezenet1_1"), (0.5,) * 3, (0.25,) * 3))
 
 
-def fit_of(folder: Path, *, resume: bool = False, epochs: int = 2) -> Fit:
+def fit_of(
+    folder: Path, *, resume: bool = False, epochs: int = 2, dead_camera: float = 0.125
+) -> Fit:
     data = dataset_of(24)
-    recipe = Recipe(epochs=epochs, batch_size=8)
+    recipe = Recipe(epochs=epochs, batch_size=8, dead_camera=dead_camera)
     return Fit(network(), data, np.arange(16), np.arange(16, 24), recipe, folder, resume=resume)
 
 
@@ -116,6 +139,15 @@ def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
     )
 
 
+def test_training_shows_dead_camera_frames_as_failures(tmp_path: Path) -> None:
+    losses = []
+    for share in (0.0, 1.0):
+        fit = fit_of(tmp_path / str(share), epochs=5, dead_camera=share)
+        fit.run(lambda step, loss: None, lambda record: None)
+        losses.append(fit.history[-1]["val_dead_loss"])
+    assert losses[1] < 0.8 * losses[0]
+
+
 def test_a_full_disk_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
     fit = fit_of(tmp_path)
     fit.save()
@@ -134,6 +166,10 @@ def test_a_corrupt_or_foreign_checkpoint_is_an_error(tmp_path: Path) -> None:
         fit_of(tmp_path, resume=True)
     torch.save({"dataset": "other"}, tmp_path / CHECKPOINT)
     with pytest.raises(DatasetError, match="another dataset"):
+        fit_of(tmp_path, resume=True)
+    # As versions wrote it that split by a seed: it has trained on what is held out now.
+    torch.save({"dataset": "0" * 64}, tmp_path / CHECKPOINT)
+    with pytest.raises(DatasetError, match=r"split the data otherwise.*--out"):
         fit_of(tmp_path, resume=True)
 
 
@@ -228,6 +264,116 @@ def test_weights_that_cannot_be_used_are_errors(tmp_path: Path) -> None:
         load_weights(net, tmp_path / "foreign.pt")
 
 
+def keyed(count: int, seed: int = 0) -> Dataset:
+    """Return many tiny pictures, each its own episode."""
+    images = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
+    return dataclasses.replace(
+        dataset_of(2),
+        images=images,
+        labels=np.arange(count) % 2,
+        episodes=np.arange(count),
+        sha256=f"{seed}" * 64,
+        files=tuple(str(index) for index in range(count)),
+    )
+
+
+@pytest.mark.parametrize("count", [300, 4 * SAMPLE])
+def test_weights_that_have_seen_held_out_pictures_are_refused(count: int, tmp_path: Path) -> None:
+    data = keyed(count)
+    parts = split_by_episode(data)
+    record = record_of(data, parts[0], started=False, before=None)
+    assert len(record.sample) <= SAMPLE
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(safetensors_bytes({"a": torch.zeros(1)}, {"trained_on": record.to_text()}))
+    read = read_record(path)
+    assert read is not None and read.facts() == record.facts()
+    assert check_unseen(read, path, data, parts).startswith("yes")
+    # The same pictures as a capture with episodes of its own: held out are others of them.
+    other = dataclasses.replace(data, origin="scene seed 1")
+    with pytest.raises(DatasetError, match=r"trained on \d\d% of the pictures.*--weights"):
+        check_unseen(read, path, other, split_by_episode(other))
+    # And after a second training that began with those weights.
+    more = keyed(count, seed=1)
+    second = record_of(more, split_by_episode(more)[0], started=True, before=read)
+    assert len(second.sample) <= SAMPLE and second.complete
+    assert second.datasets == (data.sha256, more.sha256)
+    with pytest.raises(DatasetError, match="trained on"):
+        check_unseen(second, path, other, split_by_episode(other))
+
+
+def test_pictures_that_every_episode_repeats_do_not_count_as_seen(tmp_path: Path) -> None:
+    data = keyed(400)
+    data.images[::4] = 9  # an arm at rest
+    parts = split_by_episode(data)
+    record = record_of(data, parts[0], started=False, before=None)
+    fresh = keyed(400, seed=1)
+    fresh.images[::4] = 9
+    assert check_unseen(record, tmp_path, fresh, split_by_episode(fresh)).startswith("yes")
+
+
+def test_a_record_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    for text in ("[", "{}", '{"sample": "AAAA", "datasets": [], "limit": 1, "split": "x"}'):
+        path.write_bytes(safetensors_bytes({"a": torch.zeros(1)}, {"trained_on": text}))
+        with pytest.raises(ModelCorruptError, match="trained on"):
+            read_record(path)
+    path.write_bytes(safetensors_bytes({"a": torch.zeros(1)}))
+    assert read_record(path) is None
+    assert "no record" in check_unseen(None, path, keyed(100), ())
+    unknown = record_of(keyed(100), np.arange(70), started=True, before=None)
+    assert not unknown.complete
+
+
+def test_raising_the_threshold_keeps_the_claims() -> None:
+    none = np.zeros(0)
+    likely = np.linspace(0.9, 1, 200)
+    assert raised_threshold(0.01, likely, none) == 0.5
+    assert raised_threshold(0.7, likely, none) == 0.7
+    # A weak network calls hardly anything likelier than not: 0.5 would lose all of the successes.
+    weak = np.linspace(0.05, 0.45, 200)
+    value = raised_threshold(0.2, weak, none)
+    before, after = (weak >= 0.2).sum(), (weak.astype(np.float32) >= np.float32(value)).sum()
+    assert 0.2 < value < 0.5 and 0.98 * before < after <= before
+    # Above the dead-camera frames, where few successes lie below them.
+    dead = np.array([0.1, 0.85])
+    assert 0.85 < raised_threshold(0.6, likely, dead) < 0.86
+    assert 0.9 < raised_threshold(0.6, likely, np.array([0.999])) < 0.92
+    assert raised_threshold(0.6, np.ones(9), np.ones(3)) == 0.99
+
+
+def verdict_of(hits: int, false: int, *, dead: int = 0, episodes: int = 400) -> Verdict:
+    """Judge a classifier that claims ``hits`` of 100 successes and ``false`` of 400 failures."""
+    labels = np.array([1] * 100 + [0] * 400)
+    claimed = np.array([1] * hits + [0] * (100 - hits) + [1] * false + [0] * (400 - false))
+    found = rates(claimed == 1, labels)
+    probabilities = np.where(np.arange(500) < 100, 0.9, 0.1)
+    chosen = threshold_for_fpr(probabilities, labels, np.arange(500) % (episodes + 100), 0.02)
+    return judge(found, chosen, dead=500, dead_claimed=dead, rate_of_good_recall=0.25)
+
+
+def test_the_verdict_says_what_a_classifier_is_good_for() -> None:
+    assert verdict_of(95, 4) == Verdict("usable")
+    none = verdict_of(0, 0)
+    assert none.level == "useless" and "0 of 100 test successes" in none.reasons[0]
+    same = verdict_of(30, 150)
+    assert same.level == "useless" and "about as often" in " ".join(same.reasons)
+    weak = verdict_of(53, 2)
+    assert weak.level == "weak" and "--target-fpr" in str(weak) and "up to 0.25" in str(weak)
+    assert verdict_of(95, 4, dead=40).reasons == ("it claims 40 of 500 dead-camera frames",)
+    assert verdict_of(95, 30).level == "weak"  # more false claims than asked for
+    few = verdict_of(95, 4, episodes=0)
+    assert few.level == "weak" and "support a false-positive rate of 0.03" in str(few)
+
+
+def test_a_useless_classifier_is_refused_and_an_unjudged_one_is_not() -> None:
+    verdict = verdict_of(0, 0).as_dict()
+    with pytest.raises(UselessClassifierError, match=r"0 of 100 test successes.*--force"):
+        refuse_useless("mine", {"verdict": verdict}, force=False)
+    refuse_useless("mine", {"verdict": verdict}, force=True)
+    refuse_useless("mine", {}, force=False)
+    refuse_useless("mine", {"verdict": "useless"}, force=False)  # free JSON of a stranger
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=40).filter(
         lambda pairs: any(label for _, label in pairs)
@@ -299,7 +445,52 @@ def test_an_image_folder_becomes_a_bundle_that_decides_right(tmp_path: Path) -> 
     claimed = classifier.probability(dataset.images) >= classifier.threshold
     assert (claimed == (dataset.labels == 1)).mean() > 0.95
     classifier.close()
+    assert bundle.spec.metrics["verdict"]["level"] == "usable"
+    assert bundle.spec.metrics["dead_camera"]["frames"] == 520
+    card = (bundle.path / "README.md").read_text()
+    assert "**Verdict: usable.**" in card and "| dead_camera: black | 40 | 0 |" in card
     # Continuing a finished run trains nothing and writes the same network again.
     again = FinetuneConfig(**{**config.__dict__, "resume": True})
     assert finetune.run(again) == 0
     assert Bundle.load(bundle.path).golden.logits == pytest.approx(bundle.golden.logits)
+    # Its weights say what they were trained on.
+    weights = bundle.path / "model.safetensors"
+    record = read_record(weights)
+    assert record is not None and bundle.spec.dataset["trained_on"] == record.facts()
+    assert check_unseen(record, weights, dataset, split_by_episode(dataset)).startswith("yes")
+
+
+@pytest.mark.slow
+def test_a_classifier_of_nothing_is_useless_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.default_rng(0)
+    data = tmp_path / "data"
+    for index, label in enumerate(random.integers(0, 2, 240)):
+        path = data / ("success" if label else "failure") / f"{index:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (*SIZE, 3), dtype=np.uint8)).save(path)
+    foreign = tmp_path / "foreign.safetensors"
+    foreign.write_bytes(safetensors_bytes(build("squeezenet1_1").state_dict()))
+    config = FinetuneConfig(
+        data=data,
+        out=tmp_path / "run",
+        weights=foreign,
+        epochs=1,
+        batch_size=16,
+        target_fpr=0.2,
+        threads=1,
+    )
+    assert finetune.run(config) == 3
+    said = capsys.readouterr().out
+    assert "verdict: useless" in said and "next:" not in said
+    assert "foreign.safetensors carries no record" in said
+    path = tmp_path / "run" / "bundle"
+    assert "foreign.safetensors carries no record" in (path / "README.md").read_text()
+    with pytest.raises(UselessClassifierError, match="--force"):
+        quantize.run(QuantizeConfig(bundle=path, data=data))
+    # With --force it is the data's turn: too few frames are held out.
+    with pytest.raises(DatasetError, match="at least 200"):
+        quantize.run(QuantizeConfig(bundle=path, data=data, force=True))
+    with pytest.raises(UselessClassifierError, match="--force"):
+        train(TrainConfig(out=tmp_path / "policy", bundle=str(path), progress=False))

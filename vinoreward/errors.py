@@ -20,6 +20,7 @@
     ├── DatasetError (ValueError)                a capture or image folder that cannot be used
     ├── TooFewNegativesError (ValueError)        too little data for the claimed error rate
     ├── QuantizationRefusedError (RuntimeError)  INT8 flips more decisions than allowed
+    ├── UselessClassifierError (RuntimeError)    its own tests say that it gives no usable reward
     ├── RunFolderError (OSError)                 a run folder that is locked, full or unwritable
     └── SharedMemoryError (OSError)              shared memory that cannot be had, or has changed
 
@@ -99,6 +100,10 @@ class TooFewNegativesError(VinorewardError, ValueError):
 
 class QuantizationRefusedError(VinorewardError, RuntimeError):
     """Quantization changes more decisions than the gate allows."""
+
+
+class UselessClassifierError(VinorewardError, RuntimeError):
+    """A classifier whose own tests say that it gives no reward to learn from."""
 
 
 class RunFolderError(VinorewardError, OSError):

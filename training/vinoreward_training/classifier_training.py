@@ -16,10 +16,17 @@ from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import DatasetError, ModelCorruptError
 from vinoreward.rewards.calibration import temperature
 from vinoreward.saved_state import save_state
-from vinoreward_training.dataset import Dataset
+from vinoreward_training.dataset import SPLIT, Dataset
+from vinoreward_training.dead_camera import SHARE, held_out, of_step
 from vinoreward_training.evaluation import average_precision, log_loss
 from vinoreward_training.network_weights import load_plain
-from vinoreward_training.training_signal import augment, loss_of, margin_targets, sampling_shares
+from vinoreward_training.training_signal import (
+    MARGIN_LIMIT,
+    augment,
+    loss_of,
+    margin_targets,
+    sampling_shares,
+)
 
 CHECKPOINT = "checkpoint.pt"
 SAVE_EVERY = 250
@@ -46,6 +53,7 @@ class Recipe:
         patience: epochs without a better validation loss before training stops.
         seed: decides initial weights, order and augmentation.
         success_distance: metres at which the label changes, for the distance loss.
+        dead_camera: frames of a failing camera in a batch, as a share of its other frames.
         bf16: compute in bfloat16 until ``BF16_SHARE`` of the steps are done. Twice as fast on a
             processor that has it; the rest is in float32, to settle what rounding blurred.
     """
@@ -60,6 +68,7 @@ class Recipe:
     patience: int = 6
     seed: int = 0
     success_distance: float = 0.035
+    dead_camera: float = SHARE
     bf16: bool = False
 
 
@@ -124,7 +133,7 @@ class Fit:
 
     Raises:
         ModelCorruptError: the checkpoint cannot be read.
-        DatasetError: the checkpoint belongs to another dataset.
+        DatasetError: the checkpoint belongs to another dataset, or to another way to split it.
     """
 
     def __init__(
@@ -144,6 +153,11 @@ class Fit:
         self._train, self._validation = train, validation
         self._targets = margin_targets(dataset.distances, dataset.labels, recipe.success_distance)
         self._shares = sampling_shares(self._targets[train], recipe.boost)
+        self._failures = train[dataset.labels[train] == 0]
+        self._dead = math.ceil(recipe.dead_camera * recipe.batch_size)
+        # Where frames are asked for log-odds by their distance, these are as far as can be.
+        known = bool((~np.isnan(self._targets)).any())
+        self._dead_target = torch.tensor(-MARGIN_LIMIT if known else math.nan)
         self._optimiser = torch.optim.AdamW(
             module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
@@ -173,6 +187,7 @@ class Fit:
         state = self._state
         value = {
             "dataset": self._data.sha256,
+            "split": SPLIT,
             "model": self.module.state_dict(),
             "optimiser": self._optimiser.state_dict(),
             **vars(state),
@@ -186,6 +201,12 @@ class Fit:
             raise DatasetError(
                 f"{self._path} was written for another dataset than {self._data.folder}. Expected "
                 "the same pictures when resuming; train in a new folder with --out."
+            )
+        if value.get("split") != SPLIT:
+            raise DatasetError(
+                f"{self._path} was written by a version that split the data otherwise, so it has "
+                "trained on frames that are held out now. Expected a checkpoint of this version; "
+                "train in a new folder with --out."
             )
         try:
             self.module.load_state_dict(value["model"])
@@ -222,16 +243,27 @@ class Fit:
         rate = self._rate(self._state.step)
         for group in self._optimiser.param_groups:
             group["lr"] = rate
-        pictures = torch.from_numpy(self._data.images[indices])
+        labels = torch.from_numpy(self._data.labels[indices])
+        targets = torch.from_numpy(self._targets[indices])
+        pictures = augment(
+            torch.from_numpy(self._data.images[indices]), self.recipe.augment, random
+        )
+        if self._dead:
+            # After augmentation: black stays black.
+            dead = of_step(
+                self._state.step,
+                self._dead,
+                self._data.images,
+                self._failures,
+                seed=self.recipe.seed,
+            )
+            pictures = torch.cat([pictures, torch.from_numpy(dead)])
+            labels = torch.cat([labels, labels.new_zeros(len(dead))])
+            targets = torch.cat([targets, self._dead_target.expand(len(dead))])
         half = self.recipe.bf16 and self._state.step < BF16_SHARE * self.steps
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-            logits = self.module(augment(pictures, self.recipe.augment, random)).float()
-        loss = loss_of(
-            logits,
-            torch.from_numpy(self._data.labels[indices]),
-            torch.from_numpy(self._targets[indices]),
-            self.recipe.margin,
-        )
+            logits = self.module(pictures).float()
+        loss = loss_of(logits, labels, targets, self.recipe.margin)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.module.parameters(), 5.0)
@@ -239,11 +271,21 @@ class Fit:
         self._state.step += 1
         return float(loss.detach())
 
+    def _dead_log_odds(self) -> npt.NDArray[np.float64]:
+        """Return the log-odds, before calibration, of the dead-camera frames of validation."""
+        failures = self._validation[self._data.labels[self._validation] == 0]
+        drawn = held_out(1, self._data.images, failures, seed=self.recipe.seed)
+        logits = np.concatenate([predict(self.module, images) for _, images in drawn])
+        values: npt.NDArray[np.float64] = (logits[:, 1] - logits[:, 0]).astype(np.float64)
+        return values
+
     def _evaluate(self, train_loss: float) -> dict[str, float]:
         logits = predict(self.module, self._data.images[self._validation]).astype(np.float64)
         labels = self._data.labels[self._validation]
         # Calibrated, as the bundle will be: else training stops at the first overconfidence.
-        log_odds = (logits[:, 1] - logits[:, 0]) / temperature(logits, labels)
+        heat = temperature(logits, labels)
+        log_odds = (logits[:, 1] - logits[:, 0]) / heat
+        dead = self._dead_log_odds() / heat
         state = self._state
         epoch = state.step // self.steps_per_epoch
         record = {
@@ -252,10 +294,14 @@ class Fit:
             "val_loss": log_loss(log_odds, labels),
             "val_ap": average_precision(log_odds, labels),
             "val_accuracy": float(np.mean((log_odds > 0) == (labels == 1))),
+            "val_dead_loss": log_loss(dead, np.zeros(len(dead), dtype=np.int64)),
+            "val_dead_claimed": float(np.mean(dead > 0)),
             "learning_rate": self._rate(state.step),
         }
-        if record["val_loss"] < state.best_loss:
-            state.best_loss, state.best_epoch = record["val_loss"], epoch
+        # Weighed as in a batch.
+        loss = record["val_loss"] + self.recipe.dead_camera * record["val_dead_loss"]
+        if loss < state.best_loss:
+            state.best_loss, state.best_epoch = loss, epoch
             state.best = {k: v.detach().clone() for k, v in self.module.state_dict().items()}
         state.history.append(record)
         return record

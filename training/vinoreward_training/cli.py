@@ -75,7 +75,11 @@ EXTRAS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return 0, 1 (an error the message explains), 2 (usage) or 130 (Ctrl-C)."""
+    """Run one command and return its exit status.
+
+    That is 0, 1 (an error the message explains), 2 (usage), 3 (finetune made a useless classifier)
+    or 130 (Ctrl-C).
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         print(usage())

@@ -23,6 +23,11 @@ from vinoreward_training.dataset_files import (
     stack_pictures,
 )
 
+SPLIT = "episode hash 1"
+"""Name of the way :func:`split_by_episode` splits; recorded wherever a split was used."""
+HELD_OUT_SHARES = (0.15, 0.15)
+"""Shares of the episodes that go to validation and to test."""
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -40,6 +45,8 @@ class Dataset:
         folder: where it was read.
         resized: whether pictures were resized (PIL bilinear) to get here.
         seed: the capture's seed, if recorded.
+        origin: what makes an episode together with its number (scene or environment, and the
+            capture's seed); None where that is not recorded.
     """
 
     images: npt.NDArray[np.uint8]
@@ -53,6 +60,7 @@ class Dataset:
     folder: Path
     resized: bool = False
     seed: int | None = None
+    origin: str | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -172,42 +180,70 @@ def load_dataset(
         folder=folder,
         resized=resized,
         seed=about.get("seed"),
+        origin=_origin(about) if recorded else None,
     )
 
 
+def _origin(about: dict[str, Any]) -> str | None:
+    """Return what makes a capture's episodes together with their numbers, None if not recorded.
+
+    A scene of ours is drawn from seed and number alone, whichever of its environments is named and
+    however large the pictures are.
+    """
+    scene, seed = about.get("scene"), about.get("seed")
+    name = scene.get("scene") if isinstance(scene, dict) else None
+    name = name or about.get("env")
+    if not isinstance(name, str) or not isinstance(seed, int):
+        return None
+    return f"{name} seed {seed}"
+
+
+def _identities(dataset: Dataset) -> tuple[list[bytes], npt.NDArray[np.int64]]:
+    """Return what names each episode wherever it turns up, and (N,) the episode of each frame."""
+    numbers, first, inverse = np.unique(dataset.episodes, return_index=True, return_inverse=True)
+    if dataset.origin is not None:
+        return [f"{dataset.origin} episode {number}".encode() for number in numbers], inverse
+    if len(numbers) < len(dataset.labels):
+        # The first by name: frames that are added to an episode usually come after it.
+        order = np.lexsort((np.array(dataset.files), dataset.episodes))
+        _, position = np.unique(dataset.episodes[order], return_index=True)
+        first = order[position]
+    return [hashlib.sha256(dataset.images[index].tobytes()).digest() for index in first], inverse
+
+
 def split_by_episode(
-    dataset: Dataset, *, seed: int, fractions: tuple[float, float] = (0.15, 0.15)
+    dataset: Dataset,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the indices of (train, validation, test); no episode is in two of them.
 
+    A hash of what makes an episode decides, and nothing else: no seed, and none of the other
+    episodes. So an episode stays on its side when a capture grows, and weights that were trained
+    on some capture have never seen a held-out frame of it or of a larger one. A capture's episode
+    is its scene or environment, the capture's seed and its number; without such a record it is the
+    content of the episode's first picture.
+
     Args:
         dataset: what to split.
-        seed: decides which episode goes where.
-        fractions: shares of the episodes for validation and test.
 
     Raises:
         DatasetError: a part would lack one of the classes.
     """
-    # Episodes that hold a success and those that do not are dealt out apart, so that small
-    # datasets get both classes everywhere.
-    numbers, inverse = np.unique(dataset.episodes, return_inverse=True)
-    holds = np.zeros(len(numbers), dtype=bool)
-    np.logical_or.at(holds, inverse, dataset.labels == 1)
-    random = np.random.default_rng([seed, 0x5917])
-    part = np.zeros(len(numbers), dtype=np.int64)
-    for kind in (True, False):
-        members = random.permutation(np.flatnonzero(holds == kind))
-        first = round(len(members) * fractions[0])
-        second = first + round(len(members) * fractions[1])
-        part[members[:first]] = 1
-        part[members[first:second]] = 2
-    frames = part[inverse]
-    parts = tuple(np.flatnonzero(frames == which).astype(np.int64) for which in range(3))
+    identities, inverse = _identities(dataset)
+    salt = SPLIT.encode() + b"\0"
+    drawn = np.array(
+        [int.from_bytes(hashlib.sha256(salt + name).digest()[:6], "big") for name in identities]
+    )
+    places = np.cumsum((*HELD_OUT_SHARES, 1.0))
+    # Validation, test and training, in this order along the hash.
+    side = np.searchsorted(places * 2.0**48, drawn, side="right")[inverse]
+    parts = tuple(np.flatnonzero(side == which).astype(np.int64) for which in (2, 0, 1))
     for name, indices in zip(("training", "validation", "test"), parts, strict=True):
         if len(np.unique(dataset.labels[indices])) < 2:
             raise DatasetError(
                 f"the {name} part of {dataset.folder} would have {len(indices)} frames of fewer "
-                f"than two classes ({len(numbers)} episodes in all). Expected successes and "
-                "failures in every part; capture more episodes."
+                f"than two classes ({len(identities)} episodes in all). Expected successes and "
+                "failures in every part. A hash of each episode decides where it goes, 70 % to "
+                "training and 15 % each to validation and test, so some tens of episodes with "
+                "either are needed; capture more episodes."
             )
     return parts[0], parts[1], parts[2]

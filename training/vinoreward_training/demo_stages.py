@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from vinoreward.errors import QuantizationRefusedError, RunFolderError
+from vinoreward.errors import QuantizationRefusedError, RunFolderError, UselessClassifierError
 from vinoreward.files import write_json
 from vinoreward_training.demo_plan import CAPTURE_SEED, Plan
 from vinoreward_training.machine import usable_cores
@@ -189,7 +189,7 @@ def finetune(plan: Plan, places: Places) -> Facts:
     """Train the classifier."""
     from vinoreward_training import finetune
 
-    finetune.run(
+    status = finetune.run(
         finetune.FinetuneConfig(
             data=places.data,
             out=places.classifier,
@@ -205,6 +205,11 @@ def finetune(plan: Plan, places: Places) -> Facts:
             resume=_started(places.classifier),
         )
     )
+    if status == finetune.USELESS:
+        raise UselessClassifierError(
+            f"the demo's classifier in {places.bundle} is useless, as said above. Expected one "
+            "that claims successes; ask for more --frames or --epochs in another folder."
+        )
     return {"start": plan.start}
 
 

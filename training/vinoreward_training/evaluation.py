@@ -1,13 +1,33 @@
-"""How good a classifier is: pure functions of log-odds and labels."""
+"""How good a classifier is: pure functions of log-odds and labels, and the verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.errors import UselessClassifierError
+
+if TYPE_CHECKING:
+    from vinoreward.rewards.calibration import Threshold
+
+LOWEST_THRESHOLD = 0.5
+"""Where classes are far apart, nearly any threshold keeps the false-positive rate of the data, and
+the lowest would claim what is less likely than not. The threshold is raised to this where the
+successes are likelier still; where they are not, that would only lose them."""
+HIGHEST_RAISE = 0.99
+"""Nor is the threshold raised beyond this: there is no room left above it for INT8 to be unsure."""
+RECALL_COST = 0.01
+"""Share of the claimed successes that raising the threshold may cost."""
+GOOD_RECALL = 0.8
+"""A classifier that claims fewer of the successes is weak."""
+LEAST_RECALL = 0.05
+"""One that claims fewer than this is useless: a learner would hardly ever see the reward."""
+DEAD_CLAIMED = 0.01
+"""A classifier that claims more of the dead-camera frames is weak."""
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
@@ -124,3 +144,142 @@ def per_category(
         }
         for name in np.unique(names)
     ]
+
+
+def raised_threshold(chosen: float, successes: Floats, dead: Floats) -> float:
+    """Return the threshold, raised to ``LOWEST_THRESHOLD`` and above the dead-camera frames.
+
+    It is raised as far as that costs at most ``RECALL_COST`` of the successes that are claimed, and
+    not beyond ``HIGHEST_RAISE``.
+
+    Args:
+        chosen: the lowest threshold that keeps the false-positive rate.
+        successes: (N,) probabilities of the success frames.
+        dead: (M,) probabilities of the dead-camera frames.
+    """
+    above = np.nextafter(np.float32(dead.max(initial=0.0)), np.float32(2.0))
+    wanted = min(max(LOWEST_THRESHOLD, float(above)), HIGHEST_RAISE)
+    claimed = np.sort(successes.astype(np.float32)[successes.astype(np.float32) >= chosen])
+    if len(claimed):
+        wanted = min(wanted, float(claimed[int(RECALL_COST * len(claimed))]))
+    return max(chosen, wanted)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a classifier can serve as a reward.
+
+    Attributes:
+        level: usable; weak (a learner may fail on it); useless (it gives no reward to learn from).
+        reasons: sentences, none where it is usable.
+        advice: sentences on what to try.
+    """
+
+    level: Literal["usable", "weak", "useless"]
+    reasons: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for ``metrics.verdict`` of a bundle."""
+        return {
+            "level": self.level,
+            "reasons": list(self.reasons),
+            "advice": list(self.advice),
+        }
+
+    def __str__(self) -> str:
+        text = str(self.level)
+        if self.reasons:
+            text += f": {'; '.join(self.reasons)}"
+        return text + (f". Try: {'; '.join(self.advice)}" if self.advice else "")
+
+
+def judge(
+    test: Rates,
+    chosen: Threshold,
+    *,
+    dead: int,
+    dead_claimed: int,
+    rate_of_good_recall: float,
+) -> Verdict:
+    """Return the verdict on a classifier.
+
+    Args:
+        test: rates on the test frames.
+        chosen: the threshold as the validation frames gave it.
+        dead: dead-camera frames tested.
+        dead_claimed: how many of them it claims.
+        rate_of_good_recall: upper bound of the false-positive rate at which ``GOOD_RECALL`` of the
+            validation successes are claimed.
+    """
+    from vinoreward.rewards.calibration import clopper_pearson, negatives_needed
+
+    positives = test.true_positives + test.false_negatives
+    negatives = test.false_positives + test.true_negatives
+    reasons: list[str] = []
+    advice: list[str] = []
+    useless = test.recall < LEAST_RECALL or test.recall_low <= test.false_positive_rate
+    if test.recall < GOOD_RECALL:
+        reasons.append(
+            f"it claims {test.true_positives} of {positives} test successes ({test.recall:.1%})"
+        )
+        advice.append("more --epochs, or more frames of successes and near misses")
+        if rate_of_good_recall > chosen.target_fpr:
+            advice.append(
+                f"a higher --target-fpr: a recall of {GOOD_RECALL:.0%} comes with a "
+                f"false-positive rate of up to {rate_of_good_recall:.2g} on these data"
+            )
+    if useless and test.recall >= LEAST_RECALL:
+        reasons.append(
+            f"it claims failures about as often ({test.false_positives} of {negatives}) as "
+            f"successes ({test.true_positives} of {positives})"
+        )
+        advice.append("a look at the labels and at mistakes.png")
+    if clopper_pearson(test.false_positives, negatives, 0.95, "lower")[0] > chosen.target_fpr:
+        reasons.append(
+            f"it claims {test.false_positives} of {negatives} test failures, more than the "
+            f"{chosen.target_fpr:g} asked for"
+        )
+        advice.append(f"--target-fpr {test.fpr_high:.2g}, or more frames")
+    if not chosen.episodes_reach_target:
+        found, needed = chosen.negative_episodes, negatives_needed(chosen.target_fpr)
+        supported = 1 - 0.05 ** (1 / max(1, found))
+        reasons.append(
+            f"the {found} validation episodes with failures support a false-positive rate of "
+            f"{max(supported, chosen.episode_fpr_upper):.2g} an episode, not "
+            f"{chosen.target_fpr:g}"
+        )
+        if found < needed:
+            advice.append(
+                f"failures from more episodes ({needed} are needed in validation), or "
+                f"--target-fpr {supported:.2g}, the lowest that {found} can support"
+            )
+    if dead_claimed > DEAD_CLAIMED * dead:
+        reasons.append(f"it claims {dead_claimed} of {dead} dead-camera frames")
+        advice.append("more --epochs: they are shown as failures in every batch")
+    if useless:
+        return Verdict("useless", tuple(reasons), tuple(advice))
+    return Verdict("weak" if reasons else "usable", tuple(reasons), tuple(advice))
+
+
+def refuse_useless(name: str, metrics: Mapping[str, Any], *, force: bool) -> None:
+    """Refuse a classifier whose own training called it useless; others pass, unjudged ones too.
+
+    Args:
+        name: of the bundle.
+        metrics: of the bundle.
+        force: use it all the same.
+
+    Raises:
+        UselessClassifierError: it is useless.
+    """
+    verdict = metrics.get("verdict")
+    if force or not isinstance(verdict, Mapping) or verdict.get("level") != "useless":
+        return
+    reasons = verdict.get("reasons")
+    why = "; ".join(map(str, reasons)) if isinstance(reasons, list) else ""
+    raise UselessClassifierError(
+        f"the training of {name} ended with the verdict useless{': ' * bool(why)}{why}. Expected "
+        "a classifier that claims successes; train a better one (its README.md says what to try), "
+        "or use this one all the same with --force."
+    )

@@ -18,6 +18,10 @@ from vinoreward_training.run_folder import RunFolder
 if TYPE_CHECKING:
     from vinoreward.backends.torch_networks import WithPreprocess
     from vinoreward_training.classifier_training import Fit
+    from vinoreward_training.network_weights import TrainedOn
+
+USELESS = 3
+"""Exit status of a training whose classifier gives no usable reward."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class FinetuneConfig:
     success_label: str = "success"
     """Which sub-folder holds the successes."""
     seed: int = 0
-    """Decides the split, the initial weights and the order."""
+    """Decides the initial weights, the order and the dead-camera frames; not the split."""
     threads: int = 0
     """Threads of torch, 0 for one per core."""
     bf16: Literal["auto", "on", "off"] = "auto"
@@ -175,15 +179,26 @@ def _success_distance() -> float:
 
 
 def run(config: FinetuneConfig) -> int:
-    """Train, calibrate, export and save the bundle; return 0."""
+    """Train, calibrate, export and save the bundle.
+
+    Returns:
+        0, or 3 where the verdict on the classifier is that it is useless.
+
+    Raises:
+        ConfigError: settings that cannot work.
+        DatasetError: data that cannot be used; also where the weights given were trained on frames
+            that these data hold out.
+        TooFewNegativesError: too few failures for the target.
+    """
     from vinoreward_training.finetune_bundle import make_bundle
+    from vinoreward_training.network_weights import record_of
 
     _check(config)
     with RunFolder(config.out, config, resume=config.resume) as folder:
         dataset = load_dataset(
             config.data, size=config.image_size, success_label=config.success_label
         )
-        parts = split_by_episode(dataset, seed=config.seed)
+        parts = split_by_episode(dataset)
         _enough(config, dataset, parts[1])
         print(
             f"{len(dataset.labels)} frames of {dataset.images.shape[1]}x{dataset.images.shape[2]}: "
@@ -192,9 +207,26 @@ def run(config: FinetuneConfig) -> int:
                 for name, part in zip(("train", "validation", "test"), parts, strict=True)
             )
         )
+        before, unseen = _before(config, dataset, parts)
         inner, fit = _train(config, dataset, parts, folder)
-        make_bundle(config, dataset, parts, folder, inner, fit.history)
-    return 0
+        started = config.weights is not None
+        record = record_of(dataset, parts[0], started=started, before=before)
+        verdict = make_bundle(config, dataset, parts, folder, inner, fit.history, record, unseen)
+    return USELESS if verdict.level == "useless" else 0
+
+
+def _before(
+    config: FinetuneConfig, dataset: Dataset, parts: tuple[npt.NDArray[np.int64], ...]
+) -> tuple[TrainedOn | None, str | None]:
+    """Return what the given weights were trained on, and what that means for these data."""
+    from vinoreward_training.network_weights import check_unseen, read_record
+
+    if config.weights is None or not config.weights.is_file():
+        return None, None  # a missing file is named where it is loaded
+    before = read_record(config.weights)
+    unseen = check_unseen(before, config.weights, dataset, parts)
+    print(f"held-out frames new to the weights: {unseen}")
+    return before, unseen
 
 
 def _enough(config: FinetuneConfig, dataset: Dataset, validation: npt.NDArray[np.int64]) -> None:

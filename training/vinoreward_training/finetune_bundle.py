@@ -14,13 +14,18 @@ import numpy.typing as npt
 
 from vinoreward.errors import OutputError
 from vinoreward_training import model_card
-from vinoreward_training.dataset import Dataset
+from vinoreward_training.dataset import SPLIT, Dataset
 from vinoreward_training.dataset_files import read_about
+from vinoreward_training.dead_camera import held_out
 from vinoreward_training.evaluation import (
+    GOOD_RECALL,
     Rates,
+    Verdict,
     average_precision,
+    judge,
     log_loss,
     per_category,
+    raised_threshold,
     rates,
     sigmoid,
 )
@@ -30,12 +35,14 @@ if TYPE_CHECKING:
     from vinoreward.backends.torch_networks import WithPreprocess
     from vinoreward.bundles.schema import Decision
     from vinoreward_training.finetune import FinetuneConfig
+    from vinoreward_training.network_weights import TrainedOn
+
+Dead = dict[str, npt.NDArray[np.float64]]
+"""Family of dead-camera frames to their log-odds (M,), not calibrated."""
 
 GOLDEN_FRAMES = 8
 EXPORT_TOLERANCE = 2e-3
 """Largest difference in logits that the exported network may show."""
-LOWEST_THRESHOLD = 0.5
-"""What is less likely than not is never claimed, even where the error rate would allow it."""
 
 
 def _export(inner: WithPreprocess, path: Path, dataset: Dataset) -> float:
@@ -103,6 +110,7 @@ class _Evaluation:
     threshold_log_odds: float
     metrics: dict[str, Any]
     categories: list[dict[str, object]]
+    verdict: Verdict
 
 
 def _evaluate(
@@ -110,10 +118,15 @@ def _evaluate(
     dataset: Dataset,
     logits: npt.NDArray[np.float64],
     parts: tuple[npt.NDArray[np.int64], ...],
+    dead: tuple[Dead, Dead],
 ) -> _Evaluation:
-    """Calibrate and choose the threshold on validation frames, then measure on test frames."""
+    """Calibrate and choose the threshold on validation frames, then measure on test frames.
+
+    The dead-camera frames ``dead`` of (validation, test) are counted apart: among the failures they
+    would dilute the false-positive rate, as they are easy. They only raise the threshold.
+    """
     from vinoreward.bundles.schema import Decision
-    from vinoreward.rewards.calibration import temperature, threshold_for_fpr
+    from vinoreward.rewards.calibration import clopper_pearson, temperature, threshold_for_fpr
 
     _, validation, test = parts
     labels = dataset.labels
@@ -126,17 +139,36 @@ def _evaluate(
         dataset.episodes[validation],
         config.target_fpr,
     )
-    value, details = float(chosen.value), chosen.as_dict()
-    if value < LOWEST_THRESHOLD:
-        value = LOWEST_THRESHOLD
-        raised = rates(
-            probabilities[validation].astype(np.float32) >= np.float32(value), labels[validation]
-        )
+    successes = probabilities[validation][labels[validation] == 1]
+    failures = probabilities[validation][labels[validation] == 0]
+    value = raised_threshold(
+        float(chosen.value), successes, sigmoid(np.concatenate([*dead[0].values()]) / heat)
+    )
+    # In float32, as at run time.
+    raised = rates(
+        probabilities[validation].astype(np.float32) >= np.float32(value), labels[validation]
+    )
+    details = chosen.as_dict()
+    if value > chosen.value:
         details |= {"raised_to": value, "at_raised": raised.as_dict()}
     boundary = float(np.log(value) - np.log1p(-value)) if 0 < value < 1 else float("inf")
-    # In float32, as at run time.
     claimed = probabilities[test].astype(np.float32) >= np.float32(value)
     measured = rates(claimed, labels[test])
+    claims = {
+        family: sigmoid(values / heat).astype(np.float32) >= np.float32(value)
+        for family, values in dead[1].items()
+    }
+    every = np.concatenate([*claims.values()])
+    good = np.quantile(successes, 1 - GOOD_RECALL, method="lower")
+    verdict = judge(
+        measured,
+        chosen,
+        dead=len(every),
+        dead_claimed=int(every.sum()),
+        rate_of_good_recall=clopper_pearson(
+            int((failures >= good).sum()), len(failures), 0.95, "upper"
+        )[1],
+    )
     return _Evaluation(
         decision=Decision(
             threshold=value,
@@ -147,16 +179,43 @@ def _evaluate(
         log_odds=log_odds,
         threshold_log_odds=boundary,
         metrics={
+            "verdict": verdict.as_dict(),
             "test": measured.as_dict()
             | {
                 "average_precision": average_precision(log_odds[test], labels[test]),
                 "log_loss": log_loss(log_odds[test], labels[test]),
                 "frames": len(test),
                 "episodes": len(np.unique(dataset.episodes[test])),
-            }
+            },
+            "dead_camera": {
+                "frames": len(every),
+                "claimed": int(every.sum()),
+                "claimed_high": clopper_pearson(int(every.sum()), len(every), 0.95, "upper")[1],
+                "by_family": {family: int(found.sum()) for family, found in claims.items()},
+            },
         },
-        categories=per_category(claimed, labels[test], dataset.categories[test].tolist()),
+        categories=per_category(claimed, labels[test], dataset.categories[test].tolist())
+        + per_category(
+            every,
+            np.zeros(len(every), dtype=np.int64),
+            [f"dead_camera: {family}" for family, found in claims.items() for _ in found],
+        ),
+        verdict=verdict,
     )
+
+
+def _dead(
+    inner: WithPreprocess, dataset: Dataset, part: npt.NDArray[np.int64], number: int, seed: int
+) -> Dead:
+    """Let the network judge the dead-camera frames of a held-out part."""
+    from vinoreward_training.classifier_training import predict
+
+    failures = part[dataset.labels[part] == 0]
+    found: Dead = {}
+    for family, images in held_out(number, dataset.images, failures, seed=seed):
+        logits = predict(inner, images).astype(np.float64)
+        found[family] = logits[:, 1] - logits[:, 0]
+    return found
 
 
 def make_bundle(
@@ -166,8 +225,10 @@ def make_bundle(
     folder: Path,
     inner: WithPreprocess,
     history: Sequence[dict[str, float]],
-) -> None:
-    """Turn a trained network into FOLDER/bundle and FOLDER/report.html.
+    record: TrainedOn,
+    unseen: str | None = None,
+) -> Verdict:
+    """Turn a trained network into FOLDER/bundle and FOLDER/report.html; return the verdict on it.
 
     Args:
         config: of the run.
@@ -176,6 +237,8 @@ def make_bundle(
         folder: the run folder.
         inner: the trained network, in evaluation mode.
         history: one record per epoch.
+        record: what the network was trained on.
+        unseen: whether the weights it started from had seen the held-out frames, in words.
 
     Raises:
         OutputError: the exported network does not compute what was trained.
@@ -187,12 +250,17 @@ def make_bundle(
     from vinoreward.bundles.save import save_bundle
     from vinoreward.bundles.schema import BundleSpec, Picture
     from vinoreward_training.classifier_training import predict
+    from vinoreward_training.network_weights import RECORD
     from vinoreward_training.report import Section, write_report
 
     held = np.concatenate(parts[1:])
     logits = np.zeros((len(dataset.labels), 2))  # of training frames never read
     logits[held] = predict(inner, dataset.images[held])
-    found = _evaluate(config, dataset, logits, parts)
+    dead = (
+        _dead(inner, dataset, parts[1], 1, config.seed),
+        _dead(inner, dataset, parts[2], 2, config.seed),
+    )
+    found = _evaluate(config, dataset, logits, parts, dead)
     test, labels = parts[2], dataset.labels
     difference = _export(inner, folder / "model.onnx", dataset)
     pictures = folder / "pictures"
@@ -229,19 +297,25 @@ def make_bundle(
             "counts": dataset.counts,
             "seed": dataset.seed,
             **origin(read_about(config.data)),
-            "split_seed": config.seed,
+            "split": SPLIT,
+            "trained_on": record.facts(),
         },
         versions=versions(),
     )
-    facts = {
-        "network": f"{config.architecture}, {height}x{width} pixels, FP32",
-        "trained on": f"{len(parts[0])} frames ({dataset.counts['episodes']} episodes in all), "
-        f"dataset {dataset.sha256[:12]}, seed {config.seed}",
-        # Not the whole path: it means nothing on another machine.
-        "started from": "random weights" if config.weights is None else config.weights.name,
-        "epochs": len(history),
-        "exported network's largest difference from torch": f"{difference:.2g} in logits",
-    }
+    facts = (
+        {
+            "network": f"{config.architecture}, {height}x{width} pixels, FP32",
+            "trained on": f"{len(parts[0])} frames ({dataset.counts['episodes']} episodes in all), "
+            f"dataset {dataset.sha256[:12]}, seed {config.seed}",
+            # Not the whole path: it means nothing on another machine.
+            "started from": "random weights" if config.weights is None else config.weights.name,
+        }
+        | ({} if unseen is None else {"held-out frames new to those weights": unseen})
+        | {
+            "epochs": len(history),
+            "exported network's largest difference from torch": f"{difference:.2g} in logits",
+        }
+    )
     decision = {
         "threshold": f"{found.decision.threshold:.6f} (calibrated probability)",
         "temperature": f"{found.decision.temperature:.3f}",
@@ -252,6 +326,8 @@ def make_bundle(
         rates=found.test.as_dict(),
         categories=found.categories,
         decision=decision,
+        verdict=found.verdict,
+        dead_camera=found.metrics["dead_camera"],
         pictures=[path.name for path in drawn],
     )
     bundle = save_bundle(
@@ -260,7 +336,8 @@ def make_bundle(
         {
             "model.onnx": folder / "model.onnx",
             "model.safetensors": safetensors_bytes(
-                {key: value.contiguous() for key, value in inner.net.state_dict().items()}
+                {key: value.contiguous() for key, value in inner.net.state_dict().items()},
+                metadata={RECORD: record.to_text()},
             ),
         },
         dataset.images[golden],
@@ -273,6 +350,7 @@ def make_bundle(
         folder / "report.html",
         f"Success classifier {config.name}",
         [
+            Section("Verdict", str(found.verdict)),
             Section("What it is", rows=[{"": key, " ": value} for key, value in facts.items()]),
             Section("Test frames", rows=model_card.confusion_rows(found.test.as_dict())),
             Section("By category", rows=found.categories),
@@ -288,8 +366,13 @@ def make_bundle(
         f"{found.test.recall_high:.2%}), false positives {found.test.false_positive_rate:.2%} "
         f"(at most {found.test.fpr_high:.2%}), threshold {found.decision.threshold:.4f}"
     )
+    seen = found.metrics["dead_camera"]
+    print(f"dead camera: {seen['claimed']} of {seen['frames']} frames claimed")
+    print(f"verdict: {found.verdict}")
     print(f"bundle {bundle.path}, report {folder / 'report.html'}")
-    print(f"next: {after_bundle(bundle.path, config.data, config.success_label)}")
+    if found.verdict.level != "useless":
+        print(f"next: {after_bundle(bundle.path, config.data, config.success_label)}")
+    return found.verdict
 
 
 def _captions(dataset: Dataset, indices: npt.NDArray[np.int64]) -> list[str]:

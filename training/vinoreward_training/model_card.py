@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.files import atomic_path
-from vinoreward_training.evaluation import average_precision, pr_curve, roc_curve
+from vinoreward_training.evaluation import Verdict, average_precision, pr_curve, roc_curve
 
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
@@ -167,6 +167,8 @@ def card(
     rates: Mapping[str, Any],
     categories: Sequence[Mapping[str, object]],
     decision: Mapping[str, object],
+    verdict: Verdict,
+    dead_camera: Mapping[str, Any],
     pictures: Sequence[str],
 ) -> str:
     """Return the model card as Markdown.
@@ -177,12 +179,17 @@ def card(
         rates: see :class:`vinoreward_training.evaluation.Rates`.
         categories: rows of errors per category.
         decision: threshold and how it was chosen.
+        verdict: on the classifier.
+        dead_camera: ``frames``, ``claimed`` and ``claimed_high`` of the dead-camera frames.
         pictures: file names under ``pictures/``.
     """
     parts = [
         f"# {name}",
         "A success classifier: one camera picture in, the probability of success out. Made by "
         "`vinoreward finetune`; use it with `vinoreward.LearnedReward(env, path)`.",
+        f"**Verdict: {verdict.level}.**"
+        + "".join(f"\n- {reason}" for reason in verdict.reasons)
+        + "".join(f"\n- Try: {advice}" for advice in verdict.advice),
         "## What it is",
         "\n".join(f"- {key}: {value}" for key, value in facts.items()),
         "## On held-out test frames",
@@ -191,6 +198,10 @@ def card(
         f"{rates['recall_high']:.2%}); false-positive rate {rates['false_positive_rate']:.2%} "
         f"(95 % upper bound {rates['fpr_high']:.2%}); precision {rates['precision']:.2%}. "
         "Clopper-Pearson, counted in frames.",
+        f"Of {dead_camera['frames']} frames as a failing camera gives them (black, noise, lost "
+        f"rows and others, the categories `dead_camera`) it claims {dead_camera['claimed']} "
+        f"(95 % upper bound {dead_camera['claimed_high']:.2%}). They are easy and not counted in "
+        "the rates above.",
         table(categories),
         "## The threshold",
         "\n".join(f"- {key}: {value}" for key, value in decision.items()),

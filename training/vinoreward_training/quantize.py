@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, DatasetError
-from vinoreward_training.dataset import Dataset, load_dataset, split_by_episode
+from vinoreward_training.dataset import SPLIT, Dataset, load_dataset, split_by_episode
+from vinoreward_training.evaluation import refuse_useless
 from vinoreward_training.next_command import to_train
 from vinoreward_training.quantize_gate import Floats, GateResult, gate, halves
 
@@ -58,6 +59,8 @@ class QuantizeConfig:
     """Decides which frames are taken at random."""
     success_label: str = "success"
     """Which sub-folder of the data holds the successes."""
+    force: bool = False
+    """Quantize a classifier although its training called it useless."""
 
 
 def log_odds_of(
@@ -83,12 +86,16 @@ def log_odds_of(
 def _frames(
     config: QuantizeConfig, bundle: Bundle
 ) -> tuple[Dataset, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the data, the calibration frames and the held-out ones, as the bundle was split."""
+    """Return the data, the calibration frames and the held-out ones, as finetune splits them."""
     picture = bundle.spec.picture
     size = None if picture.resize == "none" else (picture.height, picture.width)
     dataset = load_dataset(config.data, size=size, success_label=config.success_label)
-    split_seed = bundle.spec.dataset.get("split_seed", config.seed)
-    train, validation, test = split_by_episode(dataset, seed=int(split_seed))
+    if bundle.spec.dataset.get("split") != SPLIT and bundle.spec.dataset.get("sha256"):
+        print(
+            "note: this bundle was trained when data were split otherwise. If it was trained on "
+            "these data, some of the frames compared were among those it was trained on."
+        )
+    train, validation, test = split_by_episode(dataset)
     held = np.concatenate([validation, test])
     if len(held) < 200:
         raise DatasetError(
@@ -143,6 +150,7 @@ def run(config: QuantizeConfig) -> int:
         ModelNotFoundError: no such bundle.
         DatasetError: the data cannot be used.
         QuantizationRefusedError: the gate refuses.
+        UselessClassifierError: its training called the classifier useless; not with ``force``.
     """
     from vinoreward.backends.int8 import quantize_onnx
     from vinoreward.backends.registry import load_backend
@@ -174,6 +182,7 @@ def run(config: QuantizeConfig) -> int:
         from vinoreward_training.quantize_encoder import run_encoder
 
         return run_encoder(config, bundle)
+    refuse_useless(str(config.bundle), bundle.spec.metrics, force=config.force)
     dataset, calibration, held = _frames(config, bundle)
     images = bundle.prepare(dataset.images)
     network = bundle.network("fp32")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import MissingExtraError
 from vinoreward_training.environments import (
     check_bundle_used,
@@ -19,6 +20,7 @@ from vinoreward_training.environments import (
     naming,
 )
 from vinoreward_training.evaluate_policy import Evaluation, Rate
+from vinoreward_training.evaluation import refuse_useless
 from vinoreward_training.next_command import command
 from vinoreward_training.policy_files import read_description
 from vinoreward_training.run_folder import RunFolder, plain
@@ -115,6 +117,8 @@ class TrainConfig:
     trust_run: bool = False
     """Import the package of an environment that only a file names, the run's or --config's, as
     package:Id-v0 does: that runs its code. Without it you are asked."""
+    force: bool = False
+    """Train on a classifier although its own training called it useless."""
     threads: int = 1
     """Threads of the learner. More than one is not exactly repeatable."""
     device: str = "cpu"
@@ -149,11 +153,15 @@ def train(config: TrainConfig) -> TrainResult:
         UnknownDeviceError: torch has no such device on this machine.
         MissingExtraError: the training extra, or what the environment needs, is not installed.
         ModelCorruptError: the checkpoint to resume from does not fit.
+        UselessClassifierError: its training called the classifier useless; not with ``force``.
         RunFolderError: the folder is in use or cannot be written.
         KeyboardInterrupt: Ctrl-C; a checkpoint was written first.
     """
     settled = settle_encoder(resolve(config))
     check_bundle_used(settled.env, settled.bundle, wrap_bundle=settled.wrap_bundle)
+    if settled.bundle is not None and settled.backend != "oracle":
+        metrics = Bundle.load(settled.bundle).spec.metrics
+        refuse_useless(settled.bundle, metrics, force=settled.force)
     try:
         import stable_baselines3  # noqa: F401
         import torch
