@@ -182,13 +182,13 @@ def test_int8_is_taken_where_its_gate_passed(tmp_path: Path) -> None:
     golden, model = bundle.golden, bundle.path / "model.onnx"
     for passed, precision in ((True, "int8"), (False, "fp32")):
         gate = Quantization(passed=passed, flips=1, frames=100, method="none", max_flip_rate=0.05)
-        both = add_int8(bundle, model, gate, golden.logits + np.float32(1e-3))
+        both = add_int8(Bundle.load(bundle.path), model, gate, golden.logits + np.float32(1e-3))
         with Encoder(both) as encoder:
             assert encoder.precision == precision
             encoder.encode(golden.images)
         card = (both.path / "README.md").read_text()
         assert "frames whose vector moves" in card and "EncodedObservation" in card
-    far = add_int8(bundle, model, dataclasses.replace(gate, passed=True), golden.logits + 3)
+    far = add_int8(both, model, dataclasses.replace(gate, passed=True), golden.logits + 3)
     with pytest.raises(BundleParityError, match="range"):
         Encoder(far).encode(golden.images)
 
