@@ -325,3 +325,22 @@ def test_the_shipped_encoder_reads_where_the_gripper_is() -> None:
     fit = np.linalg.lstsq(columns[even], np.array(places)[even], rcond=1e-3)[0]
     error = np.linalg.norm(columns[~even] @ fit - np.array(places)[~even], axis=1)
     assert error.mean() < 0.02
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_network_that_leaves_its_size_open_asks_for_it(tmp_path: Path) -> None:
+    flattens = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.Flatten(), nn.Linear(4 * 15 * 15, 6))
+    axes = {"image": {0: "batch", 2: "height", 3: "width"}}
+    torch.onnx.export(
+        flattens.eval(),
+        (torch.zeros(2, 3, 32, 32),),
+        str(tmp_path / "open.onnx"),
+        input_names=["image"],
+        dynamic_axes=axes,
+        dynamo=False,
+    )
+    facts = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "posterior": False}
+    with pytest.raises(ModelCorruptError, match="give height=, width="):
+        Bundle.from_encoder(tmp_path / "open.onnx", **facts)  # type: ignore[arg-type]
+    bundle = Bundle.from_encoder(tmp_path / "open.onnx", height=32, width=32, **facts)  # type: ignore[arg-type]
+    assert (bundle.spec.picture.height, bundle.spec.latent_size) == (32, 6)

@@ -16,6 +16,7 @@ from vinoreward.files import write_json
 from vinoreward.picture_files import read_picture
 from vinoreward_training.capture_play import Balance, RandomPlay
 from vinoreward_training.capture_table import Table, make_row
+from vinoreward_training.dataset import HELD_OUT_SHARES
 from vinoreward_training.dataset_files import ABOUT, METADATA, read_about, read_table
 from vinoreward_training.evaluate_policy import Truth
 from vinoreward_training.next_command import actions_of, after_capture
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from vinoreward_envs.camera import CameraSpec
 
 FORMAT = "vinoreward image folder 1"
-THRESHOLD_SHARE = 0.15
-"""Of the episodes, on which ``finetune`` chooses the threshold."""
 
 
 @dataclass(frozen=True)
@@ -337,7 +336,7 @@ def _summary(config: CaptureConfig, table: Table) -> str:
 
     free = shutil.disk_usage(config.out).free / 1e9
     episodes = table.episodes("failure")
-    deciding = round(THRESHOLD_SHARE * episodes)
+    deciding = round(HELD_OUT_SHARES[0] * episodes)
     needed = negatives_needed(0.01)
     text = (
         f"{len(table.rows)} pictures in {config.out}: {table.count('success')} successes from "

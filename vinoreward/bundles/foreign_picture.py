@@ -121,13 +121,19 @@ def read_model(
         # Sizes that the file leaves open are checked again once they are known.
         sides = (height or _SIDE, width or _SIDE)
         fills = [(3, *sides)] * (layout != "NHWC") + [(*sides, 3)] * (layout != "NCHW")
+        found: list[ModelCorruptError] = []
         for fill in fills:
             try:
                 check_network(path, NetworkFile(*content), fill, CHUNKS)
                 break
-            except ModelCorruptError:
-                if fill == fills[-1]:
-                    raise
+            except ModelCorruptError as error:
+                found.append(error)
+        if len(found) == len(fills):
+            if height is not None and width is not None:
+                raise found[0]
+            raise ModelCorruptError(
+                f"{found[0]} If the file leaves the size of pictures open, give height=, width=."
+            ) from found[0]
     ov = import_openvino()
     try:
         return shared_core(ov).read_model(*content)
