@@ -231,8 +231,9 @@ def test_training_goes_on_without_compression(monitored: bool) -> None:
         monitor=monitor,
     ).learn(1_000_000, progressed)
     assert summary.stopped and compressed
-    assert events
-    for each in events:
+    refused = [each for each in events if "of the steps of the last" not in each]
+    assert refused
+    for each in refused:
         assert "cannot act with the compressed weights of version" in each
         assert "compression is switched off" in each
     if monitor is not None:

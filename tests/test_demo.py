@@ -26,7 +26,7 @@ from vinoreward_training.demo_stages import STAGES, Places, Stages
 from vinoreward_training.machine import usable_cores
 
 TINY = {
-    "frames": 700,
+    "frames": 801,
     "epochs": 1,
     "target_fpr": 0.2,
     "scenes": 24,

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 CAPTURE_SEED = 710_000
 """Added to the seed of the capture: the shipped bundle was trained on captures of small seeds,
 and what it was trained on could not tell whether it is good."""
-HELD_SHARE = 0.15
-"""Share of the frames that ``split_by_episode`` gives to validation, and again to test."""
 FAILURE_SHARE = 2 / 3
 """Share of failures in a capture."""
 QUANTIZE_NEEDS = 200
 """Held-out frames below which ``vinoreward quantize`` refuses to compare decisions."""
+SPARE = 1.2
+"""So many more than are needed on average: the split goes by a hash, and parts differ in size."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,7 @@ def _start(config: DemoConfig) -> tuple[Path | None, str, str]:
 
 def _check(config: DemoConfig, frames: int, epochs: int) -> None:
     from vinoreward.rewards.calibration import negatives_needed
+    from vinoreward_training.dataset import HELD_OUT_SHARES
 
     small = {"epochs": epochs, "episodes": config.episodes, "scenes": config.scenes // 8}
     for name, value in small.items():
@@ -125,10 +126,11 @@ def _check(config: DemoConfig, frames: int, epochs: int) -> None:
             )
     if config.seed < 0:
         raise ConfigError(f"found --seed {config.seed}. Expected 0 or more; choose another.")
-    failures = int(frames * HELD_SHARE * FAILURE_SHARE)
+    validation, test = HELD_OUT_SHARES
+    failures = int(frames * validation * FAILURE_SHARE)
     # Twice as many: an episode may be a mistake, and the split is random.
     needed = 2 * negatives_needed(config.target_fpr)
-    least = max(needed / HELD_SHARE / FAILURE_SHARE, QUANTIZE_NEEDS / HELD_SHARE / 2)
+    least = max(needed / validation / FAILURE_SHARE, SPARE * QUANTIZE_NEEDS / (validation + test))
     if frames < least:
         raise ConfigError(
             f"{frames} frames leave about {failures} failures to choose the threshold by. Expected "

@@ -86,6 +86,12 @@ class CompressedShare:
             )
         if behind is None:
             return f"{found}there are no compressed weights yet. Compress with less work"
+        if 2 * behind < limit:
+            return (
+                f"{found}the newest compressed weights are only {behind} pushes old, so actors "
+                "cannot act with them or rarely take them. See what actors report; compress less, "
+                "or pull more often (pull_period)"
+            )
         return (
             f"{found}the newest compressed weights are {behind} pushes old, and actors use none "
             f"older than {limit}. Compress with less work (distill batch=16, a smaller student), "
