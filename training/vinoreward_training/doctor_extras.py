@@ -59,7 +59,7 @@ WHEELLESS = {
         (3, 12),
         '; the default environments work, motion="dynamics", camera="tiny" and fidelity="article" '
         "do not",
-        "use Python 3.10 or 3.11 for these",
+        "use Python 3.10 or 3.11 for these, or build it with a C++ compiler: pip install pybullet",
     ),
     "dm-control": Wheelless(
         (3, 13),
