@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import ConfigError, DatasetError
+from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
 from vinoreward_training.dataset import SPLIT, Dataset, load_dataset, split_by_episode
 from vinoreward_training.evaluation import refuse_useless
 from vinoreward_training.next_command import to_train
@@ -142,47 +142,13 @@ def compare(
     )
 
 
-def run(config: QuantizeConfig) -> int:
-    """Quantize, gate and save; return 0. The bundle is unchanged if the gate refuses.
-
-    Raises:
-        ConfigError: settings that cannot work, or the name of an installed bundle.
-        ModelNotFoundError: no such bundle.
-        DatasetError: the data cannot be used.
-        QuantizationRefusedError: the gate refuses.
-        UselessClassifierError: its training called the classifier useless; not with ``force``.
-    """
+def _quantize(config: QuantizeConfig, bundle: Bundle) -> GateResult:
+    """Quantize a classifier, put the network into the bundle and return what the gate found."""
     from vinoreward.backends.int8 import quantize_onnx
     from vinoreward.backends.registry import load_backend
-    from vinoreward.bundles.bundle import Bundle
-    from vinoreward.bundles.locate import find, known_names
     from vinoreward.bundles.save import add_int8
     from vinoreward.bundles.schema import Quantization
 
-    if (
-        not 0 <= config.max_flips < 1
-        or not 0 <= config.max_second_looks <= 1
-        or config.boundary < 1
-        or config.calibration < 1
-    ):
-        raise ConfigError(
-            f"max_flips={config.max_flips}, max_second_looks={config.max_second_looks}, boundary="
-            f"{config.boundary}, calibration={config.calibration}. Expected shares below 1 and "
-            "positive numbers of frames."
-        )
-    if not config.bundle.exists() and str(config.bundle) in known_names():
-        installed = find(str(config.bundle))
-        raise ConfigError(
-            f"{config.bundle} is an installed bundle, which is only read. Expected a folder of "
-            f"your own to put the INT8 network into; copy it, cp -r {installed} my-bundle, "
-            "and give the copy with --bundle."
-        )
-    bundle = Bundle.load(config.bundle)
-    if bundle.spec.kind == "encoder":
-        from vinoreward_training.quantize_encoder import run_encoder
-
-        return run_encoder(config, bundle)
-    refuse_useless(str(config.bundle), bundle.spec.metrics, force=config.force)
     dataset, calibration, held = _frames(config, bundle)
     images = bundle.prepare(dataset.images)
     network = bundle.network("fp32")
@@ -208,6 +174,51 @@ def run(config: QuantizeConfig) -> int:
             golden,
             found.band,
         )
+    return found
+
+
+def run(config: QuantizeConfig) -> int:
+    """Quantize, gate and save; return 0. The bundle is unchanged if the gate refuses.
+
+    Raises:
+        ConfigError: settings that cannot work, or the name of an installed bundle.
+        ModelNotFoundError: no such bundle.
+        DatasetError: the data cannot be used.
+        QuantizationRefusedError: the gate refuses.
+        UselessClassifierError: its training called the classifier useless; not with ``force``.
+    """
+    from vinoreward.bundles.bundle import Bundle
+    from vinoreward.bundles.locate import find, known_names
+
+    if (
+        not 0 <= config.max_flips < 1
+        or not 0 <= config.max_second_looks <= 1
+        or config.boundary < 1
+        or config.calibration < 1
+    ):
+        raise ConfigError(
+            f"max_flips={config.max_flips}, max_second_looks={config.max_second_looks}, boundary="
+            f"{config.boundary}, calibration={config.calibration}. Expected shares below 1 and "
+            "positive numbers of frames."
+        )
+    if not config.bundle.exists() and str(config.bundle) in known_names():
+        installed = find(str(config.bundle))
+        raise ConfigError(
+            f"{config.bundle} is an installed bundle, which is only read. Expected a folder of "
+            f"your own to put the INT8 network into; copy it, cp -r {installed} my-bundle, "
+            "and give the copy with --bundle."
+        )
+    bundle = Bundle.load(config.bundle)
+    try:
+        if bundle.spec.kind == "encoder":
+            from vinoreward_training.quantize_encoder import run_encoder
+
+            return run_encoder(config, bundle)
+        refuse_useless(str(config.bundle), bundle.spec.metrics, force=config.force)
+        found = _quantize(config, bundle)
+    except QuantizationRefusedError:
+        print(f"next: {to_train(bundle.path, bundle.spec)}")  # in FP32, which works all the same
+        raise
     print(_sentences(found))
     print(f"next: {to_train(bundle.path, bundle.spec)}")
     return 0
