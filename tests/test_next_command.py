@@ -189,3 +189,13 @@ def test_the_hover_scene_refuses_pictures_of_unknown_origin(
     words = ["train", "--bundle", str(bundle.path), "--out", str(tmp_path / "run")]
     assert main(words) == 1
     assert "--accept-foreign-pictures" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["capture", "train", "profile"])
+def test_a_package_that_python_does_not_find_is_said_to_be_that(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [name, "--env", "my_missing_arm:Arm-v0", "--out", str(tmp_path / "run")]
+    assert main([*words, *(["--bundle", "panda-hover-classifier"] * (name != "capture"))]) == 1
+    said = capsys.readouterr().err
+    assert "Python does not find my_missing_arm" in said and "PYTHONPATH=." in said

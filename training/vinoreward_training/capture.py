@@ -152,7 +152,11 @@ def _make(config: CaptureConfig) -> Any:
     import gymnasium
     from gymnasium.error import Error
 
-    from vinoreward_training.environments import is_hover, takes_hover_arguments
+    from vinoreward_training.environments import (
+        is_hover,
+        not_importable,
+        takes_hover_arguments,
+    )
 
     options: dict[str, Any] = {"render_mode": "rgb_array"}
     try:
@@ -171,6 +175,8 @@ def _make(config: CaptureConfig) -> Any:
             )
         return gymnasium.make(config.env, **options)
     except (Error, ImportError, TypeError) as error:
+        if missing := not_importable(config.env, error):
+            raise ConfigError(f"found no {config.env!r}.{missing}") from error
         raise ConfigError(
             f"gymnasium cannot make {config.env!r} with {options} ({error}). Expected an id as "
             "package:Name-v0 whose environment takes these arguments; one derived from PandaHover "

@@ -162,7 +162,7 @@ class RandomPlay:
             ConfigError: no truth in ``info``, or no picture from ``render()``.
         """
         episode = max((int(row["episode"]) + 1 for row in table.rows.values()), default=0)
-        barren = 0
+        barren, advised = 0, False
         while not balance.complete:
             seed = int(np.random.default_rng([self._seed, episode]).integers(2**31))
             random = np.random.default_rng([self._seed, episode, 0xC4])
@@ -179,7 +179,8 @@ class RandomPlay:
                 balance.kept_failures += len(found) - wins
                 yield len(found)
             barren = 0 if found else barren + 1
-            if barren and barren == min(EARLY, self._patience - 1):
+            if not advised and barren and barren == min(EARLY, self._patience - 1):
+                advised = True
                 self._say(self._advice(barren, balance))
             if barren >= self._patience:
                 raise DatasetError(self._given_up(table, barren, balance))
@@ -253,7 +254,7 @@ class RandomPlay:
 
     def _advice(self, barren: int, balance: Balance) -> str:
         return (
-            f"{barren} episodes of {self._name} at random gave no {balance.missing} with "
+            f"{barren} episodes of {self._name} in a row gave no {balance.missing} with "
             f"--truth-key {self.truth.key} (info has {', '.join(sorted(map(str, self._info)))}). "
             f"Capture gives up after {self._patience}; to try another key or environment, stop it "
             "with Ctrl-C."

@@ -68,6 +68,17 @@ def naming(env_id: str, option: str = "--env") -> list[str]:
     return [option, env_id] if ":" in env_id else []
 
 
+def not_importable(env_id: str, error: Exception) -> str:
+    """Return the sentence that helps where the package of ``package:Id-v0`` is not found, or ""."""
+    package = env_id.rpartition(":")[0].partition(".")[0]
+    if not package or not isinstance(error, ModuleNotFoundError) or error.name != package:
+        return ""
+    return (
+        f" Python does not find {package}: install it (pip install -e ITS_FOLDER), or put "
+        "PYTHONPATH=. before the command if it lies in this folder."
+    )
+
+
 def has_own_reward(env_id: str) -> bool:
     """Say whether the environment judges with a bundle by itself: ours and those derived from it.
 
@@ -86,6 +97,7 @@ def has_own_reward(env_id: str) -> bool:
         raise ConfigError(
             f"no environment {env_id!r}: {error}. Expected a registered id such as PandaHover-v0, "
             "or package:Id-v0 for one that a package registers when it is imported."
+            + not_importable(env_id, error)
         ) from error
     if isinstance(spec.entry_point, str) and spec.entry_point.startswith("vinoreward_envs."):
         return True

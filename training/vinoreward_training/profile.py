@@ -161,6 +161,7 @@ def foreign_samples(config: ProfileConfig, learn: Step | None = None) -> list[Ma
 
     from vinoreward.rewards.classifier import Classifier
     from vinoreward_training.bench_env import Stepper
+    from vinoreward_training.environments import not_importable
 
     if config.bundle is None:
         raise ConfigError(
@@ -169,10 +170,11 @@ def foreign_samples(config: ProfileConfig, learn: Step | None = None) -> list[Ma
     with contextlib.ExitStack() as stack:
         try:
             env = gym.make(config.env, render_mode="rgb_array")
-        except (gym.error.Error, TypeError) as error:
+        except (gym.error.Error, ImportError, TypeError) as error:
             raise ConfigError(
                 f"gymnasium cannot make {config.env!r} ({error}). Expected an id as "
                 "package:Name-v0 whose environment takes render_mode='rgb_array'."
+                + not_importable(config.env, error)
             ) from error
         stack.callback(env.close)
         classifier = stack.enter_context(
