@@ -88,6 +88,14 @@ def test_an_error_is_one_sentence_and_exit_code_one(
     assert "Traceback" not in text
 
 
+def test_a_training_that_was_stopped_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(b"")
+    assert main(["play", "--run", str(tmp_path)]) == 1
+    assert f"vinoreward train --resume --out {tmp_path}" in capsys.readouterr().err
+
+
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("vinoreward 0.")

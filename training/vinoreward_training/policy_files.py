@@ -42,6 +42,11 @@ def read_description(folder: Path) -> dict[str, Any]:
     """
     path = Path(folder) / "policy.json"
     if not path.is_file():
+        if (Path(folder) / "checkpoint.pt").is_file():
+            raise ModelNotFoundError(
+                f"the training in {folder} was stopped before it wrote a policy. Expected one that "
+                f"has ended; go on with it: vinoreward train --resume --out {folder}"
+            )
         raise ModelNotFoundError(
             f"no policy in {folder}. Expected a folder that `vinoreward train --out` or "
             "`vinoreward actors --out` wrote; train first, or name the folder with --run."
