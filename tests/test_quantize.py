@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -184,7 +185,9 @@ def test_an_installed_bundle_is_only_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_bundle_gains_int8_or_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_bundle_gains_int8_or_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = write_folder(tmp_path / "data", 700)
     finetune.run(
         FinetuneConfig(
@@ -197,6 +200,13 @@ def test_a_bundle_gains_int8_or_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="at least 200"):
         quantize.run(QuantizeConfig(bundle=path, data=few))
     assert (path / "bundle.json").read_bytes() == before
+    capsys.readouterr()
+    # With that many flips allowed, no frames could show that INT8 decides as FP32 does.
+    with pytest.raises(QuantizationRefusedError, match="stays FP32"):
+        quantize.run(QuantizeConfig(bundle=path, data=data, max_flips=0.99))
+    assert (path / "bundle.json").read_bytes() == before
+    said = capsys.readouterr().out
+    assert re.search(rf"^next: vinoreward train .*--bundle {re.escape(str(path))} ", said, re.M)
     # So few frames never show surely that INT8 alone suffices: there is a band.
     assert quantize.run(QuantizeConfig(bundle=path, data=data, max_second_looks=1.0)) == 0
     bundle = Bundle.load(path)
