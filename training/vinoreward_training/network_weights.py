@@ -119,8 +119,8 @@ def load_plain(path: Path) -> dict[str, Any]:
 class TrainedOn:
     """What weights were trained on, in bounded size.
 
-    Pictures are named by hashes of their content. Of many, those with the lowest hashes are kept:
-    a sample that any other set of pictures can be held against, and that two records can share.
+    Pictures are named by hashes of their content. Of many, the lowest hashes are kept: a
+    sample that can be compared with any other set of pictures, and merged with another record.
 
     Attributes:
         datasets: SHA-256 of each dataset, the oldest first; the last ``MOST_DATASETS``.

@@ -29,9 +29,9 @@ class _Failed(Exception):
 
 
 class EvaluationsBeside(Closing):
-    """Lets a process play what the learner pushed, one evaluation at a time.
+    """Evaluates pushed policies in a process of its own, one evaluation at a time.
 
-    A thread of the learner's process finds the pair, hands it over and waits for what comes back.
+    A thread of the learner's process finds both policies, sends them and waits for the result.
     The process is started for the first evaluation, and again after it failed.
 
     Args:

@@ -1,9 +1,9 @@
 """Environments that write to an observation which they have given away.
 
 Gymnasium's SAME_STEP mode and SB3's vector environments reset an environment before they pass on
-the observation that its episode ended with. Where an environment returns one array again and again,
-that observation shows the next episode by then. In this process it is copied in time; in another
-one, or in an environment that is vectorised by itself, this can only be found out.
+the observation that its episode ended with. An environment that returns one array again and again
+has overwritten it by then. In this process the array is copied in time. In another process, and in
+an environment that is vectorised by itself, the fault can only be detected.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def own_last(envs: list[gym.Env[Any, Any]]) -> None:
 
 
 class LastPictures:
-    """Finds out that last pictures are overwritten by resets, where they cannot be copied in time.
+    """Detects last pictures that a reset has overwritten, where they cannot be copied in time.
 
-    The proof is a last observation in the memory of the first one. Where pictures come from another
-    process there is none; then it is taken as one that :data:`ENDS` episodes in a row ended with
-    the very first picture of the next one although the step before showed another. One episode that
-    did not shows that nothing is overwritten.
+    Proof is a last observation that shares memory with the next episode's first one. Pictures from
+    another process share no memory. There :data:`ENDS` episodes in a row must end with exactly the
+    next episode's first picture, after a step that showed another picture. One episode that ends
+    otherwise clears the environment for good.
 
     Args:
         source: where pictures are in observations.
