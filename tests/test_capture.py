@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -176,6 +177,26 @@ def test_random_play_that_never_succeeds_is_said_early_and_leaves_the_folder_usa
     line = registered("VinorewardTestLine-v0", Line, max_episode_steps=30)
     with pytest.raises(ConfigError, match="--resume"):
         capture.run(CaptureConfig(out=out, env=line, truth_key="at_goal", frames=8))
+
+
+def test_advice_is_given_once_where_successes_are_rare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Rare(Line):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.lucky = (seed or 1) % 40 == 0
+            return super().reset(seed=seed)
+
+        def step(self, action: int) -> Any:
+            obs, reward, _, _, _ = super().step(action)
+            return obs, reward, False, True, {"at_goal": self.lucky}
+
+    rare, out = registered("VinorewardTestRare-v0", Rare), tmp_path / "rare"
+    capture.run(CaptureConfig(out=out, env=rare, truth_key="at_goal", frames=16, patience=2000))
+    wins = sorted(int(row["episode"]) for row in rows_of(out) if row["label"] == "success")
+    # Several long waits, one advice.
+    assert sum(after - before > 20 for before, after in itertools.pairwise(wins)) > 1
+    assert capsys.readouterr().out.count("in a row gave no success") == 1
 
 
 def test_a_key_that_is_always_true_leaves_nothing_either(tmp_path: Path) -> None:
