@@ -34,12 +34,13 @@ def begin(out: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def wait_for_checkpoint(out: Path, run: subprocess.Popen[str], seconds: float = 120.0) -> None:
-    """Wait for a checkpoint that was written after something had been learned."""
+    """Wait for a checkpoint that was written after something had been learned and compressed."""
     limit = time.monotonic() + seconds
     checkpoint = out / "checkpoint.pt"
     learned: float | None = None
     while run.poll() is None and time.monotonic() < limit:
-        if learned is None and rows_of(out, "train"):
+        # A compressor that still starts has no state to write down.
+        if learned is None and any(row["compressor"] for row in rows_of(out, "train")):
             learned = time.time()
         if learned is not None and checkpoint.is_file() and checkpoint.stat().st_mtime > learned:
             return
