@@ -51,14 +51,23 @@ class Numbered(gym.Env[Any, Any]):
         at: which step, counted over all episodes.
         marker: a file, for a fault that happens once.
         dtype: of the observations.
+        truth: key of info under which it says whether an episode ended well.
+        wrapped: whether a learned reward was put around it, which claims the contrary.
     """
 
     def __init__(
-        self, fault: str = "", at: int = 0, marker: str | None = None, dtype: str = "float32"
+        self,
+        fault: str = "",
+        at: int = 0,
+        marker: str | None = None,
+        dtype: str = "float32",
+        truth: str = "true_success",
+        wrapped: bool = False,
     ) -> None:
         self.observation_space = gym.spaces.Box(-1, 1e6, (2,), np.dtype(dtype).type)
         self.action_space = gym.spaces.Discrete(2)
         self._fault, self._at, self._marker = fault, at, marker
+        self._truth, self._wrapped = truth, wrapped
         self._episode, self._step, self._steps = -1, 0, 0
         self.closed = False
 
@@ -79,7 +88,9 @@ class Numbered(gym.Env[Any, Any]):
             observation, reward = self._happen(observation, reward)
         how, after = ENDS[self._episode % len(ENDS)]
         over = self._step == after
-        info = {"score": float("torch" in sys.modules), "true_success": how == "terminated"}
+        info = {"score": float("torch" in sys.modules), self._truth: how == "terminated"}
+        if self._wrapped:
+            info |= {"is_success": how != "terminated", "reward_prob": 0.5}
         return (
             observation,
             reward,

@@ -9,11 +9,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from engine_runs import random_policy
 from faulty_environments import ENDS, Numbered
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vinoreward.actor_learner.environments import Environments, EnvironmentSpec
+from vinoreward.actor_learner.evaluation import Evaluator
 from vinoreward.actor_learner.spaces import check_spaces, observed
 from vinoreward.errors import ConfigError
 from vinoreward.policies.spec import mlp
@@ -119,6 +121,31 @@ class TestSteps:
         assert found.episodes[0].true_success is False
         assert found.episodes[0].claimed_success is None
         np.testing.assert_array_equal(envs.observations, [[3, 0]])
+
+    @pytest.mark.parametrize(
+        ("key", "wrapped"),
+        [
+            ("is_success", False),
+            ("success", False),
+            ("succeed", True),
+            ("original_is_success", True),
+        ],
+    )
+    def test_the_truth_is_found_and_is_no_claim(self, key: str, wrapped: bool) -> None:
+        """In training and in evaluations, for whatever key environments have."""
+        spec = replace(NUMBERED, kwargs={"truth": key, "wrapped": wrapped})
+        envs = Environments(spec, TWO, 1, 0)
+        ended = [one for _ in range(9) for one in envs.step(np.zeros(1, np.int64)).episodes]
+        truth = [how == "terminated" for how, _ in ENDS]
+        claims = [not true for true in truth] if wrapped else [None] * len(truth)
+        assert [one.true_success for one in ended] == truth
+        assert [one.claimed_success for one in ended] == claims
+        policy = random_policy(TWO)
+        with Evaluator(spec, "numpy") as evaluator:
+            played = [evaluator.play(policy, [episode], "numpy") for episode in range(len(ENDS))]
+        assert [one.true.tolist() for one in played if one.true is not None] == [[t] for t in truth]
+        found = [None if one.claimed is None else bool(one.claimed[0]) for one in played]
+        assert found == claims
 
     def test_what_was_given_out_stays_as_it_was(self) -> None:
         envs = environments()

@@ -21,9 +21,10 @@ from train_runs import SMALL, Corridor, config
 from vinoreward.errors import (
     ConfigError,
 )
+from vinoreward.success import Truth
 from vinoreward_training.cli import main
 from vinoreward_training.curves import read_table, rolling_mean
-from vinoreward_training.evaluate_policy import Moment, Truth, evaluate
+from vinoreward_training.evaluate_policy import Moment, evaluate
 from vinoreward_training.train import TrainConfig, run, train
 
 

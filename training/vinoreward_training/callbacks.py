@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from vinoreward.errors import RunFolderError
 from vinoreward.files import write_json
+from vinoreward.success import Truth, claim_of
 from vinoreward_training.checkpoint import save_checkpoint
 from vinoreward_training.curves import (
     EPISODE_COLUMNS,
@@ -27,7 +28,7 @@ from vinoreward_training.curves import (
     read_table,
     write_table,
 )
-from vinoreward_training.evaluate_policy import Evaluation, Truth, claim_of, evaluate
+from vinoreward_training.evaluate_policy import Evaluation, evaluate
 
 RECENT = 50
 """Episodes behind the rates of the progress bar and of TensorBoard."""

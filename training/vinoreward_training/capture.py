@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.picture_files import read_picture
+from vinoreward.success import Truth
 from vinoreward_training.capture_play import Balance, RandomPlay
 from vinoreward_training.capture_table import Table, make_row
 from vinoreward_training.dataset import HELD_OUT_SHARES
 from vinoreward_training.dataset_files import ABOUT, METADATA, read_about, read_table
-from vinoreward_training.evaluate_policy import Truth
 from vinoreward_training.next_command import actions_of, after_capture
 from vinoreward_training.run_folder import RunFolder
 

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, DatasetError
+from vinoreward.success import Truth
 from vinoreward_training.capture_table import Row, Table, make_row, save_picture
-from vinoreward_training.evaluate_policy import Truth
 
 LONGEST = 10_000
 """Steps after which an episode that does not end is left."""

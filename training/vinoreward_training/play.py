@@ -16,12 +16,12 @@ import numpy as np
 
 from vinoreward.errors import ConfigError, MissingDisplayError
 from vinoreward.files import refuse_links, write_json
+from vinoreward.success import Truth
 from vinoreward_training.environments import agree_to_import, dependencies_named, make_env
 from vinoreward_training.evaluate_policy import (
     Evaluation,
     Moment,
     Policy,
-    Truth,
     evaluate,
     rate_row,
 )

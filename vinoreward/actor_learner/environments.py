@@ -20,6 +20,7 @@ import numpy.typing as npt
 from vinoreward.actor_learner.spaces import check_spaces, in_space, observed
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.policies.spec import PolicySpec
+from vinoreward.success import Truth, claim_of
 
 Array = npt.NDArray[Any]
 
@@ -96,8 +97,9 @@ class Episode:
         env: number of the environment in its actor.
         reward: sum of its rewards.
         length: steps.
-        true_success: what the simulator says, None where it says nothing.
-        claimed_success: what the reward's own judgement says, None likewise.
+        true_success: what the simulator says, as :class:`~vinoreward.success.Truth` finds it; None
+            where it says nothing.
+        claimed_success: what a learned reward says, None where there is none.
         score: sum of the task's own rewards where those differ from what is learned from.
     """
 
@@ -128,10 +130,6 @@ class Stepped:
     episodes: tuple[Episode, ...]
 
 
-def _flag(info: Mapping[str, Any], name: str) -> bool | None:
-    return bool(info[name]) if name in info else None
-
-
 class Environments:
     """N environments that reset themselves.
 
@@ -151,6 +149,7 @@ class Environments:
 
     def __init__(self, spec: EnvironmentSpec, policy: PolicySpec, count: int, seed: int) -> None:
         self._policy = policy
+        self._truth = Truth()
         self._envs: list[gym.Env[Any, Any]] = []
         try:
             for _ in range(count):
@@ -202,8 +201,8 @@ class Environments:
                         at,
                         float(self._rewards[at]),
                         int(self._lengths[at]),
-                        _flag(info, "true_success"),
-                        _flag(info, "is_success"),
+                        self._truth(info),
+                        claim_of(info),
                         None if score is None else float(score),
                     )
                 )

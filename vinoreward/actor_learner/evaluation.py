@@ -23,6 +23,7 @@ from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import PolicySpec
 from vinoreward.policies.wire import decode, encode
+from vinoreward.success import Truth, claim_of
 
 FIRST_SEED = 1_000_000
 """Far from those of training."""
@@ -193,6 +194,7 @@ class Evaluator(Closing):
         self._environment = environment
         self._executor = executor_of(executor)
         self._stepped = stepped
+        self._truth = Truth()
         self._envs: list[gym.Env[Any, Any]] = []
 
     def pair(self, full: Policy, compressed: Policy | None, seeds: Sequence[int]) -> Pair:
@@ -250,7 +252,7 @@ class Evaluator(Closing):
                 stepped = self._asked(env.step, int(action) if spec.discrete else action)
                 observation, reward, terminated, truncated, info = stepped
                 observations[at] = self._row(spec, observation)
-                row.add(float(reward), bool(terminated or truncated), info)
+                row.add(float(reward), bool(terminated or truncated), info, self._truth)
         return rows
 
     def _asked(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -291,13 +293,12 @@ class _Row:
     true: bool | None = None
     score: float | None = None
 
-    def add(self, reward: float, over: bool, info: Mapping[str, Any]) -> None:
+    def add(self, reward: float, over: bool, info: Mapping[str, Any], truth: Truth) -> None:
         self.reward += reward
         self.length += 1
         self.over = over
         if over:
-            self.claimed = bool(info["is_success"]) if "is_success" in info else None
-            self.true = bool(info["true_success"]) if "true_success" in info else None
+            self.claimed, self.true = claim_of(info), truth(info)
             self.score = float(info["score"]) if "score" in info else None
 
 
