@@ -7,6 +7,9 @@ import dataclasses
 import itertools
 import json
 import math
+import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,9 @@ from vinoreward_training.capture_hover import (
     draw,
 )
 from vinoreward_training.capture_play import Balance, choose
+from vinoreward_training.cli import main
 from vinoreward_training.dataset import load_dataset
+from vinoreward_training.dataset_files import read_about
 from vinoreward_training.environments import has_own_reward
 
 
@@ -128,6 +133,35 @@ def test_a_capture_that_was_stopped_goes_on_to_the_same_pictures(tmp_path: Path)
         capture.run(CaptureConfig(out=stopped, frames=12))
     capture.run(CaptureConfig(out=stopped, frames=12, resume=True))
     assert load_dataset(stopped).sha256 == load_dataset(whole).sha256
+
+
+def test_ctrl_c_says_how_to_go_on_and_that_command_alone_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the run alone names a package to import, the command names it too."""
+    out = tmp_path / "my data"
+    (tmp_path / "package_with_goals.py").write_text("", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    env = f"package_with_goals:{registered('VinorewardTestGoals-v0', Goals)}"
+    left = [10]
+    draw = Goals.render
+
+    def render(self: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return draw(self)
+
+    monkeypatch.setattr(Goals, "render", render)
+    words = ["--env", env, "--truth-key", "there", "--frames", "20", "--seed", "3"]
+    assert main(["capture", *words, "--out", str(out)]) == 130
+    (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)
+    assert shlex.split(line) == ["capture", "--resume", "--out", str(out), "--env", env]
+    monkeypatch.delitem(sys.modules, "package_with_goals")
+    assert main(["capture", "--resume", "--out", str(out)]) == 1
+    assert f"--env {env}" in capsys.readouterr().err
+    assert main(shlex.split(line)) == 0
+    assert len(rows_of(out)) == 20 and read_about(out)["seed"] == 3
 
 
 def test_a_capture_cannot_be_resumed_as_another(tmp_path: Path) -> None:
@@ -485,7 +519,7 @@ def test_a_camera_can_be_asked_of_a_derived_environment(tmp_path: Path) -> None:
     capture.run(CaptureConfig(out=tmp_path / "d", env=env_id, frames=3, height=32, width=40))
     assert load_dataset(tmp_path / "d").scene["height"] == 32
     with pytest.raises(ConfigError, match=r"scene height 32.*now asked for scene height 48"):
-        capture.run(CaptureConfig(out=tmp_path / "d", env=env_id, frames=6, resume=True))
+        capture.run(CaptureConfig(out=tmp_path / "d", height=48, frames=6, resume=True))
 
 
 def test_an_environments_own_description_of_its_pictures_is_recorded(tmp_path: Path) -> None:
@@ -536,9 +570,10 @@ def test_the_articles_pictures_are_drawn_large_and_resized_as_its_environment_do
     finally:
         scene.close()
     # Pictures of two kinds in one folder would be a data set of neither.
+    small = CaptureConfig(out=out, frames=6, resume=True, explicit=("fidelity",))
     with pytest.raises(ConfigError, match="drawn"):
-        capture.run(CaptureConfig(out=out, frames=6, resume=True))
-    capture.run(CaptureConfig(out=out, frames=6, fidelity="article", resume=True))
+        capture.run(small)
+    capture.run(dataclasses.replace(small, explicit=()))  # as it was recorded
     assert len(rows_of(out)) == 6
 
 

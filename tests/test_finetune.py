@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +38,7 @@ from vinoreward_training.classifier_training import (
     Recipe,
     predict,
 )
+from vinoreward_training.cli import main
 from vinoreward_training.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.evaluation import (
     Verdict,
@@ -57,6 +61,7 @@ from vinoreward_training.network_weights import (
 )
 from vinoreward_training.quantize import QuantizeConfig
 from vinoreward_training.train import TrainConfig, train
+from vinoreward_training.train_settings import resumed
 from vinoreward_training.training_signal import (
     augment,
     loss_of,
@@ -415,6 +420,63 @@ def test_too_few_negatives_are_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(TooFewNegativesError, match="299"):
         finetune.run(FinetuneConfig(data=data, out=tmp_path / "run"))
     assert not (tmp_path / "run" / CHECKPOINT).exists()
+
+
+def test_data_that_are_refused_leave_no_run_folder(tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data", 20)
+    (data / "success" / "broken.png").write_bytes(b"no picture")
+    out = tmp_path / "run"
+    with pytest.raises(DatasetError, match=r"broken\.png"):
+        finetune.run(FinetuneConfig(data=data, out=out))
+    (data / "success" / "broken.png").unlink()
+    with pytest.raises(TooFewNegativesError):
+        finetune.run(FinetuneConfig(data=data, out=out))
+    with pytest.raises(DatasetError):
+        finetune.run(FinetuneConfig(data=tmp_path / "none", out=out))
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_go_on_and_that_command_alone_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = write_folder(tmp_path / "mine", 160), tmp_path / "my run"
+    steps, step = [], Fit._step
+
+    def stopped(self: Fit, indices: Any) -> float:
+        steps.append(self.step)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        return step(self, indices)
+
+    monkeypatch.setattr(Fit, "_step", stopped)
+    words = ["--data", str(data), "--out", str(out), "--target-fpr", "0.3", "--threads", "1"]
+    words += ["--epochs", "1", "--batch-size", "16", "--image-size", "32", "32", "--bf16", "off"]
+    assert main(["finetune", *words]) == 130
+    (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)
+    assert shlex.split(line) == ["finetune", "--resume", "--out", str(out)]
+    # What is refused at once changes no settings of the run.
+    other = write_folder(tmp_path / "other", 240)
+    assert main([*shlex.split(line), "--data", str(other)]) == 1
+    assert main(shlex.split(line)) in (0, 3)
+    assert steps[3] == steps[2] == 2  # it went on where it was
+    spec = Bundle.load(out / "bundle").spec
+    assert spec.name == "mine-classifier"
+    assert (spec.picture.height, spec.picture.width) == (32, 32)
+    assert len(spec.metrics["history"]) == 1
+
+
+def test_a_run_of_before_goes_on_under_its_name(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    recorded = "data: data/hover\nout: elsewhere\nname: hover-classifier\nimage_size: null\n"
+    (out / "config.yaml").write_text(recorded + "resume: false\nepochs: 7\n", encoding="utf-8")
+    found = resumed(FinetuneConfig(out=out, resume=True, learning_rate=0.1))
+    assert (found.name, found.epochs, found.learning_rate) == ("hover-classifier", 7, 0.1)
+    assert (found.data, found.out, found.resume) == (Path("data/hover"), out, True)
+    (out / "config.yaml").write_text("bf16: sometimes\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"bf16='sometimes'.*'auto', 'on', 'off'"):
+        resumed(FinetuneConfig(out=out, resume=True))
 
 
 def test_values_that_cannot_work_are_refused(tmp_path: Path) -> None:

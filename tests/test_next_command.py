@@ -22,6 +22,7 @@ from vinoreward_training.next_command import (
     after_bundle,
     after_capture,
     after_play,
+    bundle_name,
     free,
     origin,
     to_train,
@@ -127,6 +128,21 @@ def test_from_pictures_to_a_policy_by_what_is_printed(
 
 def spec(scene: dict[str, object] | None = None, **dataset: str) -> BundleSpec:
     return BundleSpec(name="b", picture=Picture(8, 8, scene=scene or {}), dataset=dataset)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (Path("data/hover"), "hover-classifier"),
+        (Path("data/mine/"), "mine-classifier"),
+        (Path("data/mine/../my pictures (2)"), "my-pictures-2-classifier"),
+        (Path("/"), "classifier"),
+        ("my_package:CartPole-v1", "cartpole-classifier"),
+        ("ALE/Pong-v5", "pong-classifier"),
+    ],
+)
+def test_a_bundle_is_called_after_what_it_is_trained_on(source: Path | str, name: str) -> None:
+    assert bundle_name(source, "classifier") == name
 
 
 def test_a_bundle_is_trained_on_where_its_pictures_are_from(

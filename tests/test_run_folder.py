@@ -103,6 +103,31 @@ def test_plain() -> None:
     }
 
 
+def test_a_run_that_failed_before_it_wrote_anything_leaves_no_new_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError), RunFolder(tmp_path / "new", {"a": 1}) as folder:
+        (folder / "empty").mkdir()
+        raise ConfigError("the data cannot be used")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_that_failed_at_once_keeps_its_settings(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, {"a": 1}) as folder:
+        (folder / "checkpoint").touch()
+    with pytest.raises(ConfigError), RunFolder(tmp_path, {"a": 2}, resume=True):
+        raise ConfigError("of something else")
+    assert "a: 1" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    with pytest.raises(ConfigError), RunFolder(tmp_path, {"a": 3}, resume=True):
+        (folder / "result").touch()
+        raise ConfigError("half way")
+    assert "a: 3" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+
+
+def test_what_decides_over_files_is_not_recorded(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, {"a": 1, "explicit": ["a"], "trust_run": True}):
+        pass
+    assert (tmp_path / "config.yaml").read_text(encoding="utf-8") == "a: 1\n"
+
+
 def test_a_run_that_failed_before_it_wrote_anything_leaves_the_folder_free(tmp_path: Path) -> None:
     with pytest.raises(ConfigError), RunFolder(tmp_path, {"a": 1}):
         raise ConfigError("mistyped")

@@ -212,7 +212,7 @@ def test_ctrl_c_writes_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> Non
     run.send_signal(signal.SIGINT)
     text, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors
-    assert f"vinoreward train --resume --out {out}" in text
+    assert f"Continue with: vinoreward train --resume --out {out}" in text
     stopped = int(text.split("Stopped at step ")[1].split(";")[0])
     state = torch.load(out / "checkpoint.pt", weights_only=True)
     assert state["num_timesteps"] == stopped

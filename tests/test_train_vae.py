@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +19,15 @@ from vae_data import SIZE, write_capture, write_folder
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import (
     ConfigError,
+    DatasetError,
     QuantizationRefusedError,
 )
 from vinoreward_training import train_vae
 from vinoreward_training.classifier_training import CHECKPOINT
+from vinoreward_training.cli import main
 from vinoreward_training.quantize_encoder import Moved, judge, run_encoder
 from vinoreward_training.train_vae import TrainVaeConfig
+from vinoreward_training.vae_training import VaeFit
 
 
 @pytest.fixture(scope="module")
@@ -106,20 +113,38 @@ def test_the_gate_refuses_what_moves_or_forgets() -> None:
     assert judge({"a": moved(0.05)}, {}, posterior=False).share == 0.05
 
 
-def test_a_card_without_places_says_so(tmp_path: Path) -> None:
-    config = TrainVaeConfig(
-        data=write_folder(tmp_path / "any"),
-        out=tmp_path / "run",
-        architecture="conv_vae",
-        latent=3,
-        steps=3,
-        batch_size=8,
-        threads=1,
-    )
-    assert train_vae.run(config) == 0
-    bundle = Bundle.load(tmp_path / "run" / "bundle")
+def test_the_command_that_ctrl_c_prints_goes_on_alone_and_a_card_without_places_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    steps, step = [], VaeFit._step
+
+    def stopped(self: VaeFit, *arguments: Any) -> Any:
+        steps.append(self.step)
+        if len(steps) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return step(self, *arguments)
+
+    monkeypatch.setattr(VaeFit, "_step", stopped)
+    words = ["--architecture", "conv_vae", "--latent", "3", "--steps", "3", "--batch-size", "8"]
+    data = write_folder(tmp_path / "any")
+    assert main(["train-vae", "--data", str(data), "--out", str(out), *words]) == 130
+    (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)
+    assert shlex.split(line) == ["train-vae", "--resume", "--out", str(out)]
+    assert main(shlex.split(line)) == 0
+    assert steps == [0, 1, 2]  # it went on where it was
+    bundle = Bundle.load(out / "bundle")
+    assert (bundle.spec.name, bundle.spec.latent_size) == ("any-encoder", 3)
     assert bundle.spec.metrics["probe"] == {}
     assert "was not recorded" in (bundle.path / "README.md").read_text()
+
+
+def test_data_that_are_refused_leave_no_run_folder(tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "any")
+    next(data.rglob("*.png")).write_bytes(b"no picture")
+    with pytest.raises(DatasetError, match="png"):
+        train_vae.run(TrainVaeConfig(data=data, out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -147,6 +172,7 @@ def test_places_need_a_capture_that_records_them(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="records no places"):
         train_vae.run(config)
+    assert not config.out.exists()
 
 
 @pytest.mark.slow

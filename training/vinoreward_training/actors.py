@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from vinoreward_training.actors_settings import ActorsConfig
 from vinoreward_training.environments import naming
+from vinoreward_training.next_command import again
 
 __all__ = ["ActorsConfig", "run"]
 
@@ -85,8 +86,7 @@ def _train(config: ActorsConfig) -> int:
 
 
 def _again(config: ActorsConfig) -> str:
-    again = ["actors", "--resume", "--out", str(config.out), *naming(config.task, "--task")]
-    return f"vinoreward {shlex.join(again)}"
+    return again("actors", config.out, *naming(config.task, "--task"))
 
 
 def _next(config: ActorsConfig, updates: int) -> str:

@@ -8,17 +8,19 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward_training.actors_settings import ActorsConfig
 from vinoreward_training.environments import agree_to_import
+from vinoreward_training.run_folder import NEVER_FROM_A_FILE
 from vinoreward_training.train_settings import (
-    NEVER_FROM_A_FILE,
+    defaults_of,
     named,
     read_recorded,
     read_yaml,
     source_of,
+    typed,
 )
 
 _Found = TypeVar("_Found")
@@ -55,7 +57,7 @@ def presets() -> dict[str, dict[str, Any]]:
     found = {}
     root = Path(str(files("vinoreward_training") / "presets" / "actors"))
     for path in sorted(root.rglob("*.yaml")):
-        allowed = {**_defaults(), "tasks": {}, "arms": {}}
+        allowed = {**defaults_of(ActorsConfig), "tasks": {}, "arms": {}}
         common = read_yaml(path, allowed)
         tasks, arms = common.pop("tasks", {}), common.pop("arms", {})
         folder = path.parent.relative_to(root).as_posix()
@@ -77,7 +79,7 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
             not want imported.
         ModelNotFoundError: the YAML file is not there.
     """
-    defaults = _defaults()
+    defaults = defaults_of(ActorsConfig)
     given = named(config, defaults)
     fixed = [name for name in FIXED_BY_A_RUN if name != "learner"]
     base = _read(config.out, read_recorded, config, given, defaults, fixed)
@@ -90,7 +92,7 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
         if config.config is not None:
             file = _read(config.config, read_yaml, Path(config.config), defaults)
         base = _merged(_preset(given.get("preset", file.get("preset"))), file)
-    settled = _typed({**defaults, **_merged(base, given)})
+    settled = typed(ActorsConfig, {**defaults, **_merged(base, given)})
     _check(settled)
     if "task" not in given:
         named_by = source_of(config, config.config)
@@ -177,12 +179,6 @@ def _preset(name: str | None) -> dict[str, Any]:
     return known[name]
 
 
-def _defaults() -> dict[str, Any]:
-    empty = ActorsConfig()
-    names = (field.name for field in dataclasses.fields(ActorsConfig))
-    return {name: getattr(empty, name) for name in names if name not in NEVER_FROM_A_FILE}
-
-
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**below, **above}
     for name in TABLES:
@@ -195,43 +191,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         if name in merged:
             merged[name] = {**parts[0], **parts[1]}
     return merged
-
-
-def _typed(settled: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings as the kinds that the fields have, as YAML knows no paths and tuples."""
-    kinds = get_type_hints(ActorsConfig)
-    found = {}
-    for name, value in settled.items():
-        kind = str(kinds[name])
-        if value is None:
-            fits = "None" in kind
-        elif "Path" in kind:
-            fits, value = isinstance(value, str | Path), Path(str(value))
-        elif "tuple" in kind:
-            fits = isinstance(value, list | tuple) and all(_whole(item) for item in value)
-            value = tuple(value) if fits else value
-        elif "dict" in kind:
-            fits = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-        elif "bool" in kind:
-            fits = isinstance(value, bool)
-        elif "float" in kind:
-            fits = isinstance(value, int | float) and not isinstance(value, bool)
-            value = float(value) if fits else value
-        elif "int" in kind:
-            fits = _whole(value)
-        else:
-            fits = isinstance(value, str)
-        if not fits:
-            raise ConfigError(
-                f"found {name}={value!r}. Expected {kind.removeprefix('<class ').rstrip('>')}; "
-                f"change --{name.replace('_', '-')} or the file."
-            )
-        found[name] = value
-    return found
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check(settled: Mapping[str, Any]) -> None:
@@ -304,7 +263,7 @@ def command(config: ActorsConfig, **changes: Any) -> str:
 
 
 def _words(config: ActorsConfig) -> Iterator[str]:
-    base = {**_defaults(), **_preset(config.preset)}
+    base = {**defaults_of(ActorsConfig), **_preset(config.preset)}
     for name, default in base.items():
         value = getattr(config, name)
         if name in ("resume", "progress", "list_presets", "config") or value == default:

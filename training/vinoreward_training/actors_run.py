@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +20,12 @@ from vinoreward_training.actors_resolve import command, recorded
 from vinoreward_training.actors_settings import ActorsConfig
 from vinoreward_training.actors_watcher import Watcher, difference
 from vinoreward_training.environments import naming
-from vinoreward_training.run_folder import RunFolder
+from vinoreward_training.next_command import again
+from vinoreward_training.run_folder import CONFIG, RunFolder
 
 if TYPE_CHECKING:
     from vinoreward.actor_learner.actor_learner import ActorLearner, Summary
 
-CONFIG = "config.yaml"
 FINAL_SEED = 2_000_000
 """Of the last evaluation's episodes: far from those of training and of all other evaluations."""
 
@@ -203,8 +202,7 @@ def _say_stopped(config: ActorsConfig, owner: ActorLearner, folder: Path) -> Non
 
     if (folder / CHECKPOINT).is_file():
         print(f"\nStopped at step {owner.steps}; the checkpoint is written.")
-        again = ["actors", "--resume", "--out", str(folder), *naming(config.task, "--task")]
-        print(f"Continue with: vinoreward {shlex.join(again)}")
+        print(f"Continue with: {again('actors', folder, *naming(config.task, '--task'))}")
     else:
         print("\nStopped before anything was learned. Begin again with:")
         print(f"{command(config)} --resume")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import tyro
+
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.picture_files import read_picture
@@ -19,8 +21,9 @@ from vinoreward_training.capture_play import Balance, RandomPlay
 from vinoreward_training.capture_table import Table, make_row
 from vinoreward_training.dataset import HELD_OUT_SHARES
 from vinoreward_training.dataset_files import ABOUT, METADATA, read_about, read_table
-from vinoreward_training.next_command import actions_of, after_capture
+from vinoreward_training.next_command import actions_of, after_capture, again
 from vinoreward_training.run_folder import RunFolder
+from vinoreward_training.train_settings import resumed
 
 if TYPE_CHECKING:
     from vinoreward_envs.camera import CameraSpec
@@ -36,7 +39,7 @@ class CaptureConfig:
 
     Examples:
         vinoreward capture --out data/hover --frames 6000
-        vinoreward capture --out data/hover --frames 20000 --resume
+        vinoreward capture --resume --out data/hover --frames 20000
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --truth-key at_goal
         vinoreward capture --out data/article --fidelity article
     """
@@ -51,7 +54,12 @@ class CaptureConfig:
     seed: int = 0
     """Frame i depends on the seed and i only; of other environments, episode i."""
     resume: bool = False
-    """Continue a capture that was stopped, or add frames to it."""
+    """Continue the capture in --out, with its recorded configuration, or add --frames to it."""
+    trust_run: bool = False
+    """Import the package of an environment that only the run names, as package:Id-v0 does: that
+    runs its code. Without it you are asked."""
+    explicit: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """Names that win over a resumed run's even where their value is the default."""
     height: int | None = None
     """Rows of a hover picture; by default what the environment draws, 96."""
     width: int | None = None
@@ -291,9 +299,11 @@ def run(config: CaptureConfig) -> int:
     """
     from tqdm import tqdm
 
-    from vinoreward_training.environments import dependencies_named
+    from vinoreward_training.environments import dependencies_named, naming
 
+    config = resumed(config)
     _check(config)
+    line = again("capture", config.out, *naming(config.env))
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
         scene, env, about = _open(config)
         closing.callback((scene if env is None else env).close)
@@ -301,7 +311,7 @@ def run(config: CaptureConfig) -> int:
         before = read_about(config.out) if config.resume and not begun else {}
         if before:
             _check_same(config, about, before)
-        with RunFolder(config.out, config, resume=config.resume or begun) as folder:
+        with RunFolder(config.out, config, resume=config.resume or begun, again=line) as folder:
             for label in ("success", "failure"):
                 (folder / label).mkdir(exist_ok=True)
             truth, actions = None, ""

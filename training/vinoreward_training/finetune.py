@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
+import tyro
 
 from vinoreward.errors import ConfigError, TooFewNegativesError
 from vinoreward_training.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.machine import cores
+from vinoreward_training.next_command import again, bundle_name
 from vinoreward_training.run_folder import RunFolder
+from vinoreward_training.train_settings import resumed
 
 if TYPE_CHECKING:
     from vinoreward.backends.torch_networks import WithPreprocess
@@ -30,7 +33,7 @@ class FinetuneConfig:
 
     Examples:
         vinoreward finetune --data data/hover --out runs/classifier
-        vinoreward finetune --data data/hover --out runs/classifier --resume
+        vinoreward finetune --resume --out runs/classifier
         vinoreward finetune --data my_pictures --success-label good --out runs/mine
         vinoreward finetune --data data/more --weights runs/classifier/bundle/model.safetensors \\
             --out runs/better
@@ -40,8 +43,8 @@ class FinetuneConfig:
     """A capture, or any folder with one sub-folder of pictures per class."""
     out: Path = Path("runs/classifier")
     """Run folder; the bundle is written to OUT/bundle."""
-    name: str = "hover-classifier"
-    """Name of the bundle."""
+    name: str = ""
+    """Name of the bundle; default: of the data's folder, as hover-classifier of data/hover."""
     architecture: Literal["squeezenet1_1", "squeezenet1_0"] = "squeezenet1_1"
     """Network."""
     weights: Path | None = None
@@ -73,7 +76,9 @@ class FinetuneConfig:
     bf16: Literal["auto", "on", "off"] = "auto"
     """Train in bfloat16 for the first three quarters; auto: where the processor has it."""
     resume: bool = False
-    """Continue from the last checkpoint."""
+    """Continue the run in --out from its last checkpoint, with its recorded configuration."""
+    explicit: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """Names that win over a resumed run's even where their value is the default."""
 
 
 def _check(config: FinetuneConfig) -> None:
@@ -193,8 +198,11 @@ def run(config: FinetuneConfig) -> int:
     from vinoreward_training.finetune_bundle import make_bundle
     from vinoreward_training.network_weights import record_of
 
+    config = resumed(config)
     _check(config)
-    with RunFolder(config.out, config, resume=config.resume) as folder:
+    config = replace(config, name=config.name or bundle_name(config.data, "classifier"))
+    line = again("finetune", config.out)
+    with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         dataset = load_dataset(
             config.data, size=config.image_size, success_label=config.success_label
         )

@@ -6,6 +6,8 @@ played and where that tells the truth; ``finetune`` and ``train-vae`` take it in
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,6 +57,21 @@ def command(*words: object) -> str:
     return f"vinoreward {shlex.join(map(str, words))}"
 
 
+def again(name: str, out: Path, *more: str) -> str:
+    """Return the command that goes on with a run that was stopped."""
+    return command(name, "--resume", "--out", out, *more)
+
+
+def bundle_name(source: Path | str, kind: str) -> str:
+    """Return the default name of a bundle: of its data folder, or of its environment's id."""
+    name = Path(os.path.abspath(source)).name if isinstance(source, Path) else _short(source)
+    return "-".join(filter(None, (re.sub(r"\W+", "-", name).strip("-")[:100], kind)))
+
+
+def _short(env: str) -> str:
+    return env.rpartition(":")[2].rpartition("/")[2].rpartition("-v")[0].lower()
+
+
 def free(folder: Path) -> Path:
     """Return a folder of that name, or of a similar one, that is not there yet."""
     number, found = 2, folder
@@ -70,7 +87,7 @@ def after_capture(data: Path, failures: int) -> str:
     supported = rate_supported(int(HELD * failures))
     rate = next((rate for rate in RATES if rate >= supported), RATES[-1])
     more = [] if rate == RATES[0] else ["--target-fpr", rate]
-    out = free(Path("runs") / f"{data.absolute().name}-classifier")
+    out = free(Path("runs") / f"{Path(os.path.abspath(data)).name}-classifier")
     return command("finetune", "--data", data, "--out", out, *more)
 
 
@@ -126,8 +143,7 @@ def after_profile(env: str, bundle: str | None, *, own: bool) -> str:
     words: list[object] = ["train", "--env", env]
     words += [] if own else WRAPPED
     words += [] if bundle is None else ["--bundle", bundle]
-    name = env.rpartition(":")[2].rpartition("/")[2].rpartition("-v")[0].lower() or "policy"
-    return command(*words, "--out", free(Path("runs") / name))
+    return command(*words, "--out", free(Path("runs") / (_short(env) or "policy")))
 
 
 def after_play(run: Path, description: Mapping[str, Any]) -> str:

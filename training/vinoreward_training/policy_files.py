@@ -45,7 +45,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         if (Path(folder) / "checkpoint.pt").is_file():
             raise ModelNotFoundError(
                 f"the training in {folder} was stopped before it wrote a policy. Expected one that "
-                f"has ended; go on with it: vinoreward train --resume --out {folder}"
+                f"has ended; continue with: vinoreward train --resume --out {folder}"
             )
         raise ModelNotFoundError(
             f"no policy in {folder}. Expected a folder that `vinoreward train --out` or "

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -13,7 +14,11 @@ from typing import IO, Any
 import yaml
 
 from vinoreward.errors import ConfigError, RunFolderError
-from vinoreward.files import open_plain, refuse_links, write_text
+from vinoreward.files import open_plain, refuse_links, write_bytes, write_text
+
+CONFIG = "config.yaml"
+NEVER_FROM_A_FILE = ("explicit", "trust_run")
+"""How settings came about is no part of them, and no file says how far it is to be trusted."""
 
 
 def plain(value: Any) -> Any:
@@ -37,6 +42,7 @@ class RunFolder:
         config: recorded as ``config.yaml`` (a dataclass or a mapping of plain data).
         resume: continue a run that is there; without it a folder that already holds a
             ``config.yaml`` is refused, so that nothing is overwritten.
+        again: the command that goes on with the run, printed if Ctrl-C stops it.
 
     Raises:
         RunFolderError: another process holds the folder, it cannot be written, or it holds a link
@@ -44,16 +50,21 @@ class RunFolder:
         ConfigError: the folder holds a run already and ``resume`` is false.
     """
 
-    def __init__(self, path: Path, config: Any, *, resume: bool = False) -> None:
+    def __init__(
+        self, path: Path, config: Any, *, resume: bool = False, again: str | None = None
+    ) -> None:
         self.path = Path(path)
         self._config = config
         self._resume = resume
+        self._again = again
         self._lock: IO[bytes] | None = None
-        self._fresh = False
+        self._made = False
+        self._before: tuple[bytes, dict[str, int]] | None = None
 
     def __enter__(self) -> Path:
         """Take the lock and record the configuration; return the folder's path."""
         try:
+            self._made = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             refuse_links(self.path)
             lock = open_plain(self.path / ".lock", "a+b")
@@ -86,16 +97,20 @@ class RunFolder:
                 "Expected free space; make some, or choose another folder with --out."
             ) from error
         self._lock = lock
-        recorded = self.path / "config.yaml"
+        recorded = self.path / CONFIG
         if recorded.exists() and not self._resume:
             self.__exit__(None, None, None)
             raise ConfigError(
                 f"{self.path} already holds a run. Expected a new folder; add --resume to continue "
                 "that run or choose another folder with --out."
             )
-        self._fresh = not recorded.exists()
+        settings = plain(self._config)
+        for name in NEVER_FROM_A_FILE:
+            settings.pop(name, None)
         try:
-            write_text(recorded, yaml.safe_dump(plain(self._config), sort_keys=False))
+            if recorded.exists():
+                self._before = (recorded.read_bytes(), self._written())
+            write_text(recorded, yaml.safe_dump(settings, sort_keys=False))
         except RunFolderError:
             self.__exit__(None, None, None)
             raise
@@ -107,13 +122,29 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the folder back; a run that failed before it wrote anything leaves none."""
-        if self._lock is not None:
-            if kind is not None and self._fresh and self._empty():
-                (self.path / "config.yaml").unlink(missing_ok=True)
-            self._lock.close()
-            self._lock = None
+        """Give the folder back; a run that failed before it wrote anything leaves it as it was."""
+        if self._lock is None:
+            return
+        if self._again is not None and kind is not None and issubclass(kind, KeyboardInterrupt):
+            print(f"\nContinue with: {self._again}")
+        elif kind is not None and self._before is not None:
+            if self._written() == self._before[1]:
+                write_bytes(self.path / CONFIG, self._before[0])
+        elif kind is not None and self._empty():
+            (self.path / CONFIG).unlink(missing_ok=True)
+            if self._made:
+                shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+        self._lock = None
+
+    def _written(self) -> dict[str, int]:
+        """Return when each part of the folder was written, but for what is written here."""
+        return {
+            entry.name: entry.stat().st_mtime_ns
+            for entry in os.scandir(self.path)
+            if entry.name not in (CONFIG, ".lock")
+        }
 
     def _empty(self) -> bool:
         files = {file.name for file in self.path.rglob("*") if not file.is_dir()}
-        return files <= {"config.yaml", ".lock"}
+        return files <= {CONFIG, ".lock"}

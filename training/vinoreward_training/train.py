@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,11 @@ from vinoreward_training.environments import (
 )
 from vinoreward_training.evaluate_policy import Evaluation, Rate
 from vinoreward_training.evaluation import refuse_useless
-from vinoreward_training.next_command import command
+from vinoreward_training.next_command import again, command
 from vinoreward_training.policy_files import read_description
 from vinoreward_training.run_folder import RunFolder, plain
 from vinoreward_training.torch_devices import check_device
-from vinoreward_training.train_settings import NEVER_FROM_A_FILE, resolve, settle_encoder
+from vinoreward_training.train_settings import resolve, settle_encoder
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -172,11 +171,8 @@ def train(config: TrainConfig) -> TrainResult:
         ) from error
     check_device(settled.device)
     torch.set_num_threads(settled.threads)
-    # How the settings came about is no part of them.
-    recorded = {
-        name: value for name, value in plain(settled).items() if name not in NEVER_FROM_A_FILE
-    }
-    with RunFolder(settled.out, recorded, resume=settled.resume) as folder:
+    line = again("train", settled.out, *naming(settled.env))
+    with RunFolder(settled.out, settled, resume=settled.resume, again=line) as folder:
         finished = _finished(folder, settled)
         if finished is not None:
             return finished
@@ -234,8 +230,6 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             callback.checkpoint_now()
         if callback.interrupted:
             print(f"\nStopped at step {model.num_timesteps}; the checkpoint is written.")
-            again = ["train", "--resume", "--out", str(folder), *naming(config.env)]
-            print(f"Continue with: vinoreward {shlex.join(again)}")
             raise KeyboardInterrupt
         result = _conclude(model, callback, folder, seconds)
         save_policy(folder, model, _description(config))

@@ -8,8 +8,7 @@ from vinoreward.files import write_json
 from vinoreward_training.curves import draw_curve
 from vinoreward_training.evaluate_policy import rate_row
 from vinoreward_training.report import Section, write_report
-from vinoreward_training.run_folder import plain
-from vinoreward_training.train_settings import NEVER_FROM_A_FILE
+from vinoreward_training.run_folder import NEVER_FROM_A_FILE, plain
 
 if TYPE_CHECKING:
     from vinoreward_training.callbacks import RunCallback

@@ -7,12 +7,13 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hints
 
 import yaml
 
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward_training.environments import agree_to_import
+from vinoreward_training.run_folder import CONFIG, NEVER_FROM_A_FILE
 
 if TYPE_CHECKING:
     from vinoreward_training.train import TrainConfig
@@ -27,10 +28,9 @@ _POSITIVE = (
     "threads",
     "frame_stack",
 )
-NEVER_FROM_A_FILE = ("explicit", "trust_run")
-"""A file does not say how far it is to be trusted."""
 _FIXED_BY_A_RUN = ("env", "algorithm", "seed", "frame_stack")
 _Config = TypeVar("_Config", bound="TrainConfig")
+_Run = TypeVar("_Run", bound="Settings")
 
 
 class Settings(Protocol):
@@ -43,10 +43,6 @@ class Settings(Protocol):
     @property
     def resume(self) -> bool:
         """Whether to go on with the run that is there."""
-
-    @property
-    def trust_run(self) -> bool:
-        """Whether a module that a file names may be imported."""
 
     @property
     def explicit(self) -> tuple[str, ...]:
@@ -67,9 +63,7 @@ def resolve(config: _Config) -> _Config:
             algorithm or seed than the run that is to be resumed has, or no agreement.
         ModelNotFoundError: the YAML file is not there.
     """
-    defaults = {field.name: _default(field) for field in dataclasses.fields(config)}
-    for name in NEVER_FROM_A_FILE:
-        del defaults[name]
+    defaults = defaults_of(type(config))
     given = named(config, defaults)
     base = read_recorded(config, given, defaults, _FIXED_BY_A_RUN)
     if base is not None:
@@ -92,6 +86,77 @@ def resolve(config: _Config) -> _Config:
         settled["timesteps"] = DEFAULT_TIMESTEPS
     _check(settled)
     return dataclasses.replace(config, explicit=(), **settled)
+
+
+def resumed(config: _Run) -> _Run:
+    """Return the configuration of a run to go on with: what it recorded, but for what is named.
+
+    Where there is no such run it is returned as it is.
+
+    Raises:
+        ConfigError: an unknown key, a value of the wrong kind, or no agreement to the import of an
+            environment's package that only the run names.
+    """
+    defaults = defaults_of(type(config))
+    given = named(config, defaults)
+    recorded = read_recorded(config, given, defaults, ())
+    if recorded is None:
+        return config
+    settled = typed(type(config), {**defaults, **recorded, **given})
+    if settled.get("env") is not None and "env" not in given:
+        trusted = bool(getattr(config, "trust_run", False))
+        agree_to_import(settled["env"], Path(config.out) / CONFIG, trusted=trusted)
+    return dataclasses.replace(config, **settled)  # type: ignore[type-var]
+
+
+def defaults_of(kind: type[Any]) -> dict[str, Any]:
+    """Return the default of each setting that a file may hold."""
+    fields = dataclasses.fields(kind)
+    return {each.name: _default(each) for each in fields if each.name not in NEVER_FROM_A_FILE}
+
+
+def typed(kind: type[Any], settled: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as the types that the fields of ``kind`` have: YAML has no paths and tuples.
+
+    Raises:
+        ConfigError: a value of another type.
+    """
+    hints = get_type_hints(kind)
+    found = {}
+    for name, value in settled.items():
+        hint = str(hints[name])
+        if value is None:
+            fits = type(None) in get_args(hints[name])
+        elif "Literal" in hint:
+            fits = isinstance(value, str) and repr(value) in hint
+        elif "Path" in hint:
+            fits, value = isinstance(value, str | Path), Path(str(value))
+        elif "tuple" in hint:
+            fits = isinstance(value, list | tuple) and all(_whole(item) for item in value)
+            fits = fits and ("..." in hint or len(value) == hint.count("int"))
+            value = tuple(value) if fits else value
+        elif "dict" in hint:
+            fits = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        elif "bool" in hint:
+            fits = isinstance(value, bool)
+        elif "float" in hint:
+            fits = isinstance(value, int | float) and not isinstance(value, bool)
+            value = float(value) if fits else value
+        elif "int" in hint:
+            fits = _whole(value)
+        else:
+            fits = isinstance(value, str)
+        if not fits:
+            raise ConfigError(
+                f"found {name}={value!r}. Expected {hint.removeprefix('<class ').rstrip('>')}; "
+                f"change --{name.replace('_', '-')} or the file."
+            )
+        found[name] = value
+    return found
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def named(config: Settings, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +182,7 @@ def read_recorded(
     Raises:
         ConfigError: one of them was given otherwise, or a key is not known.
     """
-    path = Path(config.out) / "config.yaml"
+    path = Path(config.out) / CONFIG
     if not (config.resume and path.is_file()):
         return None
     found = read_yaml(path, defaults)
@@ -134,7 +199,7 @@ def read_recorded(
 
 def source_of(config: Settings, file: Path | None) -> Path:
     """Return the file whose settings count: that of the run to be resumed, else ``file``."""
-    recorded = Path(config.out) / "config.yaml"
+    recorded = Path(config.out) / CONFIG
     return recorded if file is None or (config.resume and recorded.is_file()) else Path(file)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import tyro
+
 from vinoreward.errors import ConfigError
+from vinoreward_training.environments import naming
 from vinoreward_training.frames import (
     Frames,
     Indices,
@@ -15,8 +18,9 @@ from vinoreward_training.frames import (
     split_frames,
 )
 from vinoreward_training.machine import cores
-from vinoreward_training.next_command import after_bundle, to_train
+from vinoreward_training.next_command import after_bundle, again, bundle_name, to_train
 from vinoreward_training.run_folder import RunFolder
+from vinoreward_training.train_settings import resumed
 
 if TYPE_CHECKING:
     from vinoreward.encoders.vae import Vae
@@ -35,7 +39,7 @@ class TrainVaeConfig:
 
     Examples:
         vinoreward train-vae --data data/hover --size 64 64 --out runs/encoder
-        vinoreward train-vae --data data/hover --size 64 64 --out runs/encoder --resume
+        vinoreward train-vae --resume --out runs/encoder
         vinoreward train-vae --data data/hover --beta 300 --places 300 --out runs/encoder
         vinoreward train-vae --env CartPole-v1 --frames 5000 --size 64 64 --out runs/cartpole
     """
@@ -48,8 +52,9 @@ class TrainVaeConfig:
     """Frames of the rollout (0: 4000); with --data read at most so many (0: all)."""
     out: Path = Path("runs/encoder")
     """Run folder; the bundle is written to OUT/bundle."""
-    name: str = "encoder"
-    """Name of the bundle."""
+    name: str = ""
+    """Name of the bundle; default: of the data's folder, as hover-encoder of data/hover, or of the
+    environment."""
     size: tuple[int, int] | None = None
     """Resize pictures to HEIGHT WIDTH; default: the pictures' own size."""
     latent: int = 32
@@ -83,7 +88,12 @@ class TrainVaeConfig:
     bf16: Literal["auto", "on", "off"] = "auto"
     """Train in bfloat16 for the first three quarters; auto: where the processor has it."""
     resume: bool = False
-    """Continue from the last checkpoint."""
+    """Continue the run in --out from its last checkpoint, with its recorded configuration."""
+    trust_run: bool = False
+    """Import the package of an environment that only the run names, as package:Id-v0 does: that
+    runs its code. Without it you are asked."""
+    explicit: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """Names that win over a resumed run's even where their value is the default."""
 
 
 def _check(config: TrainVaeConfig) -> None:
@@ -195,8 +205,12 @@ def run(config: TrainVaeConfig) -> int:
     from vinoreward.bundles.bundle import Bundle
     from vinoreward_training.vae_bundle import make_bundle
 
+    config = resumed(config)
     _check(config)
-    with RunFolder(config.out, config, resume=config.resume) as folder:
+    env = str(config.env or "")
+    config = replace(config, name=config.name or bundle_name(config.data or env, "encoder"))
+    line = again("train-vae", config.out, *naming(env))
+    with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         frames = _frames(config)
         check_size((frames.images.shape[1], frames.images.shape[2]))
         if config.places > 0 and not frames.places:
