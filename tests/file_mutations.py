@@ -185,8 +185,8 @@ def cases(folder: Path) -> dict[str, Case]:
 
     images = golden_images()
     model = network(folder / "source.onnx")
-    whole = save_bundle(
-        folder / "bundle", SPEC, {"model.onnx": model}, images, expected_logits(images)
+    whole = Bundle.load(
+        save_bundle(folder / "bundle", SPEC, {"model.onnx": model}, images, expected_logits(images))
     )
     policy_path = save_policy(folder / "policies", in_int8(random_policy(SPECS["small"], 0)))
     policy = load_policy(policy_path)

@@ -141,7 +141,8 @@ def test_the_gate_sees_an_inverted_network_whatever_the_graph_returns(
     spec = dataclasses.replace(tiny.SPEC, output="probabilities" if softmax else "logits")
     logits = tiny.expected_logits(golden)
     outputs = softmax_of(logits) if softmax else logits
-    bundle = save_bundle(tmp_path / "bundle", spec, {"model.onnx": model}, golden, outputs)
+    folder = save_bundle(tmp_path / "bundle", spec, {"model.onnx": model}, golden, outputs)
+    bundle = Bundle.load(folder)
     images = tiny.golden_images(2000)
 
     def judge(weights: np.ndarray) -> GateResult:

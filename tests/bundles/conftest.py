@@ -19,6 +19,6 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def bundle(tmp_path: Path, model: Path) -> Bundle:
     images = golden_images()
-    return save_bundle(
-        tmp_path / "tiny", SPEC, {"model.onnx": model}, images, expected_logits(images)
+    return Bundle.load(
+        save_bundle(tmp_path / "tiny", SPEC, {"model.onnx": model}, images, expected_logits(images))
     )

@@ -279,7 +279,8 @@ def ir(tmp_path: Path, model: Path) -> Bundle:
     path = as_ir(model.read_bytes(), tmp_path / "ir")
     images = golden_images()
     files = {"model.xml": path, "model.bin": path.with_suffix(".bin")}
-    return save_bundle(tmp_path / "bundle", SPEC, files, images, expected_logits(images))
+    folder = save_bundle(tmp_path / "bundle", SPEC, files, images, expected_logits(images))
+    return Bundle.load(folder)
 
 
 def test_weights_that_are_not_listed_are_not_used(ir: Bundle) -> None:

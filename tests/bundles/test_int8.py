@@ -31,7 +31,7 @@ pytest.importorskip("onnxruntime")
 def with_int8(bundle: Bundle, tmp_path: Path, quantization: Quantization = PASSED) -> Bundle:
     coarse = network(tmp_path / "coarse.onnx", weights=COARSE)
     logits = expected_logits(golden_images(), COARSE)
-    return add_int8(bundle, coarse, quantization, logits, int8_band=0.75)
+    return Bundle.load(add_int8(bundle, coarse, quantization, logits, int8_band=0.75))
 
 
 def test_auto_takes_int8_where_the_gate_passed(bundle: Bundle, tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_own_card_and_pictures_are_kept(tmp_path: Path, model: Path) -> None:
         tmp_path / "b", SPEC, {"model.onnx": model.read_bytes()}, images, expected_logits(images),
         "# mine", {"roc.png": plot},
     )  # fmt: skip
-    assert (saved.path / "README.md").read_text() == "# mine"
-    assert (saved.path / "pictures" / "roc.png").read_bytes() == b"png"
+    assert (saved / "README.md").read_text() == "# mine"
+    assert (saved / "pictures" / "roc.png").read_bytes() == b"png"
 
 
 def test_a_person_may_edit_the_card(bundle: Bundle) -> None:

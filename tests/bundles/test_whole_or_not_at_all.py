@@ -26,7 +26,7 @@ def test_an_existing_bundle_is_not_replaced_unasked(bundle: Bundle, model: Path)
     arguments = (bundle.path, SPEC, {"model.onnx": model}, images, expected_logits(images))
     with pytest.raises(ConfigError, match="overwrite=True"):
         save_bundle(*arguments)
-    assert save_bundle(*arguments, overwrite=True) == bundle
+    assert Bundle.load(save_bundle(*arguments, overwrite=True)) == bundle
 
 
 def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path, model: Path) -> None:

@@ -330,7 +330,7 @@ def make_bundle(
         dead_camera=found.metrics["dead_camera"],
         pictures=[path.name for path in drawn],
     )
-    bundle = save_bundle(
+    saved = save_bundle(
         folder / "bundle",
         spec,
         {
@@ -369,9 +369,9 @@ def make_bundle(
     seen = found.metrics["dead_camera"]
     print(f"dead camera: {seen['claimed']} of {seen['frames']} frames claimed")
     print(f"verdict: {found.verdict}")
-    print(f"bundle {bundle.path}, report {folder / 'report.html'}")
+    print(f"bundle {saved}, report {folder / 'report.html'}")
     if found.verdict.level != "useless":
-        print(f"next: {after_bundle(bundle.path, config.data, config.success_label)}")
+        print(f"next: {after_bundle(saved, config.data, config.success_label)}")
     return found.verdict
 
 

@@ -230,7 +230,7 @@ def make_bundle(
         held_out=held_out,
         pictures=[path.name for path in drawn],
     )
-    bundle = save_bundle(
+    saved = save_bundle(
         folder / "bundle",
         spec,
         {
@@ -269,7 +269,7 @@ def make_bundle(
             f"linear probe, {error.name}: mean error {error.mean_mm:.2f} mm, 95 % below "
             f"{error.p95_mm:.2f} mm, R2 {error.r2:.4f}, {error.frames} held-out frames{verdict}"
         )
-    print(f"bundle {bundle.path}, report {folder / 'report.html'}")
+    print(f"bundle {saved}, report {folder / 'report.html'}")
     return found
 
 

@@ -294,4 +294,4 @@ class Bundle(FromOthers):
         if self.path.suffix == ".xml":
             files["model.bin"] = self.path.with_suffix(".bin")
         saved = save_bundle(Path(path), self.spec, files, images, logits, overwrite=overwrite)
-        return dataclasses.replace(saved, trusted=self.trusted)
+        return dataclasses.replace(Bundle.load(saved, verify=False), trusted=self.trusted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,33 +17,33 @@ from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import BundleError, BundleParityError, InputError
 from vinoreward.picture_files import read_picture
 
+if TYPE_CHECKING:
+    from vinoreward.bundles.bundle import Bundle
+
 TOLERANCE = 1e-2
 """Of the largest number of the vector: exporters and backends round, wrong colours do more."""
 
 
-def check_golden(
-    path: Path, spec: BundleSpec, golden: tuple[Any, Any], trusted: bool = False
-) -> None:
+def check_golden(bundle: Bundle, golden: tuple[Any, Any]) -> None:
     """Run one picture and compare with the vector that it must give.
 
     Args:
-        path: the model file.
-        spec: its description as an encoder.
+        bundle: of one model file, described as an encoder.
         golden: the picture, ``(h, w, 3)`` uint8 RGB or a file, and the vector, (D,) or an ``.npy``.
-        trusted: whether any operators may run.
 
     Raises:
         PictureMismatchError: the picture has another size.
         InputError: no picture, or no vector of that length.
         BundleParityError: another vector; the message says which description would give this one.
     """
+    path, spec = bundle.path, bundle.spec
     encoding = spec.encoding
     if encoding is None:
         raise BundleError(f"{path} is described without an encoding. Expected an encoder.")
     picture, expected = _picture(golden[0]), _vector(golden[1], encoding)
 
     def run(described: BundleSpec, frame: NDArray[np.uint8]) -> NDArray[np.float64]:
-        return _run(path, described, frame, encoding, trusted)
+        return _run(dataclasses.replace(bundle, spec=described), frame, encoding)
 
     found = run(spec, picture)
     if _same(found, expected):
@@ -88,16 +88,7 @@ def _others(spec: BundleSpec) -> Iterator[tuple[str, BundleSpec]]:
                 yield " and ".join(told), dataclasses.replace(spec, picture=changed)
 
 
-def _run(
-    path: Path,
-    spec: BundleSpec,
-    picture: NDArray[np.uint8],
-    encoding: Encoding,
-    trusted: bool,
-) -> NDArray[np.float64]:
-    from vinoreward.bundles.bundle import Bundle
-
-    bundle = Bundle(path=path, spec=spec, trusted=trusted)
+def _run(bundle: Bundle, picture: NDArray[np.uint8], encoding: Encoding) -> NDArray[np.float64]:
     with bundle.backend("openvino", precision="fp32", verify=False) as backend:
         outputs = backend.infer(np.ascontiguousarray(bundle.prepare(picture[None])))
     return np.asarray(means(outputs, encoding)[0], np.float64)

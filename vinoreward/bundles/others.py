@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from vinoreward.bundles.schema import BundleSpec
 if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Self
+
+    from vinoreward.bundles.bundle import Bundle
 
 GoldenFrame = tuple[str | Path | NDArray[np.uint8], str | Path | NDArray[np.floating[Any]]]
 
@@ -197,7 +199,7 @@ class FromOthers:
         )
         bundle = cls(path=Path(path).absolute(), spec=spec, trusted=trusted)
         if golden is not None:
-            check_golden(bundle.path, bundle.spec, golden, trusted)
+            check_golden(cast("Bundle", bundle), golden)
         return bundle
 
     @classmethod
@@ -270,6 +272,7 @@ class FromOthers:
             trusted=trusted,
         )
         spec = with_preprocess(described.spec, mean, std, scale, color_order)
+        bundle = cls(path=described.path, spec=spec, trusted=trusted)
         if golden is not None:
-            check_golden(described.path, spec, golden, trusted)
-        return cls(path=described.path, spec=spec, trusted=trusted)
+            check_golden(cast("Bundle", bundle), golden)
+        return bundle

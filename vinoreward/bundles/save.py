@@ -9,19 +9,21 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.card import model_card
 from vinoreward.bundles.golden import Golden
 from vinoreward.bundles.locate import SPEC_FILE, SPEC_HASH_FILE, model_name, previous_of
 from vinoreward.bundles.schema import BundleSpec, Quantization, check_file_name
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError, RunFolderError
 from vinoreward.files import sha256, write_json
+
+if TYPE_CHECKING:
+    from vinoreward.bundles.bundle import Bundle
 
 MODEL_FILES = (
     "model.onnx",
@@ -48,7 +50,7 @@ def save_bundle(
     *,
     golden_logits_int8: NDArray[Any] | None = None,
     overwrite: bool = False,
-) -> Bundle:
+) -> Path:
     """Write a bundle as a folder. It is built beside ``path`` and renamed when complete.
 
     Args:
@@ -66,7 +68,7 @@ def save_bundle(
         overwrite: replace a bundle that is there already. Anything else is never replaced.
 
     Returns:
-        The bundle, loaded from where it was written.
+        The folder, absolute.
 
     Raises:
         ConfigError: ``path`` exists and may not be replaced, or a file name is not allowed.
@@ -108,7 +110,7 @@ def save_bundle(
         (folder / "README.md").write_text(text, encoding="utf-8")
         write_json(folder / SPEC_FILE, spec.to_dict())
         (folder / SPEC_HASH_FILE).write_text(sha256(folder / SPEC_FILE) + "\n", encoding="ascii")
-    return Bundle.load(path.absolute(), verify=False)
+    return path.absolute()
 
 
 def add_int8(
@@ -119,7 +121,7 @@ def add_int8(
     int8_band: float | None = None,
     *,
     card: str | None = None,
-) -> Bundle:
+) -> Path:
     """Put an INT8 network and the result of its gate into a saved bundle.
 
     An INT8 network that is there already is replaced. A failed gate may be recorded too: the
@@ -134,6 +136,9 @@ def add_int8(
             network looks again; ``None``: the INT8 network decides alone.
         card: new text of ``README.md``. Without it a card that was written from the spec is
             written again; one written by hand is kept.
+
+    Returns:
+        The folder, absolute.
 
     Raises:
         As :func:`save_bundle`. The old bundle is unchanged then.

@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vinoreward.compression.context import CompressionContext
-from vinoreward.compression.distill import Lesson
 from vinoreward.errors import ConfigError, MissingExtraError, OutputError
 from vinoreward.policies.distributions import LOG_STD
 from vinoreward.policies.policy import Floats, Policy, random_policy
@@ -29,6 +29,8 @@ except ImportError as error:
         '"vinoreward[train]"'
     ) from error
 
+if TYPE_CHECKING:
+    from vinoreward.compression.distill import Lesson
 
 MOST_STEPS = 400
 """Updates at a push with a time limit: more of the same observations teach little."""
