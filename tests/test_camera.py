@@ -11,10 +11,11 @@ import pytest
 
 from vinoreward.errors import ConfigError, InputError, UnknownDeviceError
 from vinoreward_envs import constants as c
-from vinoreward_envs import scene_assets
 from vinoreward_envs.arm import inverse_kinematics
-from vinoreward_envs.camera import Camera, CameraSpec, clip_matrix, make_camera, view_matrix
-from vinoreward_envs.camera_tiny import quaternion
+from vinoreward_envs.camera import assets
+from vinoreward_envs.camera.renderers import make_camera
+from vinoreward_envs.camera.spec import Camera, CameraSpec, clip_matrix, view_matrix
+from vinoreward_envs.camera.tiny import quaternion
 from vinoreward_envs.pybullet_import import pybullet_data_folder
 
 HOME = np.array(c.HOME_JOINTS)
@@ -28,7 +29,7 @@ def scenes(count: int, seed: int = 0) -> tuple[Any, Any, Any]:
     objects[1] = grippers[1]
     joints = [inverse_kinematics([x, y, c.HOVER_HEIGHT], HOME) for x, y in grippers]
     joints[0] = HOME
-    poses = [scene_assets.object_rest_pose((x, y)) for x, y in objects]
+    poses = [assets.object_rest_pose((x, y)) for x, y in objects]
     return np.array(joints), np.array(poses), np.arange(count) % 3 != 2
 
 
@@ -84,7 +85,7 @@ def test_background_is_tinys_own(height: int, width: int) -> None:
     with tiny(height, width) as reference, make_camera(CameraSpec(height, width)) as camera:
         expected = reference.render(up, None).astype(int)
         found = camera.render(up, None).astype(int)
-    drawn = scene_assets.background(height, width).picture
+    drawn = assets.background(height, width).picture
     # The arm's foot stays in view; most of the picture is table and floor.
     assert (found == drawn).all(axis=-1).mean() > 0.75
     assert np.abs(found - expected).mean() < 0.2
@@ -119,7 +120,7 @@ def test_an_empty_batch_gives_no_pictures(fast: Camera) -> None:
 @pytest.mark.parametrize("renderer", ["fast", pytest.param("tiny", marks=pytest.mark.pybullet)])
 def test_pictures_belong_to_the_caller(renderer: Any) -> None:
     with make_camera(CameraSpec(renderer=renderer)) as camera:
-        first = camera.render(HOME, scene_assets.object_rest_pose((0.5, 0.1)))
+        first = camera.render(HOME, assets.object_rest_pose((0.5, 0.1)))
         kept = first.copy()
         camera.render(HOME, None)
         assert np.array_equal(first, kept)
@@ -129,7 +130,7 @@ def test_pictures_belong_to_the_caller(renderer: Any) -> None:
 
 @pytest.mark.parametrize("renderer", ["fast", pytest.param("tiny", marks=pytest.mark.pybullet)])
 def test_an_absent_object_leaves_no_trace(renderer: Any) -> None:
-    pose = scene_assets.object_rest_pose((0.5, 0.2))
+    pose = assets.object_rest_pose((0.5, 0.2))
     with make_camera(CameraSpec(renderer=renderer)) as camera:
         before = camera.render(HOME, None)
         shown = camera.render(HOME, pose)
@@ -204,7 +205,7 @@ def test_a_closed_camera_says_so() -> None:
 
 
 def test_an_unknown_device_is_refused() -> None:
-    from vinoreward_envs.camera_fast import FastCamera
+    from vinoreward_envs.camera.fast import FastCamera
 
     with pytest.raises(UnknownDeviceError, match="cuda:99"):
         FastCamera(CameraSpec(), device="cuda:99")
@@ -242,7 +243,7 @@ def test_the_object_rests_where_pybullet_lets_it_fall() -> None:
         rotation = np.reshape(bullet.getMatrixFromQuaternion(turn), (3, 3))
     finally:
         bullet.disconnect(client)
-    pose = scene_assets.object_rest_pose((place[0], place[1]))
+    pose = assets.object_rest_pose((place[0], place[1]))
     assert np.allclose(pose[:3, 3], place, atol=1e-5)
     # It goes on turning by a thousandth of a degree per second.
     assert np.allclose(pose[:3, :3], rotation, atol=5e-3)
@@ -271,7 +272,7 @@ def test_quaternions_survive_every_kind_of_rotation() -> None:
 def test_the_fast_camera_is_silent_and_needs_no_pybullet() -> None:
     code = (
         "import sys; sys.modules['pybullet'] = sys.modules['pybullet_data'] = None\n"
-        "import vinoreward_envs.camera as camera, numpy as np\n"
+        "import vinoreward_envs.camera.renderers as camera, numpy as np\n"
         "assert 'warp' not in sys.modules\n"
         "picture = camera.make_camera().render(np.zeros(9), None)\n"
         "assert picture.shape == (96, 128, 3)\n"

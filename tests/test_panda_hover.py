@@ -18,7 +18,7 @@ import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError, MissingDisplayError, PictureMismatchError
 from vinoreward_envs import constants as c
-from vinoreward_envs.camera import CameraSpec
+from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.panda_hover import PandaHoverEnv
 
 IDS = ("PandaHover-v0", "PandaHoverRandom-v0", "PandaHoverPixels-v0")

@@ -13,9 +13,9 @@ import pytest
 
 from vinoreward.errors import ConfigError, InputError, MissingExtraError
 from vinoreward_envs import constants as c
-from vinoreward_envs.dynamics import quaternion
 from vinoreward_envs.pybullet_import import missing_pybullet
-from vinoreward_envs.scene import HoverScene
+from vinoreward_envs.scene.dynamics import quaternion
+from vinoreward_envs.scene.hover import HoverScene
 
 
 def test_the_arm_starts_at_home_at_hover_height_with_no_object() -> None:
@@ -109,7 +109,7 @@ def test_two_dynamic_scenes_in_one_process_do_not_disturb_each_other() -> None:
 
 @pytest.mark.parametrize("renderer", ["fast", pytest.param("tiny", marks=pytest.mark.pybullet)])
 def test_the_picture_shows_the_object_and_belongs_to_the_caller(renderer: str) -> None:
-    from vinoreward_envs.camera import CameraSpec
+    from vinoreward_envs.camera.spec import CameraSpec
 
     scene = HoverScene(camera=CameraSpec(height=48, width=64, renderer=renderer))  # type: ignore[arg-type]
     scene.place_object((0.6, -0.2))
@@ -162,7 +162,7 @@ def test_kinematic_motion_neither_needs_nor_imports_pybullet() -> None:
 import sys
 sys.modules["pybullet"] = None
 from vinoreward.errors import MissingExtraError
-from vinoreward_envs.scene import HoverScene
+from vinoreward_envs.scene.hover import HoverScene
 scene = HoverScene()
 scene.place_object((0.5, 0.0))
 scene.move_gripper((0.5, 0.0))
@@ -200,8 +200,9 @@ def test_quaternions_give_their_rotation_back() -> None:
 def test_pybullet_prints_nothing_into_the_terminal(first: str) -> None:
     code = f"""
 import os
-from vinoreward_envs.camera import CameraSpec, make_camera
-from vinoreward_envs.scene import HoverScene
+from vinoreward_envs.camera.renderers import make_camera
+from vinoreward_envs.camera.spec import (CameraSpec)
+from vinoreward_envs.scene.hover import HoverScene
 {first}.close()
 os.write(2, b"afterwards")
 """

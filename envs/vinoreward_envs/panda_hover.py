@@ -20,16 +20,17 @@ from vinoreward_envs.arguments import (
     checked_object_position,
     place,
 )
-from vinoreward_envs.camera import CameraSpec, Mesh, Renderer, check_renderer
-from vinoreward_envs.human_view import HumanView
-from vinoreward_envs.picture_spec import (
+from vinoreward_envs.camera.human_view import HumanView
+from vinoreward_envs.camera.pictures import (
     camera_spec,
     check_origin,
     check_picture,
     resized,
     size_before_crop,
 )
-from vinoreward_envs.scene import HoverScene, Motion
+from vinoreward_envs.camera.renderers import check_renderer
+from vinoreward_envs.camera.spec import CameraSpec, Mesh, Renderer
+from vinoreward_envs.scene.hover import HoverScene, Motion
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle

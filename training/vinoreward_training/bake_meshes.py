@@ -103,7 +103,7 @@ def seen_triangles(position: FloatArray) -> NDArray[np.bool_]:
     """
     import warp
 
-    from vinoreward_envs import raster_kernels as kernels
+    from vinoreward_envs.camera import kernels
 
     warp.config.log_level = warp.LOG_WARNING
     count = len(position)

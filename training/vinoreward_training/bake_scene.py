@@ -2,7 +2,7 @@
 
 Needs pybullet, scipy and the package ``fast-simplification``; run as
 ``python -m vinoreward_training.bake_scene``. Everything that draws reads the baked file instead
-(:mod:`vinoreward_envs.scene_assets` says what is in it).
+(:mod:`vinoreward_envs.camera.assets` says what is in it).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from vinoreward.errors import MissingExtraError
 from vinoreward.files import write_bytes
 from vinoreward_envs import constants as c
-from vinoreward_envs.scene_assets import MESH_LINKS, scene_path
+from vinoreward_envs.camera.assets import MESH_LINKS, scene_path
 from vinoreward_training.bake_meshes import (
     Corners,
     decimate,

@@ -29,8 +29,8 @@ def camera_rows(config: BenchConfig) -> list[Row]:
 
     from vinoreward.bundles.bundle import Bundle
     from vinoreward.rewards.classifier import Classifier
-    from vinoreward_envs.camera import make_camera
-    from vinoreward_envs.scene import HoverScene
+    from vinoreward_envs.camera.renderers import make_camera
+    from vinoreward_envs.scene.hover import HoverScene
     from vinoreward_training.capture_hover import draw, take
     from vinoreward_training.fresh_scenes import category_of
 

@@ -68,7 +68,7 @@ def encoders_rows(config: BenchConfig) -> list[Row]:
 
 def resized_scenes(count: int, seed: int, side: int) -> Pictures:
     """Return pictures of fresh hover scenes, ``(count, side, side, 3)``, resized by PIL."""
-    from vinoreward_envs.picture_spec import resized
+    from vinoreward_envs.camera.pictures import resized
     from vinoreward_training.fresh_scenes import fresh_scenes
 
     return np.stack([resized(picture, side, side) for picture in fresh_scenes(count, seed)[0]])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def boundary_pictures(config: BenchConfig, bundle: Bundle) -> npt.NDArray[np.uint8]:
     """Return ``config.scenes`` pictures, most of them with the gripper near the success radius."""
-    from vinoreward_envs.scene import HoverScene
+    from vinoreward_envs.scene.hover import HoverScene
     from vinoreward_training.capture_hover import CATEGORIES, draw, take
 
     scene = HoverScene(camera=scene_camera(bundle))

@@ -17,7 +17,7 @@ from vinoreward_training.bench_statistics import Row, interleaved, speed_row
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
-    from vinoreward_envs.camera import CameraSpec
+    from vinoreward_envs.camera.spec import CameraSpec
 
 ARTICLE_SHORT_SIDE = 224
 """The article resizes its picture to this on the shorter side."""
@@ -28,7 +28,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 def scene_camera(bundle: Bundle, renderer: Any = "fast") -> CameraSpec:
     """Return the camera whose pictures the bundle was trained on, drawn by ``renderer``."""
-    from vinoreward_envs.picture_spec import camera_spec
+    from vinoreward_envs.camera.pictures import camera_spec
 
     return camera_spec(renderer, None, None, bundle)
 
@@ -135,7 +135,8 @@ def article_path(joints: npt.NDArray[Any], pose: npt.NDArray[Any]) -> Callable[[
 
     from vinoreward.backends.torch_networks import build
     from vinoreward_envs import constants as c
-    from vinoreward_envs.camera import CameraSpec, make_camera
+    from vinoreward_envs.camera.renderers import make_camera
+    from vinoreward_envs.camera.spec import CameraSpec
 
     camera = make_camera(
         CameraSpec(height=c.ARTICLE_HEIGHT, width=c.ARTICLE_WIDTH, renderer="tiny", mesh="full")
@@ -162,7 +163,7 @@ def reward_path_rows(config: BenchConfig) -> list[Row]:
     from vinoreward.bundles.bundle import Bundle
     from vinoreward.rewards.classifier import Classifier
     from vinoreward_envs.constants import FIXED_OBJECT
-    from vinoreward_envs.scene import HoverScene
+    from vinoreward_envs.scene.hover import HoverScene
 
     one_thread()
     bundle = Bundle.load(config.bundle)

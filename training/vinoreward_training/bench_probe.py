@@ -17,7 +17,7 @@ from vinoreward_training.probe import ProbeError, fit_places, judge_places
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
-    from vinoreward_envs.camera import CameraSpec
+    from vinoreward_envs.camera.spec import CameraSpec
 
 PROBE_FRAMES = 4000
 """Frames that the probe is fitted on, drawn the way a capture draws them."""
@@ -59,8 +59,8 @@ def probe_rows(config: BenchConfig, bundle: Bundle) -> list[Row]:
 
 def captured_frames(count: int, seed: int, camera: CameraSpec | None) -> list[HoverFrame]:
     """Draw frames as a capture of that seed does."""
-    from vinoreward_envs.camera import CameraSpec
-    from vinoreward_envs.scene import HoverScene
+    from vinoreward_envs.camera.spec import CameraSpec
+    from vinoreward_envs.scene.hover import HoverScene
 
     scene = HoverScene(camera=camera or CameraSpec())
     try:

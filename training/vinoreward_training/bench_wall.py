@@ -76,7 +76,7 @@ def article_row(config: BenchConfig, bundle: str) -> Row:
     """
     from vinoreward.bundles.bundle import Bundle
     from vinoreward.rewards.classifier import Classifier
-    from vinoreward_envs.picture_spec import resized, size_before_crop
+    from vinoreward_envs.camera.pictures import resized, size_before_crop
     from vinoreward_training.capture import article_camera
     from vinoreward_training.fresh_scenes import evaluate_classifier, fresh_scenes
 

@@ -26,7 +26,7 @@ from vinoreward_training.run_folder import RunFolder
 from vinoreward_training.train_settings import resumed
 
 if TYPE_CHECKING:
-    from vinoreward_envs.camera import CameraSpec
+    from vinoreward_envs.camera.spec import CameraSpec
 
 FORMAT = "vinoreward image folder 1"
 
@@ -88,7 +88,7 @@ def _hover(
     config: CaptureConfig, scene: Any, env: Any, spec: Mapping[str, Any], table: Table
 ) -> Iterator[int]:
     """Place arm and object in a scene, or in an environment that has one."""
-    from vinoreward_envs.picture_spec import resized
+    from vinoreward_envs.camera.pictures import resized
     from vinoreward_training.capture_hover import hover_frame
 
     done = {int(row["episode"]) for row in table.rows.values()}
@@ -132,7 +132,7 @@ def _played(config: CaptureConfig, env: Any, truth: Truth, table: Table) -> Iter
 
 def article_camera(renderer: Literal["fast", "tiny"] = "fast") -> CameraSpec:
     """Return the camera of the article's setting: 960x720, full meshes."""
-    from vinoreward_envs.camera import CameraSpec
+    from vinoreward_envs.camera.spec import CameraSpec
     from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH
 
     return CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer=renderer, mesh="full")
@@ -198,7 +198,7 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
 
     env = _make(config)
     if config.fidelity == "article":
-        from vinoreward_envs.scene import HoverScene
+        from vinoreward_envs.scene.hover import HoverScene
 
         env.close()
         spec = article_camera(config.renderer or "fast")

@@ -26,7 +26,7 @@ from vinoreward_envs.constants import (
 if TYPE_CHECKING:
     import gymnasium
 
-    from vinoreward_envs.scene import HoverScene
+    from vinoreward_envs.scene.hover import HoverScene
 
 CATEGORIES = ("success", "near_miss", "far", "absent", "elsewhere", "home", "moved_after_arrival")
 """Every kind of hover frame; all but the first are failures."""

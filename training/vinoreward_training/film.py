@@ -97,7 +97,8 @@ class Filmer:
     def _large_picture(self, scene: Any) -> NDArray[np.uint8]:
         """Photograph the very same scene larger than the classifier sees it."""
         if self._camera is None:
-            from vinoreward_envs.camera import CameraSpec, make_camera
+            from vinoreward_envs.camera.renderers import make_camera
+            from vinoreward_envs.camera.spec import CameraSpec
 
             height, width = scene.camera_spec.height, scene.camera_spec.width
             factor = max(1, round(FILM_WIDTH / width))

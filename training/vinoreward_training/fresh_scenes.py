@@ -13,7 +13,7 @@ from vinoreward_training.evaluation import Rates, per_category, rates
 
 if TYPE_CHECKING:
     from vinoreward.rewards.classifier import Classifier
-    from vinoreward_envs.camera import CameraSpec
+    from vinoreward_envs.camera.spec import CameraSpec
 
 FRESH = 0xF4E5
 """Mixed into the seed, so that no capture's frame is drawn again whatever its seed."""
@@ -30,8 +30,8 @@ def category_of(index: int) -> str:
 
 def fresh_frames(count: int, seed: int, *, camera: CameraSpec | None = None) -> list[HoverFrame]:
     """Draw scenes for evaluation, with their places; the same as :func:`fresh_scenes`."""
-    from vinoreward_envs.camera import CameraSpec
-    from vinoreward_envs.scene import HoverScene
+    from vinoreward_envs.camera.spec import CameraSpec
+    from vinoreward_envs.scene.hover import HoverScene
 
     scene = HoverScene(camera=camera or CameraSpec())
     try:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, PictureMismatchError
 from vinoreward_envs import constants as c
-from vinoreward_envs.camera import CameraSpec, Mesh, Renderer
+from vinoreward_envs.camera.spec import CameraSpec, Mesh, Renderer
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle

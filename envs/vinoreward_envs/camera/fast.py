@@ -18,9 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from vinoreward.errors import ConfigError, UnknownDeviceError
 from vinoreward_envs import constants as c
-from vinoreward_envs import scene_assets
 from vinoreward_envs.arm import link_poses
-from vinoreward_envs.camera import (
+from vinoreward_envs.camera import assets
+from vinoreward_envs.camera.assets import MESH_LINKS, OBJECT_LINK, SceneMesh
+from vinoreward_envs.camera.spec import (
     LIGHT,
     Camera,
     CameraSpec,
@@ -28,12 +29,11 @@ from vinoreward_envs.camera import (
     clip_matrix,
     missing_warp,
 )
-from vinoreward_envs.scene_assets import MESH_LINKS, OBJECT_LINK, SceneMesh
 
 CHUNK: Final = 64
 """Scenes drawn at once; larger batches are drawn in pieces, so memory stays bounded."""
 # The light's direction and the three strengths go to the kernels as they are.
-_STRENGTH: Final = (scene_assets.AMBIENT, scene_assets.DIFFUSE, scene_assets.SPECULAR)
+_STRENGTH: Final = (assets.AMBIENT, assets.DIFFUSE, assets.SPECULAR)
 
 
 def _warp() -> Any:
@@ -139,11 +139,11 @@ class _Frame:
     """Buffers and recorded kernel launches for up to ``capacity`` scenes at a time."""
 
     def __init__(self, warp: Any, spec: CameraSpec, device: str, capacity: int) -> None:
-        from vinoreward_envs import raster_kernels as kernels
+        from vinoreward_envs.camera import kernels
 
         self._warp, self._device = warp, device
-        mesh = scene_assets.scene_mesh(spec.mesh)
-        drawn = scene_assets.background(spec.height, spec.width)
+        mesh = assets.scene_mesh(spec.mesh)
+        drawn = assets.background(spec.height, spec.width)
         self._corners = _boxes(mesh)
         self._screen_from_world = _screen_matrix(spec.height, spec.width)
         self._limits = (spec.width - 1.0, spec.height - 1.0)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from vinoreward.errors import ModelNotFoundError
 from vinoreward_envs import constants as c
-from vinoreward_envs.camera import LIGHT, clip_matrix
+from vinoreward_envs.camera.spec import LIGHT, clip_matrix
 
 MESH_LINKS: Final = 14
 """Bodies that move: 0 is the arm's base, 1-12 PyBullet's links 0-11, 13 the object."""

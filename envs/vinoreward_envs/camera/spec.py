@@ -1,11 +1,9 @@
-"""The camera over the hover task: what a picture is, and the renderers that can make it."""
+"""What a picture of the hover task is, and where the camera stands."""
 
 from __future__ import annotations
 
 import abc
-import importlib.util
 import math
-import sys
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -15,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, InputError, MissingExtraError
 from vinoreward_envs import constants as c
-from vinoreward_envs.pybullet_import import missing_pybullet
 
 Renderer = Literal["fast", "tiny"]
 Mesh = Literal["full", "20"]
@@ -140,34 +137,6 @@ def missing_warp() -> MissingExtraError:
         "Found no warp; expected it for the camera renderer 'fast'. Run pip install "
         "'vinoreward[panda]' (the package is called warp-lang), or use the renderer 'tiny'."
     )
-
-
-def check_renderer(renderer: str) -> None:
-    """Check, without importing it, that the library of a renderer is installed.
-
-    Raises:
-        MissingExtraError: it is not.
-    """
-    if renderer == "tiny" and importlib.util.find_spec("pybullet") is None:
-        raise MissingExtraError(missing_pybullet('camera="tiny"', sys.version_info[:2]))
-    if renderer == "fast" and importlib.util.find_spec("warp") is None:
-        raise missing_warp()
-
-
-def make_camera(spec: CameraSpec | None = None) -> Camera:
-    """Return a camera for ``spec`` (the default specification if None).
-
-    Raises:
-        MissingExtraError: ``warp-lang`` (fast) or ``pybullet`` (tiny) is not installed.
-    """
-    spec = CameraSpec() if spec is None else spec
-    if spec.renderer == "tiny":
-        from vinoreward_envs.camera_tiny import TinyCamera
-
-        return TinyCamera(spec)
-    from vinoreward_envs.camera_fast import FastCamera
-
-    return FastCamera(spec)
 
 
 def checked_scene(

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vinoreward.errors import ConfigError
 from vinoreward_envs import constants as c
-from vinoreward_envs.camera import (
+from vinoreward_envs.camera.spec import (
     Camera,
     CameraSpec,
     checked_scene,

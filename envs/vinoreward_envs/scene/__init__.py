@@ -1,0 +1,1 @@
+"""The hover scene: one arm, one object, one camera."""
