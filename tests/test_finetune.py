@@ -49,6 +49,7 @@ from vinoreward_training.evaluation import (
     rates,
     refuse_useless,
     roc_curve,
+    still_falling,
 )
 from vinoreward_training.finetune import FinetuneConfig
 from vinoreward_training.finetune_bundle import golden_indices
@@ -346,14 +347,18 @@ def test_raising_the_threshold_keeps_the_claims() -> None:
     assert raised_threshold(0.6, np.ones(9), np.ones(3)) == 0.99
 
 
-def verdict_of(hits: int, false: int, *, dead: int = 0, episodes: int = 400) -> Verdict:
+def verdict_of(
+    hits: int, false: int, *, dead: int = 0, episodes: int = 400, falling: bool = True
+) -> Verdict:
     """Judge a classifier that claims ``hits`` of 100 successes and ``false`` of 400 failures."""
     labels = np.array([1] * 100 + [0] * 400)
     claimed = np.array([1] * hits + [0] * (100 - hits) + [1] * false + [0] * (400 - false))
     found = rates(claimed == 1, labels)
     probabilities = np.where(np.arange(500) < 100, 0.9, 0.1)
     chosen = threshold_for_fpr(probabilities, labels, np.arange(500) % (episodes + 100), 0.02)
-    return judge(found, chosen, dead=500, dead_claimed=dead, rate_of_good_recall=0.25)
+    return judge(
+        found, chosen, dead=500, dead_claimed=dead, rate_of_good_recall=0.25, falling=falling
+    )
 
 
 def test_the_verdict_says_what_a_classifier_is_good_for() -> None:
@@ -368,6 +373,36 @@ def test_the_verdict_says_what_a_classifier_is_good_for() -> None:
     assert verdict_of(95, 30).level == "weak"  # more false claims than asked for
     few = verdict_of(95, 4, episodes=0)
     assert few.level == "weak" and "support a false-positive rate of 0.03" in str(few)
+
+
+@pytest.mark.parametrize("dead", [0, 40])
+def test_more_epochs_are_advised_only_where_they_help(dead: int) -> None:
+    def words(**more: Any) -> list[str]:
+        return [" ".join(each.split()[:4]) for each in verdict_of(53, 2, dead=dead, **more).advice]
+
+    pictures = ["more frames of successes", "a higher --target-fpr: a"]
+    pictures += ["a look at which"] * bool(dead)
+    assert words() == ["more --epochs: the validation", *pictures]
+    assert words(falling=False) == pictures
+    # Few episodes keep the threshold high whatever the network.
+    assert words(falling=False, episodes=0) == ["failures from more episodes", *pictures]
+    assert verdict_of(0, 0, falling=False).advice[0] == "a look at the labels and at mistakes.png"
+
+
+@pytest.mark.parametrize(
+    ("losses", "epochs", "falling"),
+    [
+        ([0.7], 1, True),
+        ([0.7, 0.5, 0.4, 0.3], 4, True),
+        ([0.7, 0.5, 0.4, 0.3], 12, False),  # stopped early
+        ([0.7, 0.5, 0.4, 0.399], 4, False),  # flat
+        ([0.7, 0.5, 0.4, 0.5], 4, False),  # rising
+        ([0.7, 0.6, 0.5, 0.4, 0.4, 0.4, 0.3, 0.35], 8, False),  # rising again
+        ([0.7, 0.6, 0.5, 0.4, 0.4, 0.4, 0.3, 0.301], 8, True),
+    ],
+)
+def test_a_loss_that_still_falls(losses: list[float], epochs: int, falling: bool) -> None:
+    assert still_falling(losses, epochs) is falling
 
 
 def test_a_useless_classifier_is_refused_and_an_unjudged_one_is_not() -> None:
@@ -550,6 +585,7 @@ def test_a_classifier_of_nothing_is_useless_and_says_so(
     assert finetune.run(config) == 3
     said = capsys.readouterr().out
     assert "verdict: useless" in said and "next:" not in said
+    assert "more --epochs" in said  # of one epoch nobody knows
     assert "foreign.safetensors carries no record" in said
     path = tmp_path / "run" / "bundle"
     assert "foreign.safetensors carries no record" in (path / "README.md").read_text()

@@ -194,6 +194,19 @@ class Verdict:
         return text + (f". Try: {'; '.join(self.advice)}" if self.advice else "")
 
 
+def still_falling(losses: Sequence[float], epochs: int) -> bool:
+    """Say whether a training was still getting better when it ended.
+
+    Args:
+        losses: positive; the validation loss of each epoch that was done.
+        epochs: asked for; training stops earlier where the loss falls no more.
+    """
+    before = losses[: -max(1, len(losses) // 4)]
+    if len(losses) < epochs:
+        return False
+    return losses[-1] < min(0.98 * min(before, default=float("inf")), 1.01 * min(losses))
+
+
 def judge(
     test: Rates,
     chosen: Threshold,
@@ -201,6 +214,7 @@ def judge(
     dead: int,
     dead_claimed: int,
     rate_of_good_recall: float,
+    falling: bool,
 ) -> Verdict:
     """Return the verdict on a classifier.
 
@@ -211,19 +225,33 @@ def judge(
         dead_claimed: how many of them it claims.
         rate_of_good_recall: upper bound of the false-positive rate at which ``GOOD_RECALL`` of the
             validation successes are claimed.
+        falling: whether the validation loss was still falling when training ended.
     """
     from vinoreward.rewards.calibration import clopper_pearson, negatives_needed
 
     positives = test.true_positives + test.false_negatives
     negatives = test.false_positives + test.true_negatives
+    found, needed = chosen.negative_episodes, negatives_needed(chosen.target_fpr)
+    few = not chosen.episodes_reach_target and found < needed
+    supported = 1 - 0.05 ** (1 / max(1, found))
     reasons: list[str] = []
-    advice: list[str] = []
+    advice: list[str] = []  # what helps most comes first
     useless = test.recall < LEAST_RECALL or test.recall_low <= test.false_positive_rate
-    if test.recall < GOOD_RECALL:
+    misses, blind = test.recall < GOOD_RECALL, dead_claimed > DEAD_CLAIMED * dead
+    if falling and (misses or blind):
+        advice.append("more --epochs: the validation loss was still falling")
+    if useless:
+        advice.append("a look at the labels and at mistakes.png")
+    if few:
+        advice.append(
+            f"failures from more episodes ({needed} are needed in validation), or "
+            f"--target-fpr {supported:.2g}, the lowest that {found} can support"
+        )
+    if misses:
         reasons.append(
             f"it claims {test.true_positives} of {positives} test successes ({test.recall:.1%})"
         )
-        advice.append("more --epochs, or more frames of successes and near misses")
+        advice.append("more frames of successes and near misses")
         if rate_of_good_recall > chosen.target_fpr:
             advice.append(
                 f"a higher --target-fpr: a recall of {GOOD_RECALL:.0%} comes with a "
@@ -234,7 +262,6 @@ def judge(
             f"it claims failures about as often ({test.false_positives} of {negatives}) as "
             f"successes ({test.true_positives} of {positives})"
         )
-        advice.append("a look at the labels and at mistakes.png")
     if clopper_pearson(test.false_positives, negatives, 0.95, "lower")[0] > chosen.target_fpr:
         reasons.append(
             f"it claims {test.false_positives} of {negatives} test failures, more than the "
@@ -242,21 +269,14 @@ def judge(
         )
         advice.append(f"--target-fpr {test.fpr_high:.2g}, or more frames")
     if not chosen.episodes_reach_target:
-        found, needed = chosen.negative_episodes, negatives_needed(chosen.target_fpr)
-        supported = 1 - 0.05 ** (1 / max(1, found))
         reasons.append(
             f"the {found} validation episodes with failures support a false-positive rate of "
             f"{max(supported, chosen.episode_fpr_upper):.2g} an episode, not "
             f"{chosen.target_fpr:g}"
         )
-        if found < needed:
-            advice.append(
-                f"failures from more episodes ({needed} are needed in validation), or "
-                f"--target-fpr {supported:.2g}, the lowest that {found} can support"
-            )
-    if dead_claimed > DEAD_CLAIMED * dead:
+    if blind:
         reasons.append(f"it claims {dead_claimed} of {dead} dead-camera frames")
-        advice.append("more --epochs: they are shown as failures in every batch")
+        advice.append("a look at which those are, in report.html: can the camera fail so?")
     if useless:
         return Verdict("useless", tuple(reasons), tuple(advice))
     return Verdict("weak" if reasons else "usable", tuple(reasons), tuple(advice))

@@ -28,6 +28,7 @@ from vinoreward_training.evaluation import (
     raised_threshold,
     rates,
     sigmoid,
+    still_falling,
 )
 from vinoreward_training.next_command import after_bundle, origin
 
@@ -119,6 +120,8 @@ def _evaluate(
     logits: npt.NDArray[np.float64],
     parts: tuple[npt.NDArray[np.int64], ...],
     dead: tuple[Dead, Dead],
+    *,
+    falling: bool,
 ) -> _Evaluation:
     """Calibrate and choose the threshold on validation frames, then measure on test frames.
 
@@ -168,6 +171,7 @@ def _evaluate(
         rate_of_good_recall=clopper_pearson(
             int((failures >= good).sum()), len(failures), 0.95, "upper"
         )[1],
+        falling=falling,
     )
     return _Evaluation(
         decision=Decision(
@@ -260,7 +264,8 @@ def make_bundle(
         _dead(inner, dataset, parts[1], 1, config.seed),
         _dead(inner, dataset, parts[2], 2, config.seed),
     )
-    found = _evaluate(config, dataset, logits, parts, dead)
+    falling = still_falling([record["val_loss"] for record in history], config.epochs)
+    found = _evaluate(config, dataset, logits, parts, dead, falling=falling)
     test, labels = parts[2], dataset.labels
     difference = _export(inner, folder / "model.onnx", dataset)
     pictures = folder / "pictures"
