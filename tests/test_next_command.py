@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -128,6 +129,28 @@ def test_from_pictures_to_a_policy_by_what_is_printed(
 
 def spec(scene: dict[str, object] | None = None, **dataset: str) -> BundleSpec:
     return BundleSpec(name="b", picture=Picture(8, 8, scene=scene or {}), dataset=dataset)
+
+
+def test_the_readme_uses_the_folders_that_are_printed(
+    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = (project_root / "README.md").read_text("utf-8").split("### A bundle for it")[1]
+    text = section.split("```")[1].replace("\\\n", " ")
+    lines = [shlex.split(line[2:]) for line in text.splitlines() if line.startswith("$ vino")]
+    of = {words[1]: words for words in lines}
+    options = {name: dict(itertools.pairwise(words)) for name, words in of.items()}
+    data = Path(options["capture"]["--out"])
+    assert options["finetune"]["--data"] == str(data)
+    trained = dict(itertools.pairwise(shlex.split(after_capture(data, 3000))))
+    assert trained["--out"] == options["finetune"]["--out"]
+    bundle = Path(trained["--out"]) / "bundle"
+    assert shlex.split(after_bundle(bundle, data)) == of["quantize"]
+    env = options["capture"]["--env"]
+    policy = dict(itertools.pairwise(shlex.split(to_train(bundle, spec(env=env)))))
+    for option in ("--env", "--bundle", "--out", "--success-reward", "--step-reward"):
+        assert options["train"][option] == policy[option]
+    assert options["play"]["--run"] == policy["--out"]
 
 
 @pytest.mark.parametrize(

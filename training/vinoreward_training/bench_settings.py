@@ -28,7 +28,7 @@ class BenchConfig:
 
         vinoreward capture --fidelity article --out data/article
         vinoreward finetune --data data/article --out runs/article --epochs 3 \\
-            --weights runs/classifier/bundle/model.safetensors --learning-rate 3e-4
+            --weights runs/hover-classifier/bundle/model.safetensors --learning-rate 3e-4
         vinoreward bench --rows wall --article-bundle runs/article/bundle
 
     Examples:

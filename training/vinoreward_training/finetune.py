@@ -32,16 +32,16 @@ class FinetuneConfig:
     """Train a success classifier and save it as a bundle.
 
     Examples:
-        vinoreward finetune --data data/hover --out runs/classifier
-        vinoreward finetune --resume --out runs/classifier
-        vinoreward finetune --data my_pictures --success-label good --out runs/mine
-        vinoreward finetune --data data/more --weights runs/classifier/bundle/model.safetensors \\
-            --out runs/better
+        vinoreward finetune --data data/hover --out runs/hover-classifier
+        vinoreward finetune --resume --out runs/hover-classifier
+        vinoreward finetune --data data/mine --success-label good --out runs/mine-classifier
+        vinoreward finetune --data data/more --out runs/better \\
+            --weights runs/hover-classifier/bundle/model.safetensors
     """
 
     data: Path = Path("data/hover")
     """A capture, or any folder with one sub-folder of pictures per class."""
-    out: Path = Path("runs/classifier")
+    out: Path = Path("runs/hover-classifier")
     """Run folder; the bundle is written to OUT/bundle."""
     name: str = ""
     """Name of the bundle; default: of the data's folder, as hover-classifier of data/hover."""

@@ -31,7 +31,7 @@ class ProfileConfig:
     Examples:
         vinoreward profile
         vinoreward profile --backend torch --fidelity article --steps 20
-        vinoreward profile --env my_package:MyEnv-v0 --bundle runs/classifier/bundle
+        vinoreward profile --env my_package:MyEnv-v0 --bundle runs/hover-classifier/bundle
     """
 
     env: str = "PandaHover-v0"

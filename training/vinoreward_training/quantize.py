@@ -39,11 +39,11 @@ class QuantizeConfig:
     many flips, or too many second looks, and the bundle stays as it is.
 
     Examples:
-        vinoreward quantize --bundle runs/classifier/bundle --data data/hover
-        vinoreward quantize --bundle runs/classifier/bundle --data data/hover --max-flips 0.001
+        vinoreward quantize --bundle runs/hover-classifier/bundle --data data/hover
+        vinoreward quantize --bundle runs/mine-classifier/bundle --data data/mine --max-flips 0.001
     """
 
-    bundle: Path = Path("runs/classifier/bundle")
+    bundle: Path = Path("runs/hover-classifier/bundle")
     """The bundle's folder. An installed bundle is only read: copy it first."""
     data: Path = Path("data/hover")
     """Pictures of where it will be used, best those it was trained on."""
