@@ -21,7 +21,7 @@ from vinoreward.actor_learner.checkpoint import CHECKPOINT, load_checkpoint, sav
 from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trajectory import ARRAYS
-from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError
+from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError, install_command
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward_training.actor_networks import network
@@ -469,7 +469,7 @@ def test_what_is_missing_is_told_before_training(
     monkeypatch.setitem(sys.modules, name, None)  # importing it fails, as if it were not there
     assert main(["actors", "--network", "1x8", "--out", str(tmp_path / "run")]) == 1
     said = capsys.readouterr().err
-    assert name in said and "pip install 'vinoreward[train]'" in said
+    assert name in said and install_command("train") in said
     assert not (tmp_path / "run").exists()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from vinoreward.errors import install_command
 from vinoreward_training.cli import COMMANDS, main
 
 
@@ -111,7 +112,7 @@ def test_a_missing_library_is_named_with_its_extra(
 
     monkeypatch.setattr(doctor, "run", run)
     assert main(["doctor"]) == 1
-    assert "pip install 'vinoreward[train]'" in capsys.readouterr().err
+    assert install_command("train") in capsys.readouterr().err
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:

@@ -8,9 +8,11 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from vinoreward.errors import install_command
 from vinoreward_training import doctor, doctor_extras
 from vinoreward_training.doctor import DoctorConfig, core_works
 from vinoreward_training.doctor_extras import Finding
@@ -73,7 +75,43 @@ def test_a_missing_extra_comes_with_its_command(
     assert found.topic == f"extra [{extra}]"
     assert found.status == "missing"
     assert "no-such-thing" in found.text
-    assert found.fix == f"pip install 'vinoreward[{extra}]'"
+    assert found.fix == install_command(extra)
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"dir_info": {"editable": True}}, "pip install -e '{path}[train]'"),
+        ({"dir_info": {}}, "pip install '{path}[train]'"),
+        ({"archive_info": {}, "url": "{path}/a.whl"}, "pip install '{path}/a.whl[train]'"),
+        ({"dir_info": {}, "url": "{path}/gone"}, "pip install '.[train]' in a copy of"),
+        (
+            {"vcs_info": {"vcs": "git"}, "url": "https://a.b/c.git"},
+            "pip install 'vinoreward[train] @ git+https://a.b/c.git'",
+        ),
+        (None, "pip install '{root}[train]'"),
+    ],
+)
+def test_an_extra_comes_from_where_vinoreward_was_installed(
+    tmp_path: Path,
+    project_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record: dict[str, Any] | None,
+    expected: str,
+) -> None:
+    """It is on no index: its own name would find nothing, or somebody else's package."""
+    path = tmp_path / "my copy"
+    path.mkdir()
+    (path / "pyproject.toml").touch()
+    (path / "a.whl").touch()
+    info = tmp_path / "vinoreward-9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vinoreward\nVersion: 9\n")
+    if record is not None:
+        url = record.get("url", "{path}").format(path=path.as_uri())
+        (info / "direct_url.json").write_text(json.dumps({**record, "url": url}))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert install_command("train").startswith(expected.format(path=path, root=project_root))
 
 
 def without_wheels(monkeypatch: pytest.MonkeyPatch, name: str, *more: str) -> list[Finding]:
@@ -127,7 +165,7 @@ def test_a_suite_that_does_not_load_is_broken(monkeypatch: pytest.MonkeyPatch) -
     (found,) = doctor_extras.tasks()
     assert found.status == "broken"
     assert "ale_py" in found.text
-    assert found.fix == "pip install 'vinoreward[atari]'"
+    assert found.fix == install_command("atari")
 
 
 @pytest.mark.slow

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -223,3 +226,25 @@ def test_a_bundle_gains_int8_or_stays_as_it_is(
         agreed = classifier.compute_reward(images) == exact.compute_reward(images)
         assert agreed.mean() >= 0.99
         assert 0 <= classifier.second_looks <= classifier.looks == len(images)
+
+
+@pytest.mark.slow
+def test_a_machine_with_cudas_files_and_no_gpu_is_not_warned(tmp_path: Path) -> None:
+    """Torch warns when its compiler of extensions is imported, which happens once a process."""
+    pytest.importorskip("nncf")
+    model = tiny.network(tmp_path / "model.onnx")
+    code = (
+        "import logging\n"
+        "from pathlib import Path\n"
+        "import numpy as np\n"
+        "from vinoreward.backends.int8 import quantize_onnx\n"
+        f"frames = np.zeros((2, {tiny.HEIGHT}, {tiny.WIDTH}, 3), np.uint8)\n"
+        f"model = Path({str(model)!r})\n"
+        "quantize_onnx(model, model.with_name('int8.onnx'), frames)\n"
+        "logging.getLogger('torch.utils.cpp_extension').warning('something else')\n"
+    )
+    environment = {**os.environ, "CUDA_HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "something else" in done.stderr and "CUDA" not in done.stdout + done.stderr

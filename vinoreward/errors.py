@@ -29,6 +29,12 @@ Each message says what was found, what was expected and what to do about it.
 
 from __future__ import annotations
 
+import json
+import shlex
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
 
 class VinorewardError(Exception):
     """Base of all exceptions raised by vinoreward."""
@@ -52,6 +58,25 @@ class PictureMismatchError(ConfigError):
 
 class MissingExtraError(VinorewardError, ImportError):
     """An optional dependency is not installed; the message names the extra."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra, from where vinoreward was installed itself."""
+    try:
+        record = distribution("vinoreward").read_text("direct_url.json")  # pip's, of PEP 610
+        origin = json.loads(record or "{}")
+    except (PackageNotFoundError, ValueError):
+        origin = {}
+    url, vcs = str(origin.get("url", "")), origin.get("vcs_info", {}).get("vcs")
+    if url and not url.startswith("file:"):
+        return f"pip install 'vinoreward[{extra}] @ {f'{vcs}+' if vcs else ''}{url}'"
+    path = Path(unquote(urlsplit(url).path)) if url else Path(__file__).parents[1]
+    if path.is_file() or (path / "pyproject.toml").is_file():  # a wheel, or a checkout
+        editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+        return f"pip install {editable}{shlex.quote(f'{path}[{extra}]')}"
+    if url:
+        return f"pip install '.[{extra}]' in a copy of vinoreward's repository"
+    return f"pip install 'vinoreward[{extra}]'"
 
 
 class MissingDisplayError(VinorewardError, RuntimeError):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from vinoreward.errors import MissingExtraError
+from vinoreward.errors import MissingExtraError, install_command
 
 _STDERR = 2
 _BANNER = re.compile(rb"pybullet build time: [^\n]*\n")
@@ -44,12 +44,12 @@ def missing_pybullet(purpose: str, python: tuple[int, int]) -> str:
         return (
             f"{purpose} needs PyBullet, which is not installed: PyBullet has wheels for Python "
             f"3.10 and 3.11 only and this is Python {python[0]}.{python[1]}. Use Python 3.10 or "
-            "3.11 and pip install 'vinoreward[panda]', or build it here (pip install pybullet; "
+            f"3.11 and {install_command('panda')}, or build it here (pip install pybullet; "
             f"needs a C++ compiler), or note that {instead}."
         )
     return (
         f"{purpose} needs PyBullet, which is not installed. Run: "
-        f"pip install 'vinoreward[panda]'. Or note that {instead}."
+        f"{install_command('panda')}. Or note that {instead}."
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.actor_learner.evaluation import Evaluator
-from vinoreward.errors import MissingExtraError, RunFolderError
+from vinoreward.errors import MissingExtraError, RunFolderError, install_command
 from vinoreward.files import write_bytes
 from vinoreward.policies.files import save_policy
 from vinoreward_training.actors_build import Parts, build, evaluation_environment
@@ -48,7 +48,7 @@ def train(config: ActorsConfig) -> Outcome | None:
     except ImportError as error:
         raise MissingExtraError(
             f"training needs {error.name}, which is not installed. Expected the training extra; "
-            "run: pip install 'vinoreward[train]'"
+            f"run: {install_command('train')}"
         ) from error
     torch.set_num_threads(config.threads)
     before = _recorded_before(config)

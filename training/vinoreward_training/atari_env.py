@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, MissingExtraError
+from vinoreward.errors import ConfigError, MissingExtraError, install_command
 
 Bytes = NDArray[np.uint8]
 SIDE = 84
@@ -236,7 +236,7 @@ def _emulator(game: str, sticky: float, max_frames: int) -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingExtraError(
             f"Atari games need {error.name}, which is not installed or does not load here. "
-            "Install it with: pip install 'vinoreward[atari]'"
+            f"Install it with: {install_command('atari')}"
         ) from error
     if game not in roms.get_all_rom_ids():
         known = ", ".join(sorted(roms.get_all_rom_ids()))

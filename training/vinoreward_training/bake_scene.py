@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import MissingExtraError
+from vinoreward.errors import MissingExtraError, install_command
 from vinoreward.files import write_bytes
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.assets import MESH_LINKS, scene_path
@@ -182,8 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import pybullet_data
     except ImportError as error:
         raise MissingExtraError(
-            "Found no pybullet; expected it as the source of the meshes. Install "
-            "vinoreward[panda] on Python 3.10 or 3.11."
+            "Found no pybullet; expected it as the source of the meshes. Run, on "
+            f"Python 3.10 or 3.11: {install_command('panda')}"
         ) from error
     source = Path(pybullet_data.getDataPath())
     levels: dict[str, dict[str, NDArray[Any]]] = {

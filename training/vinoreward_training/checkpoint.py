@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from vinoreward.errors import ConfigError, MissingExtraError, ModelCorruptError, ModelNotFoundError
+from vinoreward.errors import (
+    ConfigError,
+    MissingExtraError,
+    ModelCorruptError,
+    ModelNotFoundError,
+    install_command,
+)
 from vinoreward.saved_state import save_state
 
 if TYPE_CHECKING:
@@ -46,7 +52,7 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
     except ImportError as error:
         raise MissingExtraError(
             "training needs Stable-Baselines3, which is not installed. Expected the training "
-            "extra; run: pip install 'vinoreward[train]'"
+            f"extra; run: {install_command('train')}"
         ) from error
     found: type[BaseAlgorithm] = getattr(stable_baselines3, name)
     return found

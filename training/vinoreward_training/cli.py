@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vinoreward.errors import VinorewardError
+from vinoreward.errors import VinorewardError, install_command
 from vinoreward.interrupts import terminated_like_interrupted
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(
             f"vinoreward {name}: needs {error.name}, which is not installed. Install it with: "
-            f"pip install 'vinoreward[{extra}]'",
+            f"{install_command(extra)}",
             file=sys.stderr,
         )
         return 1

@@ -19,7 +19,13 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, InputError, MissingDisplayError, MissingExtraError
+from vinoreward.errors import (
+    ConfigError,
+    InputError,
+    MissingDisplayError,
+    MissingExtraError,
+    install_command,
+)
 
 Floats = NDArray[np.float32]
 PICTURE = (240, 320)
@@ -191,6 +197,6 @@ def _how_to_install() -> str:
     if sys.version_info >= (3, 13):
         return (
             "dm-control's dependency labmaze has no wheel for Python 3.13: use Python 3.10 to "
-            "3.12, where pip install 'vinoreward[dm-control]' works."
+            f"3.12, where {install_command('dm-control')} works."
         )
-    return "Install it with: pip install 'vinoreward[dm-control]'"
+    return f"Install it with: {install_command('dm-control')}"

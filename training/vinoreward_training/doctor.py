@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vinoreward.backends.telemetry import telemetry_switches
-from vinoreward.errors import MissingExtraError, VinorewardError
+from vinoreward.errors import MissingExtraError, VinorewardError, install_command
 from vinoreward.files import write_json
 from vinoreward_training.doctor_extras import Finding, extras, ray_cluster, tasks
 from vinoreward_training.machine import (
@@ -29,7 +29,7 @@ class DoctorConfig:
 
     Examples:
         vinoreward doctor
-        vinoreward doctor --bundle runs/classifier/bundle
+        vinoreward doctor --bundle runs/hover-classifier/bundle
         vinoreward doctor --json doctor.json
     """
 
@@ -144,7 +144,7 @@ def environments() -> Finding:
         finally:
             env.close()
     except MissingExtraError as error:
-        return Finding("PandaHover-v0", "missing", str(error), "pip install 'vinoreward[panda]'")
+        return Finding("PandaHover-v0", "missing", str(error), install_command("panda"))
     except VinorewardError as error:
         return Finding("PandaHover-v0", "broken", str(error))
     return Finding("PandaHover-v0", "ok", "made, reset and stepped")

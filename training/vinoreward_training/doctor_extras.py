@@ -7,7 +7,7 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from vinoreward.errors import MissingExtraError, VinorewardError
+from vinoreward.errors import MissingExtraError, VinorewardError, install_command
 
 EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
     "panda": (("warp-lang", "warp"), ("pybullet", "pybullet")),
@@ -106,7 +106,7 @@ def extras() -> list[Finding]:
         ]
         missing = [name for name in missing if name not in wheelless]
         if missing:
-            command = f"pip install 'vinoreward[{extra}]'"
+            command = install_command(extra)
             text = f"not installed: {', '.join(missing)}"
             findings.append(Finding(f"extra [{extra}]", "missing", text, command))
         elif len(wheelless) < len(parts):

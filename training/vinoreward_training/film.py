@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from vinoreward.errors import ConfigError, MissingExtraError
+from vinoreward.errors import ConfigError, MissingExtraError, install_command
 from vinoreward.files import atomic_path
 from vinoreward_training.evaluate_policy import Moment
 
@@ -226,6 +226,6 @@ def check_film_path(path: Path) -> None:
         except ImportError as error:
             raise MissingExtraError(
                 f"an MP4 film needs {error.name}, which is not installed. Expected it beside "
-                "imageio; run: pip install 'vinoreward[train]', or choose a name that ends in "
+                f"imageio; run: {install_command('train')}, or choose a name that ends in "
                 ".gif."
             ) from error

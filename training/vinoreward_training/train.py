@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import MissingExtraError
+from vinoreward.errors import MissingExtraError, install_command
 from vinoreward_training.environments import (
     check_bundle_used,
     dependencies_named,
@@ -167,7 +167,7 @@ def train(config: TrainConfig) -> TrainResult:
     except ImportError as error:
         raise MissingExtraError(
             f"training needs {error.name}, which is not installed. Expected the training extra; "
-            "run: pip install 'vinoreward[train]'"
+            f"run: {install_command('train')}"
         ) from error
     check_device(settled.device)
     torch.set_num_threads(settled.threads)

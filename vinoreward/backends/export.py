@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vinoreward.errors import MissingExtraError
+from vinoreward.errors import MissingExtraError, install_command
 from vinoreward.files import atomic_path
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def export_onnx(module: nn.Module, path: Path, height: int, width: int) -> None:
     except ImportError as error:
         raise MissingExtraError(
             f"exporting needs {error.name}, which is not installed. Install it with: "
-            "pip install 'vinoreward[train]'"
+            f"{install_command('train')}"
         ) from error
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     # A batch of 2: with 1 the exporter may take the batch for a constant.

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.network_file import NetworkFile, check_network, read_bytes
 from vinoreward.backends.telemetry import import_nncf
-from vinoreward.errors import InputError, MissingExtraError, ModelCorruptError
+from vinoreward.errors import InputError, MissingExtraError, ModelCorruptError, install_command
 from vinoreward.files import atomic_path
 
 MAX_CALIBRATION_FRAMES = 300
@@ -64,7 +64,7 @@ def quantize_onnx(
     except ImportError as error:
         raise MissingExtraError(
             f"quantizing needs {error.name}, which is not installed. Install it with: "
-            "pip install 'vinoreward[train]'"
+            f"{install_command('train')}"
         ) from error
     try:
         network = onnx.load_model_from_string(content)
@@ -119,12 +119,22 @@ def _check_frames(frames: NDArray[np.uint8], shape: list[int]) -> None:
 
 @contextlib.contextmanager
 def _quiet(nncf: Any) -> Iterator[None]:
-    """Keep NNCF's progress bar and its information lines from the user."""
-    logger = logging.getLogger("nncf")
+    """Keep NNCF's progress bar and its information lines from the user.
+
+    NNCF imports torch's compiler of CUDA extensions, which warns where CUDA's files are but no GPU:
+    nothing here needs one.
+    """
+    logger, compiler = logging.getLogger("nncf"), logging.getLogger("torch.utils.cpp_extension")
     level = logger.level
     nncf.set_log_level(logging.ERROR)
+    compiler.addFilter(_is_of_use)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
+        compiler.removeFilter(_is_of_use)
         nncf.set_log_level(level)
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("No CUDA runtime is found")

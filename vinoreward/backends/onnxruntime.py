@@ -16,6 +16,7 @@ from vinoreward.errors import (
     ModelCorruptError,
     OutputError,
     UnknownDeviceError,
+    install_command,
 )
 
 _DTYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32", "tensor(double)": "float64"}
@@ -67,7 +68,7 @@ class ONNXRuntimeBackend(Backend):
         except ImportError as error:
             raise MissingExtraError(
                 "onnxruntime is not installed or does not load here. Install it with: "
-                "pip install 'vinoreward[onnxruntime]'"
+                f"{install_command('onnxruntime')}"
             ) from error
         model = read_network(self.spec, CHUNKS).model
         options = onnxruntime.SessionOptions()

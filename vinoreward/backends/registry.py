@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vinoreward.backends.base import Backend
 from vinoreward.backends.spec import NetworkSpec
-from vinoreward.errors import ConfigError, MissingExtraError, UnknownBackendError
+from vinoreward.errors import ConfigError, MissingExtraError, UnknownBackendError, install_command
 
 GROUP = "vinoreward.backends"
 
@@ -88,8 +88,9 @@ def _load(entry: EntryPoint) -> type[Backend]:
 def _missing(backend: type[Backend]) -> str | None:
     if not backend.library or importlib.util.find_spec(backend.library) is not None:
         return None
-    package = f"vinoreward[{backend.extra}]" if backend.extra else backend.library
+    extra = backend.extra
+    command = install_command(extra) if extra else f"pip install '{backend.library}'"
     return (
         f"the {backend.name} backend needs {backend.library}, which is not installed. "
-        f"Install it with: pip install '{package}'"
+        f"Install it with: {command}"
     )

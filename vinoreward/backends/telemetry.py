@@ -21,7 +21,7 @@ import threading
 from collections.abc import Iterator
 from types import ModuleType
 
-from vinoreward.errors import MissingExtraError
+from vinoreward.errors import MissingExtraError, install_command
 
 _SWITCH = "VINOREWARD_OPENVINO_TELEMETRY"
 _PACKAGE = "openvino_telemetry"
@@ -49,9 +49,9 @@ def import_openvino() -> ModuleType:
     with _lock:
         if "openvino" in sys.modules:
             # Not from sys.modules: somebody else's thread may be in the middle of importing it.
-            return _import("openvino", "openvino")
+            return _import("openvino")
         with _silenced():
-            found = _import("openvino", "openvino")
+            found = _import("openvino")
             # Converting a model would import this later, with the real telemetry.
             with contextlib.suppress(ImportError):
                 importlib.import_module("openvino.tools.ovc")
@@ -67,9 +67,9 @@ def import_nncf() -> ModuleType:
     with _lock:
         import_openvino()
         if "nncf" in sys.modules:
-            return _import("nncf", "vinoreward[train]")
+            return _import("nncf", "train")
         with _silenced():
-            return _import("nncf", "vinoreward[train]")
+            return _import("nncf", "train")
 
 
 def telemetry_switches() -> dict[str, str | None]:
@@ -87,15 +87,14 @@ def telemetry_switches() -> dict[str, str | None]:
     }
 
 
-def _import(name: str, requirement: str) -> ModuleType:
+def _import(name: str, extra: str | None = None) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise MissingExtraError(
-            f"{name} is not installed. Install it with: pip install '{requirement}'"
-        ) from error
+        command = install_command(extra) if extra else f"pip install {name}"
+        raise MissingExtraError(f"{name} is not installed. Install it with: {command}") from error
     except ImportError as error:
         # Ctrl-C in the middle of a module of C++ comes out as one that could not be initialised.
         if isinstance(error.__cause__, KeyboardInterrupt):

@@ -17,6 +17,7 @@ from vinoreward.errors import (
     MissingExtraError,
     ModelCorruptError,
     UnknownDeviceError,
+    install_command,
 )
 
 
@@ -54,7 +55,7 @@ class TorchBackend(Backend):
         except ImportError as error:
             raise MissingExtraError(
                 f"the torch backend needs {error.name}, which is not installed or does not load "
-                "here. Install it with: pip install 'vinoreward[train]'"
+                f"here. Install it with: {install_command('train')}"
             ) from error
         self._device = self._find_device(torch)
         columns = self.output.shape[-1]

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vinoreward.backends.export import export_onnx
-from vinoreward.errors import ConfigError, MissingExtraError, ModelCorruptError, ModelNotFoundError
+from vinoreward.errors import (
+    ConfigError,
+    MissingExtraError,
+    ModelCorruptError,
+    ModelNotFoundError,
+    install_command,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +48,7 @@ def export_module(
     except ImportError as error:
         raise MissingExtraError(
             f"exporting a module needs {error.name}, which is not installed. Install it with: "
-            "pip install 'vinoreward[train]'"
+            f"{install_command('train')}"
         ) from error
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0 or scale <= 0:
         raise ConfigError(
@@ -133,8 +139,8 @@ def load_state(path: Path) -> Mapping[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except ImportError as error:
         raise MissingExtraError(
-            f"{path} needs {error.name}, which is not installed. Install it with: pip install "
-            "'vinoreward[train]'"
+            f"{path} needs {error.name}, which is not installed. Install it with: "
+            f"{install_command('train')}"
         ) from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
         if isinstance(error, ModelCorruptError):

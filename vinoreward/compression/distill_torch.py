@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vinoreward.compression.context import CompressionContext
-from vinoreward.errors import ConfigError, MissingExtraError, OutputError
+from vinoreward.errors import ConfigError, MissingExtraError, OutputError, install_command
 from vinoreward.policies.distributions import LOG_STD
 from vinoreward.policies.policy import Floats, Policy, random_policy
 from vinoreward.policies.spec import PolicySpec
@@ -25,8 +25,8 @@ try:
     from vinoreward.policies.torch_policy import TorchPolicy, from_policy
 except ImportError as error:
     raise MissingExtraError(
-        "distillation needs torch, which is not installed. Install it with: pip install "
-        '"vinoreward[train]"'
+        "distillation needs torch, which is not installed. Install it with: "
+        f"{install_command('train')}"
     ) from error
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from vinoreward.errors import (
     MissingExtraError,
     ModelCorruptError,
     ModelNotFoundError,
+    install_command,
 )
 from vinoreward.files import write_bytes, write_json
 from vinoreward.policies.policy import ActivationRange, Parameter, Policy, QuantizedArray
@@ -31,8 +32,8 @@ def _safetensors() -> Any:
     except ImportError as error:
         raise MissingExtraError(
             f"policies in files need {error.name}, which is not installed. Expected safetensors, "
-            "which the training extra brings; run: pip install safetensors, or pip install "
-            "'vinoreward[train]'"
+            "which the training extra brings; run: pip install safetensors, or "
+            f"{install_command('train')}"
         ) from error
     return safetensors
 

@@ -9,7 +9,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, InputError, MissingExtraError, TooFewNegativesError
+from vinoreward.errors import (
+    ConfigError,
+    InputError,
+    MissingExtraError,
+    TooFewNegativesError,
+    install_command,
+)
 
 # A temperature outside this range says that the logits are wrong, not that they need scaling.
 TEMPERATURES = (0.05, 20.0)
@@ -304,5 +310,5 @@ def _scipy(module: str) -> Any:
     except ImportError as error:
         raise MissingExtraError(
             "calibration needs scipy, which is not installed. Install it with: "
-            "pip install 'vinoreward[train]'"
+            f"{install_command('train')}"
         ) from error

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, InputError, MissingExtraError
+from vinoreward.errors import ConfigError, InputError, MissingExtraError, install_command
 from vinoreward.wrappers.last_pictures import LastPictures, own_last
 from vinoreward.wrappers.sources import ImageSource, PictureSource
 
@@ -18,7 +18,7 @@ try:
 except ImportError as missing:
     raise MissingExtraError(
         "VecLearnedReward and VecEncodedObservation need stable-baselines3, which is not "
-        "installed. Install it with: pip install 'vinoreward[train]'"
+        f"installed. Install it with: {install_command('train')}"
     ) from missing
 
 __all__ = [

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vinoreward.closing import Closing
-from vinoreward.errors import ConfigError, InputError, MissingExtraError
+from vinoreward.errors import ConfigError, InputError, MissingExtraError, install_command
 from vinoreward_envs import constants as c
 
 Renderer = Literal["fast", "tiny"]
@@ -134,8 +134,8 @@ class Camera(Closing):
 def missing_warp() -> MissingExtraError:
     """Return the error for a fast camera without its library."""
     return MissingExtraError(
-        "Found no warp; expected it for the camera renderer 'fast'. Run pip install "
-        "'vinoreward[panda]' (the package is called warp-lang), or use the renderer 'tiny'."
+        "Found no warp; expected it for the camera renderer 'fast'. Run "
+        f"{install_command('panda')} (the package is called warp-lang), or use the renderer 'tiny'."
     )
 
 

@@ -2,7 +2,8 @@
 
 Every machine needs the same versions of Python and of vinoreward::
 
-    pip install 'vinoreward[ray]'            # on all of them; the compressor's also needs [train]
+    pip install '.[ray]'                     # in a copy of the repository, on all of them;
+                                             # the compressor's also needs [train]
     ray start --head --port=6379             # on the learner's
     ray start --address=LEARNER:6379         # on each other one
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from vinoreward.actor_learner.engines.base import EngineError
 from vinoreward.actor_learner.engines.children import THREADS
-from vinoreward.errors import MissingExtraError
+from vinoreward.errors import MissingExtraError, install_command
 from vinoreward.interrupts import sigterm_kept
 
 ADDRESS = "RAY_ADDRESS"
@@ -54,7 +54,7 @@ def import_ray() -> Any:
         import ray
     except ImportError as error:
         raise MissingExtraError(
-            "the engine 'ray' needs Ray, which is not installed. Run: pip install 'vinoreward[ray]'"
+            f"the engine 'ray' needs Ray, which is not installed. Run: {install_command('ray')}"
         ) from error
     return ray
 

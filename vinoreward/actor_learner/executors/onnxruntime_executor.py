@@ -17,7 +17,7 @@ from vinoreward.actor_learner.executors.onnx_graph import (
     shape_of,
     weights_of,
 )
-from vinoreward.errors import ConfigError, MissingExtraError, OutputError
+from vinoreward.errors import ConfigError, MissingExtraError, OutputError, install_command
 from vinoreward.policies.policy import Floats, Policy
 
 Array = npt.NDArray[Any]
@@ -48,7 +48,7 @@ class ONNXRuntimeExecutor(Executor):
         except ImportError as error:
             raise MissingExtraError(
                 "onnxruntime is not installed or does not load here. Install it with: "
-                "pip install 'vinoreward[onnxruntime]'"
+                f"{install_command('onnxruntime')}"
             ) from error
         self._library = onnxruntime
         self._failures = (failures.Fail, failures.RuntimeException, failures.InvalidArgument)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from vinoreward.actor_learner.executors.base import Executor
 from vinoreward.actor_learner.executors.folded import float_array
-from vinoreward.errors import MissingExtraError
+from vinoreward.errors import MissingExtraError, install_command
 from vinoreward.policies.policy import ActivationRange, Floats, Policy
 from vinoreward.policies.spec import Conv, Dense, PolicySpec
 
@@ -42,7 +42,7 @@ class TorchExecutor(Executor):
             import torch
         except ModuleNotFoundError as error:
             raise MissingExtraError(
-                "torch is not installed. Install it with: pip install 'vinoreward[train]'"
+                f"torch is not installed. Install it with: {install_command('train')}"
             ) from error
         self._torch = torch
         self._autograd = autograd
