@@ -509,9 +509,16 @@ def test_a_run_of_before_goes_on_under_its_name(tmp_path: Path) -> None:
     found = resumed(FinetuneConfig(out=out, resume=True, learning_rate=0.1))
     assert (found.name, found.epochs, found.learning_rate) == ("hover-classifier", 7, 0.1)
     assert (found.data, found.out, found.resume) == (Path("data/hover"), out, True)
-    (out / "config.yaml").write_text("bf16: sometimes\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"bf16='sometimes'.*'auto', 'on', 'off'"):
-        resumed(FinetuneConfig(out=out, resume=True))
+    for text, words in [
+        ("bf16: sometimes", r"bf16='sometimes'.*'auto', 'on', 'off'"),
+        ("image_size: [3]", r"image_size=\[3\]"),
+        ("seed: 2026-13-45", r"config\.yaml cannot be read: month must be"),
+        ("seed: " + "[" * 9999, "nested too deeply"),
+        ("speed: 3", "seed in place of speed"),
+    ]:
+        (out / "config.yaml").write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=words):
+            resumed(FinetuneConfig(out=out, resume=True))
 
 
 def test_values_that_cannot_work_are_refused(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_the_preset_is_that_of_the_environment_and_of_sac() -> None:
     [
         ("timestep: 5", "timesteps in place of timestep;"),
         ("- 1", "list.*`timesteps: 8000`"),
-        ("a: [", "not YAML"),
+        ("a: [", "cannot be read"),
         ("timesteps: x", "'x'"),
     ],
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from vinoreward.errors import ConfigError, VinorewardError
+from vinoreward.errors import ConfigError
 from vinoreward_training.actors_settings import ActorsConfig
 from vinoreward_training.environments import agree_to_import
 from vinoreward_training.run_folder import NEVER_FROM_A_FILE
@@ -23,7 +23,6 @@ from vinoreward_training.train_settings import (
     typed,
 )
 
-_Found = TypeVar("_Found")
 TABLES = ("learner", "env_kwargs")
 NOT_RECORDED = (*NEVER_FROM_A_FILE, "resume", "progress", "list_presets")
 FIXED_BY_A_RUN = (
@@ -82,7 +81,7 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
     defaults = defaults_of(ActorsConfig)
     given = named(config, defaults)
     fixed = [name for name in FIXED_BY_A_RUN if name != "learner"]
-    base = _read(config.out, read_recorded, config, given, defaults, fixed)
+    base = read_recorded(config, given, defaults, fixed)
     if base is not None:
         _check_whole(base, config.out)
         _check_kind(base, given, config.out)
@@ -90,7 +89,7 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
     else:
         file = {}
         if config.config is not None:
-            file = _read(config.config, read_yaml, Path(config.config), defaults)
+            file = read_yaml(Path(config.config), defaults)
         base = _merged(_preset(given.get("preset", file.get("preset"))), file)
     settled = typed(ActorsConfig, {**defaults, **_merged(base, given)})
     _check(settled)
@@ -109,21 +108,6 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
             "trust_run": config.trust_run,
         }
     )
-
-
-def _read(path: Path, read: Callable[..., _Found], *arguments: Any) -> _Found:
-    """Return what is read; what PyYAML has no error of its own for is told as well."""
-    try:
-        return read(*arguments)
-    except VinorewardError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        # Such as no permission, the date 2026-13-45, ten thousand brackets.
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise ConfigError(
-            f"the settings of {path} cannot be read: {why}. Expected YAML with lines such as "
-            "`steps: 8000`; correct the file."
-        ) from error
 
 
 def _check_whole(base: Mapping[str, Any], folder: Path) -> None:

@@ -108,7 +108,7 @@ class RunFolder:
         for name in NEVER_FROM_A_FILE:
             settings.pop(name, None)
         try:
-            if recorded.exists():
+            if recorded.is_file():
                 self._before = (recorded.read_bytes(), self._written())
             write_text(recorded, yaml.safe_dump(settings, sort_keys=False))
         except RunFolderError:
@@ -140,7 +140,7 @@ class RunFolder:
     def _written(self) -> dict[str, int]:
         """Return when each part of the folder was written, but for what is written here."""
         return {
-            entry.name: entry.stat().st_mtime_ns
+            entry.name: entry.stat(follow_symlinks=False).st_mtime_ns
             for entry in os.scandir(self.path)
             if entry.name not in (CONFIG, ".lock")
         }

@@ -246,9 +246,11 @@ def read_yaml(path: Path, defaults: dict[str, Any]) -> dict[str, Any]:
     example = "`timesteps: 8000`" if "timesteps" in defaults else "`steps: 8000`"
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, OSError, ValueError, RecursionError) as error:
+        # Also what PyYAML has no error of its own for, such as the date 2026-13-45.
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ConfigError(
-            f"{path} is not YAML: {error}. Expected lines such as {example}; correct it."
+            f"{path} cannot be read: {why}. Expected YAML with lines such as {example}; correct it."
         ) from error
     if not isinstance(found, dict):
         raise ConfigError(
