@@ -70,7 +70,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         "model.onnx": folder / "m.onnx",
         "model.safetensors": folder / "m.safetensors",
     }
-    return save_bundle(folder / "bundle", spec, files, golden, outputs)
+    return Bundle.load(save_bundle(folder / "bundle", spec, files, golden, outputs))
 
 
 def frame(x: int, y: int, shown: bool = True) -> HoverFrame:

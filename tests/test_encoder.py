@@ -59,7 +59,8 @@ def made(
         "model.safetensors": folder / "m.safetensors",
         "decoder.safetensors": folder / "m.safetensors",
     }
-    return save_bundle(folder / "bundle", spec, files, golden, outputs), network
+    saved = save_bundle(folder / "bundle", spec, files, golden, outputs)
+    return Bundle.load(saved), network
 
 
 # --- ours, on every backend
@@ -186,9 +187,11 @@ def test_int8_is_taken_where_its_gate_passed(tmp_path: Path) -> None:
         with Encoder(both) as encoder:
             assert encoder.precision == precision
             encoder.encode(golden.images)
-        card = (both.path / "README.md").read_text()
+        card = (both / "README.md").read_text()
         assert "frames whose vector moves" in card and "EncodedObservation" in card
-    far = add_int8(both, model, dataclasses.replace(gate, passed=True), golden.logits + 3)
+    far = add_int8(
+        Bundle.load(both), model, dataclasses.replace(gate, passed=True), golden.logits + 3
+    )
     with pytest.raises(BundleParityError, match="range"):
         Encoder(far).encode(golden.images)
 

@@ -43,9 +43,8 @@ FINE = {"same", "loaded", "described", "other", "other frames that fit"}
 def bundle(tmp_path: Path) -> Bundle:
     """The tiny network's."""
     images, model = golden_images(), network(tmp_path / "source.onnx")
-    return save_bundle(
-        tmp_path / "tiny", SPEC, {"model.onnx": model}, images, expected_logits(images)
-    )
+    logits = expected_logits(images)
+    return Bundle.load(save_bundle(tmp_path / "tiny", SPEC, {"model.onnx": model}, images, logits))
 
 
 def harm(name: str, first: int, last: int) -> tuple[dict[int, str], int]:

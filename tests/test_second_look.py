@@ -99,7 +99,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     made = save_toy_bundle(folder / "toy", decision=Decision(threshold=THRESHOLD))
     small = biased(made.path / "model.onnx", folder / "small.onnx", SHIFT)
     golden = made.golden.logits + np.array([0, SHIFT], np.float32)
-    return add_int8(made, small, PASSED, golden, BAND)
+    return Bundle.load(add_int8(made, small, PASSED, golden, BAND))
 
 
 def without_band(bundle: Bundle) -> Bundle:

@@ -169,7 +169,8 @@ def save_toy_bundle(
         decision=decision or Decision(threshold=0.5),
         output="probabilities" if probabilities else "logits",
     )
-    return save_bundle(folder, spec, {"model.onnx": model}, images, logits.astype(np.float32))
+    logits = logits.astype(np.float32)
+    return Bundle.load(save_bundle(folder, spec, {"model.onnx": model}, images, logits))
 
 
 # --- encoders ------------------------------------------------------------------------------------
@@ -339,4 +340,5 @@ def save_toy_encoder(
             resize=resize,
         ),
     )
-    return save_bundle(folder, spec, {"model.onnx": model}, images, toy_latents(images, posterior))
+    latents = toy_latents(images, posterior)
+    return Bundle.load(save_bundle(folder, spec, {"model.onnx": model}, images, latents))
