@@ -393,6 +393,8 @@ def test_more_epochs_are_advised_only_where_they_help(dead: int) -> None:
     ("losses", "epochs", "falling"),
     [
         ([0.7], 1, True),
+        ([0.596, 0.593, 0.592], 3, True),  # too few to be flat
+        ([0.6, 0.61], 2, False),
         ([0.7, 0.5, 0.4, 0.3], 4, True),
         ([0.7, 0.5, 0.4, 0.3], 12, False),  # stopped early
         ([0.7, 0.5, 0.4, 0.399], 4, False),  # flat

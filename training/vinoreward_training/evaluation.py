@@ -204,7 +204,8 @@ def still_falling(losses: Sequence[float], epochs: int) -> bool:
     before = losses[: -max(1, len(losses) // 4)]
     if len(losses) < epochs:
         return False
-    return losses[-1] < min(0.98 * min(before, default=float("inf")), 1.01 * min(losses))
+    share = 0.98 if len(losses) > 3 else 1.0  # of fewer epochs nobody knows that it is flat
+    return losses[-1] < min(share * min(before, default=float("inf")), 1.01 * min(losses))
 
 
 def judge(

@@ -72,6 +72,11 @@ def _short(env: str) -> str:
     return env.rpartition(":")[2].rpartition("/")[2].rpartition("-v")[0].lower()
 
 
+def _from_here(path: Path) -> Path:
+    """Return a path as a user would type it: a bundle's is absolute."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def free(folder: Path) -> Path:
     """Return a folder of that name, or of a similar one, that is not there yet."""
     number, found = 2, folder
@@ -94,7 +99,7 @@ def after_capture(data: Path, failures: int) -> str:
 def after_bundle(bundle: Path, data: Path, success_label: str = "success") -> str:
     """Return the command that quantizes a bundle with the data that it was trained on."""
     more = [] if success_label == "success" else ["--success-label", success_label]
-    return command("quantize", "--bundle", bundle, "--data", data, *more)
+    return command("quantize", "--bundle", _from_here(bundle), "--data", data, *more)
 
 
 def to_train(bundle: Path, spec: BundleSpec) -> str:
@@ -105,10 +110,10 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
     known = origin(spec.dataset)
     words: list[object] = ["train", "--env", known.get("env", YOURS)]
     if spec.kind == "encoder":
-        words += ["--encoder", bundle]
+        words += ["--encoder", _from_here(bundle)]
     else:
         words += [] if _judges_itself(known.get("env", YOURS)) else WRAPPED
-        words += ["--bundle", bundle]
+        words += ["--bundle", _from_here(bundle)]
     if "truth_key" in known:
         words += ["--truth-key", known["truth_key"]]
     if (algorithm := algorithm_for(known.get("actions"))) is not None:
@@ -117,7 +122,7 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
         words += ["--env-kwargs", "fidelity", "article"]
     run = bundle.parent if bundle.name == "bundle" else bundle
     name = run.name.removesuffix("-classifier").removesuffix("-encoder")
-    words += ["--out", free(run.with_name(f"{name}-policy"))]
+    words += ["--out", _from_here(free(run.with_name(f"{name}-policy")))]
     if "env" in known:
         return command(*words)
     return f"{command(*words)}\n({YOURS} stands for your environment: nothing says which it is)"
