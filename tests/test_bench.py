@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward_training import bench
+from vinoreward_training.bench_env import run_script
 from vinoreward_training.bench_settings import BenchConfig
 from vinoreward_training.bench_statistics import (
     Row,
@@ -275,3 +276,12 @@ def test_a_training_for_a_row_uses_the_preset_and_goes_on_where_it_was_stopped(
     assert (first.steps, second.steps) == (40, 80)
     assert second.seconds > first.seconds
     assert trained(80, resume=True) == second
+
+
+def test_a_measured_process_runs_no_code_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('this ran')")
+    monkeypatch.chdir(tmp_path)
+    script = "import json, sys, vinoreward; print(json.dumps(sys.argv[1:]))"
+    assert run_script(script, ["a", "b"]) == ["a", "b"]

@@ -310,6 +310,18 @@ def test_an_ir_without_bounds_is_refused(
         Bundle.load(ir.path).backend()
 
 
+@pytest.mark.parametrize("module", ["json", "resource", "numpy"])
+def test_code_in_the_current_folder_is_not_run(
+    ir: Bundle, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the process that reads the IR, when the user stands in the stranger's folder."""
+    (ir.path / f"{module}.py").write_text("open('ran', 'w').close()")
+    monkeypatch.chdir(ir.path)
+    monkeypatch.syspath_prepend("")  # as in an interactive Python
+    Bundle.load(".").backend().close()
+    assert not (ir.path / "ran").exists()
+
+
 @pytest.mark.parametrize("name", GRAPH_BACKENDS)
 def test_a_file_is_read_once(bundle: Bundle, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who changes it after it was hashed comes too late: here it is gone by then."""

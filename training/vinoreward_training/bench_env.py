@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 
 import vinoreward  # noqa: F401  (registers the environments)
+from vinoreward.child_python import python_command
 from vinoreward.errors import RunFolderError
 from vinoreward_training.bench_settings import BenchConfig
 from vinoreward_training.bench_statistics import Row, interleaved, speed_row
@@ -104,15 +104,22 @@ print(json.dumps({"samples": samples, "torch": "torch" in sys.modules,
 
 
 def run_script(
-    script: str, arguments: list[str], *, python: str = sys.executable, cwd: Path | None = None
+    script: str, arguments: list[str], *, python: str | None = None, cwd: Path | None = None
 ) -> Any:
     """Run a Python script in a process of its own; return the JSON of its last output line.
+
+    Args:
+        script: Python source.
+        arguments: its ``sys.argv[1:]``.
+        python: another interpreter, with its own modules; None is this one, with this one's.
+        cwd: where it runs.
 
     Raises:
         RunFolderError: it failed; the message ends with what it wrote.
     """
+    command = [python, "-I", "-c", script, *arguments] if python else None
     done = subprocess.run(
-        [python, "-c", script, *arguments],
+        command or python_command(script, *arguments),
         capture_output=True,
         text=True,
         cwd=cwd,

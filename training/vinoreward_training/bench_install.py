@@ -76,12 +76,13 @@ def install_rows(config: BenchConfig) -> list[Row]:
     rows = []
     with tempfile.TemporaryDirectory(prefix="vinoreward-install-") as temporary:
         place = Path(temporary)
-        call([sys.executable, "-m", "venv", str(place / "venv")])
+        # Isolated: -m would look for modules in the current folder first.
+        call([sys.executable, "-I", "-m", "venv", str(place / "venv")])
         python = str(place / "venv" / "bin" / "python")
         # pip itself is there before and is no part of what we install.
         empty = disk_bytes(place / "venv")
         for requirement, limit in (("", LIMIT_MB), ("[panda]", None)):
-            call([python, "-m", "pip", "install", "--no-compile", f"{root}{requirement}"])
+            call([python, "-I", "-m", "pip", "install", "--no-compile", f"{root}{requirement}"])
             found = run_script(CHECK_SCRIPT, [], python=python, cwd=place)
             size = (disk_bytes(place / "venv") - empty) / 1e6
             rows.append(

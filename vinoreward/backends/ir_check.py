@@ -17,6 +17,7 @@ from typing import Any
 
 from vinoreward.backends.onnx_check import MAX_ELEMENTS, MAX_ROWS, MAX_TOTAL, MAX_WORK
 from vinoreward.backends.onnx_graph import Malformed
+from vinoreward.child_python import python_command
 from vinoreward.errors import ModelRefusedError
 
 MAX_SECONDS = 20
@@ -24,9 +25,9 @@ MAX_SECONDS = 20
 MAX_BYTES = 4 << 30
 """Memory of the child."""
 
-_START = (
-    "import json, sys; told = json.loads(sys.stdin.buffer.readline()); "
-    "sys.path[:] = told['path']; from vinoreward.backends.ir_check import answer; answer(told)"
+_SCRIPT = (
+    "import json, sys; told = json.loads(sys.stdin.buffer.readline())\n"
+    "from vinoreward.backends.ir_check import answer; answer(told)"
 )
 _ALLOWED = frozenset(
     """
@@ -60,14 +61,13 @@ def check_ir(model: bytes, weights: bytes, shape: Sequence[int], batches: Sequen
         ModelRefusedError: an operation that is not allowed, or too much memory or work.
     """
     told = {
-        "path": sys.path,
         "sizes": [len(model), len(weights)],
         "shape": list(shape),
         "batches": list(batches),
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _START],
+            python_command(_SCRIPT),
             input=json.dumps(told).encode() + b"\n" + model + weights,
             capture_output=True,
             timeout=30 * MAX_SECONDS,
