@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.child_python import starting_processes
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, SharedMemoryError
 
@@ -123,7 +124,8 @@ class Segment(Closing):
         name = f"{PREFIX}{os.getpid()}_{secrets.token_hex(8)}"
         try:
             # One byte: a failure inside SharedMemory confuses the tracker of Python < 3.13.
-            named = shared_memory.SharedMemory(name, create=True, size=1)
+            with starting_processes():  # the tracker, if it does not run yet
+                named = shared_memory.SharedMemory(name, create=True, size=1)
         except OSError as error:
             raise _full(size, error) from error
         named.close()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,32 +13,15 @@ from typing import Any
 
 from vinoreward.actor_learner.engines.last_words import in_short
 from vinoreward.actor_learner.engines.messages import Inbox
+from vinoreward.child_python import starting_processes
 from vinoreward.interrupts import STOPS
 
 JOIN_TIMEOUT = 5.0
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-_STARTING = threading.Lock()
-
 Entry = Callable[..., None]
 Arguments = Callable[[int], tuple[Any, ...]]
 """Arguments of a child's function, without the pipe, for a generation of it."""
-
-
-@contextlib.contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Let children started in this block compute on one thread: they share the cores."""
-    with _STARTING:  # several threads start some, and each puts back what it found
-        before = {name: os.environ.get(name) for name in THREADS}
-        os.environ.update(dict.fromkeys(THREADS, "1"))
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
 
 @contextlib.contextmanager
@@ -89,6 +70,7 @@ class Child:
 
         Raises:
             OSError: the system has no room for one.
+            ConfigError: see :func:`~vinoreward.child_python.starting_processes`.
         """
         context = multiprocessing.get_context("spawn")
         reading, writing = context.Pipe(duplex=False)
@@ -98,7 +80,8 @@ class Child:
             self.process = context.Process(
                 target=self.entry, args=arguments, name=f"vinoreward {self.name}", daemon=True
             )
-            with one_thread_each(), without_interrupts():
+            # They share the cores: each computes on one thread.
+            with starting_processes(dict.fromkeys(THREADS, "1")), without_interrupts():
                 self.process.start()
         finally:
             writing.close()

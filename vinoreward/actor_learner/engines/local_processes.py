@@ -23,6 +23,7 @@ from vinoreward.actor_learner.engines.local_links import (
 from vinoreward.actor_learner.engines.messages import send
 from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.child_python import forget_safe_path
 from vinoreward.interrupts import STOPS
 
 TERMINATED_GRACE = 30.0
@@ -50,6 +51,7 @@ def _end_later(number: int, frame: object) -> None:
 
 
 def _prepare() -> None:
+    forget_safe_path()
     # The learner decides what Ctrl-C and SIGTERM mean; they reach all processes of a terminal, or
     # of a job, at once. Until here they were blocked (see Child.start).
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -14,6 +14,7 @@ from typing import Any
 
 from vinoreward.actor_learner.engines.base import EngineError
 from vinoreward.actor_learner.engines.children import THREADS
+from vinoreward.child_python import searches_current_folder
 from vinoreward.errors import MissingExtraError, install_command
 from vinoreward.interrupts import sigterm_kept
 
@@ -69,6 +70,20 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in mine:
             os.environ.pop(name, None)
+
+
+def _without_current_folder() -> Any:
+    """Return a job whose processes do not look for modules in the current folder.
+
+    Ray puts it first, whatever is in it. The workers get the learner's own path.
+    """
+    from ray.job_config import JobConfig
+
+    class Job(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True  # for all that Ray asks this: such a job is not given the current folder
+
+    return Job()
 
 
 def reason_of(error: BaseException) -> str:
@@ -195,6 +210,8 @@ class Cluster:
             "log_to_driver": False,
             "logging_level": logging.ERROR,
         }
+        if not searches_current_folder():
+            quiet["job_config"] = _without_current_folder()
         address = found_address()
         if address is None:
             with _environment(_OWN), ray_told("Ray cannot be started on this machine"):
