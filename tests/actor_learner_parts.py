@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from vinoreward.actor_learner.actor_learner import ActorLearnerConfig
 from vinoreward.actor_learner.learners.dqn import DQN, DQNConfig
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.actor_learner.trainer import ActorLearnerConfig
+from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.monitoring.setting import CompressionSetting
 from vinoreward.monitoring.strategy import Strategy
 from vinoreward.policies.spec import mlp

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import psutil
 
-from vinoreward.actor_learner.actor import ActorConfig
+from vinoreward.actor_learner.acting.actor import ActorConfig
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.compressor import CompressorConfig
 from vinoreward.actor_learner.engines.base import EngineConfig, Event
-from vinoreward.actor_learner.engines.local import LocalEngine
-from vinoreward.actor_learner.environments import EnvironmentSpec
+from vinoreward.actor_learner.engines.local.engine import LocalEngine
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.trajectory import Trajectory, TrajectorySpec
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import PolicySpec, mlp
@@ -141,8 +141,8 @@ def replay_training(folder: Path) -> Any:
     """A DQN of CartPole with two actors and a compressor, gone on with if there is a checkpoint."""
     from faulty_environments import Remembers
 
-    from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig
     from vinoreward.actor_learner.learners.dqn import DQN, DQNConfig
+    from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig
     from vinoreward.compression.quantize import Quantize
 
     return ActorLearner(

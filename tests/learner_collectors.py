@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vinoreward.actor_learner.trajectory import Trajectory, TrajectorySpec
+from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.reference import forward

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from vinoreward.actor_learner.actor import Actor, ActorConfig
-from vinoreward.actor_learner.environments import EnvironmentSpec
-from vinoreward.actor_learner.link import ActorLink, Weights
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.trajectory import (
+from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward.actor_learner.transport.link import ActorLink, Weights
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,
     Trajectory,

@@ -20,12 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.control_block import ControlBlock, ControlSpec
-from vinoreward.actor_learner.ring_slots import RingSpec
-from vinoreward.actor_learner.segments import Segment, SegmentSpec
-from vinoreward.actor_learner.trajectory import Trajectory, TrajectorySpec
-from vinoreward.actor_learner.trajectory_ring import TrajectoryRing
-from vinoreward.actor_learner.weight_store import WeightStore, WeightStoreSpec
+from vinoreward.actor_learner.transport.control_block import ControlBlock, ControlSpec
+from vinoreward.actor_learner.transport.ring_slots import RingSpec
+from vinoreward.actor_learner.transport.segments import Segment, SegmentSpec
+from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
+from vinoreward.actor_learner.transport.trajectory_ring import TrajectoryRing
+from vinoreward.actor_learner.transport.weight_store import WeightStore, WeightStoreSpec
 from vinoreward.errors import SharedMemoryError
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -10,8 +10,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vinoreward.actor_learner.environments import EnvironmentSpec
-from vinoreward.actor_learner.evaluation import Evaluator
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward.actor_learner.acting.evaluation import Evaluator
 from vinoreward_training.actor_task_table import TASKS
 from vinoreward_training.actors_build import FACTORY
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from plain_links import CARTPOLE, PlainLink, acted, policy_of
 
-from vinoreward.actor_learner.environments import Environments, EnvironmentSpec
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.profile import COUNTERS, Breakdown
-from vinoreward.actor_learner.trajectory import (
+from vinoreward.actor_learner.acting.environments import Environments, EnvironmentSpec
+from vinoreward.actor_learner.acting.profile import COUNTERS, Breakdown
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,
 )

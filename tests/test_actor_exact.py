@@ -9,9 +9,9 @@ import pytest
 from plain_links import CARTPOLE, PlainLink, acted, policy_of
 
 from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
-from vinoreward.actor_learner.link import CompressorLink, Weights
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.trajectory import (
+from vinoreward.actor_learner.transport.link import CompressorLink, Weights
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import (
     COMPRESSED,
 )
 from vinoreward.compression.chain import CompressorChain

@@ -22,15 +22,15 @@ from engine_runs import (
 )
 from faulty_environments import Remembers
 
-from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.engine_setup import limiter_for
 from vinoreward.actor_learner.engines.base import Engine
-from vinoreward.actor_learner.environments import EnvironmentSpec
-from vinoreward.actor_learner.intake import Intake
 from vinoreward.actor_learner.learners.base import Consumption
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.trajectory import TrajectorySpec
+from vinoreward.actor_learner.sampler import Intake
+from vinoreward.actor_learner.trainer import ActorLearner, Progress
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.compile import Compile
 from vinoreward.compression.quantize import Quantize

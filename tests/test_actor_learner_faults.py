@@ -24,12 +24,12 @@ from engine_runs import (
 )
 from faulty_environments import Remembers, pushes_counted
 
-from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig, Progress
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.checkpoint import load_checkpoint
 from vinoreward.actor_learner.engines.base import EngineError
-from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig, Progress
+from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError, OutputError

@@ -13,11 +13,11 @@ from engine_runs import (
 from faulty_environments import Harms, Remembers
 
 from vinoreward.actor_learner import training_loop
-from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
+from vinoreward.actor_learner.controller import Steering
 from vinoreward.actor_learner.kept import Pushed
 from vinoreward.actor_learner.recent import RecentObservations
-from vinoreward.actor_learner.steering import Steering
-from vinoreward.actor_learner.trajectory import COMPRESSED, TrajectorySpec
+from vinoreward.actor_learner.trainer import ActorLearner, Progress
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.prune import Prune
 from vinoreward.compression.quantize import Quantize
@@ -38,7 +38,7 @@ def nothing_left() -> Iterator[None]:
 class TestOrders:
     def test_the_chain_is_left_as_it_was_made(self) -> None:
         chain = CompressorChain().add(Prune(0.5)).add(Quantize("w4"))
-        from vinoreward.actor_learner.orders import Orders
+        from vinoreward.actor_learner.transport.orders import Orders
 
         for monitor in (None, Monitor([KL("max", "pi_mu")])):
             steering = Steering(impala(), settings(pull_period=7), chain, monitor)
@@ -47,7 +47,7 @@ class TestOrders:
             assert (orders.bits, orders.sparsity, orders.pull_period) == (4, 0.5, 7)
 
     def test_what_the_user_set_stays(self) -> None:
-        from vinoreward.actor_learner.orders import Orders
+        from vinoreward.actor_learner.transport.orders import Orders
 
         chain = CompressorChain().add(Prune(0.5)).add(Quantize("int8"))
         monitor = Monitor(
@@ -59,7 +59,7 @@ class TestOrders:
         assert (orders.bits, orders.sparsity, orders.pull_period) == (8, 0.25, 30)
 
     def test_a_switch_names_the_version_it_holds_from(self) -> None:
-        from vinoreward.actor_learner.orders import Orders
+        from vinoreward.actor_learner.transport.orders import Orders
 
         monitor = Monitor([KL("max", "pi_mu")])
         steering = Steering(impala(), settings(), CompressorChain(), monitor)

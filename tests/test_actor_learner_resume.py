@@ -11,13 +11,13 @@ import pytest
 from actor_learner_parts import CARTPOLE, dqn, impala, settings
 from engine_runs import check_nothing_left
 
-from vinoreward.actor_learner.actor_learner import ActorLearner
 from vinoreward.actor_learner.compressor_state import STATE_FILE
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.learners.d4pg import D4PG, D4PGConfig
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.learners.sac import SAC, SACConfig
-from vinoreward.actor_learner.trajectory import TrajectorySpec
+from vinoreward.actor_learner.trainer import ActorLearner
+from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.compile import Compile
 from vinoreward.compression.distill import Distill

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vinoreward.actor_learner.profile import COUNTERS, PARTS, Breakdown, Stopwatch
+from vinoreward.actor_learner.acting.profile import COUNTERS, PARTS, Breakdown, Stopwatch
 
 
 def breakdown(infer: float, env: float) -> Breakdown:

@@ -12,14 +12,14 @@ from engine_runs import check_nothing_left
 from faulty_environments import Rescales
 from plain_links import PlainLink, acted, policy_of
 
-from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
-from vinoreward.actor_learner.actor_network import Refused
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward.actor_learner.acting.network import Refused
+from vinoreward.actor_learner.controller import Steering
 from vinoreward.actor_learner.engines.base import EngineError
-from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.steering import Steering
-from vinoreward.actor_learner.trajectory import (
+from vinoreward.actor_learner.trainer import ActorLearner, Progress
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,
     Trajectory,

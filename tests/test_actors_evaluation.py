@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from task_runs import evaluator
 
-from vinoreward.actor_learner.evaluation import Pair
+from vinoreward.actor_learner.acting.evaluation import Pair
+from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
+from vinoreward.actor_learner.config import ActorLearnerConfig
+from vinoreward.actor_learner.controller import Steering
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.profile import PARTS, Breakdown
-from vinoreward.actor_learner.settings import ActorLearnerConfig
-from vinoreward.actor_learner.steering import Steering
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.prune import Prune
 from vinoreward.compression.quantize import Quantize

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vinoreward.actor_learner.profile import PARTS, Breakdown
+from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward_training.actors_profile import Measured, crowded, recommend
 from vinoreward_training.actors_settings import ActorsConfig
 from vinoreward_training.cli import main

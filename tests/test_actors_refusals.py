@@ -16,11 +16,11 @@ import torch
 import yaml
 from task_runs import evaluator
 
-from vinoreward.actor_learner.actor_learner import ActorLearner
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
-from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.trajectory import ARRAYS
+from vinoreward.actor_learner.trainer import ActorLearner
+from vinoreward.actor_learner.transport.trajectory import ARRAYS
 from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError, install_command
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp

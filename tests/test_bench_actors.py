@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vinoreward.actor_learner.profile import PARTS, Breakdown
+from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp

@@ -15,10 +15,10 @@ from actor_runs import rows_of, summary_of, trained
 from engine_runs import check_nothing_left, random_policy
 
 from vinoreward.actor_learner import kept
-from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
+from vinoreward.actor_learner.controller import Steering
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.steering import Steering
-from vinoreward.actor_learner.trajectory import COMPRESSED, FULL_PRECISION, TrajectorySpec
+from vinoreward.actor_learner.trainer import ActorLearner, Progress
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.quantize import Quantize
 from vinoreward.monitoring.defaults import default_monitor

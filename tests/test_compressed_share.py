@@ -11,11 +11,11 @@ import pytest
 from actor_learner_parts import impala, settings, weights_of
 from engine_runs import check_nothing_left
 
-from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
 from vinoreward.actor_learner.compressed_share import WINDOW, CompressedShare
 from vinoreward.actor_learner.compressor import MISSED, TEACHING, Pace
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory, TrajectorySpec
+from vinoreward.actor_learner.trainer import ActorLearner, Progress
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.distill import Distill

@@ -11,11 +11,12 @@ from actor_learner_parts import CARTPOLE, impala, settings
 from engine_runs import check_nothing_left
 from faulty_environments import Slow
 
-from vinoreward.actor_learner import actor_learner, kept
-from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
-from vinoreward.actor_learner.environments import EnvironmentSpec
-from vinoreward.actor_learner.evaluation import Evaluation, Evaluator
+from vinoreward.actor_learner import kept
+from vinoreward.actor_learner import trainer as actor_learner
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward.actor_learner.acting.evaluation import Evaluation, Evaluator
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
+from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.quantize import Quantize

@@ -18,12 +18,12 @@ from stable_baselines3.common.noise import (
     VectorizedActionNoise,
 )
 
-from vinoreward.actor_learner.environments import EnvironmentSpec
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward.actor_learner.config import ActorLearnerConfig
+from vinoreward.actor_learner.controller import Steering
 from vinoreward.actor_learner.learners.sb3 import SB3Config, SB3Learner
 from vinoreward.actor_learner.learners.sb3_network import policy_of
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.settings import ActorLearnerConfig
-from vinoreward.actor_learner.steering import Steering
+from vinoreward.actor_learner.transport.orders import Orders
 from vinoreward.errors import ConfigError
 from vinoreward.policies import action_noise
 from vinoreward.policies.distributions import Exploration, act, log_prob

@@ -27,12 +27,12 @@ from engine_runs import (
 )
 from faulty_environments import ENDS, Widens
 
-from vinoreward.actor_learner.engines.local import LocalEngine
-from vinoreward.actor_learner.engines.messages import Inbox, send
+from vinoreward.actor_learner.engines.local.engine import LocalEngine
+from vinoreward.actor_learner.engines.local.messages import Inbox, send
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.segments import SharedMemoryError
-from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.segments import SharedMemoryError
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.compile import Compile
 from vinoreward.compression.distill import Distill

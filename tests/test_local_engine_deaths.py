@@ -29,8 +29,8 @@ from engine_runs import (
 from faulty_environments import Remembers, pushes_counted
 
 from vinoreward.actor_learner.engines.base import EngineError
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.trajectory import COMPRESSED
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.policies.policy import Policy
 

@@ -22,18 +22,19 @@ from engine_environments import Fragile, Placed, gone, notes, ray_node
 from engine_runs import NUMBERED, config, observations, random_policy, until
 from faulty_environments import Remembers
 
-from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig, Progress
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.checkpoint import load_checkpoint
-from vinoreward.actor_learner.engines import budget, ray_cluster
+from vinoreward.actor_learner.engines import budget
 from vinoreward.actor_learner.engines.base import Engine, EngineError
-from vinoreward.actor_learner.engines.ray import RayEngine
-from vinoreward.actor_learner.engines.ray_cluster import ADDRESS, NAMESPACE, found_address
-from vinoreward.actor_learner.engines.ray_payload import trajectory_in
+from vinoreward.actor_learner.engines.ray import cluster as ray_cluster
+from vinoreward.actor_learner.engines.ray.cluster import ADDRESS, NAMESPACE, found_address
+from vinoreward.actor_learner.engines.ray.engine import RayEngine
+from vinoreward.actor_learner.engines.ray.payload import trajectory_in
 from vinoreward.actor_learner.engines.registry import make_engine
-from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.trajectory import COMPRESSED
+from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig, Progress
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.errors import InputError, MissingExtraError
 from vinoreward.policies.spec import mlp
@@ -356,8 +357,8 @@ def training_script(
         f"""
 import os, pathlib, sys
 sys.path.append({str(Path(__file__).parent)!r})
-from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig
-from vinoreward.actor_learner.environments import EnvironmentSpec
+from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.policies.spec import mlp
 {before}

@@ -13,11 +13,11 @@ from engine_runs import NUMBERED, PATIENCE, config, random_policy, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vinoreward.actor_learner.engines.ray_courier import Courier
-from vinoreward.actor_learner.engines.ray_intake import Arrived, Intake
-from vinoreward.actor_learner.engines.ray_outbox import Outbox
-from vinoreward.actor_learner.engines.ray_state import COMPRESSED as STORE_OF_COMPRESSED
-from vinoreward.actor_learner.engines.ray_state import (
+from vinoreward.actor_learner.engines.ray.courier import Courier
+from vinoreward.actor_learner.engines.ray.intake import Arrived, Intake
+from vinoreward.actor_learner.engines.ray.outbox import Outbox
+from vinoreward.actor_learner.engines.ray.state import COMPRESSED as STORE_OF_COMPRESSED
+from vinoreward.actor_learner.engines.ray.state import (
     FULL,
     ORDERS,
     Identity,
@@ -26,7 +26,7 @@ from vinoreward.actor_learner.engines.ray_state import (
     State,
 )
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.orders import Orders
+from vinoreward.actor_learner.transport.orders import Orders
 
 
 def arrived(actor: int, sequence: int) -> Arrived:
@@ -236,7 +236,7 @@ class Handle:
 class TestStateLost:
     def test_the_compressor_publishes_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The learner waits for what only the compressor has, which waits for the learner."""
-        ray_links = pytest.importorskip("vinoreward.actor_learner.engines.ray_links")
+        ray_links = pytest.importorskip("vinoreward.actor_learner.engines.ray.links")
         monkeypatch.setattr(
             ray_links, "ray", SimpleNamespace(get=lambda future: future.result(PATIENCE))
         )

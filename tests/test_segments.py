@@ -13,10 +13,15 @@ import pytest
 from full_disk import nearly_full_disk
 from shared_memory_children import SHARED_MEMORY, segments_of
 
-from vinoreward.actor_learner import segments
-from vinoreward.actor_learner.segments import Segment, SegmentSpec, leftovers, remove_leftovers
-from vinoreward.actor_learner.sync import wait_until
-from vinoreward.actor_learner.weight_store import WeightStore
+from vinoreward.actor_learner.transport import segments
+from vinoreward.actor_learner.transport.segments import (
+    Segment,
+    SegmentSpec,
+    leftovers,
+    remove_leftovers,
+)
+from vinoreward.actor_learner.transport.sync import wait_until
+from vinoreward.actor_learner.transport.weight_store import WeightStore
 from vinoreward.errors import ConfigError, SharedMemoryError
 
 
@@ -84,7 +89,7 @@ def test_a_full_file_system_is_an_error_at_creation_and_leaves_nothing() -> None
 
 CREATE = """
 import os, sys
-from vinoreward.actor_learner.segments import Segment
+from vinoreward.actor_learner.transport.segments import Segment
 segment = Segment.create(4096)
 print(os.getpid(), segment.spec.name, flush=True)
 """
@@ -101,7 +106,7 @@ def test_a_creator_that_forgets_to_close_leaves_nothing_and_says_nothing() -> No
 
 def test_a_process_that_attaches_and_ends_does_not_remove_the_segment() -> None:
     attach = (
-        "import sys; from vinoreward.actor_learner.segments import *;"
+        "import sys; from vinoreward.actor_learner.transport.segments import *;"
         "s = Segment.attach(SegmentSpec(sys.argv[1], 64)); s.words(0, 1)[0] = 7"
     )
     with Segment.create(64) as segment:

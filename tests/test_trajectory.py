@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from shared_memory_children import SPEC
 
-from vinoreward.actor_learner.trajectory import ARRAYS, Trajectory, TrajectorySpec
+from vinoreward.actor_learner.transport.trajectory import ARRAYS, Trajectory, TrajectorySpec
 from vinoreward.errors import ConfigError, InputError
 
 

@@ -25,10 +25,10 @@ from shared_memory_children import (
     write_one_and_a_half,
 )
 
-from vinoreward.actor_learner.control_block import ControlBlock
-from vinoreward.actor_learner.ring_handles import Batch, WriteSlot
-from vinoreward.actor_learner.ring_slots import FREE, READING, READY, WRITING
-from vinoreward.actor_learner.trajectory_ring import TrajectoryRing
+from vinoreward.actor_learner.transport.control_block import ControlBlock
+from vinoreward.actor_learner.transport.ring_handles import Batch, WriteSlot
+from vinoreward.actor_learner.transport.ring_slots import FREE, READING, READY, WRITING
+from vinoreward.actor_learner.transport.trajectory_ring import TrajectoryRing
 from vinoreward.errors import ConfigError, InputError, SharedMemoryError
 
 

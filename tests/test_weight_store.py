@@ -21,9 +21,9 @@ from shared_memory_children import (
     segments_of,
 )
 
-from vinoreward.actor_learner.lease import Lease
-from vinoreward.actor_learner.segments import Segment
-from vinoreward.actor_learner.weight_store import WeightStore
+from vinoreward.actor_learner.transport.lease import Lease
+from vinoreward.actor_learner.transport.segments import Segment
+from vinoreward.actor_learner.transport.weight_store import WeightStore
 from vinoreward.errors import ConfigError, SharedMemoryError
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import mlp

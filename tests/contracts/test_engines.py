@@ -14,14 +14,14 @@ from engine_environments import Fragile, gone, notes
 from engine_runs import NUMBERED, PATIENCE, config, observations, random_policy, until
 from faulty_environments import Rescales
 
-from vinoreward.actor_learner.actor_learner import ActorLearner, ActorLearnerConfig
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError
-from vinoreward.actor_learner.engines.ray_cluster import ADDRESS, Cluster
+from vinoreward.actor_learner.engines.ray.cluster import ADDRESS, Cluster
 from vinoreward.actor_learner.engines.registry import make_engine
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
+from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.compile import Compile
 from vinoreward.compression.quantize import Quantize

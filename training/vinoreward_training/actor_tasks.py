@@ -19,8 +19,8 @@ from gymnasium.wrappers import (
     TimeLimit,
 )
 
-from vinoreward.actor_learner.environments import failures_told
-from vinoreward.actor_learner.spaces import action_cure
+from vinoreward.actor_learner.acting.environments import failures_told
+from vinoreward.actor_learner.acting.spaces import action_cure
 from vinoreward.errors import ConfigError
 from vinoreward_training.actor_task_table import TASKS, Task
 

@@ -19,9 +19,9 @@ from vinoreward_training.actors_plugs import chain_of, correctors_of, monitor_of
 from vinoreward_training.actors_settings import ActorsConfig
 
 if TYPE_CHECKING:
-    from vinoreward.actor_learner.actor_learner import ActorLearnerConfig
-    from vinoreward.actor_learner.environments import EnvironmentSpec
+    from vinoreward.actor_learner.acting.environments import EnvironmentSpec
     from vinoreward.actor_learner.learners.base import Learner
+    from vinoreward.actor_learner.trainer import ActorLearnerConfig
     from vinoreward.compression.chain import CompressorChain
     from vinoreward.monitoring import Monitor
 
@@ -72,10 +72,10 @@ def build(config: ActorsConfig) -> Parts:
         ConfigError: settings that cannot be, or do not go together.
         MissingExtraError: a package is missing.
     """
-    from vinoreward.actor_learner.actor_learner import ActorLearnerConfig
+    from vinoreward.actor_learner.acting.environments import EnvironmentSpec
     from vinoreward.actor_learner.engines.registry import ENGINES
-    from vinoreward.actor_learner.environments import EnvironmentSpec
     from vinoreward.actor_learner.executors.registry import ENGINES as EXECUTORS
+    from vinoreward.actor_learner.trainer import ActorLearnerConfig
 
     for name, known in (("engine", ENGINES), ("executor", EXECUTORS)):
         if getattr(config, name) not in known:
@@ -302,7 +302,7 @@ def evaluation_options(config: ActorsConfig) -> dict[str, Any]:
 
 def evaluation_environment(config: ActorsConfig) -> EnvironmentSpec:
     """Return what policies are evaluated in."""
-    from vinoreward.actor_learner.environments import EnvironmentSpec
+    from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 
     return EnvironmentSpec(FACTORY, {"name": config.task, **evaluation_options(config)})
 

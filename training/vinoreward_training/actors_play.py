@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from vinoreward.actor_learner.environments import failures_told
-from vinoreward.actor_learner.evaluation import executor_of
-from vinoreward.actor_learner.player import Player
-from vinoreward.actor_learner.spaces import check_spaces
+from vinoreward.actor_learner.acting.environments import failures_told
+from vinoreward.actor_learner.acting.evaluation import executor_of
+from vinoreward.actor_learner.acting.player import Player
+from vinoreward.actor_learner.acting.spaces import check_spaces
 from vinoreward.closing import Closing
 from vinoreward.errors import (
     ConfigError,

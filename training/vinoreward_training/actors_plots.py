@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vinoreward.actor_learner.profile import PARTS, Breakdown
+from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward.files import atomic_path
 
 Row = Mapping[str, Any]

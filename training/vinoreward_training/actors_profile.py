@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from vinoreward.actor_learner.profile import Breakdown
+from vinoreward.actor_learner.acting.profile import Breakdown
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward_training.actors_build import build
@@ -23,7 +23,7 @@ from vinoreward_training.report import Section, write_report
 from vinoreward_training.run_folder import RunFolder, plain
 
 if TYPE_CHECKING:
-    from vinoreward.actor_learner.actor_learner import ActorLearner, Progress
+    from vinoreward.actor_learner.trainer import ActorLearner, Progress
 
 
 ENOUGH = 1000

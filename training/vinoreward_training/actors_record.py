@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vinoreward.actor_learner.evaluation import Pair, Played
+from vinoreward.actor_learner.acting.evaluation import Pair, Played
 from vinoreward.closing import Closing
 from vinoreward.errors import RunFolderError
 from vinoreward.files import open_plain, write_text
 from vinoreward_training.evaluate_policy import rate_of
 
 if TYPE_CHECKING:
-    from vinoreward.actor_learner.actor_learner import Progress
-    from vinoreward.actor_learner.profile import Breakdown
+    from vinoreward.actor_learner.acting.profile import Breakdown
+    from vinoreward.actor_learner.trainer import Progress
     from vinoreward.monitoring import CompressionSetting
 
 METRICS = "metrics.jsonl"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vinoreward.actor_learner.acting.evaluation import Pair
+from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward.actor_learner.compressed_share import NEAR_ZERO
-from vinoreward.actor_learner.evaluation import Pair
-from vinoreward.actor_learner.profile import PARTS, Breakdown
 from vinoreward.errors import InputError
 from vinoreward.files import write_json
 from vinoreward.monitoring.returns import paired_gap

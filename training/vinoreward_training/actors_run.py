@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vinoreward.actor_learner.evaluation import Evaluator
+from vinoreward.actor_learner.acting.evaluation import Evaluator
 from vinoreward.errors import MissingExtraError, RunFolderError, install_command
 from vinoreward.files import write_bytes
 from vinoreward.policies.files import save_policy
@@ -24,7 +24,7 @@ from vinoreward_training.next_command import again
 from vinoreward_training.run_folder import CONFIG, RunFolder
 
 if TYPE_CHECKING:
-    from vinoreward.actor_learner.actor_learner import ActorLearner, Summary
+    from vinoreward.actor_learner.trainer import ActorLearner, Summary
 
 FINAL_SEED = 2_000_000
 """Of the last evaluation's episodes: far from those of training and of all other evaluations."""
@@ -116,7 +116,7 @@ def make(config: ActorsConfig, parts: Parts, folder: Path | None) -> ActorLearne
         parts: of it.
         folder: of its checkpoints; None for none.
     """
-    from vinoreward.actor_learner.actor_learner import ActorLearner
+    from vinoreward.actor_learner.trainer import ActorLearner
 
     return ActorLearner(
         parts.environment,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vinoreward.actor_learner.profile import PARTS
+from vinoreward.actor_learner.acting.profile import PARTS
 from vinoreward.files import write_json
 from vinoreward_training.actors_plots import draw_study
 from vinoreward_training.actors_record import Row, plain_numbers, read_rows

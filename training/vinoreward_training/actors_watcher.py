@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vinoreward.actor_learner.profile import PARTS, Breakdown
+from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward_training.actors_build import Parts
 from vinoreward_training.actors_record import Recorder
 from vinoreward_training.actors_settings import ActorsConfig
 
 if TYPE_CHECKING:
-    from vinoreward.actor_learner.actor_learner import ActorLearner, Progress, Summary
-    from vinoreward.actor_learner.evaluation import Evaluation
+    from vinoreward.actor_learner.acting.evaluation import Evaluation
+    from vinoreward.actor_learner.trainer import ActorLearner, Progress, Summary
 
 
 def difference(whole: Breakdown, first: Breakdown | None) -> Breakdown:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.environments import Environments, EnvironmentSpec
+from vinoreward.actor_learner.acting.environments import Environments, EnvironmentSpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.distill import Distill

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vinoreward.actor_learner.profile import Breakdown
+from vinoreward.actor_learner.acting.profile import Breakdown
 from vinoreward.errors import RunFolderError
 from vinoreward.files import write_json
 from vinoreward_training.actors_record import plain_numbers

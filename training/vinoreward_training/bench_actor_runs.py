@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vinoreward.actor_learner.actor_learner import Progress
-from vinoreward.actor_learner.evaluation import FIRST_SEED, Evaluator
-from vinoreward.actor_learner.profile import Breakdown
+from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator
+from vinoreward.actor_learner.acting.profile import Breakdown
+from vinoreward.actor_learner.trainer import Progress
 from vinoreward.errors import ConfigError
 from vinoreward_training.actors_build import build, evaluation_environment
 from vinoreward_training.actors_resolve import resolve

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vinoreward.actor_learner.environments import Environments, EnvironmentSpec
+from vinoreward.actor_learner.acting.environments import Environments, EnvironmentSpec
 from vinoreward.actor_learner.executors.registry import make_executor
 from vinoreward.errors import MissingExtraError
 from vinoreward.policies.distributions import Exploration, act

@@ -145,7 +145,7 @@ def ray_cluster() -> list[Finding]:
     if missing_of("ray"):
         return []
     from vinoreward.actor_learner.engines.base import EngineError
-    from vinoreward.actor_learner.engines.ray_cluster import found_address, import_ray
+    from vinoreward.actor_learner.engines.ray.cluster import found_address, import_ray
 
     try:
         version = import_ray().__version__

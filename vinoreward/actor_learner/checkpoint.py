@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vinoreward.actor_learner.trajectory import ARRAYS
+from vinoreward.actor_learner.transport.trajectory import ARRAYS
 from vinoreward.errors import ModelCorruptError
 from vinoreward.saved_state import save_state
 

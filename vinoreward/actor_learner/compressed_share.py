@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 
 WINDOW = 50
 """Updates that an alarm looks back on."""

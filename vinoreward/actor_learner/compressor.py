@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from vinoreward.actor_learner.compressor_state import STATE_FILE, chain_state, read_state
-from vinoreward.actor_learner.link import NONE, CompressorLink
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.trajectory import FULL_PRECISION
+from vinoreward.actor_learner.transport.link import NONE, CompressorLink
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import Compiler, CompressionContext
 from vinoreward.compression.quality import Run, check_policy

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from vinoreward.actor_learner.actor import ActorConfig
+from vinoreward.actor_learner.acting.actor import ActorConfig
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.compressor import CompressorConfig
+from vinoreward.actor_learner.config import ActorLearnerConfig
 from vinoreward.actor_learner.engines.base import EngineConfig
-from vinoreward.actor_learner.environments import EnvironmentSpec
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.settings import ActorLearnerConfig
-from vinoreward.actor_learner.trajectory import TrajectorySpec
+from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.errors import ConfigError
 
 

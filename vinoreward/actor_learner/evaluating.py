@@ -9,13 +9,13 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward.actor_learner.acting.evaluation import Evaluation, Pair, send_policy
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, Event
-from vinoreward.actor_learner.engines.children import Child
-from vinoreward.actor_learner.engines.local_processes import run_evaluator
-from vinoreward.actor_learner.environments import EnvironmentSpec
-from vinoreward.actor_learner.evaluation import Evaluation, Pair, send_policy
+from vinoreward.actor_learner.engines.local.children import Child
+from vinoreward.actor_learner.engines.local.processes import run_evaluator
 from vinoreward.actor_learner.kept import Kept, Pushed
-from vinoreward.actor_learner.link import NONE
+from vinoreward.actor_learner.transport.link import NONE
 from vinoreward.closing import Closing
 from vinoreward.policies.policy import Policy
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from vinoreward.actor_learner.acting.environments import Episode
+from vinoreward.actor_learner.acting.evaluation import Evaluation
+from vinoreward.actor_learner.acting.profile import Breakdown
 from vinoreward.actor_learner.engines.base import Event
-from vinoreward.actor_learner.environments import Episode
-from vinoreward.actor_learner.evaluation import Evaluation
-from vinoreward.actor_learner.profile import Breakdown
 from vinoreward.policies.policy import Policy
 
 

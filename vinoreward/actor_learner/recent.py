@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.trajectory import COMPRESSED, Trajectory
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 
 Array = npt.NDArray[Any]
 

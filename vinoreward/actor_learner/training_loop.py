@@ -10,23 +10,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vinoreward.actor_learner.acting.environments import Episode
+from vinoreward.actor_learner.acting.evaluation import Evaluation
+from vinoreward.actor_learner.acting.profile import COUNTERS, Breakdown
 from vinoreward.actor_learner.compressed_share import CompressedShare
+from vinoreward.actor_learner.config import ActorLearnerConfig
+from vinoreward.actor_learner.controller import Steering
 from vinoreward.actor_learner.engine_setup import staleness_limit
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, Event
-from vinoreward.actor_learner.environments import Episode
 from vinoreward.actor_learner.evaluating import EvaluationsBeside
-from vinoreward.actor_learner.evaluation import Evaluation
-from vinoreward.actor_learner.intake import Intake
 from vinoreward.actor_learner.kept import Pushed
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.profile import COUNTERS, Breakdown
 from vinoreward.actor_learner.progress import Progress, Summary
 from vinoreward.actor_learner.recent import RecentObservations, Totals, described
-from vinoreward.actor_learner.settings import ActorLearnerConfig
-from vinoreward.actor_learner.steering import Steering
-from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.actor_learner.sampler import Intake
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.errors import InputError, OutputError
 from vinoreward.monitoring.setting import FULL_BITS
 from vinoreward.policies.policy import Policy

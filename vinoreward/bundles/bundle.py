@@ -15,6 +15,7 @@ from vinoreward.backends.base import Backend, TensorSpec
 from vinoreward.backends.registry import load_backend
 from vinoreward.backends.spec import NetworkSpec, Preprocess
 from vinoreward.bundles.golden import Golden, check_parity, read_golden
+from vinoreward.bundles.importers.importer import FromOthers
 from vinoreward.bundles.locate import (
     SPEC_FILE,
     check_files,
@@ -24,7 +25,6 @@ from vinoreward.bundles.locate import (
     model_name,
     read_spec,
 )
-from vinoreward.bundles.others import FromOthers
 from vinoreward.bundles.picture import prepare
 from vinoreward.bundles.precision import INT8_BACKENDS, resolve
 from vinoreward.bundles.schema import BundleSpec

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.actor import COUNTERS, ActorConfig
-from vinoreward.actor_learner.actor_network import Refused
+from vinoreward.actor_learner.acting.actor import COUNTERS, ActorConfig
+from vinoreward.actor_learner.acting.environments import Episode
+from vinoreward.actor_learner.acting.network import Refused
 from vinoreward.actor_learner.compressor import CompressorConfig
-from vinoreward.actor_learner.environments import Episode
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.orders import Orders
-from vinoreward.actor_learner.trajectory import Trajectory, TrajectorySpec
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.closing import Closing
 from vinoreward.errors import VinorewardError
 from vinoreward.policies.policy import Policy

@@ -16,11 +16,11 @@ def make_engine(name: str, config: EngineConfig) -> Engine:
         MissingExtraError: what it needs is not installed.
     """
     if name == "local":
-        from vinoreward.actor_learner.engines.local import LocalEngine
+        from vinoreward.actor_learner.engines.local.engine import LocalEngine
 
         return LocalEngine(config)
     if name == "ray":
-        from vinoreward.actor_learner.engines.ray import RayEngine
+        from vinoreward.actor_learner.engines.ray.engine import RayEngine
 
         return RayEngine(config)
     raise ConfigError(f"there is no engine {name!r}. Expected one of {', '.join(ENGINES)}.")

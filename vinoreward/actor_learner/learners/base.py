@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vinoreward.actor_learner.learners.config import LearnerConfig
 from vinoreward.actor_learner.learners.precision import Speed
-from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.policies.distributions import Exploration
 from vinoreward.policies.policy import Floats, Policy

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.trajectory import Trajectory, TrajectorySpec
+from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.errors import InputError
 from vinoreward.policies.policy import Floats
 from vinoreward.policies.spec import PolicySpec

@@ -23,7 +23,7 @@ from vinoreward.actor_learner.learners.base import (
 )
 from vinoreward.actor_learner.learners.batch import Batch, concatenate
 from vinoreward.actor_learner.learners.config import LearnerConfig
-from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.correction import Correction, Corrector, OffPolicyBatch, VTrace
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Floats

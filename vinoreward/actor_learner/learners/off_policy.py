@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vinoreward.actor_learner.learners.base import Consumption, ModuleLearner
 from vinoreward.actor_learner.learners.config import LearnerConfig
 from vinoreward.actor_learner.learners.replay import Prioritised, Replay, Windows
-from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.correction import Correction, Corrector, NoCorrection, OffPolicyBatch
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Floats

@@ -18,7 +18,7 @@ import torch
 
 from vinoreward.actor_learner.learners.batch import check_trajectory
 from vinoreward.actor_learner.learners.sum_tree import Places, SumTree
-from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.policy import Floats
 from vinoreward.policies.spec import PolicySpec

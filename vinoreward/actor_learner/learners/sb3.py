@@ -38,7 +38,7 @@ from vinoreward.actor_learner.learners.sb3_state import (
     model_state,
     random_state,
 )
-from vinoreward.actor_learner.trajectory import Trajectory
+from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.policies.distributions import Exploration
 from vinoreward.policies.policy import Floats, Policy

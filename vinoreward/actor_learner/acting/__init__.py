@@ -1,0 +1,1 @@
+"""Actors: policies at work in environments, in training and after it."""

@@ -1,0 +1,313 @@
+"""The loop of one actor: pull weights, act, step, write; torch is never imported here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from vinoreward.actor_learner.acting.environments import Environments, EnvironmentSpec, Episode
+from vinoreward.actor_learner.acting.network import Acting, ActorNetwork, Refused
+from vinoreward.actor_learner.acting.profile import COUNTERS as PROFILE_COUNTERS
+from vinoreward.actor_learner.acting.profile import Stopwatch
+from vinoreward.actor_learner.executors.base import finite
+from vinoreward.actor_learner.transport.link import NONE, ActorLink, plain
+from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.sync import wait_until
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
+from vinoreward.errors import OutputError, VinorewardError
+from vinoreward.policies.distributions import Doubles, act
+from vinoreward.policies.spec import PolicySpec
+
+COUNTERS = ("steps", "trajectories", "pulls", "compressed_steps", *PROFILE_COUNTERS)
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """What an actor is told once: plain data.
+
+    Attributes:
+        environment: of which it steps several.
+        policy: the learner's network, without weights.
+        engine: executor of full-precision weights; compressed ones say theirs.
+        environments: B.
+        steps: T, of a trajectory.
+        actors: how many there are.
+        seed: of the run.
+        lag: None: use the newest weights there are, looking every ``pull_period`` steps. A number:
+            rollout r acts with exactly the weights of version ``max(0, r - lag)``, which makes a
+            run repeat to the bit on any machine.
+        compressed: whether there is a compressor.
+        max_staleness: compressed weights that are so many versions older than the learner's own are
+            not used while there are newer full-precision ones: a compressor that is late, or dead,
+            costs speed and nothing else.
+        max_lag: the learner's own weights are pulled whatever the period where those in use are
+            more versions old; None: only every ``pull_period`` steps.
+        rollouts_per_update: trajectories of this actor that one update takes; for ``lag``.
+        first_version: of the weights that this run starts with; above 0 when it was resumed.
+    """
+
+    environment: EnvironmentSpec
+    policy: PolicySpec
+    engine: str = "openvino"
+    environments: int = 1
+    steps: int = 20
+    actors: int = 1
+    seed: int = 0
+    lag: int | None = None
+    compressed: bool = False
+    max_staleness: int = 100
+    max_lag: int | None = None
+    rollouts_per_update: int = 1
+    first_version: int = 0
+
+
+class Actor:
+    """Acts until told to stop.
+
+    Compressed weights that cannot be loaded, or whose outputs or log probabilities are NaN or
+    infinite, do not end it: nothing was done with what they said, so that the learner's own act
+    instead, from that very step to the end of the block. It reports them as ``"refused"`` (see
+    :class:`~vinoreward.actor_learner.acting.network.Refused`) and does not load that version again.
+    With a fixed lag they are an error: the learner's own weights of the very version that has to
+    act need not be there any more, and any others would make a run that does not repeat.
+
+    Args:
+        config: what to do.
+        link: to the learner.
+        number: of this actor, from 0.
+        generation: how many times it was replaced.
+        rollouts: that those before it have handed over; with a fixed lag it goes on from there.
+    """
+
+    def __init__(
+        self,
+        config: ActorConfig,
+        link: ActorLink,
+        number: int,
+        generation: int = 0,
+        rollouts: int = 0,
+    ) -> None:
+        self._config = config
+        self._link = link
+        self._number = number
+        entropy = [config.seed, number, generation, config.first_version]
+        self._random = np.random.default_rng(entropy)
+        first = int(np.random.default_rng([*entropy, 1]).integers(2**31 - config.environments))
+        self._envs = Environments(config.environment, config.policy, config.environments, first)
+        self._networks = [
+            ActorNetwork(kind, config.engine, config.environments, config.steps)
+            for kind in (FULL_PRECISION, COMPRESSED)
+        ]
+        # Before the first sign of life, after which silence counts as hanging.
+        self._networks[FULL_PRECISION].prepare()
+        self._watch = Stopwatch()
+        self._rollouts = rollouts
+        self._steps = 0
+        self._block = 0
+        """Steps until the network is drawn anew."""
+        self._kind = FULL_PRECISION
+        self._orders = Orders()
+        self._exact_for = NONE
+        """The version that a fixed lag asked for last."""
+        self._episodes: list[Episode] = []
+        self._noise: Doubles | None = None
+        """(B, A) that was put on the actions of the step before."""
+
+    def run(self) -> None:
+        """Act until the learner says stop."""
+        try:
+            self._watch.start()
+            while not self._link.stopped:
+                if not self._rollout():
+                    break
+        finally:
+            self._envs.close()
+            for network in self._networks:
+                network.close()
+
+    def _rollout(self) -> bool:
+        """Fill one trajectory; return whether to go on."""
+        config, link, watch = self._config, self._link, self._watch
+        trajectory = link.begin()
+        watch.mark("wait")
+        if trajectory is None:
+            return False
+        compressed = 0
+        for step in range(config.steps):
+            if link.stopped:
+                return False
+            network = self._newest() if config.lag is None else self._exact()
+            acting = None if network is None else self._act(network)
+            if acting is None:
+                return False
+            self._step(trajectory, step, acting)
+            compressed += acting.network.kind == COMPRESSED
+        link.commit()
+        self._rollouts += 1
+        if self._episodes:
+            link.report("episodes", plain(self._episodes))
+            self._episodes = []
+        watch.mark("write")
+        size = config.environments
+        link.count(
+            {
+                "steps": config.steps * size,
+                "compressed_steps": compressed * size,
+                "trajectories": 1,
+                **watch.take(),
+            }
+        )
+        return True
+
+    def _act(self, network: ActorNetwork) -> Acting | None:
+        """Choose actions with a network, or the learner's own if it cannot; None: it is over."""
+        try:
+            return self._choose(network)
+        except OutputError as error:
+            if network.kind == FULL_PRECISION:
+                raise
+            self._refuse(network, network.version, error)
+        full = self._full()
+        return None if full is None else self._choose(full)
+
+    def _choose(self, network: ActorNetwork) -> Acting:
+        outputs = network.executor.infer(self._envs.observations)
+        exploration = self._orders.exploration(self._number, self._config.actors)
+        acted = act(self._config.policy, outputs, self._random, exploration, self._noise)
+        if network.kind == COMPRESSED and not finite(acted.log_mu):
+            raise OutputError(
+                f"actions chosen with the weights of version {network.version} have log "
+                "probabilities that are NaN or infinite. Expected finite numbers; compress less."
+            )
+        self._watch.mark("infer")
+        return Acting(network, outputs, acted)
+
+    def _refuse(self, network: ActorNetwork, version: int, error: VinorewardError) -> None:
+        """Act without these compressed weights for the rest of the block, and tell of it."""
+        refused = Refused.of(version, error)
+        if self._config.lag is not None:
+            raise OutputError(
+                f"the compressed weights of version {version} cannot act: {refused.why}. Expected "
+                "weights that can: with a fixed lag no others may act instead. Compress less, or "
+                "train without a fixed lag."
+            ) from error
+        network.refuse(version)
+        self._kind = FULL_PRECISION
+        self._link.report("refused", asdict(refused))
+
+    def _step(self, trajectory: Trajectory, step: int, acting: Acting) -> None:
+        watch, network, acted = self._watch, acting.network, acting.acted
+        seen = self._envs.observations
+        stepped = self._envs.step(acted.actions)
+        watch.mark("env")
+        trajectory.observations[step] = seen
+        trajectory.actions[step] = acted.actions
+        trajectory.rewards[step] = stepped.rewards
+        trajectory.terminated[step] = stepped.terminated
+        trajectory.truncated[step] = stepped.truncated
+        trajectory.next_observations[step] = stepped.next_observations
+        trajectory.log_mu[step] = acted.log_mu
+        trajectory.behaviour[step] = acting.outputs
+        trajectory.versions[step] = network.version
+        trajectory.network[step] = network.kind
+        self._noise, noise = acted.noise, self._orders.noise
+        if acted.noise is not None and noise is not None:
+            over = (stepped.terminated | stepped.truncated)[:, None]
+            self._noise = np.where(over, noise.begin(acted.noise.shape), acted.noise)
+        self._episodes += stepped.episodes
+        watch.mark("write")
+        self._steps += 1
+
+    def _newest(self) -> ActorNetwork | None:
+        """Return what acts next, with its weights pulled if it is time; None: training is over."""
+        self._orders = orders = self._link.orders()
+        if self._block == 0:
+            # A network for a whole block: alternating at each step would evict the small one.
+            self._kind = self._drawn(orders.enabled)
+            self._block = self._config.steps
+        self._block -= 1
+        if self._kind == COMPRESSED:
+            network = self._networks[COMPRESSED]
+            self._look(network)
+            if not self._stale(network):
+                return network
+        return self._full()
+
+    def _full(self) -> ActorNetwork | None:
+        """Return the learner's own, its weights pulled if it is time; None: training is over."""
+        network = self._networks[FULL_PRECISION]
+        self._look(network)
+        while network.policy is None:
+            # The very first weights.
+            if not self._pull(network, NONE, wait=True) and self._link.stopped:
+                return None
+        return network
+
+    def _drawn(self, enabled: bool) -> int:
+        """Return which network is to act."""
+        draw = self._random.random()
+        wanted = self._config.compressed and enabled and draw < self._orders.alpha
+        return COMPRESSED if wanted else FULL_PRECISION
+
+    def _look(self, network: ActorNetwork) -> None:
+        period = self._orders.pull_period
+        if self._stale(network):
+            # Nothing acts with these: what comes next is worth a look each trajectory.
+            period = min(period, self._config.steps)
+        due = network.due(self._steps, period)
+        if due or (network.kind == FULL_PRECISION and self._too_old(network)):
+            self._pull(network, network.have)
+
+    def _too_old(self, network: ActorNetwork) -> bool:
+        """Whether what is acted with these weights would be thrown away."""
+        most = self._config.max_lag
+        return most is not None and self._behind(network) > most
+
+    def _stale(self, network: ActorNetwork) -> bool:
+        return network.policy is None or self._behind(network) > self._config.max_staleness
+
+    def _behind(self, network: ActorNetwork) -> int:
+        return self._link.learner_version - network.have
+
+    def _exact(self) -> ActorNetwork | None:
+        """Return the network with the very version that this rollout has to act with."""
+        config, link = self._config, self._link
+        update = self._rollouts // config.rollouts_per_update
+        wanted = config.first_version + max(0, update - (config.lag or 0))
+        if wanted == self._exact_for:
+            return self._networks[self._kind]
+        # Orders come before the version that they hold for, and the next ones only after every
+        # actor has that version: those that are read here are the same in every run.
+        if not wait_until(lambda: link.learner_version >= wanted, stop=lambda: link.stopped):
+            return None
+        self._orders = link.orders()
+        self._kind = self._drawn(self._orders.enabled_at(wanted))
+        network = self._networks[self._kind]
+        # Newer than wanted only for the successor of an actor that died: its version may be gone.
+        while network.version < wanted:
+            if link.stopped:
+                return None
+            self._pull(network, network.version, wait=True)
+        self._exact_for = wanted
+        return network
+
+    def _pull(self, network: ActorNetwork, have: int, *, wait: bool = False) -> bool:
+        """Look for newer weights and use them; return whether there were any."""
+        watch = self._watch
+        weights = self._link.pull(network.kind, have, wait=wait)
+        watch.mark("wait" if wait else "pull")
+        if weights is None:
+            return False
+        try:
+            policy = weights.policy()
+            watch.mark("decode")
+            network.use(policy)
+        except VinorewardError as error:
+            if network.kind == FULL_PRECISION:
+                raise
+            self._refuse(network, weights.version, error)
+            return False
+        watch.mark("load")
+        self._link.count({"pulls": 1})
+        return True

@@ -1,0 +1,1 @@
+"""The engine of one machine: spawned processes and shared memory."""

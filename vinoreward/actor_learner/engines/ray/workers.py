@@ -1,0 +1,114 @@
+"""What Ray runs in a process of its own: the loop of an actor or of the compressor, in a thread.
+
+The process's event loop answers the learner meanwhile. torch is not imported by an actor's.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vinoreward.actor_learner.acting.actor import ActorConfig
+from vinoreward.actor_learner.engines.last_words import last_words
+from vinoreward.actor_learner.engines.ray.outbox import Message, Outbox
+from vinoreward.actor_learner.engines.ray.state import Identity
+from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
+
+
+class _Worker:
+    """A loop in a thread, and an outbox.
+
+    Args:
+        paths: where the learner's process finds modules. Those that this one lacks are looked at
+            last, so that an environment beside the user's script is found on a shared file system.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        sys.path.extend(path for path in paths if path not in sys.path)
+        self._outbox = Outbox()
+
+    def _start(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  (nothing is swallowed: told)
+                self._outbox.end(last_words(error))
+            else:
+                self._outbox.end("")
+
+        threading.Thread(target=run, name="vinoreward loop", daemon=True).start()
+
+    async def placed(self) -> None:
+        """Return as soon as there is a process to do so."""
+
+    async def next(self) -> Message:
+        """Return what the loop has next for the learner."""
+        return await self._outbox.next()
+
+    async def ended(self) -> str:
+        """Return the last words of the loop when it ends, empty if it ended by itself."""
+        return await self._outbox.ended()
+
+
+class ActorWorker(_Worker):
+    """One actor.
+
+    Args:
+        paths: see above.
+        identity: of this process.
+        config: what it does.
+        trajectory: sizes of what it sends.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        identity: Identity,
+        config: ActorConfig,
+        trajectory: TrajectorySpec,
+    ) -> None:
+        super().__init__(paths)
+
+        def work() -> None:
+            from vinoreward.actor_learner.acting.actor import Actor
+            from vinoreward.actor_learner.engines.ray.links import RayActorLink
+
+            link = RayActorLink(identity, self._outbox, trajectory)
+            me = identity
+            Actor(config, link, me.process, me.generation, me.rollouts).run()
+
+        self._start(work)
+
+
+class CompressorWorker(_Worker):
+    """The compressor.
+
+    Args:
+        paths: see above.
+        identity: of this process.
+        config: a reference to a CompressorConfig, in a list.
+        batch: of the actors' executors.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], identity: Identity, config: Sequence[Any], batch: int
+    ) -> None:
+        super().__init__(paths)
+
+        def work() -> None:
+            import ray
+
+            from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
+            from vinoreward.actor_learner.engines.ray.links import RayCompressorLink
+            from vinoreward.actor_learner.executors.registry import EngineOutputs, compile_blob
+
+            link = RayCompressorLink(identity, self._outbox)
+            told: CompressorConfig = ray.get(config[0])
+            with EngineOutputs(batch) as outputs:
+                compiler = functools.partial(compile_blob, batch=batch)
+                Compressor(told, link, compiler, outputs).run()
+
+        self._start(work)

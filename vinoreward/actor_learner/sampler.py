@@ -1,0 +1,149 @@
+"""What the learner is given: as many trajectories as it needs, none too old, at the agreed rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from vinoreward.actor_learner.config import ActorLearnerConfig
+from vinoreward.actor_learner.engines.base import Engine
+from vinoreward.actor_learner.learners.base import Learner
+from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.transport.trajectory import Trajectory
+
+TAKE_TIMEOUT = 0.2
+MOST_AT_ONCE = 64
+
+
+class Intake:
+    """Takes trajectories from an engine.
+
+    Args:
+        engine: where from.
+        learner: what for.
+        config: how old they may be.
+        limiter: of samples per insert, for a learner with a replay.
+        held: what was taken and not given to the learner yet; changed in place, as it belongs to
+            the training's state.
+
+    Attributes:
+        steps: environment steps in what was taken: the same for the same seed if the lag is fixed,
+            which what was acted is not.
+        dropped: trajectories that were too old.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        learner: Learner,
+        config: ActorLearnerConfig,
+        limiter: SamplesPerInsert | None,
+        held: list[Trajectory],
+    ) -> None:
+        self._engine = engine
+        self._learner = learner
+        self._config = config
+        self._limiter = limiter
+        self._held = held
+        self._at_once = max(1, learner.consumption.trajectories)
+        self._samples = 0
+        self.steps = 0
+        self.dropped = 0
+
+    def take(self, stack: ExitStack, version: int) -> list[Trajectory] | None:
+        """Return what the learner is to be given now, None if there is nothing to do yet.
+
+        Args:
+            stack: gives the trajectories back when it is closed.
+            version: the learner's.
+
+        Raises:
+            EngineError: no actor can be kept running.
+        """
+        if self._learner.consumption.trajectories > 0:
+            return self._fresh(stack, version)
+        return self._for_replay(stack)
+
+    def learned(self) -> None:
+        """Say that the learner has sampled once."""
+        count = self._learner.consumption.sampled
+        self._samples += count
+        self._engine.sampled(count)
+
+    def _fresh(self, stack: ExitStack, version: int) -> list[Trajectory] | None:
+        needed = self._learner.consumption.trajectories
+        exact = self._config.lag is not None
+        count = min(needed - len(self._held), self._at_once)
+        batch = self._engine.take(count, timeout=TAKE_TIMEOUT, evenly=exact)
+        if batch is None:
+            waiting = self._engine.waiting()
+            if waiting and not exact:
+                # The actors that are left may have less room than the learner needs at once.
+                self._at_once = min(waiting, self._at_once)
+            return None
+        trajectories = list(stack.enter_context(batch))
+        self._count(trajectories)
+        if not exact and not self._learner.consumption.any_age:
+            trajectories = self._young(stack, trajectories, version)
+        if len(self._held) + len(trajectories) < needed:
+            self._held += [one.copy() for one in trajectories]
+            return None
+        if self._engine.waiting() >= needed:
+            self._at_once = needed
+        return self._released() + trajectories
+
+    def _young(
+        self, stack: ExitStack, trajectories: list[Trajectory], version: int
+    ) -> list[Trajectory]:
+        """Return the trajectories without those that are too old, others in their place if there
+        are any. The learner waits for the rest, and its version does not grow meanwhile."""
+        while True:
+            young = [one for one in trajectories if not self._too_old(one, version)]
+            missing = len(trajectories) - len(young)
+            self.dropped += missing
+            if not missing or self._engine.waiting() < missing:
+                return young
+            batch = self._engine.take(missing, timeout=0.0)
+            if batch is None:
+                return young
+            more = list(stack.enter_context(batch))
+            self._count(more)
+            trajectories = young + more
+
+    def _too_old(self, trajectory: Trajectory, version: int) -> bool:
+        return version - int(trajectory.versions.min()) > self._config.max_lag
+
+    def _for_replay(self, stack: ExitStack) -> list[Trajectory] | None:
+        may = self._may_sample()
+        waiting = min(self._engine.waiting(), MOST_AT_ONCE)
+        # Without permission to learn there is nothing to do but wait for experience.
+        count = waiting if may else max(1, waiting)
+        trajectories: list[Trajectory] = []
+        if count:
+            batch = self._engine.take(count, timeout=0.0 if may else TAKE_TIMEOUT)
+            if batch is None and not may:
+                return None
+            if batch is not None:
+                trajectories = list(stack.enter_context(batch))
+                self._count(trajectories)
+        if not may and self._learner.ready:
+            # The learner inserts and learns in one: what may not be learned from yet waits, and
+            # comes before the next batch is drawn, as if it had been inserted.
+            self._held += [one.copy() for one in trajectories]
+            return None
+        return self._released() + trajectories
+
+    def _may_sample(self) -> bool:
+        if not self._learner.ready or self._limiter is None:
+            return False
+        count = self._learner.consumption.sampled
+        inserted = self._engine.counters(("steps",))["steps"]
+        return self._limiter.can_sample(inserted, self._samples, count)
+
+    def _released(self) -> list[Trajectory]:
+        held = self._held.copy()
+        self._held.clear()
+        return held
+
+    def _count(self, trajectories: Sequence[Trajectory]) -> None:
+        self.steps += sum(one.rewards.size for one in trajectories)

@@ -1,0 +1,308 @@
+"""Learn in full precision, act compressed: learner, engine and monitor of one training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec, failures_told
+from vinoreward.actor_learner.acting.profile import Breakdown
+from vinoreward.actor_learner.acting.spaces import check_spaces, observed
+from vinoreward.actor_learner.checkpoint import load_checkpoint, save_checkpoint
+from vinoreward.actor_learner.compressor import CompressorConfig
+from vinoreward.actor_learner.compressor_state import STATE_FILE, check_state
+from vinoreward.actor_learner.config import EVALUATE_EVERY, ActorLearnerConfig
+from vinoreward.actor_learner.controller import Steering
+from vinoreward.actor_learner.engine_setup import engine_config, limiter_for
+from vinoreward.actor_learner.engines.registry import make_engine
+from vinoreward.actor_learner.evaluating import EvaluationsBeside
+from vinoreward.actor_learner.learners.base import Learner
+from vinoreward.actor_learner.progress import Progress, Summary
+from vinoreward.actor_learner.recent import Array, RecentObservations, Totals
+from vinoreward.actor_learner.training_loop import Loop
+from vinoreward.actor_learner.transport.trajectory import Trajectory
+from vinoreward.compression.chain import CompressorChain
+from vinoreward.errors import ConfigError, ModelCorruptError
+from vinoreward.interrupts import interrupt_between
+from vinoreward.monitoring.monitor import Monitor
+from vinoreward.policies.policy import Policy
+
+__all__ = ["ActorLearner", "ActorLearnerConfig", "Progress", "Summary"]
+
+FIRST_OBSERVATIONS = 256
+
+
+class ActorLearner:
+    """Trains a learner on what compressed actors do.
+
+    Args:
+        environment: a Gymnasium id, or how to make one. Observations are a Box of the network's
+            shape: float32, other numbers that are rounded to it (float64), or uint8 pictures.
+        learner: what learns; its spec is what actors run.
+        config: how they work together.
+        compressor: the chain; None lets actors run the learner's own weights.
+        monitor: watches and turns the compression; None leaves it as it is, until an actor finds
+            that it cannot act with what came out.
+        evaluation: the environment that is evaluated in, where that is another (a game with all its
+            lives); None: the training's.
+        folder: where checkpoints go; None for nowhere.
+        resume: go on from the folder's checkpoint, if there is one.
+
+    Raises:
+        ConfigError: an environment that fails or that the network does not fit, or settings that
+            cannot be.
+        ModelCorruptError: a checkpoint, or the compressor's state, is damaged.
+    """
+
+    def __init__(
+        self,
+        environment: str | EnvironmentSpec,
+        learner: Learner,
+        config: ActorLearnerConfig | None = None,
+        *,
+        compressor: CompressorChain | None = None,
+        monitor: Monitor | None = None,
+        evaluation: EnvironmentSpec | None = None,
+        folder: Path | None = None,
+        resume: bool = False,
+    ) -> None:
+        self.config = config or ActorLearnerConfig()
+        self.learner = learner
+        self.monitor = monitor
+        self._environment = (
+            EnvironmentSpec(environment) if isinstance(environment, str) else environment
+        )
+        self._evaluation = evaluation or self._environment
+        if compressor is not None:
+            compressor.check()
+        self._chain = compressor
+        # Other processes have working directories of their own, and this one's may change.
+        folder = None if folder is None else folder.absolute()
+        self._folder = folder
+        self._steering = Steering(learner, self.config, compressor, monitor)
+        self._totals = Totals()
+        self._held: list[Trajectory] = []
+        self._running: Loop | None = None
+        first = self._first_observations()
+        self._recent = RecentObservations(first, self.config.observations, seed=self.config.seed)
+        # Whether the compressor's state in the folder is this training's.
+        self._goes_on = resume and folder is not None and self._load(folder)
+        if not self._goes_on:
+            self._steering.begin()
+        self._steering.resume()
+
+    # For whoever watches, from on_progress
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far, those before a resume included."""
+        return self._totals.steps
+
+    def policies(self, timeout: float = 0.0) -> tuple[Policy, Policy | None]:
+        """Return the weights pushed last, and the latest compressed ones; for ``on_progress``.
+
+        Args:
+            timeout: seconds to wait until both are of the same version, while compression is on.
+
+        Returns:
+            The learner's policy in full precision; what the compressor made last, whose ``version``
+            says of which push, or None if there is nothing yet or there is no compressor.
+
+        Raises:
+            ConfigError: training is not running.
+        """
+        return self._loop().policies(timeout)
+
+    def profile(self) -> tuple[Breakdown, float]:
+        """Return where the actors' time went so far, and the learner's seconds per step.
+
+        Raises:
+            ConfigError: training is not running.
+        """
+        return self._loop().profile()
+
+    def _loop(self) -> Loop:
+        if self._running is None:
+            raise ConfigError(
+                "a running training was asked for its policies or profile. Expected a call from "
+                "on_progress, while learn() runs."
+            )
+        return self._running
+
+    @property
+    def recent_returns(self) -> list[float]:
+        """Returns of the last 100 behaviour episodes, oldest first; scores where there are some."""
+        return list(self._totals.episodes.returns)
+
+    # Setting up
+
+    def _first_observations(self) -> Array:
+        """Act at random for a moment, so that the first weights can be compressed too."""
+        with failures_told(
+            f"the environment {self._environment} failed before training began",
+            "one that can be made, reset and stepped; mend it, or what it is made with",
+        ):
+            return self._acted_at_random()
+
+    def _acted_at_random(self) -> Array:
+        env = self._environment.make()
+        try:
+            check_spaces(env, self.learner.spec)
+            env.action_space.seed(self.config.seed)
+            rows = [env.reset(seed=self.config.seed)[0]]
+            while len(rows) < FIRST_OBSERVATIONS:
+                row, _, ended, cut, _ = env.step(env.action_space.sample())
+                rows.append(env.reset()[0] if ended or cut else row)
+            return observed(np.stack(rows), self.learner.spec)
+        finally:
+            env.close()
+
+    # Checkpoints
+
+    def _save(self) -> bool:
+        """Write a checkpoint if there is a folder for it; return whether there is."""
+        if self._folder is None:
+            return False
+        import torch
+
+        totals = self._totals
+        save_checkpoint(
+            self._folder,
+            {
+                "learner": self.learner.state(),
+                "monitor": None if self.monitor is None else self.monitor.state(),
+                "pull_period": self.config.pull_period,
+                "bits": self.config.bits,
+                "steps": totals.steps,
+                "version": totals.version,
+                "returns": list(totals.episodes.returns),
+                "episodes": totals.episodes.count,
+                "observations": torch.from_numpy(self._recent.rows),
+                "held": [
+                    {name: torch.from_numpy(array) for name, array in one.arrays().items()}
+                    for one in self._held
+                ],
+            },
+        )
+        return True
+
+    def _load(self, folder: Path) -> bool:
+        """Go on from a folder's checkpoint; return whether there is one."""
+        state = load_checkpoint(folder)
+        if state is None:
+            return False
+        if self._chain is not None and (folder / STATE_FILE).is_file():
+            # Here, where it can be said: the compressor would end, and training go on without.
+            check_state(folder / STATE_FILE, self._chain)
+        rows, shape = state["observations"].numpy(), self.learner.spec.observation_shape
+        if rows.shape[1:] != shape:
+            raise ModelCorruptError(
+                f"the checkpoint in {folder} has observations of {rows.shape[1:]}. Expected "
+                f"{shape}, which the network takes; restore it from a copy, or start anew in "
+                "another folder."
+            )
+        self.learner.load_state(state["learner"])
+        if self.monitor is not None and state["monitor"] is not None:
+            self.monitor.load_state(state["monitor"])
+            self._steering.changed({name: state.get(name) for name in ("pull_period", "bits")})
+        else:
+            # A monitor that was not there before has turned nothing yet.
+            self._steering.begin()
+        totals = self._totals
+        totals.steps, totals.version = int(state["steps"]), int(state["version"])
+        totals.episodes.returns.extend(float(value) for value in state["returns"])
+        totals.episodes.count = int(state["episodes"])
+        held = [
+            Trajectory(**{name: tensor.numpy() for name, tensor in one.items()})
+            for one in state.get("held", [])
+        ]
+        # Trajectories of other sizes cannot be learned from together with those to come.
+        size = (self.config.steps, self.config.environments)
+        held = [one for one in held if one.rewards.shape == size]
+        needed = self.learner.consumption.trajectories
+        if needed:
+            # An update waits for at least one more; with a fixed lag for as many of each actor.
+            most = 0 if self.config.lag is not None else needed - 1
+            held = held[len(held) - min(most, len(held)) :]
+        self._held = held
+        self._recent = RecentObservations(
+            rows, self.config.observations, seed=self.config.seed + totals.version
+        )
+        return True
+
+    # The loop
+
+    def _evaluate_every(self) -> int:
+        if self.config.evaluate_every is not None:
+            return self.config.evaluate_every
+        return EVALUATE_EVERY if self.monitor is not None and self.monitor.needs_returns else 0
+
+    def learn(
+        self, total_steps: int, on_progress: Callable[[Progress], bool | None] | None = None
+    ) -> Summary:
+        """Train until so many environment steps, those before a resume included.
+
+        Ctrl-C lets the update finish, saves a checkpoint and raises KeyboardInterrupt.
+
+        Args:
+            total_steps: of all environments together.
+            on_progress: called after every update; returning True ends the training.
+
+        Raises:
+            EngineError: no actor can be kept running, or Ray's head is lost; a checkpoint was
+                saved.
+            OutputError: training diverged; the last checkpoint is of before.
+            SharedMemoryError: there is not enough shared memory; nothing was started.
+            RunFolderError: a checkpoint cannot be written.
+        """
+        config, compressor = self.config, None
+        if self._chain is not None:
+            if self._folder is not None and not self._goes_on:
+                # Another training's, which a successor of the compressor must not take up.
+                (self._folder / STATE_FILE).unlink(missing_ok=True)
+            compressor = CompressorConfig(
+                self._chain,
+                config.compressed_executor,
+                seed=config.seed,
+                folder=self._folder,
+                resume=self._goes_on,
+                counted=config.lag is not None,
+            )
+        self._goes_on = True
+        limiter = limiter_for(self.learner, config)
+        told = engine_config(
+            self.learner, config, self._environment, compressor, limiter, self._totals.version
+        )
+        every = self._evaluate_every()
+        with (
+            make_engine(config.engine, told) as engine,
+            EvaluationsBeside(
+                self._evaluation,
+                config.executor,
+                config.evaluation_episodes,
+                config.heartbeat,
+                engine,
+                self._steering.kept,
+            ) as evaluating,
+            interrupt_between() as check,
+        ):
+            self._running = Loop(
+                engine,
+                self.learner,
+                config,
+                limiter=limiter,
+                steering=self._steering,
+                totals=self._totals,
+                recent=self._recent,
+                held=self._held,
+                save=self._save,
+                compressing=compressor is not None,
+                evaluating=evaluating if every else None,
+                evaluate_every=every,
+            )
+            try:
+                return self._running.run(total_steps, on_progress, check)
+            finally:
+                self._running = None

@@ -1,0 +1,1 @@
+"""How weights and experience travel: shared memory, and what is in it."""

@@ -1,0 +1,239 @@
+"""What an actor sends to the learner: a fixed number of steps of its environments.
+
+All arrays are time-major, (T, B, ...): T steps of the B environments of one actor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.actor_learner.transport.segments import aligned
+from vinoreward.errors import ConfigError, InputError
+from vinoreward.policies.spec import PolicySpec
+
+FULL_PRECISION = 0
+"""Value of ``network`` where the uncompressed network acted."""
+COMPRESSED = 1
+"""Value of ``network`` where the compressed network acted."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """T consecutive steps of B environments.
+
+    Attributes:
+        observations: (T, B, *observation), what the network saw.
+        actions: (T, B) int64, or (T, B, A) float32 in [-1, 1], as executed.
+        rewards: (T, B) float32.
+        terminated: (T, B) bool; the task ended here, nothing is worth anything after it.
+        truncated: (T, B) bool; the episode was cut here, the value goes on.
+        next_observations: (T, B, *observation), the true successor: at an episode's end its last
+            observation, never the one after the reset.
+        log_mu: (T, B) float32, log-probability of the executed action under the network that acted.
+        behaviour: (T, B, K) float32, head outputs of the network that acted.
+        versions: (T, B) int64, the learner's version that the acting policy was made of.
+        network: (T, B) uint8, 0 full precision, 1 compressed.
+        actor: number of the actor.
+        generation: how many times that actor had been replaced.
+    """
+
+    observations: Array
+    actions: Array
+    rewards: npt.NDArray[np.float32]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    next_observations: Array
+    log_mu: npt.NDArray[np.float32]
+    behaviour: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int64]
+    network: npt.NDArray[np.uint8]
+    actor: int = 0
+    generation: int = 0
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by name, in the order of the attributes; not copied."""
+        return {name: getattr(self, name) for name in ARRAYS}
+
+    def copy(self) -> Trajectory:
+        """Return a trajectory with arrays of its own."""
+        copies = {name: array.copy() for name, array in self.arrays().items()}
+        return Trajectory(**copies, actor=self.actor, generation=self.generation)
+
+
+ARRAYS = (
+    "observations",
+    "actions",
+    "rewards",
+    "terminated",
+    "truncated",
+    "next_observations",
+    "log_mu",
+    "behaviour",
+    "versions",
+    "network",
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """Where one array lies in a slot.
+
+    Attributes:
+        shape: with T and B.
+        dtype: name.
+        offset: bytes from the slot's start, a multiple of 64.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class TrajectorySpec:
+    """Sizes and dtypes of every trajectory of a run; plain data.
+
+    Attributes:
+        steps: T.
+        environments: B, environments of one actor.
+        observation_shape: of one environment.
+        observation_dtype: "float32" or "uint8".
+        action_shape: () for discrete actions, (A,) for continuous ones.
+        outputs: K, head outputs of the policy.
+
+    Raises:
+        ConfigError: a size that is not positive, another dtype or more action dimensions.
+    """
+
+    steps: int
+    environments: int
+    observation_shape: tuple[int, ...]
+    observation_dtype: str
+    action_shape: tuple[int, ...]
+    outputs: int
+
+    @classmethod
+    def of(cls, policy: PolicySpec, steps: int, environments: int) -> TrajectorySpec:
+        """Return the sizes of what a policy's network acts out: T steps of B environments.
+
+        Raises:
+            ConfigError: fewer than one of either.
+        """
+        return cls(
+            steps,
+            environments,
+            policy.observation_shape,
+            policy.observation_dtype,
+            () if policy.discrete else (policy.actions,),
+            policy.outputs,
+        )
+
+    def __post_init__(self) -> None:
+        sizes = (self.steps, self.environments, self.outputs)
+        if min(*sizes, *self.observation_shape, *self.action_shape) < 1:
+            raise ConfigError(
+                f"trajectories of {self.steps} steps, {self.environments} environments, "
+                f"observations {self.observation_shape}, actions {self.action_shape} and "
+                f"{self.outputs} outputs were asked for. Expected sizes of at least 1."
+            )
+        if self.observation_dtype not in ("float32", "uint8"):
+            raise ConfigError(
+                f"observations of {self.observation_dtype} were asked for. Expected float32 or "
+                "uint8; convert them in the environment."
+            )
+        if len(self.action_shape) > 1:
+            raise ConfigError(
+                f"actions of shape {self.action_shape} were asked for. Expected () for discrete "
+                "or (A,) for continuous actions; flatten them in the environment."
+            )
+
+    @property
+    def discrete(self) -> bool:
+        """Whether an action is one whole number."""
+        return self.action_shape == ()
+
+    @property
+    def transitions(self) -> int:
+        """T · B."""
+        return self.steps * self.environments
+
+    def fields(self) -> dict[str, Field]:
+        """Return the byte layout of a slot by array name."""
+        lead = (self.steps, self.environments)
+        observations = (lead + self.observation_shape, self.observation_dtype)
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "observations": observations,
+            "actions": (lead + self.action_shape, "int64" if self.discrete else "float32"),
+            "rewards": (lead, "float32"),
+            "terminated": (lead, "bool"),
+            "truncated": (lead, "bool"),
+            "next_observations": observations,
+            "log_mu": (lead, "float32"),
+            "behaviour": ((*lead, self.outputs), "float32"),
+            "versions": (lead, "int64"),
+            "network": (lead, "uint8"),
+        }
+        fields: dict[str, Field] = {}
+        end = 0
+        for name in ARRAYS:
+            fields[name] = Field(*shapes[name], offset=aligned(end))
+            end = fields[name].offset + fields[name].nbytes
+        return fields
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a slot, a multiple of 64."""
+        last = self.fields()[ARRAYS[-1]]
+        return aligned(last.offset + last.nbytes)
+
+    def empty(self, actor: int = 0, generation: int = 0) -> Trajectory:
+        """Return a trajectory of zeros in memory of its own."""
+        arrays = {name: np.zeros(at.shape, at.dtype) for name, at in self.fields().items()}
+        return Trajectory(**arrays, actor=actor, generation=generation)
+
+    def check(self, trajectory: Trajectory) -> None:
+        """Refuse a trajectory that a learner must not see.
+
+        Raises:
+            InputError: a shape or dtype that is not the spec's; NaN or infinity; an action, version
+                or network outside its range.
+        """
+        arrays = trajectory.arrays()
+        for name, at in self.fields().items():
+            found = arrays[name]
+            if found.shape != at.shape or found.dtype != np.dtype(at.dtype):
+                raise InputError(
+                    f"{name} of a trajectory is {found.dtype} {found.shape}. Expected {at.dtype} "
+                    f"{at.shape}."
+                )
+            if found.dtype.kind == "f" and not np.isfinite(found).all():
+                raise InputError(
+                    f"{name} of a trajectory of actor {trajectory.actor} holds NaN or infinity. "
+                    "Expected finite numbers; the weights, the environment or its reward are at "
+                    "fault."
+                )
+        high = self.outputs - 1 if self.discrete else 1.0
+        self._check_range("actions", arrays, 0 if self.discrete else -1.0, high)
+        self._check_range("network", arrays, FULL_PRECISION, COMPRESSED)
+        self._check_range("versions", arrays, 0, math.inf)
+
+    @staticmethod
+    def _check_range(name: str, arrays: Mapping[str, Array], low: float, high: float) -> None:
+        least, most = arrays[name].min(), arrays[name].max()
+        if least < low or most > high:
+            raise InputError(
+                f"{name} of a trajectory range from {least} to {most}. Expected {low} to {high}."
+            )

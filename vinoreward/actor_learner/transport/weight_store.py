@@ -1,0 +1,241 @@
+"""Versioned weights in shared memory: one process publishes, others lease, nobody waits.
+
+``readers + 2`` slots of fixed size. The writer fills a slot that is neither the latest nor leased
+and then stores one word that names it: version and slot together. There is always such a slot, so
+it never waits. A reader reads that word, writes it into its own lease word and reads it again: if
+it is still the same, the writer's next look at the leases happens after the lease was written, so
+the slot stays as it is until the lease is given back. Nothing is copied and nothing can tear.
+
+A plain double buffer with a version check is not enough for this: it tells a reader that its data
+changed, after the fact, and a reader that holds pointers into the slot has no such moment.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from vinoreward.actor_learner.transport.lease import (
+    CHECKSUM,
+    HEADER,
+    LATEST,
+    MAX_READERS,
+    NO_CHECKSUM,
+    NO_VERSION,
+    PAYLOAD,
+    PUBLISHED,
+    SOURCE,
+    VERSION,
+    Array,
+    Lease,
+    WeightStoreSpec,
+    slot_of,
+    version_of,
+    word_of,
+)
+from vinoreward.actor_learner.transport.segments import (
+    LINE_WORDS,
+    InSegment,
+    Segment,
+    SegmentSpec,
+    aligned,
+)
+from vinoreward.actor_learner.transport.sync import fence, wait_until
+from vinoreward.errors import ConfigError
+
+_HEADER_SLACK = 4096  # bytes; later headers hold longer numbers
+
+
+class WeightStore(InSegment):
+    """The latest weights, for one writing process and a fixed number of reading ones.
+
+    ``create`` it in the parent and ``attach`` it in spawned children, either as reader ``i`` or,
+    without a reader's number, as the one that publishes.
+    """
+
+    def __init__(self, segment: Segment, spec: WeightStoreSpec, reader: int | None = None) -> None:
+        if reader is not None and not 0 <= reader < spec.readers:
+            raise ConfigError(f"reader {reader} was asked for. Expected 0 to {spec.readers - 1}.")
+        super().__init__(segment)
+        self.spec = spec
+        self._reader = reader
+        self._words = segment.words(0, spec.control_bytes // 8)
+        self._slots = [
+            segment.array(spec.control_bytes + slot * spec.capacity, (spec.capacity,), np.uint8)
+            for slot in range(spec.slots)
+        ]
+        self._lease: Lease | None = None
+
+    @classmethod
+    def create(cls, readers: int, capacity: int) -> WeightStore:
+        """Reserve the memory, (readers + 2) · capacity bytes.
+
+        Args:
+            readers: processes that will lease.
+            capacity: bytes of the largest publication; see :meth:`capacity_for`.
+
+        Raises:
+            ConfigError: no reader, or too many (254).
+            SharedMemoryError: not enough shared memory.
+        """
+        if not 1 <= readers <= MAX_READERS or capacity < 1:
+            raise ConfigError(
+                f"a weight store for {readers} readers of {capacity} bytes was asked for. Expected "
+                f"1 to {MAX_READERS} readers and a positive capacity."
+            )
+        capacity = aligned(capacity)
+        shape = WeightStoreSpec(SegmentSpec("", 0), readers, capacity)
+        segment = Segment.create(shape.control_bytes + shape.slots * capacity)
+        return cls(segment, WeightStoreSpec(segment.spec, readers, capacity))
+
+    @classmethod
+    def attach(cls, spec: WeightStoreSpec, reader: int | None = None) -> WeightStore:
+        """Open a store that another process created.
+
+        Raises:
+            SharedMemoryError: it is gone.
+        """
+        return cls(Segment.attach(spec.segment), spec, reader)
+
+    @staticmethod
+    def capacity_for(header: bytes, arrays: Sequence[Array]) -> int:
+        """Return the bytes that such weights need, with room for a somewhat longer header."""
+        payload = sum(aligned(array.nbytes) for array in arrays)
+        return aligned(len(header) + _HEADER_SLACK) + payload
+
+    @property
+    def latest_version(self) -> int:
+        """The newest version published, -1 if none. Costs one load."""
+        return version_of(self._words[LATEST])
+
+    def publish(
+        self,
+        header: bytes,
+        arrays: Sequence[Array],
+        *,
+        version: int,
+        source: int | None = None,
+        checksum: bool = False,
+    ) -> None:
+        """Make weights the latest; never waits. One process only.
+
+        Args:
+            header: says what the arrays are.
+            arrays: any numeric dtype and strides; the first lies at the start of the payload, each
+                next one at the next multiple of 64 bytes.
+            version: above every version published before.
+            source: the learner's version they were made of; ``version`` by default.
+            checksum: store a CRC-32 for :meth:`Lease.intact` (1 ms for 4 MB).
+
+        Raises:
+            ConfigError: more bytes than a slot holds, or a version that is not newer.
+        """
+        latest = self._words[LATEST]
+        if version <= version_of(latest) or version < 0:
+            raise ConfigError(
+                f"version {version} was to be published after {version_of(latest)}. Expected a "
+                "higher one; a learner that resumes must count on from latest_version."
+            )
+        start = aligned(len(header))
+        offsets, end = [], 0
+        for array in arrays:
+            if array.dtype.hasobject:
+                raise ConfigError(f"an array of {array.dtype} cannot be published, only numbers.")
+            offsets.append(aligned(end))
+            end = offsets[-1] + array.nbytes
+        if start + end > self.spec.capacity:
+            raise ConfigError(
+                f"weights of {start + end} bytes were to be published. Expected at most "
+                f"{self.spec.capacity}; make the store with a larger capacity."
+            )
+        slot = self._free_slot(latest)
+        line = self._line(slot)
+        # 0 first: a writer killed from here on leaves a slot that its successor fills before others
+        self._words[line + VERSION] = 0
+        data = self._slots[slot]
+        data.data[: len(header)] = header
+        payload = data[start : start + end]
+        for offset, array in zip(offsets, arrays, strict=True):
+            part = payload[offset : offset + array.nbytes]
+            part.view(array.dtype).reshape(array.shape)[...] = array
+        self._words[line + SOURCE] = version if source is None else source
+        self._words[line + HEADER] = len(header)
+        self._words[line + PAYLOAD] = end
+        self._words[line + CHECKSUM] = zlib.crc32(payload.data) if checksum else NO_CHECKSUM
+        self._words[line + PUBLISHED] = time.monotonic_ns()
+        self._words[line + VERSION] = version + 1
+        fence()  # what a reader finds through the next word is complete
+        self._words[LATEST] = word_of(version, slot)
+        fence()  # and the next publication looks at leases after readers could see this one
+
+    def _line(self, slot: int) -> int:
+        return LINE_WORDS * (1 + self.spec.readers + slot)
+
+    def _lease_place(self, reader: int) -> int:
+        return LINE_WORDS * (1 + reader)
+
+    def _free_slot(self, latest: int) -> int:
+        words = (self._words[self._lease_place(reader)] for reader in range(self.spec.readers))
+        taken = {slot_of(word) for word in (latest, *words) if word}
+        free = [slot for slot in range(self.spec.slots) if slot not in taken]
+        return min(free, key=lambda slot: self._words[self._line(slot) + VERSION])
+
+    def pull_if_newer(self, have: int = NO_VERSION) -> Lease | None:
+        """Lease the latest weights if their version is above ``have``; about 0.1 µs if it is not.
+
+        A reader has one lease: a successful pull ends the one before, whose views must not be used
+        any more. A pull that returns None leaves it alone.
+
+        Raises:
+            ConfigError: this store was attached without a reader's number.
+        """
+        if self._reader is None:
+            raise ConfigError(
+                "a store without a reader's number cannot lease. Expected WeightStore.attach(spec, "
+                "reader=i)."
+            )
+        words = self._words
+        word = words[LATEST]
+        if word == 0 or version_of(word) <= have:
+            return None
+        place = self._lease_place(self._reader)
+        if self._lease is not None:
+            self._lease.invalidate()
+        while True:
+            words[place] = word
+            fence()  # the lease is seen before the latest is looked at again
+            again = words[LATEST]
+            if again == word:
+                break
+            word = again
+        line = self._line(slot_of(word))
+        self._lease = Lease(
+            self, words[line : line + LINE_WORDS].tolist(), self._slots[slot_of(word)]
+        )
+        return self._lease
+
+    def wait_newer(
+        self, have: int, timeout: float | None = None, stop: Callable[[], bool] | None = None
+    ) -> Lease | None:
+        """Wait for a version above ``have`` and lease it; None after ``timeout`` s or a stop."""
+        if wait_until(lambda: self.latest_version > max(have, NO_VERSION), timeout, stop):
+            return self.pull_if_newer(have)
+        return None
+
+    def end(self, lease: Lease) -> None:
+        """Give a lease back; :meth:`Lease.close` calls this."""
+        if self._lease is lease and self._reader is not None:
+            fence()  # the last use of the weights is over before others may see the slot free
+            self._words[self._lease_place(self._reader)] = 0
+            self._lease = None
+
+    def leased(self, reader: int) -> int:
+        """Return the version that a reader leases, -1 if none."""
+        return version_of(self._words[self._lease_place(reader)])
+
+    def reclaim(self, reader: int) -> None:
+        """Free what a reader leased whose process is dead. Joined, not merely silent."""
+        self._words[self._lease_place(reader)] = 0

@@ -1,0 +1,1 @@
+"""Bundles made from other people's models."""

@@ -1,0 +1,1 @@
+"""The wrappers for Stable-Baselines3's vector environments."""

@@ -1,0 +1,1 @@
+"""The wrappers for Gymnasium's vector environments."""
