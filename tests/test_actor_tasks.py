@@ -13,9 +13,9 @@ from gymnasium.wrappers import FlattenObservation, FrameStackObservation, Graysc
 from task_runs import CONTROL, play, run_python, same
 
 from vinoreward.errors import ConfigError, MissingExtraError
-from vinoreward_training.actor_networks import network
-from vinoreward_training.actor_task_table import ACCERL, ACTORQ, HOVER, TASKS, Task
-from vinoreward_training.actor_tasks import find_task, make_task
+from vinoreward_training.tasks.lookup import find_task, make_task
+from vinoreward_training.tasks.networks import network
+from vinoreward_training.tasks.table import ACCERL, ACTORQ, HOVER, TASKS, Task
 
 # dm_control 1.0.50 does what NumPy 2.5 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array")
@@ -352,8 +352,8 @@ def test_tasks_and_networks_need_no_torch() -> None:
     pytest.importorskip("ale_py")
     run_python(
         "import os, sys\n"
-        "from vinoreward_training.actor_networks import network\n"
-        "from vinoreward_training.actor_tasks import make_task\n"
+        "from vinoreward_training.tasks.networks import network\n"
+        "from vinoreward_training.tasks.lookup import make_task\n"
         "for name in ('cartpole-balance', 'CartPole-v0', 'pong', 'PandaHoverRandom-v0'):\n"
         "    env = make_task(name, seed=0)\n"
         "    env.reset(), env.step(env.action_space.sample()), network(name)\n"

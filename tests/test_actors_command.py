@@ -11,8 +11,8 @@ import yaml
 from actor_runs import FEW, SMALL, rows_of, trained
 
 from vinoreward.policies.files import load_policy
-from vinoreward_training.actor_networks import network
 from vinoreward_training.cli import main
+from vinoreward_training.tasks.networks import network
 
 # The command
 

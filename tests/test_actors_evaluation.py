@@ -28,10 +28,10 @@ from vinoreward.monitoring import (
 from vinoreward.policies.files import load_policy, save_policy
 from vinoreward.policies.policy import Policy, quantize_array, random_policy
 from vinoreward.policies.spec import mlp
-from vinoreward_training.actor_networks import network
-from vinoreward_training.actors_record import METRICS, Recorder, read_rows
-from vinoreward_training.actors_report import gap_words
-from vinoreward_training.actors_watcher import difference
+from vinoreward_training.actors.record import METRICS, Recorder, read_rows
+from vinoreward_training.actors.report import gap_words
+from vinoreward_training.actors.watcher import difference
+from vinoreward_training.tasks.networks import network
 
 # Files
 

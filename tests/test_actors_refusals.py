@@ -24,15 +24,15 @@ from vinoreward.actor_learner.transport.trajectory import ARRAYS
 from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError, install_command
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
-from vinoreward_training.actor_networks import network
-from vinoreward_training.actors_build import build
-from vinoreward_training.actors_plugs import chain_of, correctors_of, monitor_of
-from vinoreward_training.actors_record import METRICS, read_rows
-from vinoreward_training.actors_resolve import recorded, resolve
-from vinoreward_training.actors_run import finished, read_summary
-from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.actors.build import build
+from vinoreward_training.actors.plugs import chain_of, correctors_of, monitor_of
+from vinoreward_training.actors.record import METRICS, read_rows
+from vinoreward_training.actors.resolve import recorded, resolve
+from vinoreward_training.actors.run import finished, read_summary
 from vinoreward_training.cli import main
-from vinoreward_training.run_folder import plain
+from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.runs.run_folder import plain
+from vinoreward_training.tasks.networks import network
 
 
 def student(name: str) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from vinoreward.errors import ConfigError
-from vinoreward_training.actor_networks import network
-from vinoreward_training.actors_build import SB3, build, evaluation_options, settings_of
-from vinoreward_training.actors_plugs import chain_of, monitor_of
-from vinoreward_training.actors_resolve import command, presets, resolve
-from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.actors.build import SB3, build, evaluation_options, settings_of
+from vinoreward_training.actors.plugs import chain_of, monitor_of
+from vinoreward_training.actors.resolve import command, presets, resolve
+from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.tasks.networks import network
 
 
 def test_every_preset_is_settled_and_fits_its_task() -> None:

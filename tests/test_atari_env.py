@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from task_runs import play, same
 
 from vinoreward.errors import ConfigError
-from vinoreward_training.actor_tasks import make_task
-from vinoreward_training.atari_env import AreaResize, AtariEnv
+from vinoreward_training.tasks.atari import AreaResize, AtariEnv
+from vinoreward_training.tasks.lookup import make_task
 
 
 @pytest.fixture

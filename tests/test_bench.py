@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError, RunFolderError
-from vinoreward_training import bench
-from vinoreward_training.bench_env import run_script
-from vinoreward_training.bench_settings import BenchConfig
-from vinoreward_training.bench_statistics import (
+from vinoreward_training.bench import command as bench
+from vinoreward_training.bench.env import run_script
+from vinoreward_training.bench.statistics import (
     Row,
     Timing,
     figure,
@@ -24,7 +23,7 @@ from vinoreward_training.bench_statistics import (
     quartiles,
     speed_row,
 )
-from vinoreward_training.bench_train import (
+from vinoreward_training.bench.train import (
     TUNED_ON,
     Training,
     seeds_note,
@@ -32,9 +31,10 @@ from vinoreward_training.bench_train import (
     train_to_solved,
     training_seeds,
 )
-from vinoreward_training.bench_wall import compared
-from vinoreward_training.train import TrainConfig
-from vinoreward_training.train_settings import resolve
+from vinoreward_training.bench.wall import compared
+from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.runs.settings import resolve
 
 times = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30)
 
@@ -173,14 +173,15 @@ def test_every_row_has_a_function() -> None:
     import importlib
 
     for module, function in bench.ROWS.values():
-        assert callable(getattr(importlib.import_module(f"vinoreward_training.{module}"), function))
+        found = importlib.import_module(f"vinoreward_training.bench.{module}")
+        assert callable(getattr(found, function))
 
 
 @pytest.mark.slow
 def test_the_reward_path_and_the_backends_are_measured_on_the_shipped_bundle(
     tmp_path: Path,
 ) -> None:
-    from vinoreward_training.bench_network import backends_rows
+    from vinoreward_training.bench.network import backends_rows
 
     rows = backends_rows(BenchConfig(out=tmp_path, rounds=3))
     assert {row.name for row in rows} == {"backends"}
@@ -190,7 +191,7 @@ def test_the_reward_path_and_the_backends_are_measured_on_the_shipped_bundle(
 
 @pytest.mark.slow
 def test_memory_is_measured_in_a_process_without_torch(tmp_path: Path) -> None:
-    from vinoreward_training.bench_env import memory_rows
+    from vinoreward_training.bench.env import memory_rows
 
     resident, growth = memory_rows(BenchConfig(out=tmp_path, memory_steps=200))
     assert resident.details["imported"] == {

@@ -9,7 +9,7 @@ from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.reference import forward
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
-from vinoreward_training.bench_actor_step import (
+from vinoreward_training.bench.actor_step import (
     PRECISIONS,
     Arm,
     eager,

@@ -13,16 +13,17 @@ from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward.policies.wire import encode
-from vinoreward_training import bench_actor_bits, bench_actor_curves, bench_actor_training
-from vinoreward_training.actors_resolve import presets
-from vinoreward_training.bench import ROWS
-from vinoreward_training.bench_actor_bits import verdict
-from vinoreward_training.bench_actor_bits_plot import Variant, draw
-from vinoreward_training.bench_actor_curves import Curve
-from vinoreward_training.bench_actor_curves import draw as draw_curves
-from vinoreward_training.bench_actor_curves import row as curve_row
-from vinoreward_training.bench_actor_kept import kept
-from vinoreward_training.bench_actor_runs import (
+from vinoreward_training.actors.resolve import presets
+from vinoreward_training.bench import actor_bits as bench_actor_bits
+from vinoreward_training.bench import actor_curves as bench_actor_curves
+from vinoreward_training.bench import actor_training as bench_actor_training
+from vinoreward_training.bench.actor_bits import verdict
+from vinoreward_training.bench.actor_bits_plot import Variant, draw
+from vinoreward_training.bench.actor_curves import Curve
+from vinoreward_training.bench.actor_curves import draw as draw_curves
+from vinoreward_training.bench.actor_curves import row as curve_row
+from vinoreward_training.bench.actor_kept import kept
+from vinoreward_training.bench.actor_runs import (
     COMPILED,
     EAGER,
     INT8,
@@ -33,10 +34,11 @@ from vinoreward_training.bench_actor_runs import (
     preset,
     train,
 )
-from vinoreward_training.bench_actor_training import time_row
-from vinoreward_training.bench_actors import actor_refresh_rows, task_arms, wire_rows
-from vinoreward_training.bench_settings import BenchConfig
+from vinoreward_training.bench.actor_training import time_row
+from vinoreward_training.bench.actors import actor_refresh_rows, task_arms, wire_rows
+from vinoreward_training.bench.command import ROWS, check
 from vinoreward_training.cli import main
+from vinoreward_training.configs.bench import BenchConfig
 
 QUIET = Breakdown(dict.fromkeys(PARTS, 1e-4), dict.fromkeys(PARTS, 1e-4), 100)
 
@@ -56,7 +58,8 @@ def test_every_row_has_a_function() -> None:
     import importlib
 
     for module, function in ROWS.values():
-        assert callable(getattr(importlib.import_module(f"vinoreward_training.{module}"), function))
+        found = importlib.import_module(f"vinoreward_training.bench.{module}")
+        assert callable(getattr(found, function))
 
 
 def test_a_ratio_is_the_median_of_pairs_of_one_seed() -> None:
@@ -298,7 +301,7 @@ def test_numbers_that_measure_nothing_are_refused(
     assert main(arguments) == 1
     assert f"found {option} 0. Expected" in capsys.readouterr().err
     assert not (tmp_path / "bench").exists()
-    BenchConfig(seed=0, first_seed=0, cnn_steps=0).check()
+    check(BenchConfig(seed=0, first_seed=0, cnn_steps=0))
 
 
 @pytest.mark.slow

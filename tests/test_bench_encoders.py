@@ -18,7 +18,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
 from vinoreward.encoders.vae import build_encoder
-from vinoreward_training.bench_encoders import (
+from vinoreward_training.bench.encoders import (
     ENVIRONMENT,
     Clock,
     EagerEncoding,
@@ -28,19 +28,19 @@ from vinoreward_training.bench_encoders import (
     step_rows,
     step_times,
 )
-from vinoreward_training.bench_env import Stepper
-from vinoreward_training.bench_joint import DrawsAnew, graph_row, render_row
-from vinoreward_training.bench_pixels import (
+from vinoreward_training.bench.env import Stepper
+from vinoreward_training.bench.joint import DrawsAnew, graph_row, render_row
+from vinoreward_training.bench.pixels import (
     cnn_row,
     each,
     latent_rows,
     overhead_pixels_rows,
     solve_pixels_rows,
 )
-from vinoreward_training.bench_probe import captured_frames, probe_errors, probe_rows
-from vinoreward_training.bench_settings import BenchConfig
-from vinoreward_training.bench_train import Training
-from vinoreward_training.capture_hover import HoverFrame
+from vinoreward_training.bench.probe import captured_frames, probe_errors, probe_rows
+from vinoreward_training.bench.train import Training
+from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.data.capture_hover import HoverFrame
 
 HEIGHT, WIDTH, SIZE = 32, 40, 5
 MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.6, 0.7)
@@ -103,7 +103,7 @@ def test_the_probe_finds_what_the_latent_holds_and_leaves_absent_objects_out() -
 
 
 def test_scenes_to_fit_on_are_not_those_to_judge_on() -> None:
-    from vinoreward_training.fresh_scenes import fresh_frames
+    from vinoreward_training.classifier.fresh_scenes import fresh_frames
 
     fitted = {frame.gripper for frame in captured_frames(8, 3, None)}
     assert fitted.isdisjoint({frame.gripper for frame in fresh_frames(8, 3)})
@@ -165,7 +165,7 @@ def test_the_worst_seed_decides() -> None:
 def test_steps_and_probe_are_measured_on_any_encoder_of_ours(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vinoreward_training.bench_probe.PROBE_FRAMES", 40)
+    monkeypatch.setattr("vinoreward_training.bench.probe.PROBE_FRAMES", 40)
     config = BenchConfig(out=tmp_path, encoder=str(bundle.path), rounds=2, scenes=16)
     encoding, whole = step_rows(config, bundle)
     assert encoding.value is not None and encoding.value > 0
@@ -216,7 +216,7 @@ def test_trainings_through_the_encoder_are_measured(bundle: Bundle, tmp_path: Pa
 def test_without_an_encoder_the_row_of_all_still_measures_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vinoreward_training.bench_encoders.SIZES", ())
+    monkeypatch.setattr("vinoreward_training.bench.encoders.SIZES", ())
     rows = encoders_rows(BenchConfig(out=tmp_path, encoder="no-such-encoder"))
     assert [row.met for row in rows] == [False, False]
     assert rows[-1].target == "<= 5 mm"

@@ -26,19 +26,19 @@ from vinoreward.errors import ConfigError, DatasetError, RunFolderError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_envs.panda_hover import PandaHoverEnv
-from vinoreward_training import capture
-from vinoreward_training.capture import CaptureConfig
-from vinoreward_training.capture_hover import (
+from vinoreward_training.cli import main
+from vinoreward_training.configs.capture import CaptureConfig
+from vinoreward_training.data import capture
+from vinoreward_training.data.capture_hover import (
     CATEGORIES,
     NEAR_MISS_DISTANCE,
     category_of,
     draw,
 )
-from vinoreward_training.capture_play import Balance, choose
-from vinoreward_training.cli import main
-from vinoreward_training.dataset import load_dataset
-from vinoreward_training.dataset_files import read_about
-from vinoreward_training.environments import has_own_reward
+from vinoreward_training.data.capture_play import Balance, choose
+from vinoreward_training.data.dataset import load_dataset
+from vinoreward_training.data.dataset_files import read_about
+from vinoreward_training.tasks.environments import has_own_reward
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -552,8 +552,8 @@ def test_the_articles_pictures_are_drawn_large_and_resized_as_its_environment_do
 ) -> None:
     from vinoreward_envs.camera.pictures import resized
     from vinoreward_envs.scene.hover import HoverScene
-    from vinoreward_training.capture import article_camera
-    from vinoreward_training.capture_hover import hover_frame
+    from vinoreward_training.data.capture import article_camera
+    from vinoreward_training.data.capture_hover import hover_frame
 
     out = tmp_path / "article"
     capture.run(CaptureConfig(out=out, frames=3, fidelity="article"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import subprocess
@@ -44,9 +45,10 @@ def test_every_command_has_help_with_examples(
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_has_its_configuration_and_run(name: str) -> None:
-    module = importlib.import_module(f"vinoreward_training.{name.replace('-', '_')}")
-    assert COMMANDS[name][0] in vars(module)
-    assert callable(module.run)
+    place, title, _ = COMMANDS[name]
+    assert callable(importlib.import_module(f"vinoreward_training.{place}").run)
+    configs = importlib.import_module(f"vinoreward_training.configs.{name.replace('-', '_')}")
+    assert dataclasses.is_dataclass(vars(configs)[title])
 
 
 @pytest.mark.parametrize("word", ["false", "False"])
@@ -55,7 +57,7 @@ def test_false_in_a_table_is_not_a_word_that_counts_as_true(
 ) -> None:
     tables = ["--env-kwargs", "rescale_observations", word, "--learner", "prioritised", "true"]
     given = ["actors", "--algorithm", "dqn", "--network", "1x8", *tables]
-    module = importlib.import_module("vinoreward_training.actors")
+    module = importlib.import_module("vinoreward_training.actors.command")
     seen = []
     with monkeypatch.context() as patch:
         patch.setattr(module, "run", lambda config: seen.append(config) or 0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_training.dead_camera import (
+from vinoreward_training.classifier.dead_camera import (
     FAMILIES,
     UNSEEN_FAMILIES,
     dead_frames,

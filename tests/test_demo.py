@@ -19,11 +19,12 @@ import pytest
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, ModelNotFoundError, RunFolderError
 from vinoreward.rewards.calibration import clopper_pearson
-from vinoreward_training.demo import DemoConfig, next_commands, program, run
-from vinoreward_training.demo_check import claim_sentence, verdict
-from vinoreward_training.demo_plan import CAPTURE_SEED, check_same, make_plan
-from vinoreward_training.demo_stages import STAGES, Places, Stages
-from vinoreward_training.machine import usable_cores
+from vinoreward_training.configs.demo import DemoConfig
+from vinoreward_training.demo.check import claim_sentence, verdict
+from vinoreward_training.demo.command import next_commands, program, run
+from vinoreward_training.demo.plan import CAPTURE_SEED, check_same, make_plan
+from vinoreward_training.demo.stages import STAGES, Places, Stages
+from vinoreward_training.runs.machine import usable_cores
 
 TINY = {
     "frames": 801,

@@ -14,9 +14,10 @@ import pytest
 
 from vinoreward.errors import install_command
 from vinoreward_training import doctor, doctor_extras
-from vinoreward_training.doctor import DoctorConfig, core_works
+from vinoreward_training.configs.doctor import DoctorConfig
+from vinoreward_training.doctor import core_works
 from vinoreward_training.doctor_extras import Finding
-from vinoreward_training.machine import (
+from vinoreward_training.runs.machine import (
     cores,
     cpu_model,
     describe_machine,

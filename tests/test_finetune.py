@@ -30,17 +30,9 @@ from vinoreward.errors import (
     UselessClassifierError,
 )
 from vinoreward.rewards.calibration import threshold_for_fpr
-from vinoreward_training import finetune, quantize
-from vinoreward_training.classifier_training import (
-    CHECKPOINT,
-    ChannelsLast,
-    Fit,
-    Recipe,
-    predict,
-)
-from vinoreward_training.cli import main
-from vinoreward_training.dataset import Dataset, load_dataset, split_by_episode
-from vinoreward_training.evaluation import (
+from vinoreward_training.classifier import finetune
+from vinoreward_training.classifier.bundle import golden_indices
+from vinoreward_training.classifier.evaluation import (
     Verdict,
     average_precision,
     judge,
@@ -51,24 +43,34 @@ from vinoreward_training.evaluation import (
     roc_curve,
     still_falling,
 )
-from vinoreward_training.finetune import FinetuneConfig
-from vinoreward_training.finetune_bundle import golden_indices
-from vinoreward_training.network_weights import (
+from vinoreward_training.classifier.training import (
+    CHECKPOINT,
+    ChannelsLast,
+    Fit,
+    Recipe,
+    predict,
+)
+from vinoreward_training.classifier.training_signal import (
+    augment,
+    loss_of,
+    margin_targets,
+    sampling_shares,
+)
+from vinoreward_training.classifier.weights import (
     SAMPLE,
     check_unseen,
     load_weights,
     read_record,
     record_of,
 )
-from vinoreward_training.quantize import QuantizeConfig
-from vinoreward_training.train import TrainConfig, train
-from vinoreward_training.train_settings import resumed
-from vinoreward_training.training_signal import (
-    augment,
-    loss_of,
-    margin_targets,
-    sampling_shares,
-)
+from vinoreward_training.cli import main
+from vinoreward_training.configs.finetune import FinetuneConfig
+from vinoreward_training.configs.quantize import QuantizeConfig
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
+from vinoreward_training.policy.train import train
+from vinoreward_training.quantize import command as quantize
+from vinoreward_training.runs.settings import resumed
 
 SIZE = (32, 40)
 

@@ -17,8 +17,9 @@ from torch import nn
 from vinoreward.backends.telemetry import import_openvino
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import BundleParityError, ConfigError, PictureMismatchError, VinorewardError
-from vinoreward_training import import_encoder
-from vinoreward_training.import_encoder import ImportEncoderConfig, read_factory
+from vinoreward_training.configs.import_encoder import ImportEncoderConfig
+from vinoreward_training.encoder import import_encoder
+from vinoreward_training.encoder.import_encoder import read_factory
 
 # The exporter that gives two outputs a name is an old one.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -16,8 +16,8 @@ from train_runs import config
 
 from vinoreward.errors import ConfigError
 from vinoreward_training.cli import main
-from vinoreward_training.environments import agree_to_import
-from vinoreward_training.train import train
+from vinoreward_training.policy.train import train
+from vinoreward_training.tasks.environments import agree_to_import
 
 PACKAGE = "package_of_a_stranger"
 ENV = f"{PACKAGE}:Strange-v0"
@@ -74,8 +74,8 @@ def actors_run(stranger: Stranger, tmp_path_factory: pytest.TempPathFactory) -> 
     from vinoreward.policies.files import save_policy
     from vinoreward.policies.policy import random_policy
     from vinoreward.policies.spec import mlp
-    from vinoreward_training.actors_resolve import recorded, resolve
-    from vinoreward_training.actors_settings import ActorsConfig
+    from vinoreward_training.actors.resolve import recorded, resolve
+    from vinoreward_training.configs.actors import ActorsConfig
 
     out = tmp_path_factory.mktemp("runs") / "actors"
     save_policy(out, random_policy(mlp(1, 2, head="logits", hidden=(4,), value=True), 0))
@@ -152,8 +152,8 @@ def test_a_file_cannot_say_that_it_is_trusted(
 def test_a_resumed_run_writes_where_it_is_and_nowhere_else(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vinoreward_training.train import TrainConfig
-    from vinoreward_training.train_settings import resolve
+    from vinoreward_training.configs.train import TrainConfig
+    from vinoreward_training.runs.settings import resolve
 
     path = run / "config.yaml"
     before = path.read_text(encoding="utf-8")

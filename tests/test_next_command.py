@@ -17,7 +17,7 @@ from toy_environments import save_toy_bundle
 from vinoreward.bundles.schema import BundleSpec, Picture
 from vinoreward.errors import PictureMismatchError
 from vinoreward_training.cli import main
-from vinoreward_training.next_command import (
+from vinoreward_training.runs.next_command import (
     WRAPPED,
     YOURS,
     after_bundle,

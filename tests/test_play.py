@@ -20,12 +20,14 @@ from vinoreward.errors import (
     RunFolderError,
 )
 from vinoreward_training.cli import main
-from vinoreward_training.environments import make_env
-from vinoreward_training.evaluate_policy import Moment, evaluate
-from vinoreward_training.film import FILM_WIDTH, captioned, save_film
-from vinoreward_training.play import PlayConfig, play
-from vinoreward_training.policy_files import load_policy
-from vinoreward_training.train import TrainConfig, train
+from vinoreward_training.configs.play import PlayConfig
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.play.command import play
+from vinoreward_training.play.film import FILM_WIDTH, captioned, save_film
+from vinoreward_training.policy.evaluate import Moment, evaluate
+from vinoreward_training.policy.files import load_policy
+from vinoreward_training.policy.train import train
+from vinoreward_training.tasks.environments import make_env
 
 
 @pytest.fixture(scope="module")

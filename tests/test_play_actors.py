@@ -18,14 +18,15 @@ from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from vinoreward.files import write_json
 from vinoreward.policies.files import save_policy
 from vinoreward.policies.policy import random_policy
-from vinoreward_training.actor_networks import network
-from vinoreward_training.actors_resolve import recorded, resolve
-from vinoreward_training.actors_settings import ActorsConfig
+from vinoreward_training.actors.resolve import recorded, resolve
 from vinoreward_training.cli import main
-from vinoreward_training.evaluate_policy import Moment
-from vinoreward_training.film import Filmer
-from vinoreward_training.play import PlayConfig, play
-from vinoreward_training.run_folder import plain
+from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.configs.play import PlayConfig
+from vinoreward_training.play.command import play
+from vinoreward_training.play.film import Filmer
+from vinoreward_training.policy.evaluate import Moment
+from vinoreward_training.runs.run_folder import plain
+from vinoreward_training.tasks.networks import network
 
 
 def run_of(folder: Path, task: str, spec: Any, **changes: Any) -> Path:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vinoreward.errors import DatasetError
-from vinoreward_training.probe import fit_probe, judge_probe, probe_places
+from vinoreward_training.encoder.probe import fit_probe, judge_probe, probe_places
 
 
 @settings(max_examples=40, deadline=None)

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError
-from vinoreward_training.profile import (
+from vinoreward_training.bench.profile import (
     PARTS,
     Clock,
-    ProfileConfig,
     amdahl_bound,
     foreign_samples,
     learner_step,
     run,
     shares,
 )
+from vinoreward_training.configs.profile import ProfileConfig
 
 
 @given(st.floats(1e-6, 1e3), st.floats(0, 0.99))

@@ -27,11 +27,12 @@ from vinoreward.errors import (
 )
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.second_look import unsure
-from vinoreward_training import finetune, quantize
-from vinoreward_training.dataset import load_dataset
-from vinoreward_training.finetune import FinetuneConfig
-from vinoreward_training.quantize import QuantizeConfig
-from vinoreward_training.quantize_gate import (
+from vinoreward_training.classifier import finetune
+from vinoreward_training.configs.finetune import FinetuneConfig
+from vinoreward_training.configs.quantize import QuantizeConfig
+from vinoreward_training.data.dataset import load_dataset
+from vinoreward_training.quantize import command as quantize
+from vinoreward_training.quantize.gate import (
     GateResult,
     boundary_rich,
     choose_band,

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vinoreward.errors import ConfigError, ModelNotFoundError
-from vinoreward_training.report import Section, shown, write_report
+from vinoreward_training.runs.report import Section, shown, write_report
 
 
 class Reader(HTMLParser):

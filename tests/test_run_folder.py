@@ -12,7 +12,7 @@ import yaml
 from full_disk import nearly_full_disk
 
 from vinoreward.errors import ConfigError, RunFolderError
-from vinoreward_training.run_folder import RunFolder, plain
+from vinoreward_training.runs.run_folder import RunFolder, plain
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def test_a_writer_in_another_process_is_named_and_its_death_frees_the_folder(
     tmp_path: Path,
 ) -> None:
     script = (
-        "import sys; from vinoreward_training.run_folder import RunFolder\n"
+        "import sys; from vinoreward_training.runs.run_folder import RunFolder\n"
         "with RunFolder(sys.argv[1], {}):\n    print('held', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(

@@ -23,9 +23,10 @@ from vinoreward.errors import (
 )
 from vinoreward.success import Truth
 from vinoreward_training.cli import main
-from vinoreward_training.curves import read_table, rolling_mean
-from vinoreward_training.evaluate_policy import Moment, evaluate
-from vinoreward_training.train import TrainConfig, run, train
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.policy.evaluate import Moment, evaluate
+from vinoreward_training.policy.train import run, train
+from vinoreward_training.runs.curves import read_table, rolling_mean
 
 
 class Walk:

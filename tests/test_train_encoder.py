@@ -21,11 +21,13 @@ from vinoreward.errors import (
 )
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward_training.cli import main, named
-from vinoreward_training.environments import load_encoder, make_env, network_sha256
-from vinoreward_training.play import PlayConfig, play
-from vinoreward_training.policy_files import read_description
-from vinoreward_training.train import TrainConfig, train
-from vinoreward_training.train_settings import resolve
+from vinoreward_training.configs.play import PlayConfig
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.play.command import play
+from vinoreward_training.policy.files import read_description
+from vinoreward_training.policy.train import train
+from vinoreward_training.runs.settings import resolve
+from vinoreward_training.tasks.environments import load_encoder, make_env, network_sha256
 
 PIXELS = "PandaHoverPixels-v0"
 SMALL: dict[str, Any] = {

@@ -23,11 +23,12 @@ from vinoreward.errors import (
     ModelCorruptError,
     RunFolderError,
 )
-from vinoreward_training.checkpoint import build_model, restore_checkpoint, save_checkpoint
-from vinoreward_training.curves import read_table
-from vinoreward_training.environments import make_env
-from vinoreward_training.policy_files import save_policy
-from vinoreward_training.train import TrainConfig, train
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.policy.checkpoint import build_model, restore_checkpoint, save_checkpoint
+from vinoreward_training.policy.files import save_policy
+from vinoreward_training.policy.train import train
+from vinoreward_training.runs.curves import read_table
+from vinoreward_training.tasks.environments import make_env
 
 
 def model_after(steps: int, seed: int = 0) -> Any:

@@ -22,10 +22,11 @@ from vinoreward.errors import (
     UnknownDeviceError,
 )
 from vinoreward_training.cli import named
-from vinoreward_training.environments import has_own_reward, make_env
-from vinoreward_training.torch_devices import check_device
-from vinoreward_training.train import TrainConfig, train
-from vinoreward_training.train_settings import resolve
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.policy.train import train
+from vinoreward_training.runs.settings import resolve
+from vinoreward_training.runs.torch_devices import check_device
+from vinoreward_training.tasks.environments import has_own_reward, make_env
 
 
 def test_command_line_wins_over_file_and_file_over_preset(tmp_path: Path) -> None:

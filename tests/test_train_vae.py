@@ -22,12 +22,12 @@ from vinoreward.errors import (
     DatasetError,
     QuantizationRefusedError,
 )
-from vinoreward_training import train_vae
-from vinoreward_training.classifier_training import CHECKPOINT
+from vinoreward_training.classifier.training import CHECKPOINT
 from vinoreward_training.cli import main
-from vinoreward_training.quantize_encoder import Moved, judge, run_encoder
-from vinoreward_training.train_vae import TrainVaeConfig
-from vinoreward_training.vae_training import VaeFit
+from vinoreward_training.configs.train_vae import TrainVaeConfig
+from vinoreward_training.encoder import train_vae
+from vinoreward_training.encoder.training import VaeFit
+from vinoreward_training.quantize.encoder import Moved, judge, run_encoder
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from vinoreward.errors import (
     ConfigError,
     DatasetError,
 )
-from vinoreward_training.frames import load_frames, split_frames
-from vinoreward_training.vae_apply import encode
-from vinoreward_training.vae_bundle import bounds
-from vinoreward_training.vae_loss import PixelWeights, divergence, reconstruction
+from vinoreward_training.data.frames import load_frames, split_frames
+from vinoreward_training.encoder.apply import encode
+from vinoreward_training.encoder.bundle import bounds
+from vinoreward_training.encoder.loss import PixelWeights, divergence, reconstruction
 
 # Frames
 

@@ -21,11 +21,11 @@ from vinoreward.errors import (
     ModelCorruptError,
     RunFolderError,
 )
-from vinoreward_training.classifier_training import CHECKPOINT
-from vinoreward_training.frames import split_frames
-from vinoreward_training.vae_apply import decode, encode
-from vinoreward_training.vae_loss import PlaceReader
-from vinoreward_training.vae_training import Recipe, VaeFit
+from vinoreward_training.classifier.training import CHECKPOINT
+from vinoreward_training.data.frames import split_frames
+from vinoreward_training.encoder.apply import decode, encode
+from vinoreward_training.encoder.loss import PlaceReader
+from vinoreward_training.encoder.training import Recipe, VaeFit
 
 
 def fit_of(folder: Path, *, steps: int = 12, resume: bool = False, **changes: object) -> VaeFit:
@@ -39,7 +39,7 @@ def fit_of(folder: Path, *, steps: int = 12, resume: bool = False, **changes: ob
 
 
 def test_places_that_are_asked_for_are_read_better(tmp_path: Path) -> None:
-    from vinoreward_training.probe import probe_places
+    from vinoreward_training.encoder.probe import probe_places
 
     frames = frames_of(400)
     frames.places["object"][::7] = np.nan  # absent things neither count nor spoil the rest
@@ -177,7 +177,7 @@ def test_a_small_thing_is_found_and_can_be_read_linearly(tmp_path: Path) -> None
     vae = build_vae("spatial_vae", *SIZE, 8)
     fit = VaeFit(vae, frames, *parts[:2], Recipe(steps=300, batch_size=32), tmp_path)
     fit.run(ignore, ignore)
-    from vinoreward_training.probe import probe_places
+    from vinoreward_training.encoder.probe import probe_places
 
     mean, _ = encode(vae.encoder, frames.images)
     (found,) = probe_places(mean, frames.places, parts[0], parts[2])

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vinoreward_training.train import TrainConfig
+from vinoreward_training.configs.train import TrainConfig
 
 SMALL: dict[str, Any] = {
     "learning_starts": 40,

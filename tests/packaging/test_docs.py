@@ -147,8 +147,8 @@ def test_the_readmes_commands_of_actors_are_settled(
     project_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each line as it stands, up to where training would begin."""
-    from vinoreward_training import actors
-    from vinoreward_training.actors_resolve import resolve
+    from vinoreward_training.actors import command as actors
+    from vinoreward_training.actors.resolve import resolve
     from vinoreward_training.cli import main
 
     settled = []

@@ -14,27 +14,63 @@ from typing import Any
 from vinoreward.errors import VinorewardError, install_command
 from vinoreward.interrupts import terminated_like_interrupted
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "capture": ("CaptureConfig", "write labelled pictures of successes, near misses and traps"),
-    "finetune": ("FinetuneConfig", "train a success classifier and save it as a bundle"),
-    "quantize": ("QuantizeConfig", "add an INT8 network, gated on unchanged decisions"),
-    "train-vae": ("TrainVaeConfig", "train a state encoder on pictures without labels"),
-    "import-encoder": ("ImportEncoderConfig", "make a bundle of an encoder trained elsewhere"),
-    "train": ("TrainConfig", "train a policy on the learned reward"),
-    "actors": ("ActorsConfig", "learn in full precision, act compressed: many actors, one learner"),
-    "play": ("PlayConfig", "film a policy; claimed and true success over many episodes"),
-    "profile": ("ProfileConfig", "where the time of a step goes, and what could be gained"),
-    "bench": ("BenchConfig", "the paired comparisons behind the README's figures"),
-    "doctor": ("DoctorConfig", "what is installed, what works, what to add"),
-    "demo": ("DemoConfig", "capture, finetune, quantize, train, play and report in one go"),
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "capture": (
+        "data.capture",
+        "CaptureConfig",
+        "write labelled pictures of successes, near misses and traps",
+    ),
+    "finetune": (
+        "classifier.finetune",
+        "FinetuneConfig",
+        "train a success classifier and save it as a bundle",
+    ),
+    "quantize": (
+        "quantize.command",
+        "QuantizeConfig",
+        "add an INT8 network, gated on unchanged decisions",
+    ),
+    "train-vae": (
+        "encoder.train_vae",
+        "TrainVaeConfig",
+        "train a state encoder on pictures without labels",
+    ),
+    "import-encoder": (
+        "encoder.import_encoder",
+        "ImportEncoderConfig",
+        "make a bundle of an encoder trained elsewhere",
+    ),
+    "train": ("policy.train", "TrainConfig", "train a policy on the learned reward"),
+    "actors": (
+        "actors.command",
+        "ActorsConfig",
+        "learn in full precision, act compressed: many actors, one learner",
+    ),
+    "play": (
+        "play.command",
+        "PlayConfig",
+        "film a policy; claimed and true success over many episodes",
+    ),
+    "profile": (
+        "bench.profile",
+        "ProfileConfig",
+        "where the time of a step goes, and what could be gained",
+    ),
+    "bench": ("bench.command", "BenchConfig", "the paired comparisons behind the README's figures"),
+    "doctor": ("doctor", "DoctorConfig", "what is installed, what works, what to add"),
+    "demo": (
+        "demo.command",
+        "DemoConfig",
+        "capture, finetune, quantize, train, play and report in one go",
+    ),
 }
-"""Command name to (configuration class in ``vinoreward_training.<name>``, one-line help)."""
+"""Command name to (module with its ``run``, configuration class, one-line help)."""
 
 
 def usage() -> str:
     """Return the top-level help text."""
     lines = ["usage: vinoreward COMMAND [options]", "", "commands:"]
-    lines += [f"  {name:<14} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<14} {text}" for name, (_, _, text) in COMMANDS.items()]
     lines += ["", "vinoreward COMMAND --help shows a command's options with examples."]
     return "\n".join(lines)
 
@@ -94,8 +130,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         import tyro
 
-        module = importlib.import_module(f"vinoreward_training.{name.replace('-', '_')}")
-        kind: Any = getattr(module, COMMANDS[name][0])
+        place, title, _ = COMMANDS[name]
+        module = importlib.import_module(f"vinoreward_training.{place}")
+        configs = importlib.import_module(f"vinoreward_training.configs.{name.replace('-', '_')}")
+        kind: Any = getattr(configs, title)
         config = tyro.cli(
             kind,
             prog=f"vinoreward {name}",

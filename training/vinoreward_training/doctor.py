@@ -5,38 +5,19 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 from vinoreward.backends.telemetry import telemetry_switches
 from vinoreward.errors import MissingExtraError, VinorewardError, install_command
 from vinoreward.files import write_json
+from vinoreward_training.configs.doctor import DoctorConfig
 from vinoreward_training.doctor_extras import Finding, extras, ray_cluster, tasks
-from vinoreward_training.machine import (
+from vinoreward_training.runs.machine import (
     cores,
     cpu_features,
     cpu_model,
     git_commit,
     package_versions,
 )
-
-
-@dataclass(frozen=True)
-class DoctorConfig:
-    """Say what is installed, which backends and devices work, and how to add what is missing.
-
-    Ends with 0 if the core works (wrap your own environment with a bundle), else with 1.
-
-    Examples:
-        vinoreward doctor
-        vinoreward doctor --bundle runs/hover-classifier/bundle
-        vinoreward doctor --json doctor.json
-    """
-
-    bundle: str | None = None
-    """Bundle whose golden frames are run on every backend; None: every installed one."""
-    json: Path | None = None
-    """Write the findings here as well."""
 
 
 def devices() -> Finding:

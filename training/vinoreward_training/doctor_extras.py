@@ -124,7 +124,7 @@ def tasks() -> list[Finding]:
 
 
 def _tried(task: str) -> Finding:
-    from vinoreward_training.actor_tasks import make_task
+    from vinoreward_training.tasks.lookup import make_task
 
     topic = f"task {task}"
     try:

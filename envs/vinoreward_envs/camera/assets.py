@@ -1,6 +1,6 @@
 """What the hover scene is made of, without PyBullet: the object's rest pose and baked meshes.
 
-``vinoreward_training.bake_scene`` writes the files: the moving meshes at each mesh level
+``vinoreward_training.bake.scene`` writes the files: the moving meshes at each mesh level
 (``scene-full.npz``, ``scene-20.npz``) and the background (``scene-background.npz``).
 """
 
@@ -91,7 +91,7 @@ def _arrays(level: str) -> dict[str, NDArray[np.generic]]:
     if not path.is_file():
         raise ModelNotFoundError(
             f"Found no {path}; expected a baked scene file, which ships with vinoreward. "
-            "Reinstall vinoreward, or run python -m vinoreward_training.bake_scene."
+            "Reinstall vinoreward, or run python -m vinoreward_training.bake.scene."
         )
     with np.load(path, allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in stored.files}

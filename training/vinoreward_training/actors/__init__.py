@@ -1,0 +1,1 @@
+"""Actors and a learner: the command, its record and its report."""

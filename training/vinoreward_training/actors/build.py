@@ -1,0 +1,319 @@
+"""From settings to the parts of a training: environment, network, learner, chain, monitor."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from vinoreward.errors import ConfigError, VinorewardError
+from vinoreward_training.actors.plugs import chain_of, correctors_of, monitor_of
+from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.tasks.lookup import find_task, make_task
+from vinoreward_training.tasks.networks import ALGORITHMS, dense_layers, network
+from vinoreward_training.tasks.table import Task
+
+if TYPE_CHECKING:
+    from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+    from vinoreward.actor_learner.learners.base import Learner
+    from vinoreward.actor_learner.trainer import ActorLearnerConfig
+    from vinoreward.compression.chain import CompressorChain
+    from vinoreward.monitoring import Monitor
+
+FACTORY = "vinoreward_training.tasks.lookup:make_task"
+SB3 = {"sb3-sac": ("SAC", "sac"), "sb3-td3": ("TD3", "td3"), "sb3-dqn": ("DQN", "dqn")}
+LEARNERS = {
+    "impala": ("impala", "Impala"),
+    "dqn": ("dqn", "DQN"),
+    "d4pg": ("d4pg", "D4PG"),
+    "sac": ("sac", "SAC"),
+}
+_SB3_AT_LEAST_ONE = (
+    "batch_size", "buffer_size", "n_steps", "policy_delay", "target_update_interval", "train_freq",
+)  # fmt: skip
+_POWER = re.compile(r"[+-]?[0-9]+[eE][+-]?[0-9]{1,3}")
+"""A number such as 1e-3, which is a word to YAML; only 1.0e-3 is none."""
+TRAINING_ONLY = ("episodic_life", "clip_reward")
+"""What makes a game easier to learn; an evaluation plays the game itself."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a training is made of.
+
+    Attributes:
+        task: as the table, or the environment, describes it.
+        learner: with its network's spec.
+        chain: None lets actors run the learner's own network.
+        monitor: None changes nothing.
+        environment: of actors.
+        settings: of the training.
+        close: gives back what making the learner opened.
+    """
+
+    task: Task
+    learner: Learner
+    chain: CompressorChain | None
+    monitor: Monitor | None
+    environment: EnvironmentSpec
+    settings: ActorLearnerConfig
+    close: Callable[[], None]
+
+
+def build(config: ActorsConfig) -> Parts:
+    """Make everything that a training needs; starts no process.
+
+    Raises:
+        ConfigError: settings that cannot be, or do not go together.
+        MissingExtraError: a package is missing.
+    """
+    from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+    from vinoreward.actor_learner.engines.registry import ENGINES
+    from vinoreward.actor_learner.executors.registry import ENGINES as EXECUTORS
+    from vinoreward.actor_learner.trainer import ActorLearnerConfig
+
+    for name, known in (("engine", ENGINES), ("executor", EXECUTORS)):
+        if getattr(config, name) not in known:
+            raise ConfigError(
+                f"found {name}={getattr(config, name)!r}. Expected one of {', '.join(known)}."
+            )
+    if config.algorithm not in (*LEARNERS, *SB3):
+        raise ConfigError(
+            f"found algorithm={config.algorithm!r}. Expected one of {', '.join((*LEARNERS, *SB3))}."
+        )
+    task = find_task(config.task, config.env_kwargs)
+    settings = ActorLearnerConfig(
+        actors=config.actors,
+        environments=config.environments,
+        steps=config.trajectory,
+        engine=config.engine,
+        executor=config.executor,
+        pull_period=config.pull_period,
+        push_period=config.push_period,
+        bits=config.bits,
+        lag=config.lag,
+        max_lag=config.max_lag,
+        max_staleness=config.max_staleness,
+        evaluate_every=config.evaluate_every,
+        evaluation_episodes=config.evaluation_episodes,
+        samples_per_insert=config.samples_per_insert,
+        checkpoint_seconds=config.checkpoint_seconds,
+        seed=config.seed,
+    )
+    head_of = SB3[config.algorithm][1] if config.algorithm in SB3 else config.algorithm
+    chain = chain_of(config.compress, config.executor, lambda name: network(task, name, head_of))
+    learner, close = learner_of(config, task)
+    monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period, config.bits)
+    environment = EnvironmentSpec(FACTORY, {"name": config.task, **config.env_kwargs})
+    return Parts(task, learner, chain, monitor, environment, settings, close)
+
+
+def learner_of(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:
+    """Return the learner, and what closes what it opened.
+
+    Raises:
+        ConfigError: an unknown setting, or a network that the algorithm cannot train.
+    """
+    if config.algorithm in SB3:
+        return _sb3(config, task)
+    kind, settings = settings_of(config)
+    spec = network(task, config.network, config.algorithm)
+    try:
+        made: Learner = kind(spec, settings)
+    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, VinorewardError):
+            raise
+        raise ConfigError(_refused(config, "PyTorch", error)) from error
+    return made, lambda: None
+
+
+def _refused(config: ActorsConfig, by: str, error: Exception) -> str:
+    # The first line: what follows in PyTorch's words are its own calls.
+    first = (str(error) or type(error).__name__).splitlines()[0]
+    return (
+        f"{config.algorithm} with --learner {config.learner} was refused by {by}: {first}. "
+        "Expected settings that it takes, on a task whose actions it takes, of a size that fits "
+        "this machine; change --learner or --network."
+    )
+
+
+def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
+    """Return the learner's class and its configuration; for the algorithms of this library.
+
+    Raises:
+        ConfigError: an unknown setting, or one that cannot be.
+    """
+    module_name, name = LEARNERS[config.algorithm]
+    module = importlib.import_module(f"vinoreward.actor_learner.learners.{module_name}")
+    kind = getattr(module, f"{name}Config")
+    settings = _settings(config.learner, kind, config.algorithm)
+    settings["seed"] = config.seed
+    if config.lag is not None:
+        settings.setdefault("precision", "fp32")
+    correctors = correctors_of(config.correctors)
+    if correctors is not None:
+        settings["correctors"] = correctors
+    return getattr(module, name), kind(**settings)
+
+
+def _settings(given: Mapping[str, Any], kind: Any, algorithm: str) -> dict[str, Any]:
+    """Return an algorithm's settings as the kinds that its configuration has."""
+    kinds = get_type_hints(kind)
+    known = [
+        field.name for field in dataclasses.fields(kind) if field.name not in ("correctors", "seed")
+    ]
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            hint = "; --correctors names those" if name == "correctors" else ""
+            raise ConfigError(
+                f"--learner has {name!r}, which {algorithm} does not know{hint}. Expected some of "
+                f"{', '.join(known)}."
+            )
+        found[name] = _converted(name, value, str(kinds[name]))
+    return found
+
+
+def _converted(name: str, value: Any, kind: str) -> Any:
+    if name == "prioritised":
+        from vinoreward.actor_learner.learners.replay import Prioritised
+
+        fits, kind = isinstance(value, bool), "bool"
+        value = (Prioritised() if value else None) if fits else value
+    elif "tuple" in kind:
+        value = [value] if isinstance(value, int) else value
+        fits = isinstance(value, list | tuple) and all(
+            isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in value
+        )
+        value = tuple(value) if fits else value
+    elif "bool" in kind:
+        fits = isinstance(value, bool)
+    elif "float" in kind:
+        if isinstance(value, str) and _POWER.fullmatch(value):
+            value = float(value)
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        value = float(value) if fits else value
+    elif "int" in kind:
+        fits = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        fits = isinstance(value, str)
+    if not fits:
+        raise ConfigError(
+            f"--learner has {name}={value!r}. Expected {kind.removeprefix('<class ').rstrip('>')}."
+        )
+    return value
+
+
+def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:
+    """Return a Stable-Baselines3 model as learner."""
+    import stable_baselines3
+    from torch import nn
+
+    from vinoreward.actor_learner.learners.sb3 import SB3Config, SB3Learner
+
+    if config.correctors is not None:
+        raise ConfigError(
+            f"--correctors {config.correctors!r} was given to {config.algorithm}: its targets are "
+            "Stable-Baselines3's own. Expected none; impala, dqn, d4pg and sac take them."
+        )
+    picture = len(task.observation_shape) == 3
+    kind = getattr(stable_baselines3, SB3[config.algorithm][0])
+    arguments = {"buffer_size": max(1000, config.steps), **_sb3_settings(config, kind)}
+    if not picture:
+        name = config.network or ("2x256" if task.network == "original" else task.network)
+        dense = dense_layers(name)
+        if dense is None:
+            raise ConfigError(
+                f"found network={name!r} with {config.algorithm}. Expected DEPTHxWIDTH, or no "
+                "network for pictures, which Stable-Baselines3's CnnPolicy reads."
+            )
+        arguments["policy_kwargs"] = {
+            "net_arch": list(dense[0]),
+            "activation_fn": nn.Tanh if dense[1] == "tanh" else nn.ReLU,
+        }
+    options: dict[str, Any] = dict(config.env_kwargs)
+    env = make_task(config.task, config.seed, **options)
+    try:
+        model = kind(
+            "CnnPolicy" if picture else "MlpPolicy",
+            env,
+            seed=config.seed,
+            device="cpu",
+            **arguments,
+        )
+    except (
+        TypeError, ValueError, AssertionError, AttributeError, MemoryError, OverflowError,
+        RuntimeError,
+    ) as error:  # fmt: skip
+        env.close()
+        raise ConfigError(_refused(config, "Stable-Baselines3", error)) from error
+    # Without noise TD3 would stop exploring after its first steps.
+    sigma = 0.1 if config.algorithm == "sb3-td3" else None
+    settings = SB3Config(total_steps=config.steps, sigma=sigma, seed=config.seed)
+    return SB3Learner(model, settings), env.close
+
+
+def _sb3_settings(config: ActorsConfig, kind: Any) -> dict[str, Any]:
+    """Return ``--learner`` if it is what a model takes: SB3 looks at most of it in training only.
+
+    The kind of a setting is that of its default.
+    """
+    taken = {
+        name: parameter.default
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if isinstance(parameter.default, bool | int | float | str)
+        and name not in ("device", "_init_setup_model")
+    }
+    for name, value in config.learner.items():
+        if name not in taken:
+            raise ConfigError(
+                f"--learner has {name!r}, which cannot be set for {config.algorithm}. Expected "
+                f"some of {', '.join(taken)}; --seed and --network name those."
+            )
+        default = taken[name]
+        least = 1 if name in _SB3_AT_LEAST_ONE else 0
+        whole = isinstance(default, int) and name != "max_grad_norm"
+        expected = f"a {'whole ' if whole else ''}number from {least}"
+        if isinstance(default, bool):
+            fits, expected = isinstance(value, bool), "true or false"
+        elif isinstance(default, str):
+            fits, expected = not isinstance(value, bool), "a word or a number"
+        elif isinstance(value, bool | str) or (whole and not isinstance(value, int)):
+            fits = False
+        elif name == "gradient_steps":
+            fits = value == -1 or value >= 1
+            expected = "a whole number from 1, or -1 for as many as environment steps"
+        else:
+            fits = least <= value < math.inf
+        if not fits:
+            raise ConfigError(f"--learner has {name}={value!r}. Expected {expected}.")
+    return dict(config.learner)
+
+
+def evaluation_options(config: ActorsConfig) -> dict[str, Any]:
+    """Return arguments of the environment that policies are evaluated in."""
+    return {key: value for key, value in config.env_kwargs.items() if key not in TRAINING_ONLY}
+
+
+def evaluation_environment(config: ActorsConfig) -> EnvironmentSpec:
+    """Return what policies are evaluated in."""
+    from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+
+    return EnvironmentSpec(FACTORY, {"name": config.task, **evaluation_options(config)})
+
+
+__all__ = [
+    "ALGORITHMS",
+    "LEARNERS",
+    "SB3",
+    "Parts",
+    "build",
+    "evaluation_environment",
+    "evaluation_options",
+    "learner_of",
+]

@@ -1,0 +1,257 @@
+"""From words to plugs: the compressor's chain, the correctors, the monitor."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from vinoreward.errors import ConfigError
+from vinoreward_training.actors.words import Part, call, check_needed, parse
+
+if TYPE_CHECKING:
+    from vinoreward.compression.chain import CompressorChain
+    from vinoreward.compression.stage import Stage
+    from vinoreward.correction import Corrector
+    from vinoreward.monitoring import CompressionSetting, Monitor
+    from vinoreward.policies.spec import Head, PolicySpec
+
+ENGINES = ("openvino", "onnxruntime", "numpy")
+STAGES = (
+    "prune SPARSITY",
+    "distill [NETWORK]",
+    "low-rank RANK",
+    "fuse",
+    "int8",
+    "fp16",
+    "w2 to w8",
+)
+CORRECTORS = ("vtrace", "importance", "retrace", "tree-backup", "q-lambda", "uncorrected")
+MONITORS = ("default", "watch", "kl", "alpha", "staged", "sparsity", "off")
+
+
+def chain_of(
+    text: str, executor: str, network: Callable[[str], PolicySpec]
+) -> CompressorChain | None:
+    """Return the chain that ``--compress`` describes, None for none.
+
+    A chain that names no engine runs on the executor's, or on OpenVINO where that is PyTorch.
+
+    Args:
+        text: such as ``"prune 0.5 | distill | int8 | openvino"``.
+        executor: of full-precision weights.
+        network: gives a student's spec by its name.
+
+    Raises:
+        ConfigError: an unknown stage, or stages that cannot be so or follow each other so.
+    """
+    parts = parse(text, "--compress")
+    if not parts:
+        return None
+    from vinoreward.compression.chain import CompressorChain
+    from vinoreward.compression.compile import Compile
+
+    chain = CompressorChain()
+    for part in parts:
+        chain.add(_stage(part, network))
+    if not any(isinstance(stage, Compile) for stage in chain.stages):
+        chain.add(_stage(Part(executor if executor in ENGINES else "openvino"), network))
+    chain.check()
+    return chain
+
+
+def _stage(part: Part, network: Callable[[str], PolicySpec]) -> Stage:
+    from vinoreward.compression import Compile, Distill, Fuse, LowRank, Prune, Quantize
+
+    engine: Any = part.name
+
+    def distill(student: object = None, **options: Any) -> Stage:
+        return Distill(**options, student=None if student is None else network(str(student)))
+
+    if part.name in ENGINES:
+        made: Stage = call(part, partial(Compile, engine), "--compress")
+    elif re.fullmatch("int8|fp16|w[2-8]", part.name):
+        made = call(part, partial(Quantize, part.name), "--compress")
+    elif part.name == "prune":
+        made = call(part, Prune, "--compress", ("sparsity",))
+    elif part.name == "distill":
+        made = call(part, distill, "--compress", ("student",), Distill)
+    elif part.name == "low-rank":
+        if not part.values and not {"rank", "energy"} & set(part.options):  # one of the two
+            check_needed(part, "--compress", ("rank",), ("rank",))
+        made = call(part, LowRank, "--compress", ("rank",))
+    elif part.name == "fuse":
+        made = call(part, Fuse, "--compress")
+    else:
+        raise ConfigError(
+            f"--compress has the stage {part.name!r}. Expected some of {', '.join(STAGES)}, and "
+            f"one of {', '.join(ENGINES)} at the end."
+        )
+    return made
+
+
+def correctors_of(text: str | None) -> tuple[Corrector, ...] | None:
+    """Return the correctors that ``--correctors`` names, None for the algorithm's own.
+
+    Raises:
+        ConfigError: an unknown one, or settings that cannot be.
+    """
+    if text is None:
+        return None
+    from vinoreward.correction import (
+        ImportanceSampling,
+        NoCorrection,
+        QLambda,
+        Retrace,
+        TreeBackup,
+        VTrace,
+    )
+
+    kinds: Mapping[str, Any] = {
+        "vtrace": VTrace,
+        "importance": ImportanceSampling,
+        "retrace": Retrace,
+        "tree-backup": TreeBackup,
+        "q-lambda": QLambda,
+        "uncorrected": NoCorrection,
+    }
+    found = []
+    for part in parse(text, "--correctors"):
+        if part.name not in kinds:
+            raise ConfigError(
+                f"--correctors has {part.name!r}. Expected some of {', '.join(CORRECTORS)}, with "
+                "settings such as vtrace rho=1."
+            )
+        options = {
+            key: math.inf if value in ("inf", math.inf) else value
+            for key, value in part.options.items()
+        }
+        found.append(call(Part(part.name, part.values, options), kinds[part.name], "--correctors"))
+    if not found:
+        raise ConfigError(
+            f"--correctors is {text!r}. Expected one of {', '.join(CORRECTORS)}; learning without "
+            "a correction has to be said: uncorrected."
+        )
+    return tuple(found)
+
+
+def setting_of(knobs: Mapping[str, float], pull_period: int) -> CompressionSetting:
+    """Return what can be turned as it was made, for a monitor to begin with."""
+    from vinoreward.monitoring import CompressionSetting
+
+    bits = knobs.get("bits")
+    return CompressionSetting(
+        bits=None if bits is None else int(bits),
+        sparsity=float(knobs.get("sparsity", 0.0)),
+        pull_period=pull_period,
+    )
+
+
+def monitor_of(
+    text: str, head: Head, chain: CompressorChain | None, pull_period: int, bits: int = 32
+) -> Monitor | None:
+    """Return the monitor that ``--monitor`` names, None for ``off`` or where nothing is compressed.
+
+    Args:
+        text: a name of :data:`MONITORS` with settings, or several with ``|``: the first that wants
+            a change gets it.
+        head: of the policy.
+        chain: what is compressed with.
+        pull_period: to begin with.
+        bits: of pushes; without a chain they are what is watched and turned.
+
+    Raises:
+        ConfigError: an unknown one, or settings that cannot be.
+    """
+    parts = parse(text, "--monitor")
+    for part in parts:
+        if part.name not in MONITORS or part.name == "off":  # which is no part of several
+            raise ConfigError(
+                f"--monitor has {part.name!r}. Expected one of {', '.join(MONITORS)}, with "
+                "settings such as kl threshold=14."
+            )
+    if not parts or (chain is None and bits == 32):
+        return None
+    if chain is None and any(part.name == "alpha" for part in parts):
+        raise ConfigError(
+            "--monitor alpha mixes a compressed network with the learner's, and --bits alone makes "
+            "no other. Expected --compress, or another monitor, such as kl or default."
+        )
+    from vinoreward.monitoring import Composite, Monitor, default_indicators
+
+    knobs = {"bits": float(bits)} if chain is None else chain.knobs()
+    setting = setting_of(knobs, pull_period)
+    safer = () if chain is None else chain.safer()
+    strategies = [
+        found for part in parts if (found := _strategy(part, head, knobs, safer)) is not None
+    ]
+    strategy = None
+    if strategies:
+        strategy = strategies[0] if len(strategies) == 1 else Composite(strategies)
+    return Monitor(default_indicators(head), strategy, setting)
+
+
+def _strategy(
+    part: Part,
+    head: Head,
+    knobs: Mapping[str, float],
+    safer: Sequence[Mapping[str, Any]],
+) -> Any:
+    from vinoreward.monitoring import (
+        AdaptiveSparsity,
+        Limit,
+        LinearAlpha,
+        Staged,
+        SwitchPrecision,
+        default_strategy,
+    )
+
+    def above(bad: float, good: float) -> None:
+        if not 0.0 <= good < bad:  # the other way round, a small divergence would be the bad one
+            raise ConfigError(
+                f"a divergence was to be bad from {bad} and good up to {good}. Expected the bad "
+                "one above the good one, and none below 0."
+            )
+
+    def switch(threshold: float = 14.0, good: float | None = None, **options: Any) -> Any:
+        low = 0.25 * threshold if good is None else good
+        above(threshold, low)
+        return SwitchPrecision(limits=(Limit("kl_pi_mu_max", threshold, low),), **options)
+
+    def sparsity(bad: float = 0.2, good: float = 0.1, **options: Any) -> Any:
+        above(bad, good)
+        return AdaptiveSparsity((Limit("kl_mu_pi_max", bad, good),), **options)
+
+    def nothing() -> None:
+        """Takes no settings."""
+
+    if part.name in ("watch", "default"):
+        call(part, nothing, "--monitor")
+        return default_strategy(head, safer) if part.name == "default" else None
+    _needs(part, head, knobs)
+    kinds: Mapping[str, Any] = {
+        "kl": (switch, ("threshold",), SwitchPrecision),
+        "alpha": (LinearAlpha, ("low", "high")),
+        "staged": (Staged, ()),
+        "sparsity": (sparsity, ("bad",), AdaptiveSparsity),
+    }
+    kind, *more = kinds[part.name]
+    return call(part, kind, "--monitor", *more)
+
+
+def _needs(part: Part, head: Head, knobs: Mapping[str, float]) -> None:
+    """Refuse a strategy that could change nothing or see nothing."""
+    knob = {"kl": "bits", "sparsity": "sparsity"}.get(part.name)
+    if knob is not None and knob not in knobs:
+        stage = "int8" if knob == "bits" else "prune 0.5 | distill"
+        raise ConfigError(
+            f"--monitor {part.name} turns the {knob}, and no stage of --compress has them. "
+            f"Expected such a stage: {stage}."
+        )
+    if head == "q" and part.name in ("kl", "alpha", "sparsity"):
+        raise ConfigError(
+            f"--monitor {part.name} decides by a divergence of action probabilities, which action "
+            "values do not have. Expected default, watch, staged or off."
+        )

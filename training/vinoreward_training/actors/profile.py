@@ -1,0 +1,281 @@
+"""``--profile-only``: a short run that says beforehand whether compressing actors can pay."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from vinoreward.actor_learner.acting.profile import Breakdown
+from vinoreward.errors import ConfigError
+from vinoreward.files import write_json
+from vinoreward_training.actors.build import build
+from vinoreward_training.actors.plots import draw_profile
+from vinoreward_training.actors.report import breakdown_rows, share_words
+from vinoreward_training.actors.resolve import command, recorded
+from vinoreward_training.actors.run import make
+from vinoreward_training.actors.watcher import difference
+from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.runs.machine import describe_machine, usable_cores
+from vinoreward_training.runs.report import Section, write_report
+from vinoreward_training.runs.run_folder import RunFolder, plain
+
+if TYPE_CHECKING:
+    from vinoreward.actor_learner.trainer import ActorLearner, Progress
+
+
+ENOUGH = 1000
+"""Steps; the first ones are slower than all others."""
+
+
+PAYS = 1.1
+"""Times as fast from which compressing is worth its trouble."""
+
+
+class _Warm:
+    """Notes the profile once actors act with what they will go on acting with."""
+
+    def __init__(self, owner: ActorLearner, bar: tqdm, *, compressed: bool) -> None:
+        self._owner, self._bar, self._compressed = owner, bar, compressed
+        self._updates = 0
+        self.found: Breakdown | None = None
+        self.error = ""
+        self.pushes: list[float] = []
+
+    def __call__(self, progress: Progress) -> bool:
+        self._bar.update(progress.steps - self._bar.n)
+        self._updates += 1
+        self.error = next(
+            (str(one["error"]) for one in progress.compressor if "error" in one), self.error
+        )
+        self.pushes += [one["seconds"] for one in progress.compressor if "seconds" in one]
+        share = progress.metrics.get("compressed_share", 0.0)
+        ready = share > 0.5 or not self._compressed
+        if self.found is None and self._updates > 1 and ready:
+            self.found = self._owner.profile()[0]
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Where the time of a short run went.
+
+    Attributes:
+        actor: of an environment step.
+        learner_seconds: wall time of updates and pushes per environment step.
+        push_seconds: of the compressor, from a version's weights to its compressed policy, after
+            the first; None if it made no second one.
+        steps_per_update: environment steps that one update takes.
+        share: how much acted compressed and how old that was, in words; empty without a compressor.
+    """
+
+    actor: Breakdown
+    learner_seconds: float
+    push_seconds: float | None
+    steps_per_update: float
+    share: str = ""
+
+    @property
+    def acting(self) -> float:
+        """Wall time of an actor's environment step without waiting for others, in seconds."""
+        return sum(self.actor.wall.values()) - self.actor.wall["wait"]
+
+    def step_seconds(self, config: ActorsConfig) -> float:
+        """Return the wall time of a training's environment step: of the slowest part of it."""
+        # With --lag every update waits for the compressor; without, it is late and nobody waits.
+        pushing = 0.0 if config.lag is None else self.pushing(config)
+        return max(self.learner_seconds, self.acting / config.actors, pushing)
+
+    def pushing(self, config: ActorsConfig) -> float:
+        """Return the compressor's seconds per environment step; 0 if it made one version only."""
+        return (self.push_seconds or 0.0) / (self.steps_per_update * config.push_period)
+
+
+def measure(config: ActorsConfig, steps: int) -> Measured:
+    """Run for some steps and return where their time went.
+
+    Raises:
+        ConfigError: settings that cannot be, or nothing that was compressed.
+        EngineError: no actor can be kept running.
+    """
+    import torch
+
+    torch.set_num_threads(config.threads)
+    parts = build(dataclasses.replace(config, resume=False, evaluate_every=0))
+    bar = tqdm(total=steps, unit="step", disable=not config.progress, desc=config.compress[:20])
+    try:
+        owner = make(dataclasses.replace(config, resume=False), parts, None)
+        warm = _Warm(owner, bar, compressed=parts.chain is not None)
+        summary = owner.learn(steps, warm)
+        if parts.chain is not None and warm.found is None:
+            why = f": {warm.error.rstrip('.')}" if warm.error else " while they were taken"
+            raise ConfigError(
+                f"in {summary.steps} steps no actor got to act with {config.compress!r}{why}. "
+                "Expected some thousand steps of a network that it can compress; give "
+                "--profile-only more of them, or change --compress or --network."
+            )
+        return Measured(
+            actor=difference(summary.profile, warm.found),
+            learner_seconds=summary.learner_seconds,
+            # The first one prepares what the others use.
+            push_seconds=statistics.median(warm.pushes[1:]) if warm.pushes[1:] else None,
+            steps_per_update=summary.steps / max(1, summary.updates),
+            share=share_words(summary.compressed_share, summary.staleness),
+        )
+    finally:
+        bar.close()
+        parts.close()
+
+
+def profile(config: ActorsConfig) -> dict[str, Breakdown]:
+    """Measure full-precision actors, and compressed ones if there is a chain; print what it means.
+
+    Raises:
+        ConfigError: settings that cannot be, or a folder that holds a run already.
+        EngineError: no actor can be kept running.
+        RunFolderError: the folder is in use or cannot be written.
+    """
+    steps = config.profile_only or 0
+    with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
+        found: dict[str, Breakdown] = {}
+        plain_config = dataclasses.replace(config, compress="none", monitor="off")
+        plain_measured = measure(plain_config, steps)
+        first, learner_seconds = plain_measured.actor, plain_measured.learner_seconds
+        found[config.executor] = first
+        lines = [first.advice(learner_seconds, config.actors)]
+        changes: dict[str, Any] = {"profile_only": None, "resume": False, "out": config.out / "run"}
+        if first.steps < ENOUGH:
+            lines.append(f"That is from {first.steps} steps: with {ENOUGH} or more it is reliable.")
+        if config.compress.strip().lower() not in ("", "none", "off"):
+            measured = measure(config, steps)
+            found["compressed"] = measured.actor
+            lines.append(_ratio(config, first, measured.actor))
+            verdict = recommend(config, plain_measured, measured)
+            lines += [*verdict.words, *_pushes(config, measured), *crowded(config, usable_cores())]
+            lines.append(f"{measured.share.capitalize()}.")
+            changes |= verdict.changes
+        picture = draw_profile(folder / "profile.png", found)
+        write_json(
+            folder / "profile.json",
+            {
+                "breakdowns": plain(found),
+                "learner_seconds": learner_seconds,
+                "advice": lines,
+                "machine": describe_machine(),
+            },
+        )
+        write_report(
+            folder / "report.html",
+            f"Profile: {config.algorithm} on {config.task}",
+            [
+                Section("Does compression pay here?", "\n".join(lines)),
+                *(Section(name, rows=breakdown_rows(each)) for name, each in found.items()),
+                Section("ActorQ's figure", pictures=[picture]),
+            ],
+        )
+    for name, each in found.items():
+        print(table(name, each))
+    print(f"learner: {learner_seconds * 1e6:.0f} µs of wall time per environment step\n")
+    print("\n".join(lines))
+    print(f"\nprofile: {picture}")
+    print(f"next:    {command(config, **changes)}")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Whether a training gets faster by compressing its actors.
+
+    Attributes:
+        words: sentences that say so.
+        changes: of the settings to go on with.
+    """
+
+    words: list[str]
+    changes: dict[str, Any]
+
+
+def recommend(config: ActorsConfig, full: Measured, compressed: Measured) -> Verdict:
+    """Say what to go on with; what limits a training decides, not what an actor's step takes.
+
+    Args:
+        config: settled, with the compression.
+        full: with full-precision actors.
+        compressed: with compressed ones.
+    """
+    faster = _times(full.actor, compressed.actor) >= PAYS
+    if full.learner_seconds * config.actors > full.acting:
+        words = "A training that waits for its learner is no faster for that: leave out --compress."
+        # Several environments would wait for it too.
+        return Verdict([words] if faster else [], {"compress": "none", "monitor": "default"})
+    eight = max(8, config.environments)
+    without = {"compress": "none", "monitor": "default", "environments": eight}
+    if not faster:
+        return Verdict([], without)
+    times = full.step_seconds(config) / max(compressed.step_seconds(config), 1e-12)
+    words = f"The training would be about {times:.2f} times as fast"
+    if times < PAYS:
+        return Verdict([f"{words}: compressing does not pay here."], without)
+    return Verdict([f"{words}."], {})
+
+
+def crowded(config: ActorsConfig, cores: int) -> list[str]:
+    """Say whether the compressor takes its time from the others; on a cluster it does not."""
+    busy = config.threads + config.actors + 1
+    if config.engine != "local" or busy <= cores:
+        return []
+    learner = "Learner" if config.threads == 1 else f"Learner ({config.threads} threads)"
+    actors = "actor" if config.actors == 1 else f"{config.actors} actors"
+    return [
+        f"{learner}, {actors} and compressor share {cores} core{'s' * (cores > 1)}: the compressor "
+        "takes its time from the others."
+    ]
+
+
+def _times(first: Breakdown, second: Breakdown) -> float:
+    return first.step_cpu / max(second.step_cpu, 1e-12)
+
+
+def _ratio(config: ActorsConfig, first: Breakdown, second: Breakdown) -> str:
+    ratio = _times(first, second)
+    words = f"With {config.compress} an actor's step takes {second.step_cpu * 1e6:.0f} µs instead "
+    words += f"of {first.step_cpu * 1e6:.0f} µs of processor time: {ratio:.2f} times"
+    if ratio < PAYS:
+        return f"{words}. That does not pay here."
+    return f"{words} as fast."
+
+
+def _pushes(config: ActorsConfig, found: Measured) -> list[str]:
+    """Say what the compressor's time per version means, if it made more than one."""
+    if found.push_seconds is None:
+        return []
+    words = f"The compressor takes {found.push_seconds:.3g} s for a version of the weights"
+    if config.lag is None:
+        late = found.push_seconds / max(found.learner_seconds * found.steps_per_update, 1e-12)
+        return [f"{words}, in which the learner alone could make {late:.2g} updates."]
+    per_step = found.pushing(config)
+    words += (
+        f"; with --lag {config.lag} every update waits for that: {per_step * 1e3:.3g} ms a step"
+    )
+    # Otherwise the slowest of the two that work side by side is what a training waits for.
+    if per_step > found.learner_seconds + found.acting / config.actors:
+        words += (
+            ". That is more than learning and acting together: leave --lag out, or compress with "
+            "less work (distill with fewer steps, or none)"
+        )
+    return [f"{words}."]
+
+
+def table(name: str, found: Breakdown) -> str:
+    """Return a breakdown as text."""
+    rows = breakdown_rows(found)
+    columns = list(rows[0])
+    cells = [columns, *([str(value) for value in row.values()] for row in rows)]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
+    lines = [f"{name}: {1e6 * found.step_cpu:.0f} µs of processor time per step"]
+    for line in cells:
+        first, *rest = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        lines.append("  " + "  ".join([first, *(cell.strip().rjust(len(cell)) for cell in rest)]))
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,297 @@
+"""What a training of actors leaves at its end: pictures, ``report.html``, ``summary.json``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vinoreward.actor_learner.acting.evaluation import Pair
+from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
+from vinoreward.actor_learner.compressed_share import NEAR_ZERO
+from vinoreward.errors import InputError
+from vinoreward.files import write_json
+from vinoreward.monitoring.returns import paired_gap
+from vinoreward_training.actors.plots import (
+    NAMES,
+    draw_compression,
+    draw_lag,
+    draw_profile,
+    draw_readings,
+    draw_returns,
+)
+from vinoreward_training.actors.record import plain_numbers
+from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.policy.evaluate import rate_of, rate_row
+from vinoreward_training.runs.machine import describe_machine
+from vinoreward_training.runs.report import Section, write_report
+from vinoreward_training.runs.run_folder import plain
+
+Row = Mapping[str, Any]
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training of actors came to.
+
+    Attributes:
+        folder: the run's.
+        steps: of environments.
+        updates: of the learner.
+        seconds: wall time, that of earlier processes included.
+        evaluation_seconds: of this process's evaluations; but for the last they were played beside
+            the training.
+        reached_at: steps after which an evaluation reached the target; None: not, or there is none.
+        reached_seconds: the same in seconds.
+        pair: the last evaluation.
+        breakdown: where an actor's time goes, once everything was compiled and running.
+        learner_seconds: wall time of updates and pushes per environment step.
+        verdict: whether compression can pay here, in words.
+        compressed_share: see :class:`~vinoreward.actor_learner.progress.Summary`.
+        staleness: likewise.
+    """
+
+    folder: Path
+    steps: int
+    updates: int
+    seconds: float
+    evaluation_seconds: float
+    reached_at: int | None
+    reached_seconds: float | None
+    pair: Pair
+    breakdown: Breakdown
+    learner_seconds: float
+    verdict: str
+    compressed_share: float
+    staleness: float
+
+
+def share_words(share: float, staleness: float) -> str:
+    """Say how much acted compressed, how old that was, and what to do where it is next to nothing.
+
+    Args:
+        share: see :class:`~vinoreward.actor_learner.progress.Summary`; NaN gives no words.
+        staleness: likewise.
+    """
+    if math.isnan(share):
+        return ""
+    words = "acted compressed: 0% of the steps"
+    if not math.isnan(staleness):
+        words = (
+            f"acted compressed: {share:.0%} of the steps since the first, with weights "
+            f"{staleness:.0f} pushes old (median)"
+        )
+    if share >= NEAR_ZERO:
+        return words
+    return (
+        f"{words}. Train for longer, compress with less work (a smaller student, distill "
+        "batch=16), or allow older weights (--max-staleness)"
+    )
+
+
+def gap_words(pair: Pair) -> str:
+    """Say what compression costs in return on the same episodes."""
+    if pair.compressed is None:
+        return "Nothing was compressed."
+    apart = pair.full.version - pair.compressed.version
+    late = f" (made of weights {apart} pushes older)" if apart else ""
+    returns = pair.returns
+    if returns is None:
+        lost = pair.full.mean - pair.compressed.mean
+        return f"The compressed policy{late} has {_apart(lost)} on the same episodes."
+    try:
+        gap = paired_gap(returns)
+    except InputError:
+        return "Too few episodes to say what compression costs."
+    kept = "certainly worse" if gap.worse else "not certainly worse"
+    return (
+        f"On the same {len(pair.seeds)} episodes the compressed policy has {_apart(gap.mean)} "
+        f"(standard error {gap.error:.2g}): {kept}."
+    )
+
+
+def _apart(lost: float) -> str:
+    if lost == 0.0:
+        return "the same return"
+    return f"{abs(lost):.4g} {'more' if lost < 0.0 else 'less'} return"
+
+
+def breakdown_rows(found: Breakdown) -> list[dict[str, object]]:
+    """Return a table of where an actor's time goes."""
+    total = max(found.step_cpu, 1e-12)
+    rows: list[dict[str, object]] = [
+        {
+            "part": NAMES[part],
+            "processor µs per step": round(1e6 * found.cpu[part], 1),
+            "wall µs per step": round(1e6 * found.wall[part], 1),
+            "share of processor time": f"{found.cpu[part] / total:.0%}",
+        }
+        for part in PARTS
+    ]
+    return rows
+
+
+def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -> None:
+    """Write the pictures, ``report.html`` and ``summary.json`` into the run folder."""
+    folder, pair = outcome.folder, outcome.pair
+    title = f"{config.algorithm} on {config.task}, {config.compress}, seed {config.seed}"
+    curve = draw_returns(folder / "returns.png", title, rows, config.target)
+    profile = draw_profile(folder / "profile.png", {"an actor": outcome.breakdown})
+    lag = draw_lag(folder / "lag.png", rows)
+    readings = draw_readings(folder / "readings.png", rows)
+    compression = draw_compression(folder / "compression.png", rows)
+    sections = [
+        Section("Does compression pay here?", f"{outcome.verdict}\n{gap_words(pair)}"),
+        Section("Result", "Without exploration, on fresh episodes.", _result_rows(pair)),
+        *_success(pair),
+        Section("In figures", rows=_figures(config, outcome)),
+        Section(
+            "Return",
+            "Grey: training episodes, in which actors explore. Dots: both policies on the same "
+            "episodes of one version, played beside the training.",
+            pictures=[curve],
+        ),
+        Section(
+            "Where an actor's time goes",
+            "Per environment step of one actor, once everything was compiled.",
+            breakdown_rows(outcome.breakdown),
+            [profile],
+        ),
+        Section("How old the actors' weights were", pictures=[lag]),
+    ]
+    if readings is not None:
+        sections.append(Section("What the monitor read", pictures=[readings]))
+    if compression is not None:
+        text = "" if _texts(rows, "change") else "It was not changed while training ran."
+        changes = _texts(rows, "change")
+        sections.append(Section("How strongly was compressed", text, changes, [compression]))
+    if _texts(rows, "event"):
+        sections.append(Section("What happened to processes", rows=_texts(rows, "event")))
+    sections += [
+        Section("Evaluations", rows=_evaluations(rows)),
+        Section("Machine", rows=_machine()),
+        Section(
+            "Configuration",
+            rows=[
+                {"name": name, "value": str(value)}
+                for name, value in plain(config).items()
+                if name != "explicit"
+            ],
+        ),
+    ]
+    write_report(folder / "report.html", f"Actors: {title}", sections)
+    write_json(folder / SUMMARY, plain_numbers(summary_of(config, outcome)))
+
+
+def summary_of(config: ActorsConfig, outcome: Outcome) -> dict[str, Any]:
+    """Return what ``summary.json`` holds."""
+    pair = outcome.pair
+    return {
+        "task": config.task,
+        "algorithm": config.algorithm,
+        "compress": config.compress,
+        "seed": config.seed,
+        "steps": outcome.steps,
+        "updates": outcome.updates,
+        "seconds": outcome.seconds,
+        "evaluation_seconds": outcome.evaluation_seconds,
+        "reached_at": outcome.reached_at,
+        "reached_seconds": outcome.reached_seconds,
+        "target": config.target,
+        "full_return": pair.full.mean,
+        "full_error": pair.full.error,
+        "compressed_return": None if pair.compressed is None else pair.compressed.mean,
+        "breakdown": plain(outcome.breakdown),
+        "learner_seconds": outcome.learner_seconds,
+        "verdict": outcome.verdict,
+        "compressed_share": outcome.compressed_share,
+        "staleness": outcome.staleness,
+        "machine": describe_machine(),
+    }
+
+
+def _result_rows(pair: Pair) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for name, played in (("full precision", pair.full), ("compressed", pair.compressed)):
+        if played is not None:
+            rows.append(
+                {
+                    "policy": name,
+                    "mean return": round(played.mean, 3),
+                    "standard error": round(played.error, 3),
+                    "episodes": len(played.returns),
+                    "mean length": float(played.lengths.mean()),
+                    "version": played.version,
+                }
+            )
+    return rows
+
+
+def _success(pair: Pair) -> list[Section]:
+    if pair.full.true is None and pair.full.claimed is None:
+        return []
+    rows = []
+    for name, played in (("full precision", pair.full), ("compressed", pair.compressed)):
+        if played is not None:
+            rows.append(rate_row(f"{name}: claimed by the reward", rate_of(played.claimed)))
+            rows.append(rate_row(f"{name}: true, by the simulator", rate_of(played.true)))
+    text = "Success of each episode's last state. Where the two part, the reward is being fooled."
+    return [Section("Claimed and true success", text, rows)]
+
+
+def _figures(config: ActorsConfig, outcome: Outcome) -> list[dict[str, object]]:
+    target = "none" if config.target is None else "not reached"
+    if outcome.reached_at is not None and outcome.reached_seconds is not None:
+        target = f"{outcome.reached_at} steps, {outcome.reached_seconds:.1f} s"
+    values: dict[str, object] = {
+        "environment steps": outcome.steps,
+        "updates of the learner": outcome.updates,
+        "seconds": round(outcome.seconds, 1),
+        "evaluations, played beside (this process)": round(outcome.evaluation_seconds, 1),
+        "target": target,
+        "processor µs of an actor's step": round(1e6 * outcome.breakdown.step_cpu, 1),
+        "share of network and weights": f"{outcome.breakdown.share_of_network:.0%}",
+        "learner's µs per environment step": round(1e6 * outcome.learner_seconds, 1),
+    }
+    if not math.isnan(outcome.compressed_share):
+        values["steps that acted compressed, from the first one on"] = (
+            f"{outcome.compressed_share:.0%}"
+        )
+        values["pushes by which their weights were behind (median)"] = (
+            "none acted" if math.isnan(outcome.staleness) else round(outcome.staleness)
+        )
+    return [{"what": name, "value": value} for name, value in values.items()]
+
+
+def _texts(rows: Sequence[Row], kind: str) -> list[dict[str, object]]:
+    return [{"step": row["step"], "what": row["text"]} for row in rows if row["kind"] == kind]
+
+
+def _evaluations(rows: Sequence[Row]) -> list[dict[str, object]]:
+    found = []
+    for row in rows:
+        if row["kind"] not in ("evaluation", "final"):
+            continue
+        full, compressed = row["full"], row["compressed"] or {}
+        line: dict[str, object] = {
+            "step": row["step"],
+            "full": full["mean"],
+            "compressed": compressed.get("mean"),
+            "episodes": len(row["seeds"]),
+        }
+        for name in ("claimed", "true"):
+            if full.get(name) is not None:
+                line[f"{name} success"] = f"{full[name]:.0%}"
+        found.append(line)
+    return found
+
+
+def _machine() -> list[dict[str, object]]:
+    machine = describe_machine()
+    return [
+        {"name": key, "value": str(machine[key])}
+        for key in ("cpu", "cores", "system", "python", "commit")
+    ]

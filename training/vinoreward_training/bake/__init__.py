@@ -1,0 +1,1 @@
+"""Makes the scene's files; not part of the wheel."""

@@ -1,0 +1,1 @@
+"""The paired comparisons behind the figures, and where a step's time goes."""

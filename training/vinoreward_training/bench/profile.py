@@ -1,0 +1,278 @@
+"""``vinoreward profile``: where the time of a training step goes, and what could be gained."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vinoreward.errors import ConfigError
+from vinoreward.files import atomic_path, write_json
+from vinoreward_training.bench.statistics import quartiles
+from vinoreward_training.configs.profile import ProfileConfig
+from vinoreward_training.runs.machine import describe_machine
+from vinoreward_training.runs.next_command import actions_of, after_profile, algorithm_for
+from vinoreward_training.runs.run_folder import RunFolder
+
+PARTS = ("motion", "render", "preprocess", "infer", "other", "learner")
+Step = Callable[[], object]
+
+
+class Clock:
+    """Seconds spent inside wrapped calls, by part; inner calls are taken out of outer ones."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inner: list[float] = []
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the block's time as ``name``, less what blocks inside it count."""
+        self._inner.append(0.0)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            inner = self._inner.pop()
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent - inner
+            if self._inner:
+                self._inner[-1] += spent
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function``, counted as ``name``."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.part(name):
+                return function(*args, **kwargs)
+
+        return call
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds since the last call and start again."""
+        seconds, self.seconds = self.seconds, {}
+        return seconds
+
+
+def amdahl_bound(total: float, part: float) -> float:
+    """Return how many times faster ``total`` gets if ``part`` of it takes no time; may be inf.
+
+    Raises:
+        ConfigError: not ``0 <= part <= total`` with a positive total.
+    """
+    if not 0 <= part <= total or total <= 0:
+        raise ConfigError(f"{part} s of {total} s. Expected a part of a positive total.")
+    return float("inf") if part == total else total / (total - part)
+
+
+def shares(samples: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return each part's mean and quartiles (seconds a step) and share of the whole."""
+    means = {name: statistics.fmean(s.get(name, 0.0) for s in samples) for name in PARTS}
+    total = sum(means.values())
+    table = {}
+    for name in PARTS:
+        low, median, high = quartiles([sample.get(name, 0.0) for sample in samples])
+        table[name] = {
+            "mean": means[name],
+            "low": low,
+            "median": median,
+            "high": high,
+            "share": means[name] / total if total else 0.0,
+        }
+    return table
+
+
+def time_classifier(classifier: Any, clock: Clock) -> None:
+    """Count a classifier's preprocessing and inference from now on."""
+    for backend in classifier.backends:  # Built here, so that loading is in no step.
+        backend.infer = clock.timed("infer", backend.infer)
+    runner = classifier.runner
+    runner.prepare = clock.timed("preprocess", runner.prepare)
+
+
+def hover_samples(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:
+    """Step one of our environments, with its own parts timed from within."""
+    import gymnasium as gym
+
+    import vinoreward  # noqa: F401  (registers the environments)
+    from vinoreward_training.bench.env import Stepper
+
+    arguments: dict[str, Any] = {"backend": config.backend, "precision": config.precision}
+    if config.bundle is not None:
+        arguments["bundle"] = config.bundle
+    if config.fidelity is not None:
+        arguments["fidelity"] = config.fidelity
+    env = gym.make(config.env, **arguments)
+    try:
+        clock = Clock()
+        inner: Any = env.unwrapped
+        for name, part in (("home", "motion"), ("move_gripper", "motion"), ("render", "render")):
+            setattr(inner.scene, name, clock.timed(part, getattr(inner.scene, name)))
+        if inner.classifier is not None:
+            time_classifier(inner.classifier, clock)
+        return _sample(Stepper(env, config.seed), clock, config.steps, learn)
+    finally:
+        env.close()
+
+
+def foreign_samples(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:
+    """Step any other environment, then render and judge its picture."""
+    import gymnasium as gym
+
+    from vinoreward.rewards.classifier import Classifier
+    from vinoreward_training.bench.env import Stepper
+    from vinoreward_training.tasks.environments import not_importable
+
+    if config.bundle is None:
+        raise ConfigError(
+            f"{config.env} has no classifier of its own. Expected one; name it with --bundle."
+        )
+    with contextlib.ExitStack() as stack:
+        try:
+            env = gym.make(config.env, render_mode="rgb_array")
+        except (gym.error.Error, ImportError, TypeError) as error:
+            raise ConfigError(
+                f"gymnasium cannot make {config.env!r} ({error}). Expected an id as "
+                "package:Name-v0 whose environment takes render_mode='rgb_array'."
+                + not_importable(config.env, error)
+            ) from error
+        stack.callback(env.close)
+        classifier = stack.enter_context(
+            Classifier(config.bundle, backend=config.backend, precision=config.precision)
+        )
+        clock = Clock()
+        time_classifier(classifier, clock)
+        stepper = Stepper(env, config.seed)
+
+        def step() -> None:
+            with clock.part("motion"):
+                stepper()
+            with clock.part("render"):
+                picture = np.asarray(env.render())
+            classifier.probability(picture[None])
+
+        return _sample(step, clock, config.steps, learn)
+
+
+def _sample(step: Step, clock: Clock, steps: int, learn: Step | None) -> list[Mapping[str, float]]:
+    from tqdm import tqdm
+
+    for _ in range(3):
+        step()
+    clock.take()
+    samples: list[Mapping[str, float]] = []
+    for _ in tqdm(range(steps), desc="profile", unit="step"):
+        with clock.part("other"):
+            step()
+        if learn is not None:
+            with clock.part("learner"):
+                learn()
+        samples.append(clock.take())
+    return samples
+
+
+@contextlib.contextmanager
+def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
+    """Yield a function that takes one gradient step, from a small filled buffer.
+
+    Of SAC, or of DQN where actions are discrete.
+
+    Raises:
+        ConfigError: neither learns with such actions.
+    """
+    from vinoreward_training.bench.network import one_thread
+    from vinoreward_training.policy.checkpoint import build_model
+    from vinoreward_training.tasks.environments import has_own_reward, make_env
+
+    one_thread()
+    # The reward plays no part in the time, so the cheapest one fills the buffer.
+    made = make_env(config.env, backend="oracle" if has_own_reward(config.env) else config.backend)
+    with contextlib.closing(made) as env:
+        name = algorithm_for(actions_of(env.action_space)) or "SAC"
+        if name == "PPO":
+            raise ConfigError(
+                f"{config.env} takes actions from {env.action_space}, with which neither SAC nor "
+                "DQN learns. Expected a Box or Discrete space to time a learner's step; add "
+                "--no-learner to time the rest."
+            )
+        model: Any = build_model(name, env, {}, seed=config.seed, replay_size=500)
+        model.learn(300)
+        yield lambda: model.train(gradient_steps=1, batch_size=model.batch_size)
+
+
+def run(config: ProfileConfig) -> int:
+    """Measure, print the table and the bound, write JSON and the bar; return 0."""
+    from vinoreward_training.tasks.environments import dependencies_named, has_own_reward
+
+    if config.steps < 1:
+        raise ConfigError(f"steps is {config.steps}. Expected at least 1.")
+    with RunFolder(config.out, config, resume=config.resume) as folder:
+        own = has_own_reward(config.env)
+        with (
+            dependencies_named(config.env),
+            learner_step(config) if config.learner else contextlib.nullcontext() as learn,
+        ):
+            measured = hover_samples if own else foreign_samples
+            samples = measured(config, learn)
+        table = shares(samples)
+        total = sum(row["mean"] for row in table.values())
+        bound = amdahl_bound(total, table["infer"]["mean"])
+        print(f"{'part':<12}{'ms/step':>10}{'quartiles':>20}{'share':>9}")
+        for name, row in table.items():
+            spread = f"{row['low'] * 1e3:.2f} to {row['high'] * 1e3:.2f}"
+            print(f"{name:<12}{row['mean'] * 1e3:>10.2f}{spread:>20}{row['share']:>8.1%}")
+        print(f"{'all':<12}{total * 1e3:>10.2f}")
+        print(
+            f"A backend that takes no time would make a training step at most {bound:.2f} times "
+            "faster."
+        )
+        write_json(
+            folder / "profile.json",
+            {
+                "machine": describe_machine(),
+                "parts_seconds": table,
+                "total_seconds": total,
+                "steps": config.steps,
+                "bound": bound if np.isfinite(bound) else None,
+            },
+        )
+        draw(folder / "profile.png", config, table, total, bound)
+    print(f"{config.out / 'profile.png'}\n{config.out / 'profile.json'}")
+    print(f"next: {after_profile(config.env, config.bundle, own=own)}")
+    return 0
+
+
+def draw(
+    path: Path,
+    config: ProfileConfig,
+    table: Mapping[str, Mapping[str, float]],
+    total: float,
+    bound: float,
+) -> None:
+    """Draw the parts as one horizontal bar."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 2.6), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    left = 0.0
+    for index, (name, row) in enumerate(table.items()):
+        width = row["mean"] * 1e3
+        axes.barh([0], [width], left=left, color=f"C{index}", label=f"{name} {row['share']:.0%}")
+        left += width
+    axes.set_yticks([])
+    axes.set_xlabel("milliseconds per training step")
+    axes.set_title(
+        f"{config.env}, {config.backend}{' ' + config.fidelity if config.fidelity else ''}: "
+        f"{total * 1e3:.1f} ms; with a free backend at most {bound:.2f} times faster",
+        fontsize=10,
+    )
+    figure.legend(ncols=len(table), loc="outside lower center", fontsize=8)
+    with atomic_path(path) as part:
+        figure.savefig(part, format="png")

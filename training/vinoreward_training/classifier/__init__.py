@@ -1,0 +1,1 @@
+"""Success classifiers: trained, judged, saved as bundles."""

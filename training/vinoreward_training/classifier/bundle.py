@@ -1,0 +1,389 @@
+"""What follows training: calibration, threshold, export, model card, bundle, report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import OutputError
+from vinoreward_training.classifier import model_card
+from vinoreward_training.classifier.dead_camera import held_out
+from vinoreward_training.classifier.evaluation import (
+    GOOD_RECALL,
+    Rates,
+    Verdict,
+    average_precision,
+    judge,
+    log_loss,
+    per_category,
+    raised_threshold,
+    rates,
+    sigmoid,
+    still_falling,
+)
+from vinoreward_training.data.dataset import SPLIT, Dataset
+from vinoreward_training.data.dataset_files import read_about
+from vinoreward_training.runs.next_command import after_bundle, origin
+
+if TYPE_CHECKING:
+    from vinoreward.backends.torch_networks import WithPreprocess
+    from vinoreward.bundles.schema import Decision
+    from vinoreward_training.classifier.weights import TrainedOn
+    from vinoreward_training.configs.finetune import FinetuneConfig
+
+Dead = dict[str, npt.NDArray[np.float64]]
+"""Family of dead-camera frames to their log-odds (M,), not calibrated."""
+
+GOLDEN_FRAMES = 8
+EXPORT_TOLERANCE = 2e-3
+"""Largest difference in logits that the exported network may show."""
+
+
+def _export(inner: WithPreprocess, path: Path, dataset: Dataset) -> float:
+    """Write the ONNX file; return its largest difference in logits from torch.
+
+    Raises:
+        OutputError: the exported network does not compute what was trained.
+    """
+    from vinoreward.backends.base import TensorSpec
+    from vinoreward.backends.export import export_onnx
+    from vinoreward.backends.registry import load_backend
+    from vinoreward.backends.spec import NetworkSpec
+    from vinoreward_training.classifier.training import predict
+
+    height, width = dataset.images.shape[1:3]
+    export_onnx(inner, path, height, width)
+    frames = dataset.images[:: max(1, len(dataset.images) // 64)][:64]
+    expected = predict(inner, frames)
+    spec = NetworkSpec(
+        path, TensorSpec((None, height, width, 3), "uint8"), TensorSpec((None, 2), "float32")
+    )
+    worst = 0.0
+    for name in ("openvino", "onnxruntime"):
+        with load_backend(name, spec) as backend:
+            difference = float(np.abs(backend.infer(frames) - expected).max())
+        if not difference <= EXPORT_TOLERANCE * max(1.0, float(np.abs(expected).max())):
+            raise OutputError(
+                f"the exported network gives logits {difference:.4g} away from torch's on {name}. "
+                f"Expected at most {EXPORT_TOLERANCE}; export with other versions of torch or onnx "
+                "(vinoreward doctor lists them)."
+            )
+        worst = max(worst, difference)
+    return worst
+
+
+def golden_indices(
+    log_odds: npt.NDArray[np.float64], labels: npt.NDArray[np.int64], threshold: float
+) -> npt.NDArray[np.int64]:
+    """Choose golden frames: of each class two at random depth and two next to the threshold."""
+    near = np.argsort(np.abs(log_odds - threshold), kind="stable")
+    chosen: list[int] = []
+    for label in (0, 1):
+        members = near[labels[near] == label]
+        picks = [0, 1, len(members) // 2, len(members) - 1]
+        chosen += [int(members[min(pick, len(members) - 1)]) for pick in picks]
+    return np.array(sorted(dict.fromkeys(chosen)), dtype=np.int64)[:GOLDEN_FRAMES]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what made the bundle."""
+    found = {"python": platform.python_version()}
+    for name in ("vinoreward", "torch", "torchvision", "onnx", "openvino", "numpy"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    decision: Decision
+    test: Rates
+    log_odds: npt.NDArray[np.float64]
+    threshold_log_odds: float
+    metrics: dict[str, Any]
+    categories: list[dict[str, object]]
+    verdict: Verdict
+
+
+def _evaluate(
+    config: FinetuneConfig,
+    dataset: Dataset,
+    logits: npt.NDArray[np.float64],
+    parts: tuple[npt.NDArray[np.int64], ...],
+    dead: tuple[Dead, Dead],
+    *,
+    falling: bool,
+) -> _Evaluation:
+    """Calibrate and choose the threshold on validation frames, then measure on test frames.
+
+    The dead-camera frames ``dead`` of (validation, test) are counted apart: among the failures they
+    would dilute the false-positive rate, as they are easy. They only raise the threshold.
+    """
+    from vinoreward.bundles.schema import Decision
+    from vinoreward.rewards.calibration import clopper_pearson, temperature, threshold_for_fpr
+
+    _, validation, test = parts
+    labels = dataset.labels
+    heat = temperature(logits[validation], labels[validation])
+    log_odds = (logits[:, 1] - logits[:, 0]) / heat
+    probabilities = sigmoid(log_odds)
+    chosen = threshold_for_fpr(
+        probabilities[validation],
+        labels[validation],
+        dataset.episodes[validation],
+        config.target_fpr,
+    )
+    successes = probabilities[validation][labels[validation] == 1]
+    failures = probabilities[validation][labels[validation] == 0]
+    value = raised_threshold(
+        float(chosen.value), successes, sigmoid(np.concatenate([*dead[0].values()]) / heat)
+    )
+    # In float32, as at run time.
+    raised = rates(
+        probabilities[validation].astype(np.float32) >= np.float32(value), labels[validation]
+    )
+    details = chosen.as_dict()
+    if value > chosen.value:
+        details |= {"raised_to": value, "at_raised": raised.as_dict()}
+    boundary = float(np.log(value) - np.log1p(-value)) if 0 < value < 1 else float("inf")
+    claimed = probabilities[test].astype(np.float32) >= np.float32(value)
+    measured = rates(claimed, labels[test])
+    claims = {
+        family: sigmoid(values / heat).astype(np.float32) >= np.float32(value)
+        for family, values in dead[1].items()
+    }
+    every = np.concatenate([*claims.values()])
+    good = np.quantile(successes, 1 - GOOD_RECALL, method="lower")
+    verdict = judge(
+        measured,
+        chosen,
+        dead=len(every),
+        dead_claimed=int(every.sum()),
+        rate_of_good_recall=clopper_pearson(
+            int((failures >= good).sum()), len(failures), 0.95, "upper"
+        )[1],
+        falling=falling,
+    )
+    return _Evaluation(
+        decision=Decision(
+            threshold=value,
+            temperature=heat,
+            chosen_for=details,
+        ),
+        test=measured,
+        log_odds=log_odds,
+        threshold_log_odds=boundary,
+        metrics={
+            "verdict": verdict.as_dict(),
+            "test": measured.as_dict()
+            | {
+                "average_precision": average_precision(log_odds[test], labels[test]),
+                "log_loss": log_loss(log_odds[test], labels[test]),
+                "frames": len(test),
+                "episodes": len(np.unique(dataset.episodes[test])),
+            },
+            "dead_camera": {
+                "frames": len(every),
+                "claimed": int(every.sum()),
+                "claimed_high": clopper_pearson(int(every.sum()), len(every), 0.95, "upper")[1],
+                "by_family": {family: int(found.sum()) for family, found in claims.items()},
+            },
+        },
+        categories=per_category(claimed, labels[test], dataset.categories[test].tolist())
+        + per_category(
+            every,
+            np.zeros(len(every), dtype=np.int64),
+            [f"dead_camera: {family}" for family, found in claims.items() for _ in found],
+        ),
+        verdict=verdict,
+    )
+
+
+def _dead(
+    inner: WithPreprocess, dataset: Dataset, part: npt.NDArray[np.int64], number: int, seed: int
+) -> Dead:
+    """Let the network judge the dead-camera frames of a held-out part."""
+    from vinoreward_training.classifier.training import predict
+
+    failures = part[dataset.labels[part] == 0]
+    found: Dead = {}
+    for family, images in held_out(number, dataset.images, failures, seed=seed):
+        logits = predict(inner, images).astype(np.float64)
+        found[family] = logits[:, 1] - logits[:, 0]
+    return found
+
+
+def make_bundle(
+    config: FinetuneConfig,
+    dataset: Dataset,
+    parts: tuple[npt.NDArray[np.int64], ...],
+    folder: Path,
+    inner: WithPreprocess,
+    history: Sequence[dict[str, float]],
+    record: TrainedOn,
+    unseen: str | None = None,
+) -> Verdict:
+    """Turn a trained network into FOLDER/bundle and FOLDER/report.html; return the verdict on it.
+
+    Args:
+        config: of the run.
+        dataset: all frames.
+        parts: indices of (train, validation, test).
+        folder: the run folder.
+        inner: the trained network, in evaluation mode.
+        history: one record per epoch.
+        record: what the network was trained on.
+        unseen: whether the weights it started from had seen the held-out frames, in words.
+
+    Raises:
+        OutputError: the exported network does not compute what was trained.
+        InputError: no threshold reaches the target false-positive rate.
+        RunFolderError: a file cannot be written.
+    """
+    from safetensors.torch import save as safetensors_bytes
+
+    from vinoreward.bundles.save import save_bundle
+    from vinoreward.bundles.schema import BundleSpec, Picture
+    from vinoreward_training.classifier.training import predict
+    from vinoreward_training.classifier.weights import RECORD
+    from vinoreward_training.runs.report import Section, write_report
+
+    held = np.concatenate(parts[1:])
+    logits = np.zeros((len(dataset.labels), 2))  # of training frames never read
+    logits[held] = predict(inner, dataset.images[held])
+    dead = (
+        _dead(inner, dataset, parts[1], 1, config.seed),
+        _dead(inner, dataset, parts[2], 2, config.seed),
+    )
+    falling = still_falling([record["val_loss"] for record in history], config.epochs)
+    found = _evaluate(config, dataset, logits, parts, dead, falling=falling)
+    test, labels = parts[2], dataset.labels
+    difference = _export(inner, folder / "model.onnx", dataset)
+    pictures = folder / "pictures"
+    pictures.mkdir(exist_ok=True)
+    drawn = [
+        *model_card.draw_curves(
+            pictures, found.log_odds[test], labels[test], found.threshold_log_odds
+        ),
+        model_card.draw_mistakes(
+            pictures / "mistakes.png",
+            dataset.images[test],
+            sigmoid(found.log_odds[test]),
+            labels[test],
+            _captions(dataset, test),
+            found.decision.threshold,
+        ),
+        model_card.draw_history(pictures / "history.png", list(history)),
+    ]
+    golden = test[golden_indices(found.log_odds[test], labels[test], found.threshold_log_odds)]
+    height, width = dataset.images.shape[1:3]
+    spec = BundleSpec(
+        name=config.name,
+        picture=Picture(
+            height=height,
+            width=width,
+            resize="pil_bilinear" if dataset.resized else "none",
+            scene=dataset.scene,
+        ),
+        decision=found.decision,
+        architecture=config.architecture,
+        metrics=found.metrics | {"export_difference": difference, "history": list(history)},
+        dataset={
+            "sha256": dataset.sha256,
+            "counts": dataset.counts,
+            "seed": dataset.seed,
+            **origin(read_about(config.data)),
+            "split": SPLIT,
+            "trained_on": record.facts(),
+        },
+        versions=versions(),
+    )
+    facts = (
+        {
+            "network": f"{config.architecture}, {height}x{width} pixels, FP32",
+            "trained on": f"{len(parts[0])} frames ({dataset.counts['episodes']} episodes in all), "
+            f"dataset {dataset.sha256[:12]}, seed {config.seed}",
+            # Not the whole path: it means nothing on another machine.
+            "started from": "random weights" if config.weights is None else config.weights.name,
+        }
+        | ({} if unseen is None else {"held-out frames new to those weights": unseen})
+        | {
+            "epochs": len(history),
+            "exported network's largest difference from torch": f"{difference:.2g} in logits",
+        }
+    )
+    decision = {
+        "threshold": f"{found.decision.threshold:.6f} (calibrated probability)",
+        "temperature": f"{found.decision.temperature:.3f}",
+    } | {str(key): value for key, value in found.decision.chosen_for.items() if key != "value"}
+    card = model_card.card(
+        config.name,
+        facts=facts,
+        rates=found.test.as_dict(),
+        categories=found.categories,
+        decision=decision,
+        verdict=found.verdict,
+        dead_camera=found.metrics["dead_camera"],
+        pictures=[path.name for path in drawn],
+    )
+    saved = save_bundle(
+        folder / "bundle",
+        spec,
+        {
+            "model.onnx": folder / "model.onnx",
+            "model.safetensors": safetensors_bytes(
+                {key: value.contiguous() for key, value in inner.net.state_dict().items()},
+                metadata={RECORD: record.to_text()},
+            ),
+        },
+        dataset.images[golden],
+        logits[golden].astype(np.float32),
+        card,
+        {path.name: path for path in drawn},
+        overwrite=True,
+    )
+    write_report(
+        folder / "report.html",
+        f"Success classifier {config.name}",
+        [
+            Section("Verdict", str(found.verdict)),
+            Section("What it is", rows=[{"": key, " ": value} for key, value in facts.items()]),
+            Section("Test frames", rows=model_card.confusion_rows(found.test.as_dict())),
+            Section("By category", rows=found.categories),
+            Section(
+                "Threshold", rows=[{"": key, " ": str(value)} for key, value in decision.items()]
+            ),
+            Section("Pictures", pictures=drawn),
+        ],
+    )
+    (folder / "model.onnx").unlink()
+    print(
+        f"test: recall {found.test.recall:.2%} ({found.test.recall_low:.2%} to "
+        f"{found.test.recall_high:.2%}), false positives {found.test.false_positive_rate:.2%} "
+        f"(at most {found.test.fpr_high:.2%}), threshold {found.decision.threshold:.4f}"
+    )
+    seen = found.metrics["dead_camera"]
+    print(f"dead camera: {seen['claimed']} of {seen['frames']} frames claimed")
+    print(f"verdict: {found.verdict}")
+    print(f"bundle {saved}, report {folder / 'report.html'}")
+    if found.verdict.level != "useless":
+        print(f"next: {after_bundle(saved, config.data, config.success_label)}")
+    return found.verdict
+
+
+def _captions(dataset: Dataset, indices: npt.NDArray[np.int64]) -> list[str]:
+    captions = []
+    for index in indices:
+        distance = dataset.distances[index]
+        where = f", {distance * 1000:.1f} mm" if np.isfinite(distance) else ""
+        captions.append(f"{dataset.categories[index]}{where}")
+    return captions

@@ -1,0 +1,24 @@
+"""What ``vinoreward doctor`` can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class DoctorConfig:
+    """Say what is installed, which backends and devices work, and how to add what is missing.
+
+    Ends with 0 if the core works (wrap your own environment with a bundle), else with 1.
+
+    Examples:
+        vinoreward doctor
+        vinoreward doctor --bundle runs/hover-classifier/bundle
+        vinoreward doctor --json doctor.json
+    """
+
+    bundle: str | None = None
+    """Bundle whose golden frames are run on every backend; None: every installed one."""
+    json: Path | None = None
+    """Write the findings here as well."""

@@ -1,0 +1,1 @@
+"""Labelled pictures: captured, checked, loaded."""

@@ -1,0 +1,317 @@
+"""``vinoreward capture``: labelled pictures from any environment that knows the truth."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vinoreward.errors import ConfigError
+from vinoreward.files import write_json
+from vinoreward.picture_files import read_picture
+from vinoreward.success import Truth
+from vinoreward_training.configs.capture import CaptureConfig
+from vinoreward_training.data.capture_play import Balance, RandomPlay
+from vinoreward_training.data.capture_table import Table, make_row
+from vinoreward_training.data.dataset import HELD_OUT_SHARES
+from vinoreward_training.data.dataset_files import ABOUT, METADATA, read_about, read_table
+from vinoreward_training.runs.next_command import actions_of, after_capture, again
+from vinoreward_training.runs.run_folder import RunFolder
+from vinoreward_training.runs.settings import resumed
+
+if TYPE_CHECKING:
+    from vinoreward_envs.camera.spec import CameraSpec
+
+FORMAT = "vinoreward image folder 1"
+
+
+def _hover(
+    config: CaptureConfig, scene: Any, env: Any, spec: Mapping[str, Any], table: Table
+) -> Iterator[int]:
+    """Place arm and object in a scene, or in an environment that has one."""
+    from vinoreward_envs.camera.pictures import resized
+    from vinoreward_training.data.capture_hover import hover_frame
+
+    done = {int(row["episode"]) for row in table.rows.values()}
+    for index in range(config.frames):
+        if index in done:
+            continue
+        frame = hover_frame(scene, config.seed, index, env)
+        row = make_row(f"{index:06d}.png", frame.success, frame.category, index, config.seed)
+        row["gripper_x"], row["gripper_y"] = (f"{value:.6f}" for value in frame.gripper)
+        if frame.object is not None:
+            row["object_x"], row["object_y"] = (f"{value:.6f}" for value in frame.object)
+        row["distance"] = f"{frame.distance:.6f}"
+        image = frame.image
+        if env is None:  # the article's pictures are drawn at another size than they are kept at
+            image = resized(image, int(spec["height"]), int(spec["width"]))
+        table.add([(image, row)])
+        yield 1
+
+
+def _played(config: CaptureConfig, env: Any, truth: Truth, table: Table) -> Iterator[int]:
+    """Play at random; see :mod:`vinoreward_training.data.capture_play`."""
+    from tqdm import tqdm
+
+    balance = Balance(
+        config.frames // 2,
+        config.frames - config.frames // 2,
+        config.per_episode,
+        table.count("success"),
+        table.count("failure"),
+    )
+    play = RandomPlay(
+        env,
+        config.env,
+        truth=truth,
+        seed=config.seed,
+        patience=config.patience,
+        say=tqdm.write,
+    )
+    return play.fill(table, balance)
+
+
+def article_camera(renderer: Literal["fast", "tiny"] = "fast") -> CameraSpec:
+    """Return the camera of the article's setting: 960x720, full meshes."""
+    from vinoreward_envs.camera.spec import CameraSpec
+    from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH
+
+    return CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer=renderer, mesh="full")
+
+
+def _size(config: CaptureConfig) -> tuple[int, int]:
+    from vinoreward_envs.constants import PICTURE_HEIGHT, PICTURE_WIDTH
+
+    return config.height or PICTURE_HEIGHT, config.width or PICTURE_WIDTH
+
+
+def _hover_options(config: CaptureConfig) -> dict[str, Any]:
+    """Return the arguments of PandaHover that were asked for."""
+    options: dict[str, Any] = {}
+    if config.height is not None or config.width is not None:
+        options["image_size"] = _size(config)
+    if config.renderer is not None:
+        options["camera"] = config.renderer
+    if config.mesh is not None:
+        options["mesh"] = config.mesh
+    return options
+
+
+def _make(config: CaptureConfig) -> Any:
+    import gymnasium
+    from gymnasium.error import Error
+
+    from vinoreward_training.tasks.environments import (
+        is_hover,
+        not_importable,
+        takes_hover_arguments,
+    )
+
+    options: dict[str, Any] = {"render_mode": "rgb_array"}
+    try:
+        package, _, name = config.env.rpartition(":")
+        if package:
+            importlib.import_module(package)
+        spec = gymnasium.spec(name)
+        if is_hover(spec):
+            options |= _hover_options(config)
+            if takes_hover_arguments(spec, "backend"):
+                options["backend"] = "oracle"  # it needs no bundle to take pictures
+        elif config.fidelity is not None:
+            raise ConfigError(
+                f"found fidelity={config.fidelity!r} with {config.env}. Expected it with a "
+                "PandaHover id, whose pictures it is about; leave --fidelity out."
+            )
+        return gymnasium.make(config.env, **options)
+    except (Error, ImportError, TypeError) as error:
+        if missing := not_importable(config.env, error):
+            raise ConfigError(f"found no {config.env!r}.{missing}") from error
+        raise ConfigError(
+            f"gymnasium cannot make {config.env!r} with {options} ({error}). Expected an id as "
+            "package:Name-v0 whose environment takes these arguments; one derived from PandaHover "
+            "best passes on what it does not know: def __init__(self, **kwargs)."
+        ) from error
+
+
+def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
+    """Return (scene or None, environment or None, what draws the pictures)."""
+    from vinoreward_training.tasks.environments import is_hover
+
+    env = _make(config)
+    if config.fidelity == "article":
+        from vinoreward_envs.scene.hover import HoverScene
+
+        env.close()
+        spec = article_camera(config.renderer or "fast")
+        height, width = _size(config)
+        # "drawn" keeps a bundle trained on these from environments with other pictures.
+        kept = {"height": height, "width": width, "drawn": f"{spec.width}x{spec.height}"}
+        return HoverScene(camera=spec), None, {**spec.as_dict(), **kept}
+    # What wrappers and the environment's own judge compare with the bundle's.
+    drawn = getattr(env.unwrapped, "picture_scene", None)
+    about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
+    if is_hover(env.spec) and config.truth_key in (None, "true_success"):
+        return env.unwrapped.scene, env, about
+    return None, env, about
+
+
+def _check(config: CaptureConfig) -> None:
+    height, width = _size(config)
+    if config.frames < 2 or config.seed < 0 or min(height, width) < 16:
+        raise ConfigError(
+            f"frames={config.frames}, seed={config.seed}, {height}x{width} pixels. "
+            "Expected at least 2 frames, a seed of 0 or more and pictures of 16x16 or more."
+        )
+    if config.per_episode < 1 or config.patience < 1 or config.save_every < 1:
+        raise ConfigError(
+            f"per_episode={config.per_episode}, patience={config.patience}, save_every="
+            f"{config.save_every}. Expected numbers of at least 1."
+        )
+
+
+def _check_same(config: CaptureConfig, scene: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Refuse to go on with a capture of something else."""
+    asked: dict[str, Any] = {"seed": config.seed, "env": config.env}
+    found = {name: before.get(name) for name in asked}
+    # "drawn" marks the article's pictures and is missing in all others.
+    for name in {*scene, *({"drawn"} & set(before["scene"]))}:
+        asked[f"scene {name}"], found[f"scene {name}"] = scene.get(name), before["scene"].get(name)
+    for name in ("truth_key", "per_episode"):
+        if name in before and getattr(config, name) is not None:
+            asked[name], found[name] = getattr(config, name), before[name]
+    if found != asked:
+        differing = sorted(name for name in asked if found[name] != asked[name])
+        raise ConfigError(
+            f"{config.out} was captured with "
+            + ", ".join(f"{name} {found[name]!r}" for name in differing)
+            + ", now asked for "
+            + ", ".join(f"{name} {asked[name]!r}" for name in differing)
+            + ". Expected the same when resuming; repeat the old options or choose another folder "
+            "with --out."
+        )
+
+
+def _describe(
+    config: CaptureConfig,
+    table: Table,
+    scene: dict[str, Any],
+    truth: Truth | None,
+    actions: str,
+    complete: bool,
+) -> dict[str, Any]:
+    counts: dict[str, int] = {}
+    for row in table.rows.values():
+        for name in {row["label"], f"category:{row['category']}"}:
+            counts[name] = counts.get(name, 0) + 1
+    about: dict[str, Any] = {"format": FORMAT}
+    if table.rows:
+        shape = read_picture(config.out / next(iter(table.rows))).shape
+        about["picture"] = {"height": shape[0], "width": shape[1], "color_order": "RGB"}
+    if truth is not None:
+        about |= {"per_episode": config.per_episode, "actions": actions}
+        if truth.key is not None:
+            about["truth_key"] = truth.key
+    return about | {
+        "scene": scene,
+        "env": config.env,
+        "seed": config.seed,
+        "frames": len(table.rows),
+        "episodes": len({row["episode"] for row in table.rows.values()}),
+        "counts": dict(sorted(counts.items())),
+        "complete": complete,
+    }
+
+
+def _holds_nothing(folder: Path) -> bool:
+    """Say whether a capture was begun in ``folder`` and no picture of it was kept."""
+    about = read_about(folder) if folder.is_dir() else {}
+    if about.get("format") != FORMAT or about.get("frames") != 0:
+        return False
+    return not (folder / METADATA).is_file() or not any(read_table(folder))
+
+
+def run(config: CaptureConfig) -> int:
+    """Capture; return 0. Stopped with Ctrl-C it saves what it has and raises KeyboardInterrupt.
+
+    Raises:
+        ConfigError: settings that cannot work, or a folder with another capture.
+        DatasetError: random play finds no success or no failure.
+        RunFolderError: the folder is in use or cannot be written.
+    """
+    from tqdm import tqdm
+
+    from vinoreward_training.tasks.environments import dependencies_named, naming
+
+    config = resumed(config)
+    _check(config)
+    line = again("capture", config.out, *naming(config.env))
+    with contextlib.ExitStack() as closing, dependencies_named(config.env):
+        scene, env, about = _open(config)
+        closing.callback((scene if env is None else env).close)
+        begun = _holds_nothing(config.out)
+        before = read_about(config.out) if config.resume and not begun else {}
+        if before:
+            _check_same(config, about, before)
+        with RunFolder(config.out, config, resume=config.resume or begun, again=line) as folder:
+            for label in ("success", "failure"):
+                (folder / label).mkdir(exist_ok=True)
+            truth, actions = None, ""
+            table = Table(folder, whole_episodes=scene is None)
+            if scene is None:
+                truth = Truth(config.truth_key or before.get("truth_key"))
+                actions = actions_of(env.action_space)
+                work = _played(config, env, truth, table)
+            else:
+                work = _hover(config, scene, env, about, table)
+            complete = False
+            # Written first, so that a capture killed at any moment can be read and resumed.
+            write_json(folder / ABOUT, _describe(config, table, about, truth, actions, False))
+            try:
+                with tqdm(
+                    total=config.frames, initial=len(table.rows), desc="capture", unit="frame"
+                ) as bar:
+                    saved = len(table.rows)
+                    for added in work:
+                        bar.update(added)
+                        if len(table.rows) >= saved + config.save_every:
+                            table.save()
+                            saved = len(table.rows)
+                complete = True
+            finally:
+                table.save()
+                write_json(
+                    folder / ABOUT, _describe(config, table, about, truth, actions, complete)
+                )
+    print(_summary(config, table))
+    print(f"next: {after_capture(config.out, table.count('failure'))}")
+    return 0
+
+
+def _summary(config: CaptureConfig, table: Table) -> str:
+    """Return what was captured, and the error rate that it can support."""
+    from vinoreward.rewards.calibration import negatives_needed, rate_supported
+
+    free = shutil.disk_usage(config.out).free / 1e9
+    episodes = table.episodes("failure")
+    deciding = round(HELD_OUT_SHARES[0] * episodes)
+    needed = negatives_needed(0.01)
+    text = (
+        f"{len(table.rows)} pictures in {config.out}: {table.count('success')} successes from "
+        f"{table.episodes('success')} episodes, {table.count('failure')} failures from {episodes} "
+        f"({free:.0f} GB free).\n"
+        f"finetune chooses the threshold on about {deciding} of the episodes with failures: "
+    )
+    if deciding == 0:
+        return text + "too few to support any false-positive rate; capture more with --resume."
+    text += (
+        f"without one error they support a false-positive rate of {rate_supported(deciding):.1%} "
+        "per episode, with 95 % confidence."
+    )
+    if deciding < needed:
+        frames = math.ceil(len(table.rows) * needed / deciding / 1000) * 1000
+        text += f" For 1 % it takes {needed}: --resume --frames {frames}."
+    return text

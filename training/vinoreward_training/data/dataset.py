@@ -1,0 +1,249 @@
+"""Labelled pictures in memory: our captures and any other image folder."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import DatasetError
+from vinoreward_training.data.dataset_files import (
+    MAX_NAME,
+    METADATA,
+    SUFFIXES,
+    check_there,
+    number,
+    pictures_below,
+    read_about,
+    read_table,
+    stack_pictures,
+)
+
+SPLIT = "episode hash 1"
+"""Name of the way :func:`split_by_episode` splits; recorded wherever a split was used."""
+HELD_OUT_SHARES = (0.15, 0.15)
+"""Shares of the episodes that go to validation and to test."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Pictures with their labels; frames of one episode share an episode number.
+
+    Attributes:
+        images: ``(N, H, W, 3)`` uint8 RGB.
+        labels: ``(N,)`` int64, 1 = success.
+        episodes: ``(N,)`` int64.
+        categories: ``(N,)`` strings, e.g. ``near_miss``; the class name where none is recorded.
+        distances: ``(N,)`` float64 metres from success's centre, NaN where not recorded.
+        files: path of each picture inside the folder.
+        scene: what drew the pictures (empty when unknown).
+        sha256: hash of file names, labels and pixels.
+        folder: where it was read.
+        resized: whether pictures were resized (PIL bilinear) to get here.
+        seed: the capture's seed, if recorded.
+        origin: what makes an episode together with its number (scene or environment, and the
+            capture's seed); None where that is not recorded.
+    """
+
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
+    episodes: npt.NDArray[np.int64]
+    categories: npt.NDArray[np.str_]
+    distances: npt.NDArray[np.float64]
+    files: tuple[str, ...]
+    scene: dict[str, Any]
+    sha256: str
+    folder: Path
+    resized: bool = False
+    seed: int | None = None
+    origin: str | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Frames per label and per category, and the number of episodes."""
+        values: dict[str, int] = {
+            "frames": len(self.labels),
+            "episodes": len(np.unique(self.episodes)),
+            "success": int(self.labels.sum()),
+            "failure": int((self.labels == 0).sum()),
+        }
+        for name in np.unique(self.categories):
+            values[f"category:{name}"] = int((self.categories == name).sum())
+        return values
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One picture of a folder, before it is read.
+
+    Attributes:
+        file: relative to the folder.
+        label: 1 for success.
+        category: of the frame, e.g. ``"near miss"``.
+        episode: frames of one share it.
+        distance: metres from success, NaN if unknown.
+    """
+
+    file: str
+    label: int
+    category: str
+    episode: int
+    distance: float
+
+
+def _from_metadata(folder: Path, success_label: str) -> list[Entry]:
+    return [
+        Entry(
+            row["file"],
+            int(row["label"] == success_label),
+            row.get("category") or row["label"],
+            int(row["episode"]),
+            number(folder, line, row.get("distance", "")),
+        )
+        for line, row in read_table(folder)
+    ]
+
+
+def _from_folders(folder: Path, success_label: str) -> list[Entry]:
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    entries: list[Entry] = []
+    for name in names:
+        for file in pictures_below(folder, name):
+            label, category = int(name == success_label), name[:MAX_NAME]
+            entries.append(Entry(file, label, category, len(entries), float("nan")))
+    if entries and success_label not in names:
+        raise DatasetError(
+            f"{folder} has the classes {', '.join(names)} and none is called {success_label!r}. "
+            "Expected one folder per class; name the class that is a success with --success-label."
+        )
+    return entries
+
+
+def load_dataset(
+    folder: Path, *, size: tuple[int, int] | None = None, success_label: str = "success"
+) -> Dataset:
+    """Read a capture or an image folder (one folder per class) into memory.
+
+    A capture's ``metadata.csv`` gives episodes, categories and distances. Without it every
+    picture counts as its own episode, and every class but ``success_label`` is a failure.
+
+    Args:
+        folder: the dataset.
+        size: (height, width) to resize to with PIL's bilinear filter; by default all pictures
+            must have one size already.
+        success_label: the class that is a success.
+
+    Raises:
+        DatasetError: no folder, no pictures, one class only, a broken picture, several sizes, a
+            table that cannot be right, a link out of the folder, more than fits into memory.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DatasetError(
+            f"{folder} is not a folder. Expected a capture or an image folder with one folder per "
+            f"class; make one with: vinoreward capture --out {folder}"
+        )
+    recorded = (folder / METADATA).is_file()
+    entries = (_from_metadata if recorded else _from_folders)(folder, success_label)
+    if not entries:
+        raise DatasetError(
+            f"{folder} holds no pictures. Expected {', '.join(sorted(SUFFIXES))} files in one "
+            f"folder per class, e.g. {folder}/success and {folder}/failure."
+        )
+    labels = np.array([entry.label for entry in entries], dtype=np.int64)
+    if len(np.unique(labels)) < 2:
+        found = "successes" if labels[0] else "failures"
+        raise DatasetError(
+            f"all {len(labels)} pictures in {folder} are {found}. Expected both classes: a "
+            "classifier is trained on successes and failures; add pictures of the other class."
+        )
+    about = read_about(folder)
+    check_there(folder, (entry.file for entry in entries))
+    images, resized = stack_pictures(folder, [entry.file for entry in entries], size)
+    digest = hashlib.sha256(str(images.shape).encode())
+    for entry, image in zip(entries, images, strict=True):
+        digest.update(f"{entry.file}\0{entry.label}\0".encode())
+        digest.update(image.tobytes())
+    return Dataset(
+        images=images,
+        labels=labels,
+        episodes=np.array([entry.episode for entry in entries], dtype=np.int64),
+        categories=np.array([entry.category for entry in entries]),
+        distances=np.array([entry.distance for entry in entries], dtype=np.float64),
+        files=tuple(entry.file for entry in entries),
+        scene=about.get("scene", {}),
+        sha256=digest.hexdigest(),
+        folder=folder,
+        resized=resized,
+        seed=about.get("seed"),
+        origin=_origin(about) if recorded else None,
+    )
+
+
+def _origin(about: dict[str, Any]) -> str | None:
+    """Return what makes a capture's episodes together with their numbers, None if not recorded.
+
+    A scene of ours is drawn from seed and number alone, whichever of its environments is named and
+    however large the pictures are.
+    """
+    scene, seed = about.get("scene"), about.get("seed")
+    name = scene.get("scene") if isinstance(scene, dict) else None
+    name = name or about.get("env")
+    if not isinstance(name, str) or not isinstance(seed, int):
+        return None
+    return f"{name} seed {seed}"
+
+
+def _identities(dataset: Dataset) -> tuple[list[bytes], npt.NDArray[np.int64]]:
+    """Return what names each episode wherever it turns up, and (N,) the episode of each frame."""
+    numbers, first, inverse = np.unique(dataset.episodes, return_index=True, return_inverse=True)
+    if dataset.origin is not None:
+        return [f"{dataset.origin} episode {number}".encode() for number in numbers], inverse
+    if len(numbers) < len(dataset.labels):
+        # The first by name: frames that are added to an episode usually come after it.
+        order = np.lexsort((np.array(dataset.files), dataset.episodes))
+        _, position = np.unique(dataset.episodes[order], return_index=True)
+        first = order[position]
+    return [hashlib.sha256(dataset.images[index].tobytes()).digest() for index in first], inverse
+
+
+def split_by_episode(
+    dataset: Dataset,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the indices of (train, validation, test); no episode is in two of them.
+
+    A hash of what makes an episode decides, and nothing else: no seed, and none of the other
+    episodes. So an episode stays on its side when a capture grows, and weights that were trained
+    on some capture have never seen a held-out frame of it or of a larger one. A capture's episode
+    is its scene or environment, the capture's seed and its number; without such a record it is the
+    content of the episode's first picture.
+
+    Args:
+        dataset: what to split.
+
+    Raises:
+        DatasetError: a part would lack one of the classes.
+    """
+    identities, inverse = _identities(dataset)
+    salt = SPLIT.encode() + b"\0"
+    drawn = np.array(
+        [int.from_bytes(hashlib.sha256(salt + name).digest()[:6], "big") for name in identities]
+    )
+    places = np.cumsum((*HELD_OUT_SHARES, 1.0))
+    # Validation, test and training, in this order along the hash.
+    side = np.searchsorted(places * 2.0**48, drawn, side="right")[inverse]
+    parts = tuple(np.flatnonzero(side == which).astype(np.int64) for which in (2, 0, 1))
+    for name, indices in zip(("training", "validation", "test"), parts, strict=True):
+        if len(np.unique(dataset.labels[indices])) < 2:
+            raise DatasetError(
+                f"the {name} part of {dataset.folder} would have {len(indices)} frames of fewer "
+                f"than two classes ({len(identities)} episodes in all). Expected successes and "
+                "failures in every part. A hash of each episode decides where it goes, 70 % to "
+                "training and 15 % each to validation and test, so some tens of episodes with "
+                "either are needed; capture more episodes."
+            )
+    return parts[0], parts[1], parts[2]

@@ -1,0 +1,195 @@
+"""Pictures without labels: a capture, any image folder, or what a random policy sees."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import ConfigError, DatasetError
+from vinoreward_training.data.dataset_files import (
+    METADATA,
+    SUFFIXES,
+    check_there,
+    number,
+    pictures_below,
+    read_about,
+    read_table,
+    stack_pictures,
+)
+
+Indices = npt.NDArray[np.int64]
+LOWEST_COUNT = 64
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Pictures and, where they were recorded, the places of things.
+
+    Attributes:
+        images: ``(N, H, W, 3)`` uint8 RGB.
+        episodes: ``(N,)`` int64; frames of one episode share a number.
+        places: name to ``(N, 2)`` float64 metres, NaN where the thing is absent; empty where
+            nothing was recorded.
+        scene: what drew the pictures (empty when unknown).
+        sha256: hash of pixels, episodes and places.
+        source: the folder or environment they came from.
+        resized: whether they were resized (PIL bilinear) to get here.
+        seed: of the capture or rollout, if known.
+    """
+
+    images: npt.NDArray[np.uint8]
+    episodes: npt.NDArray[np.int64]
+    places: dict[str, npt.NDArray[np.float64]]
+    scene: dict[str, Any]
+    sha256: str
+    source: str
+    resized: bool = False
+    seed: int | None = None
+
+
+def finished(
+    images: npt.NDArray[np.uint8],
+    episodes: npt.NDArray[np.int64],
+    places: dict[str, npt.NDArray[np.float64]],
+    **facts: Any,
+) -> Frames:
+    """Return frames with their hash; ``facts`` are the other attributes.
+
+    Raises:
+        DatasetError: too few pictures.
+    """
+    if len(images) < LOWEST_COUNT:
+        raise DatasetError(
+            f"{facts['source']} gives {len(images)} pictures. Expected at least {LOWEST_COUNT} to "
+            "train an encoder on, better thousands; capture more, or raise --frames."
+        )
+    digest = hashlib.sha256(str(images.shape).encode())
+    digest.update(np.ascontiguousarray(images).data)
+    digest.update(episodes.tobytes())
+    for name in sorted(places):
+        digest.update(name.encode() + places[name].tobytes())
+    return Frames(images, episodes, places, sha256=digest.hexdigest(), **facts)
+
+
+def _table(folder: Path) -> tuple[list[str], list[int], dict[str, list[tuple[float, float]]]]:
+    """Return files, episodes and places of a capture; NAME_x and NAME_y are the place of NAME."""
+    files: list[str] = []
+    episodes: list[int] = []
+    places: dict[str, list[tuple[float, float]]] = {}
+
+    def place(line: int, text: str) -> float:
+        value = number(folder, line, text)
+        return value if math.isfinite(value) else math.nan
+
+    for line, row in read_table(folder):
+        if not files:
+            names = (name[:-2] for name in row if name.endswith("_x") and f"{name[:-2]}_y" in row)
+            places = {name: [] for name in sorted(names)}
+        files.append(row["file"])
+        episodes.append(int(row["episode"]))
+        for name, found in places.items():
+            found.append((place(line, row[f"{name}_x"]), place(line, row[f"{name}_y"])))
+    return files, episodes, places
+
+
+def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int = 0) -> Frames:
+    """Read every picture below a folder into memory; labels are not needed and not used.
+
+    A capture's ``metadata.csv`` gives episodes and places. Without it every picture counts as its
+    own episode and nothing is known of places.
+
+    Args:
+        folder: a capture or any folder with pictures, at any depth.
+        size: (height, width) to resize to with PIL's bilinear filter; by default all pictures must
+            have one size already.
+        limit: read at most so many, 0 for all: the first ones of a capture, else evenly chosen.
+
+    Raises:
+        DatasetError: no folder, too few pictures, a broken one, several sizes, a table that cannot
+            be right, a link out of the folder, more than fits into memory.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DatasetError(
+            f"{folder} is not a folder. Expected a capture or a folder of pictures; make one with: "
+            f"vinoreward capture --out {folder}"
+        )
+    places: dict[str, list[tuple[float, float]]] = {}
+    if (folder / METADATA).is_file():
+        files, episodes, places = _table(folder)
+        count = min(limit, len(files)) if limit else len(files)
+        files, episodes = files[:count], episodes[:count]
+        check_there(folder, files)
+    else:
+        files = pictures_below(folder)
+        if limit and limit < len(files):
+            files = [files[index * len(files) // limit] for index in range(limit)]
+        episodes = list(range(len(files)))
+    if not files:
+        raise DatasetError(
+            f"{folder} holds no pictures. Expected {', '.join(sorted(SUFFIXES))} files; capture "
+            "some, or give another folder with --data."
+        )
+    about = read_about(folder)
+    images, resized = stack_pictures(folder, files, size)
+    return finished(
+        images,
+        np.array(episodes, dtype=np.int64),
+        {
+            name: np.array(found[: len(files)], dtype=np.float64)
+            for name, found in places.items()
+            if np.isfinite(found[: len(files)]).all(1).any()
+        },
+        scene=about.get("scene", {}),
+        source=str(folder),
+        resized=resized,
+        seed=about.get("seed"),
+    )
+
+
+def split_frames(
+    frames: Frames, *, seed: int, fractions: tuple[float, float] = (0.05, 0.1)
+) -> tuple[Indices, Indices, Indices]:
+    """Return the indices of (train, validation, test); no episode is in two of them.
+
+    Args:
+        frames: what to split.
+        seed: decides which episode goes where.
+        fractions: shares of the episodes for validation and test, at least one each.
+
+    Raises:
+        DatasetError: fewer than three episodes.
+    """
+    numbers, inverse = np.unique(frames.episodes, return_inverse=True)
+    if len(numbers) < 3:
+        raise DatasetError(
+            f"{frames.source} has {len(numbers)} episodes. Expected at least 3, for training, "
+            "validation and test; capture more, or raise --frames."
+        )
+    order = np.random.default_rng([seed, 0xE2C0]).permutation(len(numbers))
+    first = max(1, round(len(numbers) * fractions[0]))
+    second = first + max(1, round(len(numbers) * fractions[1]))
+    part = np.zeros(len(numbers), dtype=np.int64)
+    part[order[:first]] = 1
+    part[order[first:second]] = 2
+    of_frame = part[inverse]
+    train, validation, test = (np.flatnonzero(of_frame == which) for which in range(3))
+    return train, validation, test
+
+
+def check_size(size: tuple[int, int] | None) -> None:
+    """Refuse a size that no encoder can take before anything is read.
+
+    Raises:
+        ConfigError: a side shorter than 32 or longer than 1024 pixels.
+    """
+    if size is not None and not all(32 <= side <= 1024 for side in size):
+        raise ConfigError(
+            f"--size {size[0]} {size[1]} cannot work. Expected sides of 32 to 1024 pixels."
+        )

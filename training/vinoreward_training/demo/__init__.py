@@ -1,0 +1,1 @@
+"""From nothing to a policy in one command."""

@@ -1,0 +1,1 @@
+"""State encoders: trained, imported, judged, saved as bundles."""

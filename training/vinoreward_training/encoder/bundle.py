@@ -1,0 +1,277 @@
+"""What follows an encoder's training: probe, export, model card, bundle, report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward_training.classifier.bundle import versions
+from vinoreward_training.data.dataset_files import read_about
+from vinoreward_training.data.frames import Frames, Indices
+from vinoreward_training.encoder import card as vae_card
+from vinoreward_training.encoder.probe import ProbeError, probe_places
+from vinoreward_training.runs.next_command import origin
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vinoreward.encoders.vae import Vae
+    from vinoreward_training.configs.train_vae import TrainVaeConfig
+
+GOLDEN_FRAMES = 8
+SHOWN_FRAMES = 12
+TRAVERSED = 10
+"""Latent numbers shown in the traversals, those that vary most."""
+PROBE_FRAMES = 40_000
+PROBE_LIMIT_MM = 5.0
+"""Mean error of a place that serves a policy on our hover task."""
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What held-out frames say about an encoder.
+
+    Attributes:
+        mean: (N, D) of every frame that was encoded.
+        which: (N,) their indices.
+        std: (D,) mean posterior standard deviation on held-out frames.
+        low: (D,) stated bounds.
+        high: (D,) likewise.
+        errors: of the linear probe; empty where no places are known.
+        held_out: figures for the card and the spec.
+    """
+
+    mean: Floats
+    which: Indices
+    std: Floats
+    low: Floats
+    high: Floats
+    errors: list[ProbeError]
+    held_out: dict[str, Any]
+
+
+def bounds(means: Floats, std: Floats) -> tuple[Floats, Floats]:
+    """Return bounds (D,) that hold every vector seen, with room for what was not.
+
+    Args:
+        means: (N, D) of training and held-out frames.
+        std: (D,) of the posterior; a sampled vector stays inside too, but for one in thousands.
+    """
+    low, high = means.min(0), means.max(0)
+    room = 0.25 * (high - low) + 4.0 * std
+    return (low - room).astype(np.float32), (high + room).astype(np.float32)
+
+
+def measure(vae: Vae, frames: Frames, parts: Sequence[Indices]) -> Measured:
+    """Encode frames, fit the probe on training ones and judge it on the test part."""
+    from vinoreward_training.encoder.apply import decode, encode
+
+    train, _, test = parts
+    fitted = train[:: max(1, -(-len(train) // PROBE_FRAMES))]
+    which = np.concatenate([fitted, test])
+    mean, log_variance = encode(vae.encoder, frames.images[which])
+    held_mean, held_log_variance = mean[len(fitted) :], log_variance[len(fitted) :]
+    std = np.exp(0.5 * held_log_variance.astype(np.float64)).mean(0).astype(np.float32)
+    low, high = bounds(mean, std)
+    divergences = 0.5 * (
+        held_mean.astype(np.float64) ** 2
+        + np.exp(held_log_variance.astype(np.float64))
+        - 1.0
+        - held_log_variance
+    )
+    looked = np.arange(len(test))[:: max(1, len(test) // 1000)]
+    off = decode(vae.decoder, held_mean[looked]).astype(np.float64)
+    off -= frames.images[test[looked]]
+    ends = np.arange(len(which))
+    return Measured(
+        mean=mean,
+        which=which,
+        std=std,
+        low=low,
+        high=high,
+        errors=probe_places(
+            mean,
+            {name: places[which] for name, places in frames.places.items()},
+            ends[: len(fitted)],
+            ends[len(fitted) :],
+        ),
+        held_out={
+            "frames": len(test),
+            "episodes": len(np.unique(frames.episodes[test])),
+            "root_mean_square_error": float(np.sqrt((off**2).mean())),
+            "kl": float(divergences.sum(1).mean()),
+            "active": int((divergences.mean(0) > 0.05).sum()),
+        },
+    )
+
+
+def draw(folder: Path, vae: Vae, frames: Frames, test: Indices, found: Measured) -> list[Path]:
+    """Write ``reconstructions.png`` and ``traversals.png``; return their paths."""
+    from vinoreward_training.encoder.apply import decode, encode
+
+    folder.mkdir(exist_ok=True)
+    shown = test[:: max(1, len(test) // SHOWN_FRAMES)][:SHOWN_FRAMES]
+    originals = frames.images[shown]
+    latents = encode(vae.encoder, originals)[0]
+    # From the first frame shown, one number at a time, between its 2nd and 98th percentile.
+    order = np.argsort(-found.mean.var(0))[:TRAVERSED]
+    low, high = np.quantile(found.mean, [0.02, 0.98], axis=0)
+    rows = []
+    for number in order:
+        moved = np.repeat(latents[:1], 9, axis=0)
+        moved[:, number] = np.linspace(low[number], high[number], 9)
+        rows.append(decode(vae.decoder, moved))
+    return [
+        vae_card.draw_reconstructions(
+            folder / "reconstructions.png", originals, decode(vae.decoder, latents)
+        ),
+        vae_card.draw_traversals(folder / "traversals.png", rows),
+    ]
+
+
+def make_bundle(
+    config: TrainVaeConfig,
+    frames: Frames,
+    parts: Sequence[Indices],
+    folder: Path,
+    vae: Vae,
+    history: Sequence[dict[str, float]],
+) -> Measured:
+    """Measure, export and write bundle and report; return what was measured."""
+    from safetensors.torch import save as safetensors_bytes
+
+    from vinoreward.bundles.parts import Encoding
+    from vinoreward.bundles.save import save_bundle
+    from vinoreward.bundles.schema import BundleSpec, Picture
+    from vinoreward_training.encoder.apply import encode
+    from vinoreward_training.encoder.export import MEAN, STD, export_decoder, export_encoder
+    from vinoreward_training.runs.report import Section, write_report
+
+    test = parts[2]
+    found = measure(vae, frames, parts)
+    golden = test[:: max(1, len(test) // GOLDEN_FRAMES)][:GOLDEN_FRAMES]
+    compared = frames.images[test[:: max(1, len(test) // 64)][:64]]
+    difference = export_encoder(vae.encoder, folder / "model.onnx", compared)
+    export_decoder(vae.decoder, folder / "decoder.onnx", config.latent)
+    drawn = draw(folder / "pictures", vae, frames, test, found)
+    drawn.append(vae_card.draw_losses(folder / "pictures" / "losses.png", history))
+    height, width = frames.images.shape[1:3]
+    errors = [error.as_dict() for error in found.errors]
+    spec = BundleSpec(
+        name=config.name,
+        kind="encoder",
+        labels=(),
+        latent_size=config.latent,
+        picture=Picture(
+            height=height,
+            width=width,
+            mean=MEAN,
+            std=STD,
+            resize="pil_bilinear" if frames.resized else "none",
+            scene=frames.scene,
+        ),
+        encoding=Encoding(
+            low=tuple(map(float, found.low)),
+            high=tuple(map(float, found.high)),
+            std=tuple(map(float, found.std)),
+        ),
+        architecture=config.architecture,
+        metrics={
+            "held_out": found.held_out,
+            "probe": {str(error["name"]): error for error in errors},
+            "export_difference": difference,
+            "history": list(history),
+        },
+        dataset={
+            "sha256": frames.sha256,
+            "counts": {
+                "frames": len(frames.images),
+                "episodes": len(np.unique(frames.episodes)),
+            },
+            "seed": frames.seed,
+            **origin({"env": config.env} if config.data is None else read_about(config.data)),
+            "split_seed": config.seed,
+        },
+        versions=versions(),
+    )
+    facts = {
+        "network": f"{config.architecture}, {height}x{width} pixels to {config.latent} numbers "
+        "(mean and log variance of each), FP32",
+        "trained on": f"{len(parts[0])} frames, dataset {frames.sha256[:12]}, seed {config.seed}",
+        "steps": f"{config.steps} of {config.batch_size} frames",
+        "loss": f"sum of squares / (2 * {config.sigma:g}^2) + {config.beta:g} * KL"
+        + (
+            f" + {config.places:g} * squared error in mm of recorded places, read linearly: "
+            "trained with these labels"
+            if config.places > 0
+            else "; no labels"
+        ),
+        "pixel weights": f"rare colours up to {config.rare:g}, foreground + {config.foreground:g}",
+        "exported network's largest difference from torch": f"{difference:.2g}",
+    }
+    held_out = {
+        "frames": f"{found.held_out['frames']} of {found.held_out['episodes']} episodes",
+        "reconstruction error": f"{found.held_out['root_mean_square_error']:.2f} grey levels "
+        "(root mean square over all pixels)",
+        "KL divergence": f"{found.held_out['kl']:.1f} nats",
+        "numbers in use": f"{found.held_out['active']} of {config.latent}",
+    }
+    card = vae_card.card(
+        config.name,
+        facts=facts,
+        errors=found.errors,
+        held_out=held_out,
+        pictures=[path.name for path in drawn],
+    )
+    saved = save_bundle(
+        folder / "bundle",
+        spec,
+        {
+            "model.onnx": folder / "model.onnx",
+            "model.safetensors": safetensors_bytes(_state(vae.encoder)),
+            "decoder.onnx": folder / "decoder.onnx",
+            "decoder.safetensors": safetensors_bytes(_state(vae.decoder)),
+        },
+        frames.images[golden],
+        np.concatenate(encode(vae.encoder, frames.images[golden]), axis=1),
+        card,
+        {path.name: path for path in drawn},
+        overwrite=True,
+    )
+    write_report(
+        folder / "report.html",
+        f"State encoder {config.name}",
+        [
+            Section("What it is", rows=[{"": key, " ": value} for key, value in facts.items()]),
+            Section(
+                "What the numbers know",
+                text="" if found.errors else vae_card.NO_PLACES,
+                rows=vae_card.probe_rows(found.errors),
+            ),
+            Section(
+                "Held-out frames", rows=[{"": key, " ": str(v)} for key, v in held_out.items()]
+            ),
+            Section("Pictures", pictures=drawn),
+        ],
+    )
+    for name in ("model.onnx", "decoder.onnx"):
+        (folder / name).unlink()
+    for error in found.errors:
+        verdict = "" if error.mean_mm <= PROBE_LIMIT_MM else f", above {PROBE_LIMIT_MM:g} mm"
+        print(
+            f"linear probe, {error.name}: mean error {error.mean_mm:.2f} mm, 95 % below "
+            f"{error.p95_mm:.2f} mm, R2 {error.r2:.4f}, {error.frames} held-out frames{verdict}"
+        )
+    print(f"bundle {saved}, report {folder / 'report.html'}")
+    return found
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    return {name: value.contiguous() for name, value in module.state_dict().items()}

@@ -1,0 +1,253 @@
+"""``vinoreward import-encoder``: an encoder trained elsewhere becomes a bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import ConfigError, PictureMismatchError, VinorewardError
+from vinoreward_training.configs.import_encoder import ImportEncoderConfig
+from vinoreward_training.data.dataset_files import read_about
+from vinoreward_training.encoder.bundle import bounds
+from vinoreward_training.runs.next_command import after_bundle, origin
+
+if TYPE_CHECKING:
+    from vinoreward.bundles.bundle import Bundle
+
+MAX_PICTURES = 500
+"""On which the bounds of the latent are measured."""
+GOLDEN_PICTURES = 8
+MAX_BYTES = 2**28
+"""Of typical pictures in memory, where they cannot be brought to the encoder's size as read."""
+_IN_OPTIONS = (
+    (r"give Bundle\.from_encoder the arguments ", "give "),
+    (r"give Bundle\.from_encoder ", "give "),
+    (r"height=, width=|height=|width=", "--size HEIGHT WIDTH"),
+    (r"correct height and width", "correct --size"),
+    (r"layout=", "--layout"),
+    (r"correct outputs=|with outputs=", "with --outputs"),
+    (r"\boutputs is", "--outputs is"),
+    (r"posterior=True", "--posterior"),
+    (r"posterior=False", "--no-posterior"),
+    (r"posterior=None", "no --posterior or --no-posterior"),
+    (r"latent_size=None", "no --latent"),
+    (r"latent_size= ", "--latent "),
+    (r"latent_size=", "--latent "),
+    (r"color_order='(\w+)'", r"--color-order \1"),
+    (r"\bscale=(\d+)", r"--scale \1"),
+    (r"mean (0|0\.5) and std (1|0\.5)", r"--mean \1 \1 \1 and --std \2 \2 \2"),
+    (r"ImageNet's mean and std", "--mean 0.485 0.456 0.406 and --std 0.229 0.224 0.225"),
+    (r"look at mean, std and scale", "look at --mean, --std and --scale"),
+    (r"; give --image-size \d+ \d+ to resize them all", "; bring them to one"),
+    (r"capture more, or raise --frames", "put more into --pictures"),
+    (r"with --data", "with --pictures"),
+)
+"""How the library's words for its arguments are called here."""
+
+
+def read_factory(text: str) -> Callable[[], Any]:
+    """Return the function that ``PACKAGE.MODULE:FUNCTION`` or ``FILE.py:FUNCTION`` names.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    where, _, name = text.rpartition(":")
+    if not where or not name:
+        raise ConfigError(
+            f"--module is {text!r}. Expected PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, a "
+            "function without arguments that builds the encoder."
+        )
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location("imported_encoder", where)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"{where} is not a Python file")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        factory = getattr(module, name)
+    except (ImportError, OSError, AttributeError) as error:
+        raise ConfigError(
+            f"--module {text} cannot be imported ({error}). Expected a function that builds the "
+            "encoder; check the name, or give the path of the file."
+        ) from error
+    if not callable(factory):
+        raise ConfigError(
+            f"--module {text} is a {type(factory).__name__}. Expected a function without arguments "
+            "that builds the encoder."
+        )
+    return factory  # type: ignore[no-any-return]
+
+
+def _golden(config: ImportEncoderConfig) -> tuple[Path, Path] | None:
+    if (config.golden is None) != (config.expected is None):
+        raise ConfigError(
+            f"--golden is {config.golden} and --expected is {config.expected}. Expected both: a "
+            "picture and the latent that the original encoder makes of it; or neither."
+        )
+    if config.golden is None or config.expected is None:
+        return None
+    return config.golden, config.expected
+
+
+@contextmanager
+def _in_options() -> Iterator[None]:
+    """Let errors name this command's options where they name the library's arguments."""
+    try:
+        yield
+    except VinorewardError as error:
+        text = str(error)
+        for pattern, option in _IN_OPTIONS:
+            text = re.sub(pattern, option, text)
+        raise type(error)(text) from error
+
+
+def with_measured_bounds(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Bundle:
+    """Return the bundle with bounds, and the posterior's deviation, as typical pictures have them.
+
+    Args:
+        bundle: of an encoder, not saved yet.
+        pictures: (N, h, w, 3) uint8 RGB.
+
+    Raises:
+        ConfigError: the bundle is not of an encoder.
+    """
+    from vinoreward.bundles.bundle import Bundle
+
+    encoding, size = bundle.spec.encoding, bundle.spec.latent_size
+    if encoding is None or size is None:
+        raise ConfigError(f"{bundle.path} is of kind {bundle.spec.kind}. Expected an encoder.")
+    with bundle.backend("openvino", precision="fp32", verify=False) as backend:
+        outputs = backend.infer(bundle.prepare(pictures))
+    means = outputs[:, :size]
+    std = np.zeros(size, dtype=np.float32)
+    if encoding.posterior:
+        std = np.exp(0.5 * outputs[:, size:].astype(np.float64)).mean(0).astype(np.float32)
+    low, high = bounds(means, std)
+    # A number that no picture moves still needs an interval.
+    room = np.maximum(0.0, 1e-3 - (high - low))
+    measured = dataclasses.replace(
+        encoding,
+        low=tuple(float(value) for value in low - room),
+        high=tuple(float(value) for value in high + room),
+        std=tuple(float(value) for value in std) if encoding.posterior else None,
+    )
+    return Bundle(path=bundle.path, spec=dataclasses.replace(bundle.spec, encoding=measured))
+
+
+def _from_there(bundle: Bundle, pictures: Path) -> Bundle:
+    """Return the bundle with what the pictures' folder says of their environment."""
+    known = origin(read_about(pictures))
+    spec = dataclasses.replace(bundle.spec, dataset={**bundle.spec.dataset, **known})
+    return dataclasses.replace(bundle, spec=spec)
+
+
+def _typical(config: ImportEncoderConfig, bundle: Bundle) -> npt.NDArray[np.uint8]:
+    """Return typical pictures (N, h, w, 3) uint8; the bundle crops and resizes them."""
+    from vinoreward_training.data.frames import LOWEST_COUNT, load_frames
+
+    picture = bundle.spec.picture
+    # A few as they are, to see their size; many large ones would fill the memory.
+    few = load_frames(config.pictures, limit=LOWEST_COUNT).images
+    height, width = few.shape[1:3]
+    if config.crop is None:
+        _check_aspect(config, (height, width), (picture.height, picture.width))
+        size = (picture.height, picture.width) if config.resize else None
+        return load_frames(config.pictures, size=size, limit=MAX_PICTURES).images
+    _check_aspect(config, config.crop[2:], (picture.height, picture.width))
+    count = max(LOWEST_COUNT, min(MAX_PICTURES, MAX_BYTES // (height * width * 3)))
+    return load_frames(config.pictures, limit=count).images
+
+
+def _check_aspect(
+    config: ImportEncoderConfig, size: tuple[int, int], wanted: tuple[int, int]
+) -> None:
+    """Refuse to squeeze pictures, unless that was said to be right."""
+    (height, width), (rows, columns) = size, wanted
+    # Within a pixel: sides are whole numbers.
+    same = abs(height * columns / width - rows) < 1 or abs(width * rows / height - columns) < 1
+    if config.stretch or not config.resize or same:
+        return
+    factor = min(height / rows, width / columns)
+    kept = (round(rows * factor), round(columns * factor))
+    top, left = (height - kept[0]) // 2, (width - kept[1]) // 2
+    if config.crop is not None:
+        top, left = top + config.crop[0], left + config.crop[1]
+    raise PictureMismatchError(
+        f"the {'crop' if config.crop else 'pictures'} of {height} x {width} pixels would be "
+        f"squeezed to the encoder's {rows} x {columns} (height x width), which moves everything "
+        "that it knows the place of. Expected the same aspect ratio; cut out the middle with "
+        f"--crop {top} {left} {kept[0]} {kept[1]}, or what was cut out in training, or add "
+        "--stretch if it was trained on squeezed pictures."
+    )
+
+
+def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
+    """Return the bundle in memory; a module is exported to ``onnx_path``."""
+    from vinoreward.bundles.bundle import Bundle
+
+    facts: dict[str, Any] = {
+        "posterior": config.posterior,
+        "latent_size": config.latent,
+        "mean": config.mean,
+        "std": config.std,
+        "scale": config.scale,
+        "color_order": config.color_order,
+        "crop": config.crop,
+        "resize": "pil_bilinear" if config.resize else "none",
+        "golden": _golden(config),
+        "name": config.name or config.model.stem,
+    }
+    height, width = config.size or (None, None)
+    if config.model.suffix in (".onnx", ".xml"):
+        return Bundle.from_encoder(
+            config.model,
+            layout=config.layout,
+            outputs=config.outputs or None,
+            height=height,
+            width=width,
+            **facts,
+        )
+    if config.module is None or height is None or width is None:
+        raise ConfigError(
+            f"{config.model} is a state dict; --module is {config.module} and --size is "
+            f"{config.size}. Expected both: PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, which "
+            "builds the module that it belongs to, and HEIGHT WIDTH of its pictures."
+        )
+    return Bundle.from_encoder_module(
+        read_factory(config.module)(), config.model, onnx_path, height=height, width=width, **facts
+    )
+
+
+def run(config: ImportEncoderConfig) -> int:
+    """Describe, check, measure bounds and save; return 0."""
+    with tempfile.TemporaryDirectory() as folder, _in_options():
+        bundle = _from_there(_described(config, Path(folder) / "model.onnx"), config.pictures)
+        pictures = _typical(config, bundle)
+        saved = with_measured_bounds(bundle, pictures).save(
+            config.out, pictures[:GOLDEN_PICTURES], overwrite=config.overwrite
+        )
+    encoding = saved.spec.encoding
+    kind = "means and variances" if encoding is not None and encoding.posterior else "one vector"
+    print(
+        f"bundle {saved.path}: {saved.spec.picture.height} x {saved.spec.picture.width} pixels to "
+        f"{saved.spec.latent_size} numbers ({kind}); "
+        + (
+            "the golden picture's latent is right."
+            if config.golden
+            else "not compared with the original: give --golden and --expected for that."
+        )
+    )
+    print(f"next: {after_bundle(saved.path, config.pictures)}")
+    return 0

@@ -1,0 +1,1 @@
+"""Policies at play: filmed and counted."""

@@ -1,0 +1,167 @@
+"""What ``vinoreward play`` plays of a run of ``vinoreward actors``."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+
+from vinoreward.actor_learner.acting.environments import failures_told
+from vinoreward.actor_learner.acting.evaluation import executor_of
+from vinoreward.actor_learner.acting.player import Player
+from vinoreward.actor_learner.acting.spaces import check_spaces
+from vinoreward.closing import Closing
+from vinoreward.errors import (
+    ConfigError,
+    MissingDisplayError,
+    MissingExtraError,
+    ModelNotFoundError,
+)
+from vinoreward.policies.files import load_policy
+from vinoreward.policies.policy import Policy
+from vinoreward_training.actors.build import evaluation_options
+from vinoreward_training.actors.resolve import resolve
+from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.tasks.lookup import make_task
+
+if TYPE_CHECKING:
+    from vinoreward_training.configs.play import PlayConfig
+
+MOST_FRAMES = 300
+"""Of a film: a game has thousands of steps, and a frame takes half a megabyte."""
+
+
+@dataclass(frozen=True)
+class ActorsModel(Closing):
+    """Plays as ``evaluate`` asks for it.
+
+    Attributes:
+        env: that it plays in.
+        player: chooses the actions.
+        description: of the policy, plain data.
+        unfilmed: why the environment gives no pictures; empty if it does, or need not.
+    """
+
+    env: gym.Env[Any, Any]
+    player: Player
+    description: Mapping[str, Any] = field(default_factory=dict)
+    unfilmed: str = ""
+
+    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[Any, None]:
+        """Return the best action for one observation."""
+        return self.player.act(observation), None
+
+    def close(self) -> None:
+        """Close both."""
+        self.player.close()
+        self.env.close()
+
+
+def is_of_actors(folder: Path) -> bool:
+    """Return whether a folder holds what ``vinoreward actors``, or ``save_policy``, wrote."""
+    try:
+        found = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "spec" in found
+
+
+def open_model(config: PlayConfig, render_mode: str | None) -> ActorsModel:
+    """Return the policy of a run with the task that it was trained on; close both.
+
+    Args:
+        config: of the command.
+        render_mode: ``"rgb_array"`` to film: an environment that cannot is made without.
+
+    Raises:
+        ConfigError: a setting that cannot work, or an environment that the policy does not fit.
+        MissingExtraError: a package is missing.
+        ModelNotFoundError: there is no such policy.
+        ModelCorruptError: it cannot be read.
+    """
+    for name in ("backend", "bundle", "encoder"):
+        if getattr(config, name) is not None:
+            raise ConfigError(
+                f"found --{name} with a run of vinoreward actors, whose environment has its own "
+                f"options. Expected those; leave it out, or try --env-kwargs {name} "
+                f"{getattr(config, name)}."
+            )
+    policy = _policy(config.run, config.compressed)
+    task, options, executor = _recorded(config)
+    options = {**options, **config.env_kwargs}
+    env, unfilmed = _made(task, options, render_mode)
+    try:
+        check_spaces(env, policy.spec)
+        engine = policy.engine if config.compressed else executor_of(executor)
+        description = {
+            "task": task,
+            "env_kwargs": options,
+            "file": f"{_name(config.compressed)}.json",
+            "version": policy.version,
+            "engine": engine,
+        }
+        return ActorsModel(
+            env, Player(policy, env.action_space, engine=engine), description, unfilmed
+        )
+    except BaseException:
+        env.close()
+        raise
+
+
+def _name(compressed: bool) -> str:
+    return "compressed" if compressed else "policy"
+
+
+def _policy(folder: Path, compressed: bool) -> Policy:
+    path = folder / f"{_name(compressed)}.json"
+    if compressed and not path.is_file():
+        raise ModelNotFoundError(
+            f"there is no compressed policy in {folder}. Expected a run of vinoreward actors with "
+            "--compress, which had one at its end; leave --compressed out to play the full one."
+        )
+    return load_policy(path)
+
+
+def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str]:
+    """Return task, its options and the executor: the run's, or those of the command line."""
+    if (config.run / "config.yaml").is_file():
+        # The run's task is made only where no other is named.
+        trusted = config.trust_run or config.env is not None
+        run = resolve(ActorsConfig(out=config.run, resume=True, trust_run=trusted))
+        same = config.env is None or config.env == run.task
+        return config.env or run.task, evaluation_options(run) if same else {}, run.executor
+    if config.env is None:
+        raise ConfigError(
+            f"{config.run} holds a policy, but no config.yaml that says of which task. Expected "
+            "one as vinoreward actors writes it; name the task with --env and --env-kwargs."
+        )
+    return config.env, {}, ActorsConfig.executor
+
+
+def _made(
+    task: str, options: dict[str, Any], render_mode: str | None
+) -> tuple[gym.Env[Any, Any], str]:
+    """Return an environment, and why it does not render although it was asked to."""
+    if render_mode != "rgb_array":
+        return make_task(task, **{**options, "render_mode": render_mode}), ""
+    env = None
+    try:
+        with warnings.catch_warnings(), failures_told(f"{task} does not render", "one that does"):
+            # Gymnasium warns of render modes that are not there, which is said below.
+            warnings.simplefilter("ignore")
+            env = make_task(task, **{**options, "render_mode": render_mode})
+            env.reset(seed=0)
+            if env.render() is not None:
+                return env, ""
+        why = "the environment has no rgb_array rendering"
+    except (ConfigError, MissingDisplayError, MissingExtraError) as error:
+        # Wrong options come up again below, where they are told as such.
+        why = str(error).split(" Expected ")[0].rstrip(". ")
+    if env is not None:
+        env.close()
+    return make_task(task, **options), why

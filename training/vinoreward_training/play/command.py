@@ -1,0 +1,277 @@
+"""``vinoreward play``: what a trained policy does, filmed and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from vinoreward.errors import ConfigError, MissingDisplayError
+from vinoreward.files import refuse_links, write_json
+from vinoreward.success import Truth
+from vinoreward_training.configs.play import PlayConfig
+from vinoreward_training.policy.evaluate import (
+    Evaluation,
+    Moment,
+    Policy,
+    evaluate,
+    rate_row,
+)
+from vinoreward_training.runs.next_command import after_play
+from vinoreward_training.runs.report import Section, write_report
+from vinoreward_training.runs.run_folder import plain
+from vinoreward_training.tasks.environments import agree_to_import, dependencies_named, make_env
+
+MAX_TABLE = 20
+"""Episodes listed one by one in the report."""
+
+
+@dataclass(frozen=True)
+class PlayResult:
+    """What a policy did."""
+
+    evaluation: Evaluation
+    film: Path | None
+    report: Path
+    returns: tuple[float, ...] = ()
+    """Of each episode; a run of actors: the game's score where there is one."""
+    unfilmed: str = ""
+    """Why there is no film although one was asked for."""
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    """What the run says of the policy and of its environment."""
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean return; None of one episode."""
+        count = len(self.returns)
+        return float(np.std(self.returns, ddof=1) / np.sqrt(count)) if count > 1 else None
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What plays, and where."""
+
+    env: gym.Env[Any, Any]
+    model: Policy
+    description: dict[str, Any]
+    filmed: int
+    unfilmed: str = ""
+    most_frames: int | None = None
+    """None: episodes are short, and every step is filmed."""
+
+
+def play(config: PlayConfig) -> PlayResult:
+    """Play as configured; write the film, ``play.json`` and ``play.html`` into the run's folder.
+
+    Raises:
+        ConfigError: a setting that cannot work, or a package that the run names and the user does
+            not want imported.
+        MissingDisplayError: a window is asked for and there is no display.
+        MissingExtraError: the training extra or, for MP4, imageio-ffmpeg is not installed.
+        ModelNotFoundError: the folder holds no policy.
+        ModelCorruptError: the policy cannot be read or does not fit the environment.
+        RunFolderError: the folder holds a link out of it, or cannot be written.
+    """
+    from vinoreward_training.play.film import Filmer, check_film_path, save_film
+
+    filmed = 0 if config.human else min(config.film, config.episodes)
+    if config.film < 0 or config.episodes < 1:
+        raise ConfigError(
+            f"found {config.episodes} episodes, {config.film} to film. Expected at least 1, and "
+            "not fewer than 0 to film; change --episodes or --film."
+        )
+    film_path = config.run / "play.gif" if config.out is None else config.out
+    if filmed:
+        check_film_path(film_path)
+    if config.human:
+        check_display()
+    if config.run.is_dir():
+        refuse_links(config.run)
+    with contextlib.ExitStack() as stack:
+        opened = _open(config, filmed, stack)
+        filmer = Filmer(opened.env, opened.filmed, opened.most_frames)
+        stack.callback(filmer.close)
+        found, returns, ends = _played(config, opened, filmer)
+    film = None
+    if opened.filmed:
+        seconds = filmer.frame_seconds
+        film = save_film(film_path, filmer.frames, filmer.lasts, frame_seconds=seconds)
+    write_json(
+        config.run / "play.json",
+        {
+            "config": plain(config),
+            "policy": opened.description,
+            "evaluation": plain(found),
+            "returns": returns,
+        },
+    )
+    report = _report(config, found, ends, film)
+    return PlayResult(found, film, report, tuple(returns), opened.unfilmed, opened.description)
+
+
+def _open(config: PlayConfig, filmed: int, stack: contextlib.ExitStack) -> _Opened:
+    """Return what a run's kind needs; the stack closes it."""
+    from vinoreward_training.play.actors_run import MOST_FRAMES, is_of_actors, open_model
+
+    mode = "human" if config.human else "rgb_array" if filmed else None
+    if is_of_actors(config.run):
+        found = stack.enter_context(open_model(config, mode))
+        filmed = 0 if found.unfilmed else filmed
+        description = dict(found.description)
+        return _Opened(found.env, found, description, filmed, found.unfilmed, MOST_FRAMES)
+    from vinoreward_training.policy.files import load_policy, read_description
+
+    description = read_description(config.run)
+    if config.compressed:
+        raise ConfigError(
+            f"found --compressed, but {config.run} was trained by vinoreward train, which has one "
+            "policy only. Expected a run of vinoreward actors; leave it out."
+        )
+    if config.env is None:
+        recorded = config.run / "policy.json"
+        agree_to_import(description.get("env"), recorded, trusted=config.trust_run)
+    env = _make(config, description, mode)
+    stack.callback(env.close)
+    return _Opened(env, load_policy(config.run, env), description, filmed)
+
+
+def _played(
+    config: PlayConfig, opened: _Opened, filmer: Any
+) -> tuple[Evaluation, list[float], list[dict[str, object]]]:
+    """Return the counts, and of each episode its return and its row in the report."""
+    from tqdm import tqdm
+
+    ends: list[dict[str, object]] = []
+    returns: list[float] = []
+    total = 0.0
+    name = str(opened.description.get("env") or opened.description.get("task"))
+    with (
+        dependencies_named(name),
+        tqdm(
+            total=config.episodes, desc="play", unit="episode", disable=not config.progress
+        ) as bar,
+    ):
+
+        def watch(moment: Moment) -> None:
+            nonlocal total
+            if opened.filmed:
+                filmer(moment)
+            total = moment.reward if moment.step == 0 else total + moment.reward
+            if moment.last:
+                # What a game counts, where what is learned from differs.
+                returns.append(float(moment.info.get("score", total)))
+                ends.append({**_end(moment), "return": round(returns[-1], 4)})
+                bar.update()
+
+        truth = Truth(config.truth_key or opened.description.get("truth_key"))
+        found = evaluate(opened.model, opened.env, config.episodes, config.seed, watch, truth=truth)
+    return dataclasses.replace(found, mean_return=float(np.mean(returns))), returns, ends
+
+
+def check_display() -> None:
+    """Raise MissingDisplayError where no window can be opened."""
+    if sys.platform.startswith("linux") and not (
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    ):
+        raise MissingDisplayError(
+            "found no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Expected one for "
+            "--human; leave it out to get a film, or run under a desktop or xvfb-run."
+        )
+
+
+def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | None) -> Any:
+    same = config.env is None or config.env == description["env"]
+    encoder = description.get("encoder")
+    if encoder is None and config.encoder is not None:
+        raise ConfigError(
+            f"found --encoder {config.encoder}, but the policy in {config.run} was trained without "
+            "one. Expected none; leave it out."
+        )
+    encoder = config.encoder or encoder
+    return make_env(
+        description["env"] if config.env is None else config.env,
+        {**(description["env_kwargs"] if same else {}), **config.env_kwargs},
+        backend=config.backend or description["backend"],
+        bundle=config.bundle or description["bundle"],
+        precision=description["precision"],
+        wrap_bundle=description["wrap_bundle"],
+        render_mode=render_mode,
+        # Runs of the first version know nothing of encoders.
+        encoder=encoder,
+        encoder_sha256=description.get("encoder_sha256"),
+        frame_stack=description.get("frame_stack", 1),
+        accept_foreign_pictures=config.accept_foreign_pictures
+        or description.get("accept_foreign_pictures", False) is True,
+        success_reward=description.get("success_reward", 1.0),
+        step_reward=description.get("step_reward", 0.0),
+    )
+
+
+def _end(moment: Moment) -> dict[str, object]:
+    row: dict[str, object] = {"episode": moment.episode + 1, "steps": moment.step}
+    row |= {
+        name: value
+        for name, value in (("claimed", moment.claimed), ("true", moment.true))
+        if value is not None
+    }
+    if "reward_prob" in moment.info:
+        row["P(success)"] = float(moment.info["reward_prob"])
+    if "distance" in moment.info:
+        row["distance in cm"] = round(100 * float(moment.info["distance"]), 2)
+    return row
+
+
+def _report(
+    config: PlayConfig, found: Evaluation, ends: list[dict[str, object]], film: Path | None
+) -> Path:
+    wrong = [row for row in ends if row.get("claimed") != row.get("true")]
+    return write_report(
+        config.run / "play.html",
+        f"Playing {config.run.name}",
+        [
+            Section(
+                "Success",
+                "Success of an episode is that of its last state. Claimed is what the classifier "
+                "said, true is what the simulator knows. Intervals are Clopper-Pearson.",
+                [
+                    rate_row("claimed by the classifier", found.claimed),
+                    rate_row("true, by the simulator", found.true),
+                ],
+            ),
+            Section(
+                "Episodes",
+                f"Mean return {found.mean_return:.2f}, mean length {found.mean_length:.2f} steps.",
+            ),
+            *([Section("Film", pictures=[film])] if film is not None else []),
+            Section(
+                "Where claim and truth differ",
+                f"{len(wrong)} of {len(ends)} episodes" + (", the first:" if wrong else "."),
+                wrong[:MAX_TABLE],
+            ),
+            Section(f"The first {min(MAX_TABLE, len(ends))} episodes", rows=ends[:MAX_TABLE]),
+        ],
+    )
+
+
+def run(config: PlayConfig) -> int:
+    """Play, print both rates and where the film is."""
+    result = play(config)
+    error = "" if result.error is None else f" ± {result.error:.2g} (standard error)"
+    print(f"mean return:     {result.evaluation.mean_return:.4g}{error}")
+    for line in result.evaluation.lines():
+        print(line)
+    if result.film is not None:
+        print(f"film:   {result.film}")
+    if result.unfilmed:
+        print(f"no film: {result.unfilmed}")
+    print(f"report: {result.report}")
+    print(f"next:   {after_play(config.run, result.policy)}")
+    return 0

@@ -1,0 +1,231 @@
+"""Films of episodes: frames with a caption under them, written as GIF or MP4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from vinoreward.errors import ConfigError, MissingExtraError, install_command
+from vinoreward.files import atomic_path
+from vinoreward_training.policy.evaluate import Moment
+
+FILM_WIDTH = 480
+STRIP_HEIGHT = 56
+FRAME_SECONDS = 0.25
+"""How long a frame of a short film is shown."""
+SHORTEST = 0.04
+"""How long one of a long film is shown at least, in seconds; less is not shown well."""
+FILM_SUFFIXES = (".gif", ".mp4")
+_INK, _PAPER = (235, 237, 240), (24, 27, 32)
+_GOOD, _BAD = (110, 200, 120), (240, 120, 100)
+
+
+class Filmer:
+    """Collects captioned frames of the first episodes that it is shown.
+
+    Args:
+        env: made with ``render_mode="rgb_array"``.
+        episodes: how many to film, from the first on.
+        most: frames to keep, about; of longer films every second, fourth, ... step is kept, and
+            the last ones. None keeps all.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], episodes: int, most: int | None = None) -> None:
+        self.frames: list[NDArray[np.uint8]] = []
+        self.lasts: list[bool] = []
+        self._stride = 1
+        self._steps: list[int] = []
+        self._most = most
+        self._env = env
+        self._episodes = episodes
+        self._camera: Any = None
+
+    def __call__(self, moment: Moment) -> None:
+        """Add the frame of this moment, if its episode is to be filmed."""
+        if moment.episode >= self._episodes or (moment.step % self._stride and not moment.last):
+            return
+        self.frames.append(captioned(self._picture(), moment))
+        self.lasts.append(moment.last)
+        self._steps.append(moment.step)
+        if self._most is not None and len(self.frames) > self._most:
+            self._thin()
+
+    @property
+    def frame_seconds(self) -> float:
+        """How long to show a frame: a long film is as fast as its environment says that it is."""
+        rate = self._env.metadata.get("render_fps")
+        if self._most is None or not rate:
+            return FRAME_SECONDS
+        return min(max(self._stride / float(rate), SHORTEST), FRAME_SECONDS)
+
+    def close(self) -> None:
+        """Free the film camera."""
+        if self._camera is not None:
+            self._camera.close()
+            self._camera = None
+
+    def _thin(self) -> None:
+        """Keep every other frame: nobody knows beforehand how long episodes will be."""
+        self._stride *= 2
+        kept = [
+            at
+            for at, (step, last) in enumerate(zip(self._steps, self.lasts, strict=True))
+            if last or step % self._stride == 0
+        ]
+        self.frames = [self.frames[at] for at in kept]
+        self.lasts = [self.lasts[at] for at in kept]
+        self._steps = [self._steps[at] for at in kept]
+
+    def _picture(self) -> NDArray[np.uint8]:
+        scene = getattr(self._env.unwrapped, "scene", None)
+        if scene is not None and hasattr(scene, "object_pose"):
+            return self._large_picture(scene)
+        frame = np.asarray(self._env.render(), dtype=np.uint8)
+        if frame.ndim != 3 or frame.shape[2] != 3:
+            raise ConfigError(
+                f"found a picture of shape {frame.shape} to film. Expected (height, width, 3); "
+                "choose an environment whose render_mode rgb_array gives such pictures."
+            )
+        return frame
+
+    def _large_picture(self, scene: Any) -> NDArray[np.uint8]:
+        """Photograph the very same scene larger than the classifier sees it."""
+        if self._camera is None:
+            from vinoreward_envs.camera.renderers import make_camera
+            from vinoreward_envs.camera.spec import CameraSpec
+
+            height, width = scene.camera_spec.height, scene.camera_spec.width
+            factor = max(1, round(FILM_WIDTH / width))
+            self._camera = make_camera(
+                CameraSpec(
+                    height=height * factor,
+                    width=width * factor,
+                    renderer=scene.camera_spec.renderer,
+                    mesh="full",
+                )
+            )
+        frame: NDArray[np.uint8] = self._camera.render(scene.joints, scene.object_pose)
+        return frame
+
+
+def captioned(frame: NDArray[np.uint8], moment: Moment) -> NDArray[np.uint8]:
+    """Return the ``(H, W, 3)`` uint8 frame at film width with a strip of text under it."""
+    picture = Image.fromarray(frame)
+    height = max(2, round(picture.height * FILM_WIDTH / picture.width))
+    height += height % 2  # video codecs want even sizes
+    if picture.width != FILM_WIDTH:
+        picture = picture.resize((FILM_WIDTH, height), Image.Resampling.BICUBIC)
+    sheet = Image.new("RGB", (FILM_WIDTH, height + STRIP_HEIGHT), _PAPER)
+    sheet.paste(picture, (0, 0))
+    draw = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default(size=16)
+    probability = moment.info.get("reward_prob")
+    words = f"episode {moment.episode + 1}   step {moment.step}"
+    if probability is not None:
+        words += f"   P(success) {float(probability):.2f}"
+    draw.text((10, height + 6), words, _INK, font=font)
+    for left, name, yes in ((10, "claimed", moment.claimed), (170, "true", moment.true)):
+        word = "?" if yes is None else "yes" if yes else "no"
+        draw.text((left, height + 30), f"{name}: ", _INK, font=font)
+        offset = draw.textlength(f"{name}: ", font=font)
+        colour = _INK if yes is None else _GOOD if yes else _BAD
+        draw.text((left + offset, height + 30), word, colour, font=font)
+    return np.asarray(sheet, dtype=np.uint8)
+
+
+def save_film(
+    path: Path,
+    frames: Sequence[NDArray[np.uint8]],
+    lasts: Sequence[bool],
+    *,
+    frame_seconds: float = FRAME_SECONDS,
+    last_seconds: float = 1.0,
+) -> Path:
+    """Write frames ``(H, W, 3)`` uint8 as GIF or MP4, by the path's suffix (atomically).
+
+    Args:
+        path: ends in ``.gif`` or ``.mp4``.
+        frames: all of one size, at least one.
+        lasts: for each frame whether it ends an episode; such frames stay longer.
+        frame_seconds: how long a frame is shown.
+        last_seconds: how long an episode's last frame is shown.
+
+    Raises:
+        ConfigError: no frames, or another suffix.
+        MissingExtraError: MP4 without imageio-ffmpeg.
+        RunFolderError: the file cannot be written.
+    """
+    check_film_path(path)
+    if not frames:
+        raise ConfigError("found no frames to film. Expected at least one; film an episode.")
+    shown = [last_seconds if last else frame_seconds for last in lasts]
+    with atomic_path(path) as part:
+        if path.suffix.lower() == ".gif":
+            pictures = [Image.fromarray(frame) for frame in frames]
+            palette = _palette(pictures)
+            still = [p.quantize(palette=palette, dither=Image.Dither.NONE) for p in pictures]
+            still[0].save(
+                part,
+                format="GIF",
+                save_all=True,
+                append_images=still[1:],
+                duration=[round(1000 * seconds) for seconds in shown],
+                loop=0,
+            )
+        else:
+            import imageio.v2 as imageio
+
+            rate = 1.0 / frame_seconds
+            writer: Any = imageio.get_writer(part, format="FFMPEG", fps=rate, macro_block_size=2)
+            with writer as film:
+                for frame, seconds in zip(frames, shown, strict=True):
+                    for _ in range(max(1, round(seconds * rate))):
+                        film.append_data(frame)
+    return path
+
+
+def _palette(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Return one palette for all frames: a palette for each makes still parts flicker."""
+    width, height = pictures[0].size
+    some = pictures[:: max(1, len(pictures) // 8)]
+    sheet = Image.new("RGB", (width, height * len(some)))
+    for place, picture in enumerate(some):
+        sheet.paste(picture, (0, place * height))
+    extra = [value for colour in (_INK, _PAPER, _GOOD, _BAD) for value in colour]
+    found = sheet.quantize(256 - len(extra) // 3, method=Image.Quantize.MEDIANCUT)
+    colours = (found.getpalette() or [])[: 768 - len(extra)]
+    palette = Image.new("P", (1, 1))
+    # The caption's colours are few pixels, which the search for common colours passes over.
+    palette.putpalette([*colours, *extra])
+    return palette
+
+
+def check_film_path(path: Path) -> None:
+    """Refuse, before any work is done, a film that cannot be written in the end.
+
+    Raises:
+        ConfigError: neither GIF nor MP4.
+        MissingExtraError: MP4 without imageio-ffmpeg.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in FILM_SUFFIXES:
+        raise ConfigError(
+            f"found the film {path.name}. Expected a name that ends in "
+            f"{' or '.join(FILM_SUFFIXES)}; change --out."
+        )
+    if suffix == ".mp4":
+        try:
+            import imageio.v2  # noqa: F401
+            import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(
+                f"an MP4 film needs {error.name}, which is not installed. Expected it beside "
+                f"imageio; run: {install_command('train')}, or choose a name that ends in "
+                ".gif."
+            ) from error

@@ -1,0 +1,1 @@
+"""Policies that learn with Stable-Baselines3 on a learned reward."""

@@ -1,0 +1,282 @@
+"""What happens beside the learning: tables, evaluations, checkpoints, progress, a clean stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+from tqdm import tqdm
+
+from vinoreward.errors import RunFolderError
+from vinoreward.files import write_json
+from vinoreward.success import Truth, claim_of
+from vinoreward_training.policy.checkpoint import save_checkpoint
+from vinoreward_training.policy.evaluate import Evaluation, evaluate
+from vinoreward_training.runs.curves import (
+    EPISODE_COLUMNS,
+    EVALUATION_COLUMNS,
+    Row,
+    read_table,
+    write_table,
+)
+
+RECENT = 50
+"""Episodes behind the rates of the progress bar and of TensorBoard."""
+
+
+CLOCK = "clock.json"
+"""How long a run has learned up to its checkpoint."""
+
+
+def read_clock(folder: Path) -> tuple[float, float]:
+    """Return the seconds of learning and of evaluating before this process; 0 if not recorded."""
+    try:
+        found = json.loads((folder / CLOCK).read_text(encoding="utf-8"))
+        return float(found["seconds"]), float(found["evaluation_seconds"])
+    except FileNotFoundError:
+        return 0.0, 0.0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{folder / CLOCK} cannot be read ({error}). Expected the seconds that a run has "
+            "learned; remove the file to go on without them."
+        ) from error
+
+
+class TrainingStopped(Exception):
+    """Training ends here: the task is solved, or somebody pressed Ctrl-C."""
+
+
+class Interrupt:
+    """Whether somebody pressed Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Turn the first Ctrl-C into a flag, so that training stops between steps, not inside one.
+
+    A second Ctrl-C stops at once. Outside the main thread signals are left as they are.
+    """
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if interrupt.asked:
+            raise KeyboardInterrupt
+        interrupt.asked = True
+
+    previous = signal.signal(signal.SIGINT, ask)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+class RunCallback(BaseCallback):
+    """Keeps a run folder up to date while an SB3 model learns.
+
+    Args:
+        folder: gets ``episodes.csv``, ``evaluations.csv`` and ``checkpoint.pt``.
+        evaluation_env: an environment of its own, so that evaluating does not disturb training.
+        total: training steps in all, for the progress bar.
+        interrupt: stops training when it is asked for.
+        start: steps done already, when resuming.
+        truth_key: key of ``info`` that holds the truth; None finds one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        evaluation_env: gym.Env[Any, Any],
+        *,
+        total: int,
+        interrupt: Interrupt,
+        start: int = 0,
+        eval_every: int = 500,
+        eval_episodes: int = 20,
+        final_episodes: int = 100,
+        eval_seed: int = 10_000,
+        checkpoint_every: int = 1000,
+        save_replay: bool = True,
+        stop_when_solved: float | None = None,
+        progress: bool = True,
+        truth_key: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.folder = folder
+        self.episodes: list[Row] = list(read_table(folder / "episodes.csv", until=start))
+        self.evaluations: list[Row] = list(read_table(folder / "evaluations.csv", until=start))
+        self.solved_at: int | None = None
+        self.final: Evaluation | None = None
+        self.interrupted = False
+        self._seconds_before, self.evaluation_seconds = read_clock(folder) if start else (0.0, 0.0)
+        self._began: float | None = None
+        self._evaluation_env = evaluation_env
+        self._interrupt = interrupt
+        self._eval_every = eval_every
+        self._eval_episodes = eval_episodes
+        self._final_episodes = final_episodes
+        self._eval_seed = eval_seed
+        self._checkpoint_every = checkpoint_every
+        self._save_replay = save_replay
+        self._stop_when_solved = stop_when_solved
+        self._next_evaluation = _next_multiple(start, eval_every)
+        self._next_checkpoint = _next_multiple(start, checkpoint_every)
+        self._last_checkpoint: int | None = start if start else None
+        self._truth = Truth(truth_key)
+        self._said = False
+        self._bar = tqdm(
+            total=total, initial=start, unit="step", disable=not progress, desc="train"
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the learning so far, evaluations included, that of earlier processes too."""
+        now = 0.0 if self._began is None else time.perf_counter() - self._began
+        return self._seconds_before + now
+
+    def _on_training_start(self) -> None:
+        self._began = time.perf_counter()
+
+    def _on_step(self) -> bool:
+        """Note finished episodes.
+
+        Stopping here would lose the step: SB3 stores its transition afterwards.
+        """
+        self._bar.update(self.training_env.num_envs)
+        for info, done in zip(self.locals["infos"], self.locals["dones"], strict=True):
+            if done:
+                self._note_episode(info)
+        return True
+
+    def _note_episode(self, info: dict[str, Any]) -> None:
+        monitor = info["episode"]
+        claimed, true = claim_of(info), self._truth(info)
+        if not self._said and self._truth.key != "true_success":
+            self._said = True
+            read = f"true success is read from info[{self._truth.key!r}]"
+            tqdm.write(self._truth.missing(info) if true is None else read)
+        self.episodes.append(
+            {
+                "step": self.num_timesteps,
+                "reward": round(float(monitor["r"]), 6),
+                "length": int(monitor["l"]),
+                "claimed": None if claimed is None else int(claimed),
+                "true": None if true is None else int(true),
+            }
+        )
+        shown = {}
+        for name in ("claimed", "true"):
+            recent = (row[name] for row in self.episodes[-RECENT:])
+            values = [value for value in recent if value is not None]
+            if values:
+                shown[name] = f"{np.mean(values):.0%}"
+                self.logger.record(f"rollout/{name}_success", float(np.mean(values)))
+        self._bar.set_postfix(shown, refresh=False)
+
+    def _on_rollout_start(self) -> None:
+        """Evaluate and write a checkpoint when due; every transition is in the buffer now.
+
+        Raises:
+            TrainingStopped: the task is solved, or somebody pressed Ctrl-C.
+        """
+        if self.num_timesteps >= self._next_evaluation:
+            self._next_evaluation = _next_multiple(self.num_timesteps, self._eval_every)
+            self.evaluate_now()
+        if self.num_timesteps >= self._next_checkpoint:
+            self._next_checkpoint = _next_multiple(self.num_timesteps, self._checkpoint_every)
+            self.checkpoint_now()
+        self.interrupted = self._interrupt.asked
+        if self.interrupted or self.solved_at is not None:
+            raise TrainingStopped
+
+    def evaluate_now(self) -> None:
+        """Evaluate; where it looks solved, confirm over the final number of episodes."""
+        began = time.perf_counter()
+        found = self._evaluated(self._eval_episodes, self._eval_seed)
+        if self.reaches_goal(found):
+            found = self.evaluate_finally()
+            if self.reaches_goal(found):
+                self.solved_at, self.final = self.num_timesteps, found
+        self._note_evaluation(found)
+        self.evaluation_seconds += time.perf_counter() - began
+
+    def evaluate_finally(self, *, note: bool = False) -> Evaluation:
+        """Evaluate over the final number of episodes, with seeds no other evaluation uses.
+
+        Args:
+            note: add it to the table of evaluations.
+        """
+        seed = self._eval_seed + self._eval_episodes
+        found = self._evaluated(self._final_episodes, seed)
+        if note:
+            self._note_evaluation(found)
+        return found
+
+    def _evaluated(self, episodes: int, seed: int) -> Evaluation:
+        return evaluate(self.model, self._evaluation_env, episodes, seed, truth=self._truth)
+
+    def reaches_goal(self, found: Evaluation) -> bool:
+        """Say whether the true success is the one at which training may stop."""
+        goal = self._stop_when_solved
+        return goal is not None and found.true is not None and found.true.value >= goal
+
+    def _note_evaluation(self, found: Evaluation) -> None:
+        rates = {"claimed": found.claimed, "true": found.true}
+        trials = next((r.trials for r in rates.values() if r is not None), None)
+        self.evaluations.append(
+            {
+                "step": self.num_timesteps,
+                "episodes": trials,
+                "claimed": None if found.claimed is None else found.claimed.value,
+                "true": None if found.true is None else found.true.value,
+                "mean_return": found.mean_return,
+                "mean_length": found.mean_length,
+            }
+        )
+        for name, value in rates.items():
+            if value is not None:
+                self.logger.record(f"eval/{name}_success", value.value)
+        self.logger.record("eval/mean_return", found.mean_return)
+        self.logger.dump(self.num_timesteps)
+        self.write_tables()
+
+    def checkpoint_now(self) -> None:
+        """Write the tables, then the checkpoint that refers to them."""
+        if self._last_checkpoint == self.num_timesteps:
+            return
+        self.write_tables()
+        save_checkpoint(self.folder / "checkpoint.pt", self.model, replay=self._save_replay)
+        # After the checkpoint: steps that are repeated must not be timed twice.
+        write_json(
+            self.folder / CLOCK,
+            {"seconds": self.seconds, "evaluation_seconds": self.evaluation_seconds},
+        )
+        self._last_checkpoint = self.num_timesteps
+
+    def write_tables(self) -> None:
+        """Write ``episodes.csv`` and ``evaluations.csv``."""
+        write_table(self.folder / "episodes.csv", EPISODE_COLUMNS, self.episodes)
+        write_table(self.folder / "evaluations.csv", EVALUATION_COLUMNS, self.evaluations)
+
+    def close(self) -> None:
+        """Leave the progress bar as it stands."""
+        self._bar.close()
+
+
+def _next_multiple(value: int, step: int) -> int:
+    return (value // step + 1) * step

@@ -1,0 +1,247 @@
+"""``vinoreward train``: a policy learns from the learned reward; the truth is only watched."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import MissingExtraError, install_command
+from vinoreward_training.classifier.evaluation import refuse_useless
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.policy.evaluate import Evaluation, Rate
+from vinoreward_training.policy.files import read_description
+from vinoreward_training.runs.next_command import again, command
+from vinoreward_training.runs.run_folder import RunFolder, plain
+from vinoreward_training.runs.settings import resolve, settle_encoder
+from vinoreward_training.runs.torch_devices import check_device
+from vinoreward_training.tasks.environments import (
+    check_bundle_used,
+    dependencies_named,
+    make_env,
+    naming,
+)
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.logger import Logger
+
+    from vinoreward_training.policy.callbacks import RunCallback
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training came to."""
+
+    folder: Path
+    steps: int
+    """Environment steps done."""
+    solved_at: int | None
+    """Steps after which the final evaluation confirmed the goal; None: it was not reached."""
+    final: Evaluation
+    seconds: float
+    """Wall time of the learning, evaluations included; of a resumed run, all of its parts."""
+    evaluation_seconds: float
+    """How much of that went into evaluations."""
+
+
+def train(config: TrainConfig) -> TrainResult:
+    """Train as configured and return what came out; everything is in ``config.out`` as well.
+
+    Raises:
+        ConfigError: a setting that cannot work, or a folder that holds a run already.
+        UnknownDeviceError: torch has no such device on this machine.
+        MissingExtraError: the training extra, or what the environment needs, is not installed.
+        ModelCorruptError: the checkpoint to resume from does not fit.
+        UselessClassifierError: its training called the classifier useless; not with ``force``.
+        RunFolderError: the folder is in use or cannot be written.
+        KeyboardInterrupt: Ctrl-C; a checkpoint was written first.
+    """
+    settled = settle_encoder(resolve(config))
+    check_bundle_used(settled.env, settled.bundle, wrap_bundle=settled.wrap_bundle)
+    if settled.bundle is not None and settled.backend != "oracle":
+        metrics = Bundle.load(settled.bundle).spec.metrics
+        refuse_useless(settled.bundle, metrics, force=settled.force)
+    try:
+        import stable_baselines3  # noqa: F401
+        import torch
+    except ImportError as error:
+        raise MissingExtraError(
+            f"training needs {error.name}, which is not installed. Expected the training extra; "
+            f"run: {install_command('train')}"
+        ) from error
+    check_device(settled.device)
+    torch.set_num_threads(settled.threads)
+    line = again("train", settled.out, *naming(settled.env))
+    with RunFolder(settled.out, settled, resume=settled.resume, again=line) as folder:
+        finished = _finished(folder, settled)
+        if finished is not None:
+            return finished
+        with dependencies_named(settled.env):
+            return _train(settled, folder)
+
+
+def _train(config: TrainConfig, folder: Path) -> TrainResult:
+    from vinoreward_training.policy.callbacks import RunCallback, TrainingStopped, interruptible
+    from vinoreward_training.policy.checkpoint import build_model, restore_checkpoint
+    from vinoreward_training.policy.files import save_policy
+    from vinoreward_training.policy.train_report import write_summary
+
+    total = config.timesteps or 0
+    env, evaluation_env = _make(config), _make(config)
+    callback: RunCallback | None = None
+    closing = contextlib.ExitStack()
+    try:
+        model = build_model(
+            config.algorithm,
+            env,
+            config.algorithm_kwargs,
+            seed=config.seed,
+            device=config.device,
+            replay_size=max(total, 1000),
+        )
+        _say_policy(config, env)
+        checkpoint = folder / "checkpoint.pt"
+        if config.resume and checkpoint.is_file():
+            restore_checkpoint(checkpoint, model)
+        start = int(model.num_timesteps)
+        with interruptible() as interrupt:
+            callback = RunCallback(
+                folder,
+                evaluation_env,
+                total=total,
+                interrupt=interrupt,
+                start=start,
+                eval_every=config.eval_every,
+                eval_episodes=config.eval_episodes,
+                final_episodes=config.final_episodes,
+                checkpoint_every=config.checkpoint_every,
+                save_replay=config.save_replay,
+                stop_when_solved=config.stop_when_solved,
+                progress=config.progress,
+                truth_key=config.truth_key,
+            )
+            closing.callback(_log_to(model, folder / "logs" / f"from_{start}").close)
+            if start < total:
+                with contextlib.suppress(TrainingStopped):
+                    model.learn(total - start, callback=callback, reset_num_timesteps=False)
+            else:
+                callback.init_callback(model)
+            seconds = callback.seconds
+            callback.checkpoint_now()
+        if callback.interrupted:
+            print(f"\nStopped at step {model.num_timesteps}; the checkpoint is written.")
+            raise KeyboardInterrupt
+        result = _conclude(model, callback, folder, seconds)
+        save_policy(folder, model, _description(config))
+    finally:
+        if callback is not None:
+            callback.close()
+        closing.close()
+        env.close()
+        evaluation_env.close()
+    write_summary(config, callback, result)
+    return result
+
+
+def _make(config: TrainConfig) -> Any:
+    return make_env(
+        config.env,
+        config.env_kwargs,
+        backend=config.backend,
+        bundle=config.bundle,
+        precision=config.precision,
+        wrap_bundle=config.wrap_bundle,
+        encoder=config.encoder,
+        encoder_sha256=config.encoder_sha256,
+        frame_stack=config.frame_stack,
+        accept_foreign_pictures=config.accept_foreign_pictures,
+        success_reward=config.success_reward,
+        step_reward=config.step_reward,
+    )
+
+
+def _say_policy(config: TrainConfig, env: gym.Env[Any, Any]) -> None:
+    from vinoreward_training.policy.checkpoint import policy_for
+
+    if config.encoder is not None:
+        size = (env.observation_space.shape or (0,))[0]
+        print(f"the policy sees {size} numbers of the encoder {config.encoder}")
+    elif "policy" not in config.algorithm_kwargs:
+        chosen = policy_for(env.observation_space)
+        if chosen == "CnnPolicy":
+            print("the observation is a picture: Stable-Baselines3's CnnPolicy learns from it")
+
+
+def _log_to(model: BaseAlgorithm, folder: Path) -> Logger:
+    from stable_baselines3.common.logger import configure
+
+    logger = configure(str(folder), ["tensorboard", "csv"])
+    model.set_logger(logger)
+    return logger
+
+
+def _conclude(
+    model: BaseAlgorithm, callback: RunCallback, folder: Path, seconds: float
+) -> TrainResult:
+    final = callback.final
+    if final is None:
+        final = callback.evaluate_finally(note=True)
+    steps = callback.solved_at or int(model.num_timesteps)
+    solved = callback.solved_at
+    if solved is None and callback.reaches_goal(final):
+        solved = steps
+    model.logger.close()
+    return TrainResult(folder, steps, solved, final, seconds, callback.evaluation_seconds)
+
+
+def _description(config: TrainConfig) -> dict[str, Any]:
+    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", "backend", "bundle", "precision")
+    seen = (
+        "wrap_bundle",
+        "accept_foreign_pictures",
+        "encoder",
+        "encoder_sha256",
+        "frame_stack",
+        "seed",
+        "truth_key",
+        "success_reward",
+        "step_reward",
+    )
+    return {name: plain(getattr(config, name)) for name in (*names, *seen)}
+
+
+def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
+    """Return the recorded result where resuming would have nothing left to do."""
+    path = folder / "summary.json"
+    if not config.resume or not path.is_file():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["solved_at"] is None and found["steps"] < (config.timesteps or 0):
+        return None
+    final = found["final"]
+    rates = [None if final[n] is None else Rate(**final[n]) for n in ("claimed", "true")]
+    # Runs of the first version do not say which key the truth was read from.
+    means, key = (final["mean_return"], final["mean_length"]), final.get("truth_key")
+    evaluation = Evaluation(rates[0], rates[1], *means, key)
+    seconds = (found["seconds"], found["evaluation_seconds"])
+    return TrainResult(folder, found["steps"], found["solved_at"], evaluation, *seconds)
+
+
+def run(config: TrainConfig) -> int:
+    """Train, print what came out and the next command."""
+    result = train(config)
+    env = str(read_description(result.folder)["env"])
+    print(f"steps: {result.steps}, {result.seconds:.1f} s")
+    for line in result.final.lines():
+        print(line)
+    if result.solved_at is not None:
+        print(f"solved at step {result.solved_at}")
+    print(f"curve:  {result.folder / 'learning_curve.png'}")
+    print(f"report: {result.folder / 'report.html'}")
+    print(f"next:   {command('play', '--run', result.folder, *naming(env))}")
+    return 0

@@ -1,0 +1,1 @@
+"""INT8 networks for a bundle, and the gate they must pass."""

@@ -1,0 +1,170 @@
+"""The command that a command ends with: what to run next, with what is at hand, as it stands.
+
+What is at hand travels with the data: ``capture`` records in ``dataset.json`` which environment it
+played and where that tells the truth; ``finetune`` and ``train-vae`` take it into the bundle.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+
+if TYPE_CHECKING:
+    from vinoreward.bundles.schema import BundleSpec
+
+RECORDED = ("env", "truth_key", "actions")
+"""What a dataset and a bundle say of the environment that their pictures are of."""
+YOURS = "your_package:YourEnv-v0"
+"""Stands for an environment that nobody named."""
+RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
+"""False-positive rates to ask for."""
+WRAPPED = ["--wrap-bundle", "--success-reward", "100", "--step-reward", "-1"]
+"""Rewards as in the hover scene: a success is worth more than the randomness that SAC seeks."""
+HELD = 0.8 * 0.15
+"""Of the failures at least so many choose the threshold, where they are few."""
+
+
+def origin(about: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a ``dataset.json``, or a bundle's ``dataset``, records of the environment."""
+    found = {name: about.get(name) for name in RECORDED}
+    # It may be anybody's: nothing that a terminal would act on.
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, str) and value.isprintable() and 0 < len(value) < 200
+    }
+
+
+def actions_of(space: gym.Space[Any]) -> str:
+    """Return the kind of an action space, as ``dataset.json`` records it."""
+    kinds = {gym.spaces.Box: "continuous", gym.spaces.Discrete: "discrete"}
+    return kinds.get(type(space), "others")
+
+
+def algorithm_for(actions: str | None) -> str | None:
+    """Return what learns with such actions; None where that is the default of ``train``."""
+    return {"discrete": "DQN", "others": "PPO"}.get(str(actions))
+
+
+def command(*words: object) -> str:
+    """Return a command line."""
+    return f"vinoreward {shlex.join(map(str, words))}"
+
+
+def again(name: str, out: Path, *more: str) -> str:
+    """Return the command that goes on with a run that was stopped."""
+    return command(name, "--resume", "--out", out, *more)
+
+
+def bundle_name(source: Path | str, kind: str) -> str:
+    """Return the default name of a bundle: of its data folder, or of its environment's id."""
+    name = Path(os.path.abspath(source)).name if isinstance(source, Path) else _short(source)
+    return "-".join(filter(None, (re.sub(r"\W+", "-", name).strip("-")[:100], kind)))
+
+
+def _short(env: str) -> str:
+    return env.rpartition(":")[2].rpartition("/")[2].rpartition("-v")[0].lower()
+
+
+def _from_here(path: Path) -> Path:
+    """Return a path as a user would type it: a bundle's is absolute."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def free(folder: Path) -> Path:
+    """Return a folder of that name, or of a similar one, that is not there yet."""
+    number, found = 2, folder
+    while found.exists():
+        number, found = number + 1, folder.with_name(f"{folder.name}-{number}")
+    return found
+
+
+def after_capture(data: Path, failures: int) -> str:
+    """Return the command that trains a classifier on a capture with so many failures."""
+    from vinoreward.rewards.calibration import rate_supported
+
+    supported = rate_supported(int(HELD * failures))
+    rate = next((rate for rate in RATES if rate >= supported), RATES[-1])
+    more = [] if rate == RATES[0] else ["--target-fpr", rate]
+    out = free(Path("runs") / f"{Path(os.path.abspath(data)).name}-classifier")
+    return command("finetune", "--data", data, "--out", out, *more)
+
+
+def after_bundle(bundle: Path, data: Path, success_label: str = "success") -> str:
+    """Return the command that quantizes a bundle with the data that it was trained on."""
+    more = [] if success_label == "success" else ["--success-label", success_label]
+    return command("quantize", "--bundle", _from_here(bundle), "--data", data, *more)
+
+
+def to_train(bundle: Path, spec: BundleSpec) -> str:
+    """Return the command that trains a policy where a bundle's pictures are from.
+
+    Where that is not known, ``YOURS`` stands for the environment, and a line before says so.
+    """
+    known = origin(spec.dataset)
+    words: list[object] = ["train", "--env", known.get("env", YOURS)]
+    if spec.kind == "encoder":
+        words += ["--encoder", _from_here(bundle)]
+    else:
+        words += [] if _judges_itself(known.get("env", YOURS)) else WRAPPED
+        words += ["--bundle", _from_here(bundle)]
+    if "truth_key" in known:
+        words += ["--truth-key", known["truth_key"]]
+    if (algorithm := algorithm_for(known.get("actions"))) is not None:
+        words += ["--algorithm", algorithm]
+    if "drawn" in spec.picture.scene:
+        words += ["--env-kwargs", "fidelity", "article"]
+    run = bundle.parent if bundle.name == "bundle" else bundle
+    name = run.name.removesuffix("-classifier").removesuffix("-encoder")
+    words += ["--out", _from_here(free(run.with_name(f"{name}-policy")))]
+    if "env" in known:
+        return command(*words)
+    return f"{command(*words)}\n({YOURS} stands for your environment: nothing says which it is)"
+
+
+def _judges_itself(env_id: str) -> bool:
+    """Say whether an environment has a learned reward of its own, without importing anything."""
+    import vinoreward  # noqa: F401  (registers ours)
+
+    found = gym.registry.get(env_id)
+    point = None if found is None else found.entry_point
+    return isinstance(point, str) and point.startswith("vinoreward_envs.")
+
+
+def after_profile(env: str, bundle: str | None, *, own: bool) -> str:
+    """Return the command that trains where was profiled.
+
+    Args:
+        env: what was profiled.
+        bundle: its classifier, None for its own.
+        own: whether the environment has a learned reward of its own.
+    """
+    words: list[object] = ["train", "--env", env]
+    words += [] if own else WRAPPED
+    words += [] if bundle is None else ["--bundle", bundle]
+    return command(*words, "--out", free(Path("runs") / (_short(env) or "policy")))
+
+
+def after_play(run: Path, description: Mapping[str, Any]) -> str:
+    """Return the command that profiles what was played, or plays more where it has no bundle.
+
+    Args:
+        run: folder of the run.
+        description: what its ``policy.json`` says.
+    """
+    env, bundle = description.get("env"), description.get("bundle")
+    ours = isinstance(env, str) and _judges_itself(env)
+    if not isinstance(env, str) or not (ours or bundle) or description.get("env_kwargs"):
+        from vinoreward_training.tasks.environments import naming
+
+        named = naming(str(description.get("env") or description.get("task") or ""))
+        return command("play", "--run", run, *named, "--episodes", 500, "--seed", 5000)
+    words: list[object] = ["profile", "--env", env]
+    words += [] if bundle is None else ["--bundle", bundle]
+    return command(*words, "--out", free(run.with_name(f"{run.name}-profile")))
