@@ -49,7 +49,7 @@ def bundle(tmp_path: Path) -> Bundle:
 
 def harm(name: str, first: int, last: int) -> tuple[dict[int, str], int]:
     """Try mutations ``first`` to ``last`` in a process; return outcomes, and how it ended."""
-    tests = Path(__file__).parent
+    tests = Path(__file__).parent / "support"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(tests)])}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", tests / "file_mutations.py", name, str(first), str(last)],

@@ -282,7 +282,7 @@ class TestEnding:
             "with started(config(restarts=0)) as engine:\n"
             "    take(engine)\n"
         )
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
         ended = subprocess.run(
             [sys.executable, str(script)], capture_output=True, text=True, env=environment
         )

@@ -60,7 +60,7 @@ def trained() -> Trained:
     128, seed 2) and kept in a file: the same seed learns another policy where a processor's kernels
     round otherwise. The observations are the last 2,000 of its replay buffer.
     """
-    with np.load(Path(__file__).parent / "data" / "pendulum_policy.npz") as file:
+    with np.load(Path(__file__).parents[1] / "data" / "pendulum_policy.npz") as file:
         arrays = dict(file)
     return Trained(observations=arrays.pop("observations"), policy=Policy(SPEC, arrays))
 

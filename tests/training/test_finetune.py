@@ -15,6 +15,7 @@ import torch
 from full_disk import nearly_full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from picture_folders import SIZE, pictures, write_folder
 from PIL import Image
 from safetensors.torch import save as safetensors_bytes
 
@@ -72,17 +73,6 @@ from vinoreward_training.policy.train import train
 from vinoreward_training.quantize import command as quantize
 from vinoreward_training.runs.settings import resumed
 
-SIZE = (32, 40)
-
-
-def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Make noise pictures; a success has a bright red half."""
-    random = np.random.default_rng(seed)
-    labels = np.arange(count) % 2
-    images = random.integers(60, 120, (count, *SIZE, 3), dtype=np.uint8)
-    images[labels == 1, :, :20, 0] += 100
-    return images, labels.astype(np.int64)
-
 
 def dataset_of(count: int) -> Dataset:
     images, labels = pictures(count)
@@ -97,15 +87,6 @@ def dataset_of(count: int) -> Dataset:
         sha256="0" * 64,
         folder=Path("memory"),
     )
-
-
-def write_folder(folder: Path, count: int) -> Path:
-    images, labels = pictures(count)
-    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
-        path = folder / ("success" if label else "failure") / f"{index:04d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(path, compress_level=1)
-    return folder
 
 
 def network() -> ChannelsLast:

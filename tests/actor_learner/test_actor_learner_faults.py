@@ -35,7 +35,7 @@ from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.policies.spec import mlp
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(autouse=True)

@@ -356,7 +356,7 @@ def training_script(
     script.write_text(
         f"""
 import os, pathlib, sys
-sys.path.append({str(Path(__file__).parent)!r})
+sys.path.append({str(Path(__file__).parents[1] / "support")!r})
 from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig

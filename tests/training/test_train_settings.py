@@ -196,7 +196,7 @@ def test_the_rl_zoo_example_names_real_arguments() -> None:
 
     from vinoreward.wrappers.learned_reward import LearnedReward
 
-    path = Path(__file__).parents[1] / "examples" / "rl_zoo" / "sac.yml"
+    path = Path(__file__).parents[2] / "examples" / "rl_zoo" / "sac.yml"
     example = yaml.safe_load(path.read_text(encoding="utf-8"))
     ((name, arguments),) = example["PandaHoverRandom-v0"]["env_wrapper"][0].items()
     assert name == f"{LearnedReward.__module__}.{LearnedReward.__name__}"
@@ -206,7 +206,7 @@ def test_the_rl_zoo_example_names_real_arguments() -> None:
 
 @pytest.mark.parametrize("env", ["PandaHover-v0", "PandaHoverRandom-v0"])
 def test_the_rl_zoo_example_says_what_the_preset_says(env: str) -> None:
-    path = Path(__file__).parents[1] / "examples" / "rl_zoo" / "sac.yml"
+    path = Path(__file__).parents[2] / "examples" / "rl_zoo" / "sac.yml"
     example = yaml.safe_load(path.read_text(encoding="utf-8"))[env]
     settled = resolve(TrainConfig(env=env))
     assert example["n_timesteps"] == settled.timesteps

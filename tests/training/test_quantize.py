@@ -14,7 +14,7 @@ import pytest
 import tiny_network as tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_finetune import write_folder
+from picture_folders import write_folder
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import softmax as softmax_of
