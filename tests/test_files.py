@@ -15,6 +15,7 @@ from vinoreward.errors import RunFolderError
 from vinoreward.files import (
     atomic_path,
     open_plain,
+    read_plain,
     refuse_links,
     sha256,
     write_bytes,
@@ -130,3 +131,20 @@ def test_a_folder_with_links_out_of_it_is_refused_however_deep(tmp_path: Path) -
     for folder in (tmp_path / "run", tmp_path / "named"):
         with pytest.raises(RunFolderError, match=r"out is a link to .*mine.*remove the link"):
             refuse_links(folder)
+
+
+def test_only_plain_files_of_bounded_size_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("file")
+    assert read_plain(tmp_path / "file", 3) == read_plain(str(tmp_path / "link"), 3) == b"abc"
+    with pytest.raises(OSError, match="it has 3 bytes, more than 2"):
+        read_plain(tmp_path / "file", 2)
+    with pytest.raises(FileNotFoundError):
+        read_plain(tmp_path / "none", 3)
+    os.mkfifo(tmp_path / "pipe")  # nobody is at its other end, or ever will be
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("pipe", "loop", ".", "file/below", "a" * 5000, "zero\0", "\ud800"):
+        with pytest.raises(OSError, match=r"\w"):
+            read_plain(tmp_path / name, 3)
+    with pytest.raises(OSError, match="no plain file"):
+        read_plain("/dev/zero", 3)

@@ -110,6 +110,41 @@ def open_plain(path: Path, mode: Literal["wb", "ab", "a+b"]) -> IO[bytes]:
         ) from error
 
 
+@contextlib.contextmanager
+def open_to_read(path: str | Path, limit: int) -> Iterator[IO[bytes]]:
+    """Open a file that may be anybody's, within the block; a link is followed.
+
+    Args:
+        path: of a plain file. A pipe or a device is refused and does not keep us waiting.
+        limit: bytes that it may have.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it is no plain file, is larger, cannot be read, or has a name that none can have.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except ValueError as error:  # a zero in its name, or letters that the system cannot write
+        raise OSError(f"no file can have that name ({error})") from error
+    with os.fdopen(descriptor, "rb") as stream:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("it is no plain file")
+        if found.st_size > limit:
+            raise OSError(f"it has {found.st_size} bytes, more than {limit}")
+        yield stream
+
+
+def read_plain(path: str | Path, limit: int) -> bytes:
+    """Return the content of a file that may be anybody's; see :func:`open_to_read`."""
+    with open_to_read(path, limit) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        data = stream.read(size + 1)
+    if len(data) != size:
+        raise OSError("it changes while it is read")
+    return data
+
+
 def is_inside(folder: Path, path: Path) -> bool:
     """Say whether ``path``, links followed, lies within ``folder``; the folder may be a link.
 

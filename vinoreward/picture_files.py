@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import struct
 import zlib
 from pathlib import Path
@@ -13,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vinoreward.errors import InputError
+from vinoreward.files import open_to_read
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 """PIL opens many more, some by starting other programs."""
@@ -38,19 +37,14 @@ def read_picture(path: str | Path) -> NDArray[np.uint8]:
         InputError: no plain file, another format, too large, or damaged.
     """
     try:
-        # A pipe would otherwise keep us waiting for somebody at its other end.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with os.fdopen(descriptor, "rb") as stream:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise _unreadable(path, "it is no plain file")
-            if found.st_size > MAX_BYTES:
-                raise _unreadable(path, f"it has {found.st_size} bytes")
-            with Image.open(stream, formats=FORMATS) as opened:
-                width, height = opened.size
-                if width * height > MAX_PIXELS:
-                    raise _unreadable(path, f"it has {width}x{height} pixels (width x height)")
-                return np.asarray(opened.convert("RGB"), dtype=np.uint8)
+        with (
+            open_to_read(path, MAX_BYTES) as stream,
+            Image.open(stream, formats=FORMATS) as opened,
+        ):
+            width, height = opened.size
+            if width * height > MAX_PIXELS:
+                raise _unreadable(path, f"it has {width}x{height} pixels (width x height)")
+            return np.asarray(opened.convert("RGB"), dtype=np.uint8)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise _unreadable(path, "it has far too many pixels") from error
     except InputError:

@@ -22,6 +22,7 @@ from vinoreward.errors import (
     BundleError,
     ConfigError,
     ModelCorruptError,
+    ModelNotFoundError,
     ModelRefusedError,
     VinorewardError,
 )
@@ -372,3 +373,23 @@ def test_a_pin_checks_every_file_even_without_verify(bundle: Bundle) -> None:
 def test_a_bundle_that_is_not_saved_has_no_hash(model: Path) -> None:
     with pytest.raises(VinorewardError, match="not saved"):
         _ = Bundle.from_model(model, **FACTS).sha256
+
+
+def test_files_that_are_large_together_are_not_hashed(bundle: Bundle) -> None:
+    names = [f"{number}.bin" for number in range(4)]
+    for name in names:
+        with (bundle.path / name).open("wb") as stream:
+            stream.truncate(512 << 20)  # takes no room on the disk
+    rewrite(bundle, lambda spec: spec["files"].update(dict.fromkeys(names, 64 * "0")))
+    with pytest.raises(BundleError, match="bytes together"):
+        Bundle.load(bundle.path)
+
+
+def test_files_that_cannot_be_read_are_told(bundle: Bundle) -> None:
+    (bundle.path / "loop").symlink_to("loop")
+    rewrite(bundle, lambda spec: spec["files"].update({"loop": 64 * "0"}))
+    with pytest.raises(BundleError, match="link to itself"):
+        Bundle.load(bundle.path)
+    for name in ("long" * 2000, "zero\0", "half\ud800"):
+        with pytest.raises(ModelNotFoundError, match=r"no bundle .{1,100}\. Expected"):
+            Bundle.load(name)

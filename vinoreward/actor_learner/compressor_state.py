@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.errors import ConfigError, ModelCorruptError
+from vinoreward.files import read_plain
+from vinoreward.saved_arrays import read_npz, reason_of
 
 STATE_FILE = "compressor.npz"
+MAX_BYTES = 2 << 30
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -23,22 +23,13 @@ def read_state(path: Path) -> dict[str, Any]:
         ModelCorruptError: the file is damaged.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            state = {name: stored[name] for name in stored.files}
-        if "pushes" not in state:
-            raise ValueError("no count of pushes")
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        LookupError,
-        AttributeError,
-        zipfile.BadZipFile,
-    ) as error:
-        raise ModelCorruptError(
-            f"{path} is damaged ({type(error).__name__}). Expected the state of a compressor; "
-            "restore it from a copy, or delete it: the compressor then measures anew."
-        ) from error
+        data = read_plain(path, MAX_BYTES)
+        state = read_npz(data, len(data), packed=False)
+        pushes = state.get("pushes")
+        if pushes is None or pushes.shape != () or pushes.dtype.kind != "i" or pushes < 0:
+            raise ModelCorruptError("no count of pushes")
+    except (OSError, ModelCorruptError) as error:
+        raise _damaged(path, error) from error
     return state
 
 
@@ -61,8 +52,17 @@ def check_state(path: Path, chain: CompressorChain) -> None:
     state = chain_state(read_state(path))
     try:
         copy.deepcopy(chain).load_state(state)
-    except ConfigError as error:
+    except (TypeError, ValueError, LookupError) as error:
+        if not isinstance(error, ConfigError):
+            raise _damaged(path, error) from error
         raise ConfigError(
             f"{path} is of another chain: {error} Or delete the file: the compressor then measures "
             "and teaches anew."
         ) from error
+
+
+def _damaged(path: Path, error: Exception) -> ModelCorruptError:
+    return ModelCorruptError(
+        f"{path} is damaged: {reason_of(error)}. Expected the state of a compressor; restore it "
+        "from a copy, or delete it: the compressor then measures anew."
+    )

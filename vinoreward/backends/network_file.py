@@ -17,6 +17,7 @@ from vinoreward.errors import (
     ModelNotFoundError,
     ModelRefusedError,
 )
+from vinoreward.files import read_plain
 
 if TYPE_CHECKING:
     from vinoreward.backends.spec import NetworkSpec
@@ -109,23 +110,18 @@ def read_bytes(path: Path, expected_sha256: str | None, limit: int = MAX_BYTES) 
         ModelCorruptError: it is larger than ``limit``, or cannot be read.
         BundleEditedError: the hash is another one.
     """
-    if not path.is_file():
+    try:
+        data = read_plain(path, limit)
+    except FileNotFoundError as error:
         raise ModelNotFoundError(
             f"there is no model file at {path}. Expected an existing .onnx, .xml or .safetensors "
             "file; check the path."
-        )
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(limit + 1)
+        ) from error
     except OSError as error:
         raise ModelCorruptError(
-            f"{path} cannot be read: {error.strerror or error}. Expected a readable file; check "
-            "its permissions."
+            f"{path} cannot be read: {error.strerror or error}. Expected a readable file of at "
+            f"most {limit} bytes; check its permissions, and whether it is a network for pictures."
         ) from error
-    if len(data) > limit:
-        raise ModelCorruptError(
-            f"{path} is larger than {limit} bytes. Expected a network for pictures; it is not one."
-        )
     if expected_sha256 is not None:
         found = hashlib.sha256(data).hexdigest()
         if found != expected_sha256:

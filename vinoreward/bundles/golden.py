@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
-import struct
-import tokenize
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +15,7 @@ from vinoreward.backends.network_file import read_bytes
 from vinoreward.bundles import latents
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import BundleError, BundleParityError, ModelCorruptError
+from vinoreward.saved_arrays import read_npz
 
 MAX_GOLDEN = 256
 MAX_GOLDEN_BYTES = 64 << 20
@@ -91,25 +87,8 @@ def read_golden(path: Path, spec: BundleSpec) -> Golden:
     except ModelCorruptError as error:
         raise _unreadable(path, error) from error
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-            if size > MAX_GOLDEN_BYTES:
-                raise BundleError(
-                    f"{path} unpacks to {size} bytes. Expected at most {MAX_GOLDEN_BYTES}; record "
-                    "fewer golden frames."
-                )
-            arrays = {
-                member.filename.removesuffix(".npy"): _array(archive.read(member))
-                for member in archive.infolist()
-            }
-    # What the archive and the arrays' headers raise depends on which of their bytes are wrong.
-    except (
-        OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, TypeError, KeyError,
-        IndexError, AttributeError, NotImplementedError, RuntimeError, RecursionError, MemoryError,
-        OverflowError, SyntaxError, struct.error, tokenize.TokenError,
-    ) as error:  # fmt: skip
-        if isinstance(error, BundleError):
-            raise
+        arrays = read_npz(data, MAX_GOLDEN_BYTES)
+    except ModelCorruptError as error:
         raise _unreadable(path, error) from error
     unknown = set(arrays) - {"images", "logits", "logits_int8"}
     if unknown or not {"images", "logits"} <= set(arrays):
@@ -121,22 +100,6 @@ def read_golden(path: Path, spec: BundleSpec) -> Golden:
     golden = Golden(arrays["images"], arrays["logits"], arrays.get("logits_int8"))
     golden.check(spec)
     return golden
-
-
-def _array(data: bytes) -> NDArray[Any]:
-    """Return the array of an ``.npy`` file; it must be as long as its header says."""
-    stream = io.BytesIO(data)
-    version = np.lib.format.read_magic(stream)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }[version]
-    shape, transposed, dtype = read(stream)
-    if dtype not in (np.uint8, np.float32) or transposed:
-        raise ValueError(f"an array of {dtype}, where uint8 and float32 are known")
-    if math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
-        raise ValueError(f"an array of shape {shape} in {len(data)} bytes")
-    return np.frombuffer(data, dtype, offset=stream.tell()).reshape(shape).copy()
 
 
 def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:

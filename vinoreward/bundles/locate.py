@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from vinoreward.bundles.reader import parse
+from vinoreward.bundles.reader import parse, shown
 from vinoreward.bundles.schema import BundleSpec, check_file_name
 from vinoreward.errors import BundleEditedError, BundleError, ConfigError, ModelNotFoundError
-from vinoreward.files import is_inside, sha256
+from vinoreward.files import is_inside, read_plain, sha256
 
 GROUP = "vinoreward.bundles"
 SPEC_FILE = "bundle.json"
 SPEC_HASH_FILE = "bundle.sha256"
 MAX_SPEC_BYTES = 1 << 20
 MAX_FILE_BYTES = 512 << 20
+MAX_TOTAL_BYTES = 2 << 30
 
 
 def known_names() -> list[str]:
@@ -35,16 +37,16 @@ def find(path_or_name: str | Path) -> Path:
     if isinstance(path_or_name, str) and path_or_name in entries:
         return _ask(entries[path_or_name])
     folder = Path(path_or_name)
-    if folder.is_dir():
+    if os.path.isdir(folder):  # unlike a Path's, without errors of names that cannot be
         return folder
     names = ", ".join(sorted(entries)) or "none"
-    if folder.is_file():
+    if os.path.isfile(folder):
         raise BundleError(
             f"{folder} is a file. Expected a bundle's folder; give the folder, or load a bare "
             "model with Bundle.from_model."
         )
     previous = previous_of(folder)
-    if previous.is_dir():
+    if os.path.isdir(previous):
         raise ModelNotFoundError(
             f"there is no bundle at {folder}, but {previous} is there: saving was interrupted at "
             f"its last step. Expected the folder; rename {previous.name} to {folder.name}."
@@ -57,7 +59,7 @@ def find(path_or_name: str | Path) -> Path:
             f"{_ask(entries[str(folder)])} to a folder of your own and give that."
         )
     raise ModelNotFoundError(
-        f"there is no bundle {str(path_or_name)!r}. Expected a folder or one of the installed "
+        f"there is no bundle {shown(str(path_or_name))}. Expected a folder or one of the installed "
         f"bundles ({names}); check the spelling, or make one with: vinoreward finetune"
     )
 
@@ -110,19 +112,12 @@ def read_spec(folder: Path, *, recorded: bool = False, pinned: str | None = None
 def _read(path: Path) -> bytes:
     """Return the content of a small file of a bundle."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_SPEC_BYTES + 1)
+        return read_plain(path, MAX_SPEC_BYTES)
     except OSError as error:
         raise BundleError(
-            f"{path} cannot be read: {error.strerror or error}. Expected a readable file; check "
-            "its permissions."
+            f"{path} cannot be read: {error.strerror or error}. Expected a readable file of a few "
+            "kilobytes; check its permissions, and whether it is a bundle's."
         ) from error
-    if len(data) > MAX_SPEC_BYTES:
-        raise BundleError(
-            f"{path} is larger than {MAX_SPEC_BYTES} bytes. Expected a few kilobytes; it is not a "
-            "bundle's description."
-        )
-    return data
 
 
 def _check_pinned(folder: Path, found: str, pinned: str) -> None:
@@ -173,9 +168,13 @@ def inside(folder: Path, name: str) -> Path:
     """
     check_file_name(name)
     path = folder / name
-    if not is_inside(folder, path):
+    try:
+        within, target = is_inside(folder, path), str(path.resolve())
+    except (OSError, RuntimeError):
+        within, target = False, "itself"
+    if not within:
         raise BundleError(
-            f"{path} is a link to {path.resolve()}. Expected a file within the bundle's folder; "
+            f"{path} is a link to {target}. Expected a file within the bundle's folder; "
             "copy the file itself into the bundle."
         )
     return path
@@ -186,10 +185,12 @@ def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
 
     Raises:
         ModelNotFoundError: a file is missing.
-        BundleError: a file is too large or outside the folder.
+        BundleError: a file is too large, outside the folder or unreadable, or all of them together
+            are too large.
         BundleEditedError: a file's hash is not the recorded one.
     """
-    for name, expected in spec.files.items():
+    total = 0
+    for name in spec.files:
         path = inside(folder, name)
         if not path.is_file():
             raise ModelNotFoundError(
@@ -202,12 +203,29 @@ def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
                 f"{path} has {size} bytes. Expected at most {MAX_FILE_BYTES}; it is not a reward "
                 "network."
             )
-        if hashes and (found := sha256(path)) != expected:
+        total += size
+        if total > MAX_TOTAL_BYTES:
+            raise BundleError(
+                f"the files of {folder} have more than {MAX_TOTAL_BYTES} bytes together. Expected "
+                "a network or two of a reward; leave other files out."
+            )
+    for name, expected in spec.files.items() if hashes else ():
+        if (found := _hash(path := folder / name)) != expected:
             raise BundleEditedError(
                 f"{path} was changed after the bundle was saved: its SHA-256 is {found}. Expected "
                 f"{expected}, as recorded in {SPEC_FILE}; restore the file, or make a new bundle "
                 "(vinoreward finetune, vinoreward quantize) instead of editing one."
             )
+
+
+def _hash(path: Path) -> str:
+    try:
+        return sha256(path)
+    except OSError as error:
+        raise BundleError(
+            f"{path} cannot be read: {error.strerror or error}. Expected a readable file; check "
+            "its permissions."
+        ) from error
 
 
 def _entries() -> dict[str, EntryPoint]:

@@ -17,7 +17,7 @@ from vinoreward.errors import (
     ModelNotFoundError,
     install_command,
 )
-from vinoreward.files import write_bytes, write_json
+from vinoreward.files import read_plain, write_bytes, write_json
 from vinoreward.policies.policy import ActivationRange, Parameter, Policy, QuantizedArray
 from vinoreward.policies.spec import PolicySpec
 
@@ -97,9 +97,9 @@ def load_policy(path: str | Path) -> Policy:
     path = Path(path)
     path = path / "policy.json" if path.is_dir() else path
     try:
-        value = json.loads(_read(path, MAX_JSON_BYTES).decode("utf-8"))
+        value = json.loads(read_plain(path, MAX_JSON_BYTES).decode("utf-8"))
         # The name only: a file that says where else to look is not followed.
-        weights = _read(path.parent / Path(value["weights"]).name, MAX_WEIGHT_BYTES)
+        weights = read_plain(path.parent / Path(value["weights"]).name, MAX_WEIGHT_BYTES)
         if value["format"] != FORMAT or hashlib.sha256(weights).hexdigest() != value["sha256"]:
             raise ModelCorruptError(
                 f"{path} and its weights do not belong together, or are of another format. "
@@ -137,17 +137,6 @@ def load_policy(path: str | Path) -> Policy:
             f"{path} cannot be read as a policy ({_shown(error)}). Expected what save_policy and "
             "vinoreward actors write; save it again."
         ) from error
-
-
-def _read(path: Path, limit: int) -> bytes:
-    """Return a file's content, which is read once: what is hashed is what is used."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path.name} is no file")
-    with path.open("rb") as stream:
-        data = stream.read(limit + 1)
-    if len(data) > limit:
-        raise ValueError(f"{path.name} is larger than {limit} bytes")
-    return data
 
 
 def _shown(error: Exception) -> str:

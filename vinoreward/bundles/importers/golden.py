@@ -14,12 +14,15 @@ from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.bundles.latents import means
 from vinoreward.bundles.parts import Encoding
 from vinoreward.bundles.schema import BundleSpec
-from vinoreward.errors import BundleError, BundleParityError, InputError
+from vinoreward.errors import BundleError, BundleParityError, InputError, ModelCorruptError
+from vinoreward.files import read_plain
 from vinoreward.picture_files import read_picture
+from vinoreward.saved_arrays import read_npy
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
 
+MAX_VECTOR_BYTES = 1 << 20
 TOLERANCE = 1e-2
 """Of the largest number of the vector: exporters and backends round, wrong colours do more."""
 
@@ -108,13 +111,18 @@ def _picture(given: Any) -> NDArray[np.uint8]:
 def _vector(given: Any, encoding: Encoding) -> NDArray[np.float64]:
     if isinstance(given, (str, Path)):
         try:
-            given = np.load(given, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+            given = read_npy(read_plain(given, MAX_VECTOR_BYTES))
+        except (OSError, ModelCorruptError) as error:
             raise InputError(
                 f"the golden vector {given} cannot be read: {error}. Expected an .npy file of "
                 "numbers; write it with numpy.save."
             ) from error
-    vector = np.asarray(given, np.float64).reshape(-1)
+    try:
+        vector = np.asarray(given, np.float64).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the golden vector holds no numbers: {error}. Expected the means of one picture."
+        ) from error
     size = len(encoding.low)
     if vector.size not in ((size, 2 * size) if encoding.posterior else (size,)):
         raise InputError(
