@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vinoreward.backends import onnx_check
-from vinoreward.backends.onnx_graph import read_graph
-from vinoreward.backends.onnx_rules import Value
+from vinoreward.backends.onnx_graph import Malformed, read_graph
+from vinoreward.backends.onnx_operators import MAX_OPSET, MIN_OPSET, OPERATORS
+from vinoreward.backends.onnx_rules import RULES, Value
 from vinoreward.errors import ModelRefusedError
 
 onnx = pytest.importorskip("onnx")
@@ -48,8 +52,8 @@ def inverted_residual() -> Any:
     )
 
 
-def inferred(path: Path, batch: int) -> dict[str, tuple[int | None, ...]]:
-    """Return the shape of each result as the onnx package infers it."""
+def inferred(path: Path, batch: int) -> dict[str, tuple[int, tuple[int | None, ...]]]:
+    """Return type and shape of each result as the onnx package infers them."""
     model = onnx.load(path)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = batch
     for output in model.graph.output:
@@ -57,9 +61,12 @@ def inferred(path: Path, batch: int) -> dict[str, tuple[int | None, ...]]:
     del model.graph.value_info[:]
     found = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     return {
-        value.name: tuple(
-            size.dim_value if size.HasField("dim_value") else None
-            for size in value.type.tensor_type.shape.dim
+        value.name: (
+            value.type.tensor_type.elem_type,
+            tuple(
+                size.dim_value if size.HasField("dim_value") else None
+                for size in value.type.tensor_type.shape.dim
+            ),
         )
         for value in [*found.value_info, *found.output]
         if value.type.tensor_type.HasField("shape")
@@ -78,11 +85,11 @@ def test_networks_that_people_export_are_followed(
     path = tmp_path / "network.onnx"
     export_onnx(WithPreprocess(build().eval(), IMAGENET_MEAN, IMAGENET_STD), path, SIDE, SIDE)
     wanted = inferred(path, 4)
-    followed: list[tuple[int, ...]] = []
+    followed: list[tuple[int, tuple[int, ...]]] = []
     keep = onnx_check._bounded
 
     def noting(value: Value, limit: int, what: str) -> Value:
-        followed.append(value.shape)
+        followed.append((value.kind, value.shape))
         return keep(value, limit, what)
 
     monkeypatch.setattr(onnx_check, "_bounded", noting)
@@ -91,9 +98,10 @@ def test_networks_that_people_export_are_followed(
     names = [name for node in graph.nodes for name in node.outputs]
     shapes = dict(zip(names, followed[1:], strict=True))  # the first is the input
     assert len(wanted) > 0.8 * len(names)
-    for name, shape in wanted.items():
-        assert len(shapes[name]) == len(shape)
-        assert all(b in (None, a) for a, b in zip(shapes[name], shape, strict=True)), name
+    for name, (kind, shape) in wanted.items():
+        assert shapes[name][0] == kind, name
+        assert len(shapes[name][1]) == len(shape)
+        assert all(b in (None, a) for a, b in zip(shapes[name][1], shape, strict=True)), name
 
 
 def test_the_limits_are_those_that_the_documentation_states(project_root: Path) -> None:
@@ -119,3 +127,225 @@ def test_work_is_bounded_as_memory_is(tmp_path: Path) -> None:
     content = helper.make_model(graph).SerializeToString()
     with pytest.raises(ModelRefusedError, match="operations per picture"):
         onnx_check.check_graph(read_graph(content), (1,), (1,))
+
+
+def whole(*numbers: int) -> Any:
+    return np.array(numbers, np.int64)
+
+
+def content(
+    nodes: Sequence[Any],
+    constants: Mapping[str, Any],
+    opset: int = 18,
+    domains: Sequence[tuple[str, int]] = (),
+) -> bytes:
+    """A network of ``x`` (N, 3, 8, 8) float32 whose result is ``y``."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph = helper.make_graph(
+        [
+            helper.make_node(op, list(takes), list(gives), **more)
+            for op, takes, gives, more in nodes
+        ],
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    imports = [helper.make_opsetid(*domain) for domain in domains or [("", opset)]]
+    made: bytes = helper.make_model(graph, opset_imports=imports).SerializeToString()
+    return made
+
+
+def check(made: bytes) -> None:
+    onnx_check.check_graph(read_graph(made), (3, 8, 8), (1, 16))
+
+
+ONE = np.float32([1])
+NUMBERS = np.float32([1, 2, 3, 4, 5])
+PICTURE = np.ones((1, 1, 2, 2), np.float32)
+KERNEL = np.ones((3, 1, 2, 2), np.float32)
+# What a follower of shapes and a runtime may understand in two ways, what reads or writes out of
+# bounds, and what ends the process: nodes, constants, opset.
+DOUBTFUL: dict[str, tuple[Any, ...]] = {
+    "write by ScatterElements": (
+        [("ScatterElements", ("x", "at", "new"), "y", {"axis": 3})],
+        {"at": np.full((1, 1, 1, 1), -100_000), "new": PICTURE[..., :1, :1]},
+    ),
+    "read by GatherElements": (
+        [("GatherElements", ("c", "at"), "y", {})], {"c": NUMBERS, "at": whole(-(1 << 28))},
+    ),
+    "read by GatherND": ([("GatherND", "xi", "y", {})], {"i": whole(0, 1 << 28, 0, 0)}),
+    "read by Gather": ([("Gather", "xi", "y", {"axis": 1})], {"i": whole(3)}),
+    "read by Gather, many places": (
+        [("Gather", "xi", "y", {"axis": 1})], {"i": np.arange(5000) % 4},
+    ),
+    "places from the picture": (
+        [("Cast", "x", "i", {"to": 7}), ("Gather", "ci", "y", {})], {"c": NUMBERS},
+    ),
+    "write by ScatterND": (
+        [("ScatterND", ("x", "at", "new"), "y", {})], {"at": whole(0, -1)[None], "new": PICTURE[0]},
+    ),
+    "Slice from far before the start": (
+        [("Slice", "cseap", "y", {})],
+        {"c": NUMBERS, "s": whole(-100), "e": whole(-1000), "a": whole(0), "p": whole(-1)},
+    ),
+    "Div of 2^53 + 1": (
+        [
+            ("Div", "ab", "q", {}), ("Sub", "qc", "d", {}),
+            ("Mul", "dk", "n", {}), ("Add", "nb", "m", {}), ("Expand", "om", "y", {}),
+        ],
+        {"a": whole((1 << 53) + 1), "b": whole(1), "c": whole(1 << 53), "k": whole(9), "o": ONE},
+    ),
+    "Mod as C has it": (
+        [("Mod", "ab", "m", {"fmod": 1}), ("Expand", "om", "y", {})],
+        {"a": whole(5), "b": whole(3), "o": ONE},
+    ),
+    "a sum beyond 32 bits": (
+        [("ReduceSum", "a", "s", {"keepdims": 1}), ("Cast", "s", "m", {"to": 7}),
+         ("Min", "mb", "n", {}), ("Expand", "on", "y", {})],
+        {"a": np.array([(1 << 31) - 1, 1], np.int32), "b": whole(1), "o": ONE},
+    ),
+    "Range beyond 64 bits": (
+        [("Range", "abc", "r", {}), ("Cast", "r", "f", {"to": 1}),
+         ("Concat", "of", "y", {"axis": 0})],
+        {"a": np.int64(1), "b": np.int64(-(1 << 63)), "c": np.int64(1 << 35), "o": ONE},
+    ),
+    "Pad of an axis twice": (
+        [("Pad", ("c", "p", "", "a"), "y", {})],
+        {"c": ONE, "p": whole(-(1 << 28), 1 << 28, 0, 0), "a": whole(0, 0)},
+    ),
+    "Pad with its old attribute": (
+        [("Pad", "cp", "y", {"pads": [0, 0]})], {"c": ONE, "p": whole(0, 1 << 28)},
+    ),
+    "Resize that keeps the aspect ratio": (
+        [("Resize", ("c", "", "", "s"), "y", {"keep_aspect_ratio_policy": "not_smaller"})],
+        {"c": PICTURE, "s": whole(1, 1, 32768, 1)},
+    ),
+    "Resize between two sizes": (
+        [("Resize", ("c", "", "s"), "y", {})],
+        {"c": np.ones((1, 1, 7, 1), np.float32), "s": np.float32([1, 1, 3 / 7 - 5e-8, 1])},
+    ),
+    "Shape from its end, too early": (
+        [("Shape", "x", "s", {"start": 3}), ("Expand", "os", "y", {})], {"o": ONE}, 13,
+    ),
+    "an axis in an older version": ([("Squeeze", "ca", "y", {})], {"c": ONE, "a": whole(0)}, 11),
+    "two versions": ([("Relu", "x", "y", {})], {}, 0, [("", 13), ("ai.onnx", 11)]),
+    "a version of the future": ([("Relu", "x", "y", {})], {}, 99),
+    "LRN over a million channels": ([("LRN", "x", "y", {"size": (1 << 20) + 1})], {}),
+    "LRN over none": ([("LRN", "x", "y", {"size": 0})], {}),
+    "Div by 0": ([("Div", "ab", "y", {})], {"a": whole(1), "b": whole(0)}),
+    "Div by -1": ([("Div", "ab", "y", {})], {"a": whole(-(1 << 63)), "b": whole(-1)}),
+    "Mod by -1": ([("Mod", "ab", "y", {})], {"a": whole(-(1 << 63)), "b": whole(-1)}),
+    "Mod by what the picture says": (
+        [("Cast", "x", "i", {"to": 7}), ("Mod", "ai", "y", {})], {"a": whole(1)},
+    ),
+    "ConvTranspose in no groups": ([("ConvTranspose", "xk", "y", {"group": 0})], {"k": KERNEL}),
+    "GroupNormalization in no groups": (
+        [("GroupNormalization", "xss", "y", {"num_groups": 0})], {"s": np.ones(3, np.float32)}, 21,
+    ),
+    "pads that auto_pad hides": (
+        [("MaxPool", "x", "y", {"kernel_shape": [3, 3], "auto_pad": "VALID", "pads": [1] * 4})], {},
+    ),
+    "a last window of padding": (
+        [("MaxPool", "x", "y",
+          {"kernel_shape": [2, 2], "strides": [9, 9], "pads": [1] * 4, "ceil_mode": 1})], {},
+    ),
+    "a bias of more channels": (
+        [("Conv", "xkb", "y", {})],
+        {"k": np.ones((1, 3, 1, 1), np.float32), "b": np.float32([1] * 4097)},
+    ),
+    "an offset of more rows": (
+        [("Gemm", "oob", "y", {})],
+        {"o": np.ones((1, 1), np.float32), "b": np.ones((4097, 1), np.float32)},
+    ),
+    "a limit for each number": ([("Clip", "cm", "y", {})], {"c": ONE, "m": np.float32([1] * 4097)}),
+    "a name given twice": ([("Relu", "c", "d", {}), ("Relu", "x", "c", {})], {"c": ONE}),
+    "no numbers": ([("Slice", "xss", "y", {})], {"s": whole(1)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_what_runtimes_may_understand_otherwise_is_refused(name: str) -> None:
+    nodes, constants, *more = DOUBTFUL[name]
+    with pytest.raises((ModelRefusedError, Malformed)):
+        check(content(nodes, constants, *more))
+
+
+def test_what_ordinary_networks_do_is_followed() -> None:
+    """Places, divisions, reversals and versions that are in no doubt."""
+    nodes = [
+        ("Gather", ("x", "last"), "a", {"axis": 2}),
+        ("Shape", "x", ["shape"], {"start": 2}),
+        ("Div", ("shape", "two"), ["half"], {}),
+        ("Mod", ("half", "two"), ["rest"], {}),
+        ("Slice", ("x", "from", "to", "axis", "step"), ["back"], {}),
+        ("GatherND", ("back", "corner"), ["b"], {}),
+        ("ScatterND", ("back", "corner", "new"), ["c"], {}),
+        ("LRN", ["c"], ["d"], {"size": 3}),
+        ("Div", "dx", ["e"], {}),
+        ("Concat", ("rest", "half"), ["sizes"], {"axis": 0}),
+        ("Expand", ("one", "half"), ["f"], {}),
+    ]
+    constants = {
+        "last": whole(-1), "two": whole(2), "from": whole(-1), "to": whole(-(1 << 63)),
+        "axis": whole(3), "step": whole(-1), "corner": whole(0, 2)[None], "one": ONE,
+        "new": np.ones((1, 8, 8), np.float32),
+    }  # fmt: skip
+    check(content(nodes, constants))
+
+
+def test_operators_have_the_inputs_and_attributes_that_onnx_gives_them() -> None:
+    for name, operator in OPERATORS.items():
+        for opset in range(max(MIN_OPSET, operator.since), MAX_OPSET + 1):
+            schema = onnx.defs.get_schema(name, opset, "")
+            most = max(count for count, since in operator.inputs if since <= opset)
+            assert most == (schema.max_input if schema.max_input < 1000 else math.inf), name
+            has = {word for word, versions in operator.attributes.items() if opset in versions}
+            assert has <= schema.attributes.keys(), (name, opset)
+    assert OPERATORS.keys() == RULES.keys()
+
+
+def field(number: int, value: bytes | int) -> bytes:
+    """One protobuf field."""
+    kind, data = (0, varint(value)) if isinstance(value, int) else (2, varint(len(value)) + value)
+    return varint(number << 3 | kind) + data
+
+
+def varint(value: int) -> bytes:
+    low, rest = value & 127, value >> 7
+    return bytes([low | 128]) + varint(rest) if rest else bytes([low])
+
+
+def in_graph(part: bytes) -> bytes:
+    return field(1, 8) + field(7, part) + field(8, field(2, 17))
+
+
+def test_a_tensor_of_many_sizes_takes_no_time() -> None:
+    tensor = field(1, varint((1 << 62) + 1) * 100_000) + field(2, 1) + field(8, b"name")
+    started = time.process_time()
+    with pytest.raises(Malformed, match="shape"):
+        read_graph(in_graph(field(5, tensor)))
+    assert time.process_time() - started < 1  # their product takes many times as long
+
+
+def test_a_tensor_of_more_numbers_than_it_says_takes_no_memory() -> None:
+    numbers = field(7, b"\1" * 1_000_000)
+    tensor = field(1, b"\1") + field(2, 7) + numbers + field(8, b"name")
+    assert most_memory(in_graph(field(5, tensor))) < 1 << 20
+
+
+def test_long_lists_in_an_attribute_take_no_memory() -> None:
+    attribute = field(1, b"a") + field(20, 7) + field(8, b"\x81\x7f" * 4_000_000)
+    made = in_graph(field(1, field(4, b"Relu") + field(5, attribute)))
+    assert most_memory(made) < 10 << 20
+
+
+def most_memory(made: bytes) -> int:
+    tracemalloc.start()
+    try:
+        with pytest.raises((Malformed, ModelRefusedError)):
+            read_graph(made)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

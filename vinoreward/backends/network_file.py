@@ -89,8 +89,8 @@ def check_network(
     except ModelRefusedError as error:
         raise ModelRefusedError(
             f"{path} is refused: {error}. Expected a network whose memory and time are bounded, "
-            "without loops and branches; if you know where it comes from, load it with "
-            "trusted=True (Bundle.load, Bundle.from_model, Bundle.from_encoder)."
+            "without loops, branches and calculated indices; if you know where it comes from, load "
+            "it with trusted=True (Bundle.load, Bundle.from_model, Bundle.from_encoder)."
         ) from error
 
 

@@ -3,15 +3,17 @@
 A graph is a program. A few hundred bytes can ask for a loop of 10^12 turns or a tensor of a
 terabyte, and the runtimes obey, some of it while they read the file. So before a runtime sees it
 each node must be one of the operators known here, none of which loops or branches, and each result
-must stay within the limits. The batch is the one that will run, so every size is a number.
+must stay within the limits. What the runtimes may understand in two ways is refused, as a size that
+is followed wrongly is no limit. The batch is the one that will run, so every size is a number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vinoreward.backends.onnx_graph import Graph, Malformed, Node
-from vinoreward.backends.onnx_rules import MAX_RANK, RULES, Call, Value
+from vinoreward.backends.onnx_graph import MAX_RANK, Graph, Malformed, Node
+from vinoreward.backends.onnx_operators import check_operators
+from vinoreward.backends.onnx_rules import RULES, Call, Value
 from vinoreward.errors import ModelRefusedError
 
 MAX_ELEMENTS = 1 << 26
@@ -37,17 +39,15 @@ def check_graph(graph: Graph, shape: Sequence[int], batches: Sequence[int]) -> N
         Malformed: operators whose inputs do not fit.
         ModelRefusedError: an operator that is not known here, or too much memory or work.
     """
-    unknown = sorted({node.op for node in graph.nodes} - RULES.keys())
-    if unknown:
-        names = ", ".join(repr(name[:40]) for name in unknown[:5])
-        raise ModelRefusedError(f"it has the operators {names}, which are not among those allowed")
+    check_operators(graph)
     for batch in batches:
         _follow(graph, shape, batch)
 
 
 def _follow(graph: Graph, shape: Sequence[int], batch: int) -> None:
     values: dict[str, Value] = {
-        name: Value(constant.shape, constant.values) for name, constant in graph.constants.items()
+        name: Value(constant.shape, constant.values, constant.kind, constant.limits)
+        for name, constant in graph.constants.items()
     }
     rows = 1
     for name, declared in graph.inputs.items():
@@ -56,7 +56,8 @@ def _follow(graph: Graph, shape: Sequence[int], batch: int) -> None:
             size or (fill[axis] if axis < len(fill) else 1) for axis, size in enumerate(declared)
         ]
         rows = max(rows, sizes[0] if sizes else 1)
-        values[name] = _bounded(Value(tuple(sizes)), MAX_ELEMENTS * rows, "the input")
+        source = Value(tuple(sizes), kind=graph.kinds[name])
+        values[name] = _bounded(source, MAX_ELEMENTS * rows, "the input")
     rows = max(1, min(rows, MAX_ROWS))
     total = work = 0
     for node in graph.nodes:
@@ -69,8 +70,13 @@ def _follow(graph: Graph, shape: Sequence[int], batch: int) -> None:
                 raise
             raise Malformed(f"{node.op}: {error}") from error
         for name, value in zip(node.outputs, results, strict=False):
-            values[name] = _bounded(value, MAX_ELEMENTS * rows, f"a result of {node.op}")
+            if name in values:
+                raise Malformed(f"{node.op} gives {name[:60]!r}, which is there before it")
+            value.kind = value.kind or (inputs[0].kind if inputs and inputs[0] else 0)
+            _bounded(value, MAX_ELEMENTS * rows, f"a result of {node.op}")
             total += value.size
+            if name:
+                values[name] = value
         for name in node.outputs[len(results) :]:
             if name:
                 raise Malformed(f"{node.op} with {len(node.outputs)} outputs")
@@ -98,6 +104,8 @@ def _bounded(value: Value, limit: int, what: str) -> Value:
             f"{what} has the shape {'x'.join(map(str, value.shape))}, more than {MAX_ELEMENTS} "
             "numbers per picture"
         )
+    if value.known is None and not value.size:
+        raise Malformed(f"{what} has the shape {value.shape} without numbers")
     if value.known is not None and value.known.shape != value.shape:
         raise Malformed(f"{what} with other values than its shape")
     return value

@@ -8,6 +8,7 @@ ways, of which libraries take the last or merge both, every part of it is looked
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 
 from vinoreward.errors import ModelRefusedError
 
-MAX_FIELDS = 4_000_000
-"""Protobuf fields that are looked at; a ViT-L with all its weights has about 50,000."""
+MAX_FIELDS = 1_000_000
+"""Protobuf fields and packed numbers that are looked at; a ViT-L has about 50,000."""
 MAX_NODES = 20_000
 SMALL = 4096
 """Elements of a constant up to which its values are read: shapes, axes, sizes."""
+MAX_RANK = 10
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
@@ -39,10 +41,19 @@ _NUMPY = {
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor in the file: its shape, and its values where there are few."""
+    """A tensor in the file.
+
+    Attributes:
+        shape: its sizes.
+        kind: of its elements, as ONNX numbers them (``TensorProto.DataType``).
+        values: None where there are many.
+        limits: least and greatest element of many whole numbers, such as places for ``Gather``.
+    """
 
     shape: tuple[int, ...]
+    kind: int
     values: NDArray[Any] | None = None
+    limits: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,13 +74,15 @@ class Graph:
         nodes: in the order of the file, which is the order of execution.
         constants: initializers by name.
         inputs: name to shape, None where a size is not fixed; initializers are left out.
-        opset: version of the standard operators.
+        kinds: of the inputs' elements, as in :class:`Constant`; 0 where the file does not say.
+        opset: version of the standard operators; -1 where the file does not say.
     """
 
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
     inputs: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
-    opset: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    opset: int = -1
 
 
 class Malformed(ValueError):
@@ -86,9 +99,7 @@ class _Reader:
         """Yield ``(number, wire type, value)``: an int, or a view of the bytes."""
         place, end = 0, len(data)
         while place < end:
-            self.seen += 1
-            if self.seen > MAX_FIELDS:
-                raise ModelRefusedError(f"it has more than {MAX_FIELDS} fields")
+            self.count()
             tag, place = varint(data, place)
             kind, value = tag & 7, 0
             if kind == _VARINT:
@@ -105,6 +116,20 @@ class _Reader:
                 raise Malformed("a field that ends behind the end")
             yield tag >> 3, kind, data[place : place + size]
             place += size
+
+    def packed(self, data: memoryview) -> Iterator[int]:
+        """Yield the numbers of a packed field."""
+        place = 0
+        while place < len(data):
+            self.count()
+            value, place = varint(data, place)
+            yield value
+
+    def count(self) -> None:
+        """Note one more field or number."""
+        self.seen += 1
+        if self.seen > MAX_FIELDS:
+            raise ModelRefusedError(f"it has more than {MAX_FIELDS} fields and numbers in lists")
 
 
 def varint(data: memoryview | bytes, place: int) -> tuple[int, int]:
@@ -171,9 +196,13 @@ def _read_graph(reader: _Reader, data: memoryview, graph: Graph) -> None:
             graph.nodes.append(_read_node(reader, value))
         elif number == 5:
             name, constant = _read_tensor(reader, value)
+            if name in graph.constants:
+                raise Malformed(f"the tensor {_shown(name)} twice")
             graph.constants[name] = constant
         elif number == 11:
-            name, shape = _read_input(reader, value)
+            name, shape, graph.kinds[name] = _read_input(reader, value)
+            if name in inputs:
+                raise Malformed(f"the input {_shown(name)} twice")
             inputs[name] = shape
         elif number == 12:
             _read_input(reader, value)  # its name is shown in messages
@@ -229,7 +258,11 @@ def _read_attribute(reader: _Reader, data: memoryview, op: str) -> tuple[str, An
                 raise Malformed(f"the tensor {name!r} in two parts")
             tensor = _read_tensor(reader, value)[1]
         elif number in (7, 8) and kind in (_VARINT, _FIXED32, _BYTES):
-            several[number] += _numbers(number, kind, value)
+            several[number] += _numbers(reader, number, kind, value)
+            if len(several[number]) > SMALL:
+                raise ModelRefusedError(
+                    f"its operator {_shown(op)} holds more than {SMALL} numbers"
+                )
         elif number == 9 and kind == _BYTES:
             several[9].append(bytes(value).decode("utf-8", "backslashreplace"))
         elif number in (6, 11):
@@ -248,114 +281,128 @@ def _read_attribute(reader: _Reader, data: memoryview, op: str) -> tuple[str, An
     raise Malformed(f"the attribute {name!r} of type {kind}")
 
 
-def _numbers(number: int, kind: int, value: Any) -> list[Any]:
+def _numbers(reader: _Reader, number: int, kind: int, value: Any) -> list[Any]:
     """Return repeated numbers, packed or one by one; 7 are floats, 8 whole numbers."""
     if number == 7:
         if kind == _VARINT or len(value) % 4:
             raise Malformed("floats of another size")
-        return [float(item) for item in np.frombuffer(value, "<f4")]
+        return [float(item) for item in np.frombuffer(value[: 4 * SMALL + 4], "<f4")]
     if kind == _VARINT:
         return [_signed(value)]
     if kind != _BYTES:
         raise Malformed("whole numbers of another kind")
-    return [_signed(item) for item in _packed(value)]
-
-
-def _packed(data: memoryview) -> Iterator[int]:
-    place = 0
-    while place < len(data):
-        value, place = varint(data, place)
-        yield value
+    return [_signed(item) for item in itertools.islice(reader.packed(value), SMALL + 1)]
 
 
 def _read_tensor(reader: _Reader, data: memoryview) -> tuple[str, Constant]:
-    name, kinds, raw = "", [], []
+    name, kinds = "", []
     shape: list[int] = []
-    stored: dict[int, list[Any]] = {}
+    raw: memoryview | None = None
+    stored: list[tuple[int, int, Any]] = []
     for number, kind, value in reader.fields(data):
         if number == 1 and kind in (_VARINT, _BYTES):
-            shape += [_signed(item) for item in ([value] if kind == _VARINT else _packed(value))]
+            for item in [value] if kind == _VARINT else reader.packed(value):
+                shape.append(_signed(item))
+                if shape[-1] < 0 or len(shape) > MAX_RANK:
+                    raise Malformed(f"a tensor of shape {shape}")
         elif number == 2 and kind == _VARINT:
             kinds.append(value)
         elif number == 8 and kind == _BYTES:
             name = _text(value)
         elif number == 9 and kind == _BYTES:
-            raw.append(value)
+            if raw is not None:
+                raise Malformed("a tensor in two parts")
+            raw = value
         elif number == 13 or (number == 14 and value != 0):
             raise ModelRefusedError("it keeps weights in other files (external data)")
         elif number in (4, 5, 6, 7, 10, 11):
-            stored.setdefault(number, []).append((kind, value))
-    if len(kinds) != 1 or kinds[0] not in _BITS or len(raw) > 1:
-        raise Malformed(f"the tensor {name!r} of type {kinds}")
+            stored.append((number, kind, value))
+    if len(kinds) != 1 or kinds[0] not in _BITS:
+        raise Malformed(f"the tensor {_shown(name)} of type {kinds[:9]}")
     bits, count = _BITS[kinds[0]], math.prod(shape)
-    if min(shape, default=0) < 0 or len(shape) > 8:
-        raise Malformed(f"the tensor {name!r} of shape {shape[:9]}")
     if count > SMALL:
         # What a few bytes claim to be large is not made large.
-        held = len(raw[0]) * 8 if raw else 128 * sum(_count(item) for item in _all(stored))
+        held = 8 * len(raw) if raw is not None else 128 * sum(map(_count, stored))
         if count * bits > held:
-            raise Malformed(f"the tensor {name!r} of shape {shape} in {held // 8} bytes")
-        return name, Constant(tuple(shape))
-    return name, Constant(tuple(shape), _values(kinds[0], shape, raw, stored))
+            raise Malformed(f"the tensor {_shown(name)} of shape {shape} in {held // 8} bytes")
+        limits = None
+        if raw is not None and kinds[0] in (6, 7):
+            values = np.frombuffer(raw[: count * bits // 8], _NUMPY[kinds[0]])
+            limits = int(values.min()), int(values.max())
+        return name, Constant(tuple(shape), kinds[0], None, limits)
+    known = _values(reader, kinds[0], shape, raw, stored)
+    return name, Constant(tuple(shape), kinds[0], known)
 
 
-def _all(stored: dict[int, list[Any]]) -> Iterator[Any]:
-    for items in stored.values():
-        yield from items
-
-
-def _count(item: tuple[int, Any]) -> int:
+def _count(item: tuple[int, int, Any]) -> int:
     """Return at most how many elements a field holds."""
-    kind, value = item
+    _, kind, value = item
     return len(value) if kind == _BYTES else 1
 
 
 def _values(
-    kind: int, shape: list[int], raw: list[memoryview], stored: dict[int, list[Any]]
+    reader: _Reader,
+    kind: int,
+    shape: list[int],
+    raw: memoryview | None,
+    stored: list[tuple[int, int, Any]],
 ) -> NDArray[Any] | None:
     """Return a small tensor's values; None where they are of a type that shapes never have."""
     dtype = _NUMPY.get(kind)
     if dtype is None:
         return None
+    count = math.prod(shape)
     found: Any
-    if raw:
-        if len(raw[0]) != math.prod(shape) * np.dtype(dtype).itemsize:
-            raise Malformed(f"a tensor of shape {shape} in {len(raw[0])} bytes")
-        return np.frombuffer(raw[0], dtype).reshape(shape)
+    if raw is not None:
+        if len(raw) != count * np.dtype(dtype).itemsize:
+            raise Malformed(f"a tensor of shape {shape} in {len(raw)} bytes")
+        return np.frombuffer(raw, dtype).reshape(shape)
     if kind in (1, 11):
-        number, wire = (4, "<f4") if kind == 1 else (10, "<f8")
-        parts = [bytes(value) for wire_kind, value in stored.get(number, []) if wire_kind]
-        found = np.frombuffer(b"".join(parts), wire)
+        number = 4 if kind == 1 else 10
+        parts = [value for place, wire, value in stored if place == number and wire != _VARINT]
+        if sum(map(len, parts)) != count * np.dtype(dtype).itemsize:
+            raise Malformed(f"a tensor of shape {shape} with other numbers")
+        found = np.frombuffer(b"".join(parts), dtype)
     else:
         items: list[int] = []
-        for wire_kind, value in _all(stored):
-            items += [value] if wire_kind == _VARINT else _packed(value)
+        for _, wire, value in stored:
+            numbers = [value] if wire == _VARINT else reader.packed(value)
+            items += itertools.islice(numbers, SMALL + 1)
+            if len(items) > count:
+                raise Malformed(f"a tensor of shape {shape} with more numbers")
         if kind == 10:  # as bit patterns, which no shape is
             return None
-        found = np.array([_signed(item) for item in items[: SMALL + 1]], np.int64).astype(dtype)
-    if found.size != math.prod(shape):
+        found = np.array([_signed(item) for item in items], np.int64).astype(dtype)
+    if found.size != count:
         raise Malformed(f"a tensor of shape {shape} with {found.size} numbers")
     values: NDArray[Any] = found.reshape(shape)
     return values
 
 
-def _read_input(reader: _Reader, data: memoryview) -> tuple[str, tuple[int | None, ...]]:
-    name = ""
+def _read_input(reader: _Reader, data: memoryview) -> tuple[str, tuple[int | None, ...], int]:
+    name, kinds = "", [0]
     shape: list[int | None] = []
     for number, kind, value in reader.fields(data):
         if number == 1 and kind == _BYTES:
             name = _text(value)
         elif number == 2 and kind == _BYTES:  # TypeProto, its tensor_type, its shape, its sizes
             for tensor in _parts(reader, value, 1):
+                kinds += [
+                    item
+                    for part, wire, item in reader.fields(tensor)
+                    if part == 1 and wire == _VARINT
+                ]
                 for sizes in _parts(reader, tensor, 2):
                     for size in _parts(reader, sizes, 1):
+                        # A value, or a name of an open size; the runtimes take the last.
+                        given = [item for item in reader.fields(size) if item[0] in (1, 2)]
+                        if len(given) > 1:
+                            raise Malformed("an input's size given twice")
                         found = [
-                            _signed(item)
-                            for part, wire, item in reader.fields(size)
-                            if part == 1 and wire == _VARINT
+                            _signed(item) for part, wire, item in given if part == 1 and not wire
                         ]
-                        shape.append(found[-1] if found and found[-1] > 0 else None)
-    return name, tuple(shape)
+                        shape.append(found[0] if found and found[0] > 0 else None)
+    return name, tuple(shape), kinds[-1] if len(kinds) == 2 else 0
 
 
 def _parts(reader: _Reader, data: memoryview, number: int) -> Iterator[memoryview]:
@@ -372,6 +419,8 @@ def _read_opset(reader: _Reader, data: memoryview, graph: Graph) -> None:
         elif number == 2 and kind == _VARINT:
             version = value
     if domain in ("", "ai.onnx"):
+        if graph.opset >= 0:
+            raise Malformed("two versions of the standard operators")
         graph.opset = version
 
 

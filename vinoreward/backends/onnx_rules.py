@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.onnx_graph import SMALL, Constant, Malformed, Node
+from vinoreward.backends.onnx_graph import MAX_RANK, SMALL, Constant, Malformed, Node
 from vinoreward.errors import ModelRefusedError
 
-MAX_RANK = 10
 MAX_SIDE = 1 << 26
 """Positions along one axis, padding included."""
 MAX_PATCHES = 1 << 29
@@ -22,15 +21,34 @@ MAX_PATCHES = 1 << 29
 
 @dataclass
 class Value:
-    """What is known of a result: its shape and, where it is small and constant, its values."""
+    """What is known of a result.
+
+    Attributes:
+        shape: its sizes.
+        known: its values, where it is small and constant.
+        kind: of its elements, as in :class:`Constant`; 0 is that of the operator's first input.
+        limits: least and greatest of many constant whole numbers.
+    """
 
     shape: tuple[int, ...]
     known: NDArray[Any] | None = None
+    kind: int = 0
+    limits: tuple[int, int] | None = None
 
     @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    def moved(self, shape: tuple[int, ...], known: NDArray[Any] | None) -> list[Value]:
+        """Return some or all of these elements in another shape, as an operator's results."""
+        return [Value(shape, known, self.kind, self.limits)]
+
+    def between(self) -> tuple[int, int] | None:
+        """Return the least and the greatest of constant whole numbers, None if unknown."""
+        if self.known is not None and self.known.size and self.known.dtype.kind in "iu":
+            return int(self.known.min()), int(self.known.max())
+        return self.limits
 
 
 class Call:
@@ -73,6 +91,12 @@ class Call:
             raise Malformed(f"{self.node.op} with {name}={found!r:.60}")
         return found
 
+    def fixed(self, name: str, *allowed: Any) -> None:
+        """Raise ModelRefusedError unless an attribute is as allowed; the first is the default."""
+        found = self.node.attributes.get(name, allowed[0])
+        if found not in allowed:
+            raise ModelRefusedError(f"its operator {self.node.op} has {name}={found!r:.60}")
+
     def numbers(self, place: int, attribute: str) -> list[int] | None:
         """Return whole numbers that are an attribute or a constant input; None where neither is."""
         if attribute in self.node.attributes:
@@ -80,7 +104,14 @@ class Call:
         value = self.get(place)
         if value is None:
             return None
-        return [int(item) for item in self.constant(place).reshape(-1)]
+        return self.sizes(place)
+
+    def sizes(self, place: int) -> list[int]:
+        """Return the whole numbers of a constant input."""
+        known = self.constant(place)
+        if known.dtype.kind not in "iu":
+            raise Malformed(f"{self.node.op} with a size that is no whole number")
+        return [int(item) for item in known.reshape(-1)]
 
     def constant(self, place: int) -> NDArray[Any]:
         """Return the values of an input that a size is made of; they must be constant."""
@@ -95,19 +126,61 @@ class Call:
 Rule = Callable[[Call], "list[Value]"]
 
 
-def _small(*values: Value | None) -> bool:
-    return all(value is None or value.known is not None for value in values)
-
-
 # --- elementwise -------------------------------------------------------------------------------
 
 
+# TensorProto.DataType
+_UINT8, _INT32, _INT64, _BOOL = 2, 6, 7, 9
+_FLOATS = (1, 10, 11, 16)
+_LEAST, _GREATEST = -(1 << 31), (1 << 31) - 1
+"""Whole numbers that are followed; OpenVINO calculates with 32 bits."""
+
+
 def _same(call: Call) -> list[Value]:
-    return [Value(call[0].shape) for _ in call.node.outputs]
+    if "axis" in call.node.attributes:
+        _axis(call.integer("axis", 0), len(call[0].shape))
+    _check_parameters(call, range(1, len(call.inputs)), 1)
+    return [Value(call[0].shape)]
+
+
+def _check_parameters(call: Call, places: Iterable[int], count: int) -> None:
+    """Raise unless these inputs hold one number or ``count``, as a larger one makes all larger."""
+    for place in places:
+        value = call.get(place)
+        if value is not None and value.size != 1 and value.shape != (count,):
+            raise Malformed(f"{call.node.op} of {call[0].shape} with {value.shape}")
+
+
+def _truth(call: Call) -> list[Value]:
+    return [Value(call[0].shape, kind=_BOOL)]
 
 
 def _passed(call: Call) -> list[Value]:
-    return [Value(call[0].shape, call[0].known)]
+    return call[0].moved(call[0].shape, call[0].known)
+
+
+def _normalized_by_channel(call: Call) -> list[Value]:
+    """Batch, instance and group normalization."""
+    call.fixed("training_mode", 0)
+    shape = call[0].shape
+    groups = call.integer("num_groups", 1)
+    if groups < 1 or shape[1] % groups:
+        raise Malformed(f"{call.node.op} of {shape} in {groups} groups")
+    _check_parameters(call, range(1, len(call.inputs)), shape[1])
+    return [Value(shape)]
+
+
+def _response(call: Call) -> list[Value]:
+    size, channels = call.integer("size", 0), call[0].shape[1]
+    if not 1 <= size <= channels:
+        raise ModelRefusedError(f"its operator LRN looks at {size} of {channels} channels")
+    return [Value(call[0].shape)]
+
+
+def _summed_up(call: Call) -> list[Value]:
+    (axis,) = call.sizes(1)
+    _axis(axis, len(call[0].shape))
+    return [Value(call[0].shape)]
 
 
 def _broadcast(call: Call) -> list[Value]:
@@ -123,24 +196,74 @@ def _broadcast(call: Call) -> list[Value]:
     return [Value(tuple(shape))]
 
 
-def _calculated(function: Callable[..., Any]) -> Rule:
-    """Broadcast, and calculate where all inputs are small constants."""
+def _compared(call: Call) -> list[Value]:
+    (result,) = _broadcast(call)
+    return [Value(result.shape, kind=_BOOL)]
+
+
+def _fitted(call: Call) -> list[Value]:
+    """Broadcast to the first input's shape."""
+    (result,) = _broadcast(call)
+    if result.shape != call[0].shape:
+        raise Malformed(f"{call.node.op} of {call[0].shape} with {call[1].shape}")
+    return [result]
+
+
+def _calculated(function: Callable[..., Any], kind: int = 0) -> Rule:
+    """Broadcast, and calculate where all inputs are small constants.
+
+    Only what every runtime calculates alike is known: single floats, and whole numbers that stay
+    within 32 bits.
+    """
 
     def rule(call: Call) -> list[Value]:
         (result,) = _broadcast(call)
-        if _small(*call.inputs) and result.size <= SMALL:
-            known = [value.known for value in call.inputs if value is not None]
+        result.kind = kind or call[len(call.inputs) - 1].kind
+        known = [value.known for value in call.inputs if value is not None]
+        arrays = [_exact(array) for array in known if array is not None]
+        numbers = [array for array in arrays if array is not None]
+        if len(numbers) == len(call.inputs) and result.size <= SMALL:
             with np.errstate(all="ignore"):
-                result.known = np.asarray(function(*known))
+                found = np.asarray(function(*numbers))
+            same = {array.dtype for array in known[-2:] if array is not None}
+            if _exact(found) is not None and len(same) == 1:
+                result.known = found if kind else found.astype(same.pop())
         return [result]
 
     return rule
 
 
-def _divide(one: NDArray[Any], two: NDArray[Any]) -> NDArray[Any]:
-    if one.dtype.kind != "f":
-        return np.trunc(one / np.where(two == 0, 1, two)).astype(one.dtype)
-    return np.asarray(one / two)
+def _exact(array: NDArray[Any]) -> NDArray[Any] | None:
+    """Return an array as it can be calculated with, None if runtimes may differ."""
+    if array.dtype in (np.float32, np.bool_):
+        return array
+    if array.dtype not in (np.int32, np.int64):
+        return None
+    inside = not array.size or (array.min() >= _LEAST and array.max() <= _GREATEST)
+    return array.astype(np.int64) if inside else None
+
+
+def _divided(function: Callable[..., Any]) -> Rule:
+    """Div and Mod: of whole numbers only by constants that do not end the process."""
+    calculated = _calculated(function)
+
+    def rule(call: Call) -> list[Value]:
+        call.fixed("fmod", 0)
+        if call[0].kind in _FLOATS or call[1].kind in _FLOATS:
+            (result,) = _broadcast(call)
+            return [result]
+        between = call[1].between()
+        if between is None or between[0] < 1:
+            raise ModelRefusedError(
+                f"its operator {call.node.op} divides whole numbers by what may be less than 1"
+            )
+        results = calculated(call)
+        below = call[0].between()
+        if below is None or below[0] < 0:  # the runtimes round it in other ways
+            results[0].known = None
+        return results
+
+    return rule
 
 
 def _several(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,14 +276,19 @@ def _several(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cast(call: Call) -> list[Value]:
-    (result,) = _passed(call)
-    if result.known is not None:
-        # TensorProto.DataType: whole numbers are cut off, which is what a size is made of.
-        to = {1: np.float32, 6: np.int32, 7: np.int64, 9: np.bool_, 11: np.float64}
-        kind = to.get(call.integer("to", 0))
-        with np.errstate(all="ignore"):
-            result.known = None if kind is None else result.known.astype(kind)
-    return [result]
+    kind = call.integer("to", 0)
+    known = None if call[0].known is None else _exact(call[0].known)
+    # Whole numbers are cut off, which is what a size is made of; floats hold 24 bits of them.
+    to = {1: np.float32, _INT32: np.int32, _INT64: np.int64, _BOOL: np.bool_}.get(kind)
+    if known is None or to is None or not np.all(np.abs(known) <= 1 << 24):
+        if kind == call[0].kind:
+            return _passed(call)
+        return [Value(call[0].shape, kind=kind)]
+    return [Value(call[0].shape, known.astype(to), kind)]
+
+
+def _cast_like(call: Call) -> list[Value]:
+    return [Value(call[0].shape, kind=call[1].kind)]
 
 
 # --- shapes ------------------------------------------------------------------------------------
@@ -172,39 +300,49 @@ def _axis(axis: int, rank: int) -> int:
     return axis + rank if axis < 0 else axis
 
 
+def _axes(axes: Sequence[int], rank: int) -> list[int]:
+    found = [_axis(axis, rank) for axis in axes]
+    if len(set(found)) < len(found):
+        raise Malformed(f"axes {found[:MAX_RANK]} of {rank}")
+    return found
+
+
 def _shape(call: Call) -> list[Value]:
     shape = call[0].shape
-    found = np.array(shape[slice(call.integer("start", 0), call.node.attributes.get("end"))])
-    return [Value(found.shape, found.astype(np.int64))]
+    cut = slice(call.integer("start", 0), call.integer("end", len(shape)))
+    found = np.array(shape[cut], np.int64)
+    return [Value(found.shape, found, _INT64)]
 
 
 def _size(call: Call) -> list[Value]:
-    return [Value((), np.array(call[0].size, np.int64))]
+    return [Value((), np.array(call[0].size, np.int64), _INT64)]
 
 
 def _constant(call: Call) -> list[Value]:
-    for name, found in call.node.attributes.items():
-        if name == "value" and isinstance(found, Constant):
-            return [Value(found.shape, found.values)]
-        if name in ("value_int", "value_float", "value_ints", "value_floats"):
-            known = np.array(found, np.int64 if "int" in name else np.float32)
-            return [Value(known.shape, known if known.size <= SMALL else None)]
-    raise Malformed("a constant without numbers")
+    if len(call.node.attributes) != 1:
+        raise Malformed("a constant without one value")
+    ((name, found),) = call.node.attributes.items()
+    if isinstance(found, Constant):
+        return [Value(found.shape, found.values, found.kind, found.limits)]
+    known = np.array(found, np.int64 if "int" in name else np.float32)
+    return [Value(known.shape, known, _INT64 if "int" in name else 1)]
 
 
 def _filled(call: Call) -> list[Value]:
-    shape = tuple(int(size) for size in call.constant(0))
-    value = call.node.attributes.get("value")
-    fill = value.values if isinstance(value, Constant) else np.zeros(1, np.float32)
-    small = fill is not None and 0 <= math.prod(shape) <= SMALL and min(shape, default=0) >= 0
-    return [
-        Value(shape, np.full(shape, fill.reshape(-1)[0]) if small and fill is not None else None)
-    ]
+    shape = tuple(call.sizes(0))
+    value = call.node.attributes.get("value", Constant((1,), 1, np.zeros(1, np.float32)))
+    if not isinstance(value, Constant) or math.prod(value.shape) != 1:
+        raise Malformed("ConstantOfShape of other than one number")
+    small = min(shape, default=0) >= 0 and math.prod(shape) <= SMALL
+    known = None
+    if small and value.values is not None:
+        known = np.full(shape, value.values.reshape(-1)[0])
+    return [Value(shape, known, value.kind)]
 
 
 def _reshape(call: Call) -> list[Value]:
-    source = call[0]
-    wanted = call.numbers(1, "shape") or []
+    source, wanted = call[0], call.sizes(1)
+    call.fixed("allowzero", 0, 1)
     if not call.integer("allowzero", 0):
         wanted = [source.shape[axis] if size == 0 else size for axis, size in enumerate(wanted)]
     if wanted.count(-1) == 1:
@@ -216,12 +354,14 @@ def _reshape(call: Call) -> list[Value]:
 def _reshaped(source: Value, shape: tuple[int, ...]) -> list[Value]:
     if math.prod(shape) != source.size:
         raise Malformed(f"{source.shape} reshaped to {shape[:MAX_RANK]}")
-    return [Value(shape, None if source.known is None else source.known.reshape(shape))]
+    return source.moved(shape, None if source.known is None else source.known.reshape(shape))
 
 
 def _flatten(call: Call) -> list[Value]:
     shape = call[0].shape
     axis = call.integer("axis", 1)
+    if not -len(shape) <= axis <= len(shape):
+        raise Malformed(f"axis {axis} of {len(shape)}")
     axis = axis + len(shape) if axis < 0 else axis
     return _reshaped(call[0], (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
@@ -230,10 +370,12 @@ def _squeeze(call: Call) -> list[Value]:
     shape = call[0].shape
     axes = call.numbers(1, "axes")
     places = (
-        {axis for axis, size in enumerate(shape) if size == 1}
+        [axis for axis, size in enumerate(shape) if size == 1]
         if axes is None
-        else {_axis(axis, len(shape)) for axis in axes}
+        else _axes(axes, len(shape))
     )
+    if any(shape[axis] != 1 for axis in places):
+        raise Malformed(f"axes {places} of {shape} left out")
     return _reshaped(call[0], tuple(s for axis, s in enumerate(shape) if axis not in places))
 
 
@@ -242,7 +384,7 @@ def _unsqueeze(call: Call) -> list[Value]:
     rank = len(call[0].shape) + len(axes)
     if rank > MAX_RANK:
         raise Malformed(f"{rank} axes")
-    places = {_axis(axis, rank) for axis in axes}
+    places = _axes(axes, rank)
     left = iter(call[0].shape)
     return _reshaped(call[0], tuple(1 if axis in places else next(left) for axis in range(rank)))
 
@@ -253,7 +395,7 @@ def _transpose(call: Call) -> list[Value]:
     if sorted(order) != list(range(len(source.shape))):
         raise Malformed(f"axes {order[:MAX_RANK]} of {len(source.shape)}")
     shape = tuple(source.shape[axis] for axis in order)
-    return [Value(shape, None if source.known is None else source.known.transpose(order))]
+    return source.moved(shape, None if source.known is None else source.known.transpose(order))
 
 
 def _concat(call: Call) -> list[Value]:
@@ -265,9 +407,15 @@ def _concat(call: Call) -> list[Value]:
         if part.shape[:axis] + part.shape[axis + 1 :] != (*shape[:axis], *shape[axis + 1 :]):
             raise Malformed("a concatenation of other shapes")
     known = None
-    if _small(*parts) and math.prod(shape) <= SMALL:
-        known = np.concatenate([np.asarray(part.known) for part in parts], axis)
-    return [Value(tuple(shape), known)]
+    arrays = [part.known for part in parts if part.known is not None]
+    same = len({array.dtype for array in arrays}) == 1
+    if len(arrays) == len(parts) and same and math.prod(shape) <= SMALL:
+        known = np.concatenate(arrays, axis)
+    limits = None
+    betweens = [between for part in parts if (between := part.between()) is not None]
+    if len(betweens) == len(parts):
+        limits = min(low for low, _ in betweens), max(high for _, high in betweens)
+    return [Value(tuple(shape), known, limits=limits)]
 
 
 def _split(call: Call) -> list[Value]:
@@ -275,99 +423,166 @@ def _split(call: Call) -> list[Value]:
     axis = _axis(call.integer("axis", 0), len(source.shape))
     sizes = call.numbers(1, "split")
     if sizes is None:
-        each = -(-source.shape[axis] // count)
-        sizes = [each] * (count - 1) + [source.shape[axis] - each * (count - 1)]
-    if sum(sizes) != source.shape[axis] or len(sizes) != count or min(sizes) < 0:
+        sizes = [source.shape[axis] // count] * count
+    if call.integer("num_outputs", count) != count:
+        raise Malformed(f"a split into other than {count} results")
+    if sum(sizes) != source.shape[axis] or len(sizes) != count or min(sizes) < 1:
         raise Malformed(f"a split of {source.shape} into {sizes[:MAX_RANK]}")
     return [Value((*source.shape[:axis], size, *source.shape[axis + 1 :])) for size in sizes]
 
 
 def _slice(call: Call) -> list[Value]:
     source = call[0]
-    starts, ends = call.numbers(1, "starts") or [], call.numbers(2, "ends") or []
-    axes = call.numbers(3, "axes") or list(range(len(starts)))
-    steps = call.numbers(4, "steps") or [1] * len(starts)
-    cuts = [slice(None)] * len(source.shape)
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        place = _axis(axis, len(source.shape))
+    starts, ends = call.sizes(1), call.sizes(2)
+    rank = len(source.shape)
+    axes = _axes(call.numbers(3, "") or range(len(starts)), rank)
+    steps = call.numbers(4, "") or [1] * len(starts)
+    cuts = [slice(None)] * rank
+    for start, end, place, step in zip(starts, ends, axes, steps, strict=True):
+        size = source.shape[place]
+        if step < 0 and start < -size:  # the runtimes see one number there, Python none
+            raise Malformed(f"a slice from {start} of {size} backwards")
         # Ends before the start of an axis, as exporters write them for a reversal.
-        last = None if step < 0 and end < -source.shape[place] else end
+        last = None if step < 0 and end < -size else end
         cuts[place] = slice(start, last, step)
     shape = tuple(
         len(range(*cut.indices(size))) for cut, size in zip(cuts, source.shape, strict=True)
     )
-    return [Value(shape, None if source.known is None else source.known[tuple(cuts)])]
+    return source.moved(shape, None if source.known is None else source.known[tuple(cuts)])
 
 
 def _gather(call: Call) -> list[Value]:
     source, places = call[0], call[1]
     axis = _axis(call.integer("axis", 0), len(source.shape))
+    size = source.shape[axis]
+    _check_places(call, places, -size, size)
     shape = (*source.shape[:axis], *places.shape, *source.shape[axis + 1 :])
     known = None
-    if _small(source, places) and math.prod(shape) <= SMALL:
-        known = np.take(np.asarray(source.known), np.asarray(places.known), axis)
-    return [Value(shape, known)]
+    if source.known is not None and places.known is not None and math.prod(shape) <= SMALL:
+        known = np.take(source.known, places.known, axis)
+    return source.moved(shape, known)
 
 
-def _gather_elements(call: Call) -> list[Value]:
-    return [Value(call[1].shape)]
+def _check_places(call: Call, places: Value, least: int, end: int) -> None:
+    """Raise unless constant indices are within a tensor; not every kernel looks."""
+    between = places.between()
+    if between is None:
+        raise ModelRefusedError(
+            f"the places that {call.node.op} looks at depend on what is in the picture"
+        )
+    if between[0] < least or between[1] >= end:
+        raise Malformed(f"{call.node.op} at places {between[0]} to {between[1]} of {end}")
 
 
 def _gather_nd(call: Call) -> list[Value]:
-    source, places, batch = call[0].shape, call[1].shape, call.integer("batch_dims", 0)
-    if not 0 <= batch < len(places) or batch + places[-1] > len(source):
-        raise Malformed(f"places of shape {places} in {source}")
-    return [Value((*places[:-1], *source[batch + places[-1] :]))]
+    call.fixed("batch_dims", 0)
+    return [Value((*call[1].shape[:-1], *_part(call)))]
+
+
+def _scatter_nd(call: Call) -> list[Value]:
+    call.fixed("reduction", "none")
+    if call[2].shape != (*call[1].shape[:-1], *_part(call)):
+        raise Malformed(f"ScatterND of {call[2].shape} into {call[0].shape} at {call[1].shape}")
+    return [Value(call[0].shape)]
+
+
+def _part(call: Call) -> tuple[int, ...]:
+    """Return the shape of what each index of GatherND or ScatterND points to."""
+    source, places = call[0].shape, call[1]
+    depth = places.shape[-1]
+    if not 1 <= depth <= len(source):
+        raise Malformed(f"{call.node.op} of {source} at {places.shape}")
+    if places.known is None:
+        _check_places(call, places, 0, min(source[:depth]))
+    else:
+        for axis in range(depth):
+            _check_places(call, Value((), places.known[..., axis]), 0, source[axis])
+    return source[depth:]
 
 
 def _expand(call: Call) -> list[Value]:
-    sizes = tuple(int(size) for size in call.constant(1).reshape(-1))
-    pair = [call[0], Value(sizes)]
+    pair = [call[0], Value(tuple(call.sizes(1)))]
     (result,) = _broadcast(Call(call.node, pair, call.opset))
+    known = None
     if call[0].known is not None and result.size <= SMALL:
-        result.known = np.broadcast_to(call[0].known, result.shape)
-    return [result]
+        known = np.broadcast_to(call[0].known, result.shape)
+    return call[0].moved(result.shape, known)
 
 
 def _tile(call: Call) -> list[Value]:
-    times = call.constant(1).reshape(-1)
-    shape = tuple(size * int(n) for size, n in zip(call[0].shape, times, strict=True))
-    return [Value(shape)]
+    return [Value(tuple(size * n for size, n in zip(call[0].shape, call.sizes(1), strict=True)))]
 
 
 def _range(call: Call) -> list[Value]:
-    start, stop, step = (call.constant(place).reshape(-1)[0].item() for place in range(3))
-    count = max(0, math.ceil((stop - start) / step))
-    known = start + step * np.arange(count) if count <= SMALL else None
+    ends = [call.constant(place) for place in range(3)]
+    if not all(end.size == 1 and end.dtype.kind == "i" and _exact(end) is not None for end in ends):
+        raise ModelRefusedError("its operator Range counts other than whole numbers of 32 bits")
+    count = len(range(*(int(end.reshape(-1)[0]) for end in ends)))
+    known = None
+    if count <= SMALL:
+        start, step = ends[0].reshape(-1)[0], ends[2].reshape(-1)[0]
+        known = start + step * np.arange(count, dtype=ends[0].dtype)
     return [Value((count,), known)]
 
 
 def _pad(call: Call) -> list[Value]:
     rank = len(call[0].shape)
-    pads = call.numbers(1, "pads") or []
-    axes = [_axis(axis, rank) for axis in call.numbers(3, "axes") or range(rank)]
+    pads = call.sizes(1)
+    axes = _axes(call.numbers(3, "") or range(rank), rank)
+    if len(pads) != 2 * len(axes) or min(pads, default=0) < 0:
+        raise Malformed(f"Pad of {call[0].shape} by {pads[: 2 * MAX_RANK]}")
+    call.fixed("mode", "constant", "reflect", "edge", "wrap")
+    mode = call.text("mode", "constant")
+    _check_parameters(call, (2,), 1)
     shape = list(call[0].shape)
     for place, axis in enumerate(axes):
-        shape[axis] += pads[place] + pads[place + len(axes)]
+        both = pads[place], pads[place + len(axes)]
+        if mode in ("reflect", "wrap") and max(both) > shape[axis] - (mode == "reflect"):
+            raise Malformed(f"Pad of {call[0].shape} by {pads} with {mode}")
+        shape[axis] += sum(both)
     return [Value(tuple(shape))]
 
 
 def _resize(call: Call) -> list[Value]:
+    call.fixed("keep_aspect_ratio_policy", "stretch")
+    call.fixed(
+        "coordinate_transformation_mode",
+        *(
+            "half_pixel",
+            "half_pixel_symmetric",
+            "pytorch_half_pixel",
+            "align_corners",
+            "asymmetric",
+        ),
+        "tf_half_pixel_for_nn",
+    )
     source = call[0].shape
-    # Opset 10 and Upsample have the scales second; later ones a region of interest between.
-    place = 1 if call.opset < 11 or call.node.op == "Upsample" else 2
-    axes = [_axis(axis, len(source)) for axis in call.integers("axes", list(range(len(source))))]
+    axes = _axes(call.integers("axes", list(range(len(source)))), len(source))
     shape = list(source)
-    sizes = call.get(3)
-    if sizes is not None and sizes.size:
-        for axis, size in zip(axes, call.constant(3).reshape(-1), strict=True):
-            shape[axis] = int(size)
-    else:
-        scales = call.constant(place).reshape(-1)
-        for axis, scale in zip(axes, scales, strict=True):
-            shape[axis] = math.floor(source[axis] * float(scale))
-    call.work = 16 * math.prod(shape)
+    sizes, scales = (_given(call, place) for place in (3, 2))
+    if (sizes is None) == (scales is None):
+        raise Malformed("Resize with sizes and scales, or neither")
+    if sizes is not None:
+        for axis, size in zip(axes, call.sizes(3), strict=True):
+            shape[axis] = size
+    elif scales is not None:
+        if scales.dtype != np.float32:
+            raise Malformed("Resize with scales that are no single floats")
+        for axis, scale in zip(axes, scales.reshape(-1), strict=True):
+            # Rounded as one runtime does it or the other, it must be the same.
+            found = {math.floor(source[axis] * (float(scale) + more)) for more in (0, 2e-6)}
+            found.add(math.floor(np.float32(source[axis]) * scale))
+            if len(found) > 1:
+                raise ModelRefusedError(f"Resize of {source[axis]} by {scale} may be rounded")
+            shape[axis] = found.pop()
+    call.work = 16 * (math.prod(shape) + call[0].size)
     return [Value(tuple(shape))]
+
+
+def _given(call: Call, place: int) -> NDArray[Any] | None:
+    """Return a constant input, None where it is left out or empty, as exporters do."""
+    value = call.get(place)
+    return None if value is None or not value.size else call.constant(place)
 
 
 def _depth_to_space(call: Call) -> list[Value]:
@@ -388,17 +603,23 @@ def _resized(call: Call, *shape: int) -> list[Value]:
 
 def _reduce(call: Call) -> list[Value]:
     shape = call[0].shape
-    axes = call.numbers(1, "axes")
-    if not axes:
-        axes = [] if axes is not None and call.integer("noop_with_empty_axes", 0) else None
-    places = set(range(len(shape))) if axes is None else {_axis(a, len(shape)) for a in axes}
+    call.fixed("noop_with_empty_axes", 0)
+    call.fixed("keepdims", 1, 0)
+    named = call.numbers(1, "axes")
+    if named is not None and not named:
+        raise Malformed(f"{call.node.op} over no axes")
+    axes = _axes(named or range(len(shape)), len(shape))
     keep = call.integer("keepdims", 1)
-    found = tuple(1 if a in places else s for a, s in enumerate(shape) if keep or a not in places)
-    known = None
-    if call[0].known is not None and call.node.op in _REDUCED:
+    found = tuple(1 if a in axes else s for a, s in enumerate(shape) if keep or a not in axes)
+    known = None if call[0].known is None else _exact(call[0].known)
+    if known is not None and known.dtype == np.int64 and call.node.op in _REDUCED:
         function: Any = _REDUCED[call.node.op]
-        known = np.asarray(function(call[0].known, axis=tuple(places), keepdims=bool(keep)))
-    return [Value(found, known)]
+        # As floats they do not overflow.
+        result = function(known.astype(np.float64), axis=tuple(axes), keepdims=bool(keep))
+        exact = np.all(np.abs(result) <= _GREATEST)
+        dtype = np.asarray(call[0].known).dtype
+        return [Value(found, np.asarray(result).astype(dtype) if exact else None)]
+    return [Value(found)]
 
 
 _REDUCED = {"ReduceProd": np.prod, "ReduceSum": np.sum, "ReduceMax": np.max, "ReduceMin": np.min}
@@ -408,15 +629,19 @@ def _arg(call: Call) -> list[Value]:
     shape = call[0].shape
     place = _axis(call.integer("axis", 0), len(shape))
     keep = call.integer("keepdims", 1)
-    return [Value(tuple(1 if a == place else s for a, s in enumerate(shape) if keep or a != place))]
+    found = tuple(1 if a == place else s for a, s in enumerate(shape) if keep or a != place)
+    return [Value(found, kind=_INT64)]
 
 
 def _top_k(call: Call) -> list[Value]:
     shape = list(call[0].shape)
     place = _axis(call.integer("axis", -1), len(shape))
-    shape[place] = min(shape[place], int(call.constant(1).reshape(-1)[0]))
+    (count,) = call.sizes(1)
+    if not 1 <= count <= shape[place]:
+        raise Malformed(f"the {count} largest of {shape[place]}")
+    shape[place] = count
     call.work = 32 * call[0].size
-    return [Value(tuple(shape)), Value(tuple(shape))]
+    return [Value(tuple(shape)), Value(tuple(shape), kind=_INT64)]
 
 
 # --- networks ----------------------------------------------------------------------------------
@@ -440,24 +665,39 @@ def _windows(call: Call, kernel: Sequence[int], *, pool: bool) -> list[int]:
     strides = call.integers("strides", [1] * count)
     dilations = call.integers("dilations", [1] * count)
     pads = call.integers("pads", [0] * 2 * count)
+    automatic = call.text("auto_pad", "NOTSET")
+    call.fixed("auto_pad", "NOTSET", "VALID", *_SAME)
+    call.fixed("ceil_mode", 0, 1)
+    if automatic != "NOTSET" and any(pads):
+        raise ModelRefusedError(f"its operator {call.node.op} has pads and auto_pad")
     if not (len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == count):
         raise Malformed(f"{call.node.op} with a window of another rank")
     if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
         raise Malformed(f"{call.node.op} with a window that is none")
     found = []
     for axis, size in enumerate(sizes):
-        if call.text("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER"):
+        if automatic in _SAME:
             found.append(-(-size // strides[axis]))
             continue
+        extent = dilations[axis] * (kernel[axis] - 1) + 1
+        if pool and max(pads[axis], pads[axis + count]) >= extent:
+            raise Malformed(f"{call.node.op} with a window that may see nothing but its padding")
         padded = size + pads[axis] + pads[axis + count]
         # What the window is laid on exists in memory, in some kernels.
         _check_side(padded, call)
-        room = padded - dilations[axis] * (kernel[axis] - 1) - 1
+        room = padded - extent
         if room < 0:
             raise Malformed(f"{call.node.op} with a window larger than its input")
-        up = pool and call.integer("ceil_mode", 0)
-        found.append((-(-room // strides[axis]) if up else room // strides[axis]) + 1)
+        steps = room // strides[axis]
+        if call.integer("ceil_mode", 0) and room % strides[axis]:
+            steps += 1
+            if steps * strides[axis] >= size + pads[axis]:  # some runtimes leave that one out
+                raise ModelRefusedError(f"a last window of {call.node.op} is all padding")
+        found.append(steps + 1)
     return found
+
+
+_SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
 def _convolution(call: Call) -> list[Value]:
@@ -466,35 +706,52 @@ def _convolution(call: Call) -> list[Value]:
     if len(weights.shape) != len(call[0].shape) or len(weights.shape) < 3:
         raise Malformed(f"a convolution of {call[0].shape} with {weights.shape}")
     group = call.integer("group", 1)
-    if group < 1 or weights.shape[1] * group != call[0].shape[1]:
-        raise Malformed(f"a convolution of {call[0].shape} with {weights.shape}")
+    if group < 1 or weights.shape[1] * group != call[0].shape[1] or weights.shape[0] % group:
+        raise Malformed(f"a convolution of {call[0].shape} with {weights.shape} in {group} groups")
+    _check_kernel(call, weights.shape)
     spatial = _windows(call, weights.shape[2:], pool=False)
     shape = (call[0].shape[0], weights.shape[0], *spatial)
+    # Input and result have one scale and one zero point, the weights one for each channel.
+    single, several = ((1, 2, 6, 7), (4, 5, 8)) if quantized else ((), (2, 3))
+    _check_parameters(call, single, 1)
+    _check_parameters(call, several, weights.shape[0])
     call.work = 2 * math.prod(shape) * math.prod(weights.shape[1:])
     if call.node.op != "Conv":
         _check_patches(math.prod(spatial) * math.prod(weights.shape[1:]), call)
     return [Value(shape)]
 
 
+def _check_kernel(call: Call, weights: tuple[int, ...]) -> None:
+    if tuple(call.integers("kernel_shape", list(weights[2:]))) != weights[2:]:
+        raise Malformed(f"{call.node.op} with weights {weights} and another kernel_shape")
+
+
 def _transposed_convolution(call: Call) -> list[Value]:
     source, weights = call[0].shape, call[1].shape
-    count = len(source) - 2
+    count, group = len(source) - 2, call.integer("group", 1)
     if len(weights) != len(source) or count < 1 or weights[0] != source[1]:
         raise Malformed(f"a convolution of {source} with {weights}")
+    if group < 1 or source[1] % group:
+        raise Malformed(f"a convolution of {source} in {group} groups")
+    _check_kernel(call, weights)
+    _check_parameters(call, (2,), weights[1] * group)
+    call.fixed("auto_pad", "NOTSET")
+    if "output_shape" in call.node.attributes:
+        raise ModelRefusedError("its operator ConvTranspose has an output_shape")
     strides = call.integers("strides", [1] * count)
     dilations = call.integers("dilations", [1] * count)
     pads = call.integers("pads", [0] * 2 * count)
     extra = call.integers("output_padding", [0] * count)
-    shape = [source[0], weights[1] * call.integer("group", 1)]
+    if not (len(strides) == len(dilations) == len(extra) == len(pads) // 2 == count):
+        raise Malformed(f"{call.node.op} with a window of another rank")
+    if min(*strides, *dilations) < 1 or min(*pads, *extra) < 0:
+        raise Malformed(f"{call.node.op} with a window that is none")
+    shape = [source[0], weights[1] * group]
     for axis in range(count):
         spread = strides[axis] * (source[2 + axis] - 1) + dilations[axis] * (weights[2 + axis] - 1)
         full = spread + 1 + extra[axis]
         _check_side(full, call)
         shape.append(full - pads[axis] - pads[axis + count])
-    if "output_shape" in call.node.attributes:
-        shape[2:] = call.integers("output_shape")[-count:]
-    elif call.text("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER"):
-        shape[2:] = [size * stride for size, stride in zip(source[2:], strides, strict=True)]
     call.work = 2 * math.prod(source) * math.prod(weights[1:])
     _check_patches(math.prod(source[2:]) * math.prod(weights[1:]), call)
     return [Value(tuple(shape))]
@@ -504,7 +761,7 @@ def _pool(call: Call) -> list[Value]:
     kernel = call.integers("kernel_shape")
     found = Value((*call[0].shape[:2], *_windows(call, kernel, pool=True)))
     call.work = found.size * math.prod(kernel)
-    return [found, Value(found.shape)][: max(1, len(call.node.outputs))]
+    return [found, Value(found.shape, kind=_INT64)][: max(1, len(call.node.outputs))]
 
 
 def _global_pool(call: Call) -> list[Value]:
@@ -513,6 +770,8 @@ def _global_pool(call: Call) -> list[Value]:
 
 def _matmul(call: Call) -> list[Value]:
     one, two = call[0].shape, call[3 if call.node.op == "QLinearMatMul" else 1].shape
+    others = (1, 2, 4, 5, 6, 7) if call.node.op == "QLinearMatMul" else (2, 3)
+    _check_parameters(call, others, two[-1] if two else 1)
     return _product(call, one, two)
 
 
@@ -534,11 +793,16 @@ def _product(call: Call, one: tuple[int, ...], two: tuple[int, ...]) -> list[Val
 
 def _gemm(call: Call) -> list[Value]:
     one, two = call[0].shape, call[1].shape
+    call.fixed("transA", 0, 1)
+    call.fixed("transB", 0, 1)
     one = one[::-1] if call.integer("transA", 0) else one
     two = two[::-1] if call.integer("transB", 0) else two
     if len(one) != 2 or len(two) != 2:
         raise Malformed(f"a product of {one} and {two}")
-    return _product(call, one, two)
+    (result,) = _product(call, one, two)
+    if (added := call.get(2)) is not None:
+        _fitted(Call(call.node, [result, added], call.opset))
+    return [result]
 
 
 def _einsum(call: Call) -> list[Value]:
@@ -548,11 +812,12 @@ def _einsum(call: Call) -> list[Value]:
         raise ModelRefusedError("Einsum has more than two inputs")
     for place, term in enumerate(terms.split(",")):
         shape = call[place].shape
-        if len(term) != len(shape) or (term and not term.isalpha()):
+        if len({*term}) != len(shape) or len(term) != len(shape) or not term.isascii():
             raise Malformed(f"{terms[:60]!r} of {shape}")
         for letter, size in zip(term, shape, strict=True):
-            sizes[letter] = max(size, sizes.get(letter, 1))
-    if not arrow or not set(wanted) <= sizes.keys():
+            if sizes.setdefault(letter, size) != size or not letter.isalpha():
+                raise Malformed(f"{terms[:60]!r} of {shape}")
+    if not arrow or not set(wanted) <= sizes.keys() or len({*wanted}) != len(wanted):
         raise Malformed(f"{wanted[:60]!r} out of {terms[:60]!r}")
     call.work = 2 * math.prod(sizes.values())
     return [Value(tuple(sizes[letter] for letter in wanted))]
@@ -560,26 +825,45 @@ def _einsum(call: Call) -> list[Value]:
 
 def _normalized(call: Call) -> list[Value]:
     axis = _axis(call.integer("axis", -1), len(call[0].shape))
+    _fitted(call)
     one = tuple(1 if place >= axis else size for place, size in enumerate(call[0].shape))
     return [Value(call[0].shape), Value(one), Value(one)][: max(1, len(call.node.outputs))]
 
 
+def _quantized(call: Call) -> list[Value]:
+    call.fixed("block_size", 0)
+    size = call[1].size
+    if size != 1:
+        size = call[0].shape[_axis(call.integer("axis", 1), len(call[0].shape))]
+    _check_parameters(call, (1, 2), size)
+    if call.node.op == "DequantizeLinear":
+        kind = call[1].kind
+    else:
+        zero = call.get(2)
+        kind = zero.kind if zero is not None else _UINT8
+    return [Value(call[0].shape, kind=call.integer("output_dtype", 0) or kind)]
+
+
 def _quantized_dynamically(call: Call) -> list[Value]:
-    return [Value(call[0].shape), Value(()), Value(())]
+    return [Value(call[0].shape, kind=_UINT8), Value((), kind=1), Value((), kind=_UINT8)]
+
+
+def _as(kind: int, rule: Rule) -> Rule:
+    """Return the rule with results of another kind than its first input."""
+
+    def changed(call: Call) -> list[Value]:
+        return [Value(result.shape, kind=kind) for result in rule(call)]
+
+    return changed
 
 
 _ELEMENTWISE = (
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization", "Celu",
-    "Clip", "Cos", "Cosh", "Dropout", "Elu", "Erf", "Exp", "Gelu", "GroupNormalization",
-    "HardSigmoid", "HardSwish", "Hardmax", "InstanceNormalization", "IsInf", "IsNaN", "LRN",
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Clip", "Cos", "Cosh",
+    "Dropout", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Hardmax",
     "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization", "Mish",
-    "Neg", "Not", "QuantizeLinear", "DequantizeLinear", "RMSNormalization", "Reciprocal",
+    "Neg", "Not", "Reciprocal",
     "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softmax", "Softplus",
-    "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Trilu", "CumSum",
-)  # fmt: skip
-_BROADCAST = (
-    "And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mean", "Or", "PRelu",
-    "Pow", "Xor",
+    "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Trilu",
 )  # fmt: skip
 _REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
@@ -588,32 +872,38 @@ _REDUCTIONS = (
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _same),
-    **dict.fromkeys(_BROADCAST, _broadcast),
+    **dict.fromkeys(("Mean", "Pow"), _broadcast),
+    **dict.fromkeys(("And", "GreaterOrEqual", "LessOrEqual", "Or", "Xor"), _compared),
+    **dict.fromkeys(("IsInf", "IsNaN"), _truth),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _quantized),
     **dict.fromkeys(_REDUCTIONS, _reduce),
-    **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv"), _convolution),
-    **dict.fromkeys(("MatMul", "MatMulInteger", "QLinearMatMul"), _matmul),
+    **dict.fromkeys(("Conv", "QLinearConv"), _convolution),
+    **dict.fromkeys(("MatMul", "QLinearMatMul"), _matmul),
+    "ConvInteger": _as(_INT32, _convolution),
+    "MatMulInteger": _as(_INT32, _matmul),
     **dict.fromkeys(("AveragePool", "MaxPool", "LpPool"), _pool),
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), _global_pool),
     **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _depth_to_space),
-    **dict.fromkeys(("Resize", "Upsample"), _resize),
+    "Resize": _resize,
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg),
     "Add": _calculated(np.add),
     "Sub": _calculated(np.subtract),
     "Mul": _calculated(np.multiply),
-    "Div": _calculated(_divide),
-    "Mod": _calculated(lambda one, two: np.mod(one, np.where(two == 0, 1, two))),
+    "Div": _divided(np.floor_divide),
+    "Mod": _divided(np.mod),
     "Max": _calculated(_several(np.maximum)),
     "Min": _calculated(_several(np.minimum)),
     "Sum": _calculated(_several(np.add)),
     "Where": _calculated(np.where),
-    "Equal": _calculated(np.equal),
-    "Less": _calculated(np.less),
-    "Greater": _calculated(np.greater),
+    "Equal": _calculated(np.equal, _BOOL),
+    "Less": _calculated(np.less, _BOOL),
+    "Greater": _calculated(np.greater, _BOOL),
+    "PRelu": _fitted,
     "Floor": _calculated(np.floor),
     "Ceil": _calculated(np.ceil),
     "Identity": _passed,
     "Cast": _cast,
-    "CastLike": _same,
+    "CastLike": _cast_like,
     "Shape": _shape,
     "Size": _size,
     "Constant": _constant,
@@ -627,10 +917,8 @@ RULES: dict[str, Rule] = {
     "Split": _split,
     "Slice": _slice,
     "Gather": _gather,
-    "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
-    "ScatterElements": _same,
-    "ScatterND": _same,
+    "ScatterND": _scatter_nd,
     "Expand": _expand,
     "Tile": _tile,
     "Range": _range,
@@ -639,7 +927,12 @@ RULES: dict[str, Rule] = {
     "ConvTranspose": _transposed_convolution,
     "Gemm": _gemm,
     "Einsum": _einsum,
-    "LayerNormalization": _normalized,
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalized),
+    "BatchNormalization": _normalized_by_channel,
+    "InstanceNormalization": _normalized_by_channel,
+    "GroupNormalization": _normalized_by_channel,
+    "LRN": _response,
+    "CumSum": _summed_up,
     "DynamicQuantizeLinear": _quantized_dynamically,
 }
 """Every allowed operator of the standard domain, with what it returns."""
