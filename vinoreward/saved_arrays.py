@@ -136,7 +136,10 @@ def _array(data: bytes) -> NDArray[Any]:
 
 def reason_of(error: BaseException) -> str:
     """Return what a message says of an error: short, in one line, never empty."""
-    return shown(error).rstrip(".") or type(error).__name__
+    text = shown(error).rstrip(".")
+    if not text or isinstance(error, LookupError):  # whose text is what was looked for
+        return f"{type(error).__name__} {text}".strip()
+    return text
 
 
 def shown(value: object, most: int = 200) -> str:

@@ -34,6 +34,7 @@ from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.policies.spec import mlp
+from vinoreward.saved_state import read_state, save_state
 
 TESTS = Path(__file__).parents[1] / "support"
 
@@ -296,3 +297,19 @@ class TestInterruption:
         (tmp_path / "checkpoint.pt").write_bytes(b"not a checkpoint")
         with pytest.raises(ModelCorruptError, match="delete it to start anew"):
             ActorLearner("CartPole-v1", impala(), settings(), folder=tmp_path, resume=True)
+
+    def test_a_checkpoint_that_does_not_fit_is_said(self, tmp_path: Path) -> None:
+        from vinoreward.errors import ModelCorruptError
+
+        ActorLearner("CartPole-v1", impala(), settings(), folder=tmp_path).learn(20)
+        state = read_state(tmp_path / "checkpoint.pt")
+        learner = state["learner"]
+        for change in (
+            {**learner, "parts": dict.fromkeys(learner["parts"], 5)},
+            {**learner, "updates": "many"},
+            {**learner, "draws": torch.zeros(3)},
+            {**learner, "speed": []},
+        ):
+            save_state(tmp_path / "checkpoint.pt", {**state, "learner": change})
+            with pytest.raises((ModelCorruptError, ConfigError), match=r"not fit.*Expected"):
+                ActorLearner("CartPole-v1", impala(), settings(), folder=tmp_path, resume=True)

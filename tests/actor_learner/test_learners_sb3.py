@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import gymnasium as gym
@@ -16,9 +15,10 @@ from torch import nn
 
 from vinoreward.actor_learner.learners.sb3 import SB3Config, SB3Learner
 from vinoreward.actor_learner.learners.sb3_network import own_outputs, policy_of
-from vinoreward.errors import ConfigError, OutputError
+from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.reference import forward
+from vinoreward.saved_state import read_state, save_state
 
 SMALL = {"net_arch": [16, 16]}
 CONFIG = SB3Config(total_steps=10_000)
@@ -196,7 +196,7 @@ def test_exploration_is_the_models():
 
 
 @pytest.mark.parametrize("kind", [SAC, TD3, DQN])
-def test_a_restored_model_goes_on_to_the_bit(kind):
+def test_a_restored_model_goes_on_to_the_bit(kind, tmp_path):
     def make(seed):
         settings = {"learning_starts": 10, "batch_size": 8, "buffer_size": 60}
         model = model_of(kind, **settings)
@@ -208,11 +208,10 @@ def test_a_restored_model_goes_on_to_the_bit(kind):
     data = [random_trajectory(learner.spec, random) for _ in range(12)]
     for trajectory in data[:7]:
         learner.update([trajectory])
-    stream = io.BytesIO()
-    torch.save(learner.state(), stream)
-    stream.seek(0)
+    saved = tmp_path / "state.pt"
+    save_state(saved, learner.state())
     other = make(1)
-    other.load_state(torch.load(stream, weights_only=True))
+    other.load_state(read_state(saved))
     for trajectory in data[7:]:
         # What else draws in this process does not matter, and is not disturbed.
         np.random.rand()
@@ -226,6 +225,23 @@ def test_a_restored_model_goes_on_to_the_bit(kind):
         np.testing.assert_array_equal(value, two.parameters[name])
     with pytest.raises(ConfigError, match="of the same network"):
         SB3Learner(model_of(TD3 if kind is SAC else SAC), CONFIG).load_state(other.state())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"counters": {"tensorboard_log": 1}},
+        {"counters": {"_n_updates": "many"}},
+        {"counters": {"_n_updates": float("nan")}},
+        {"variables": {"policy": torch.zeros(1)}},
+    ],
+)
+def test_a_state_sets_counters_and_tensors_and_nothing_else(change):
+    learner = SB3Learner(model_of(DQN), CONFIG)
+    state = learner.state()
+    state["model"] = {**state["model"], **change}
+    with pytest.raises(ModelCorruptError, match=r"its counters|its variables|_n_updates is"):
+        learner.load_state(state)
 
 
 def test_divergence_is_said():

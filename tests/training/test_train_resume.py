@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from vinoreward.errors import (
     ModelCorruptError,
     RunFolderError,
 )
+from vinoreward.saved_state import read_state, save_state
 from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.policy.checkpoint import build_model, restore_checkpoint, save_checkpoint
 from vinoreward_training.policy.files import save_policy
@@ -226,3 +228,35 @@ def test_training_works_outside_the_main_thread(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert results[0].steps == 120
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"counters": {"tensorboard_log": 5}},
+        {"counters": {"__class__": 5}},
+        {"counters": {"_n_updates": "many"}},
+        {"counters": {"_n_updates": -1}},
+        {"counters": [1]},
+        {"num_timesteps": None},
+        {"variables": {"policy": torch.zeros(1)}},
+        {"parameters": {"policy.__class__": {}}},
+        {"replay": {"__class__": torch.zeros(3), "rewards": torch.zeros(3)}},
+        {"rng": "[" * 3000},
+        {"torch_rng": torch.zeros(2)},
+    ],
+)
+def test_a_checkpoint_sets_counters_and_tensors_and_nothing_else(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    def model() -> Any:
+        return build_model("DQN", gym.make("CartPole-v1"), {"buffer_size": 100}, seed=0)
+
+    save_checkpoint(tmp_path / "checkpoint.pt", model())
+    restore_checkpoint(tmp_path / "checkpoint.pt", model())
+    state = read_state(tmp_path / "checkpoint.pt")
+    save_state(tmp_path / "checkpoint.pt", {**state, **change})
+    resumed = model()
+    with pytest.raises(ModelCorruptError, match=r"checkpoint\.pt does not fit: .*Expected one of"):
+        restore_checkpoint(tmp_path / "checkpoint.pt", resumed)
+    assert resumed.tensorboard_log is None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vinoreward.actor_learner.transport.trajectory import ARRAYS
 from vinoreward.errors import ModelCorruptError
-from vinoreward.saved_state import save_state
+from vinoreward.saved_state import MAX_CHECKPOINT, read_state, save_state
 
 CHECKPOINT = "checkpoint.pt"
 PARTS = ("learner", "monitor", "steps", "version", "returns", "episodes", "observations")
@@ -30,27 +29,15 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     Raises:
         ModelCorruptError: a file that cannot be read as plain tensors, or that lacks some.
     """
-    import torch
-
     path = folder / CHECKPOINT
-    if not path.exists():
-        return None
     try:
-        value = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(value, dict):
-            raise ValueError
-    except (
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        OSError,
-        ValueError,
-        LookupError,
-    ) as why:
-        # Not PyTorch's own words: they advise to read the file without weights_only.
+        value = read_state(path, MAX_CHECKPOINT)
+    except FileNotFoundError:
+        return None
+    except ModelCorruptError as why:
         raise ModelCorruptError(
-            f"{path} is damaged or no checkpoint ({type(why).__name__}). Expected a checkpoint of "
-            "vinoreward actors; restore it from a copy, or delete it to start anew."
+            f"{path} is damaged or no checkpoint: {why}. Expected a checkpoint of vinoreward "
+            "actors; restore it from a copy, or delete it to start anew."
         ) from why
     missing = [name for name in PARTS if name not in value]
     if missing:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from vinoreward.errors import ConfigError, ModelCorruptError
 from vinoreward.interrupts import interrupt_between
 from vinoreward.monitoring.monitor import Monitor
 from vinoreward.policies.policy import Policy
+from vinoreward.saved_arrays import reason_of
 
 __all__ = ["ActorLearner", "ActorLearnerConfig", "Progress", "Summary"]
 
@@ -203,6 +205,22 @@ class ActorLearner:
                 f"{shape}, which the network takes; restore it from a copy, or start anew in "
                 "another folder."
             )
+        try:
+            self._take(state, rows)
+        except (
+            LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError,
+            AssertionError,
+        ) as error:  # fmt: skip
+            if isinstance(error, ConfigError):
+                raise
+            raise ModelCorruptError(
+                f"the checkpoint in {folder} does not fit: {reason_of(error)}. Expected one of the "
+                "same configuration; restore it from a copy, or start anew in another folder."
+            ) from error
+        return True
+
+    def _take(self, state: Mapping[str, Any], rows: Array) -> None:
+        """Go on from a checkpoint's state, whose recent observations are ``rows``."""
         self.learner.load_state(state["learner"])
         if self.monitor is not None and state["monitor"] is not None:
             self.monitor.load_state(state["monitor"])
@@ -230,7 +248,6 @@ class ActorLearner:
         self._recent = RecentObservations(
             rows, self.config.observations, seed=self.config.seed + totals.version
         )
-        return True
 
     # The loop
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import pickle
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor, nn
 
 from vinoreward.errors import DatasetError, ModelCorruptError, ModelNotFoundError
+from vinoreward.saved_state import MAX_CHECKPOINT, read_state
 from vinoreward_training.data.dataset import SPLIT, Dataset
 
 RECORD = "trained_on"
@@ -71,21 +69,11 @@ def load_weights(net: nn.Module, path: Path) -> list[str]:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return dict(load_file(path))
-        except (SafetensorError, OSError) as error:
-            raise ModelCorruptError(
-                f"{path} cannot be read as safetensors ({error}). Expected a whole file; copy or "
-                "download it again."
-            ) from error
     state = load_plain(path)
+    inner = state.get("state_dict", state)
     values = {
         name: value
-        for name, value in state.get("state_dict", state).items()
+        for name, value in (inner if isinstance(inner, dict) else {}).items()
         if isinstance(value, Tensor)
     }
     if not values:
@@ -94,25 +82,18 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_plain(path: Path) -> dict[str, Any]:
-    """Read a file of ``torch.save`` that holds a mapping of tensors and plain data.
+    """Read a file of ``torch.save`` or safetensors that holds a table of tensors and plain data.
 
     Raises:
         ModelCorruptError: it cannot be read, or needs code to be read.
     """
     try:
-        # Tensors and plain data only: a file from elsewhere must not run code.
-        value = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        return read_state(path, MAX_CHECKPOINT)
+    except (ModelCorruptError, OSError) as error:
         raise ModelCorruptError(
-            f"{path} cannot be read as plain tensors ({str(error).splitlines()[0]}). Expected a "
-            "whole file made by torch.save of a state dict; delete it or make it anew."
+            f"{path} cannot be read as plain tensors: {error}. Expected a whole file of a state "
+            "dict, as safetensors or torch.save write it; delete it or make it anew."
         ) from error
-    if not isinstance(value, Mapping):
-        raise ModelCorruptError(
-            f"{path} holds a {type(value).__name__}. Expected a state dict; save "
-            "model.state_dict() instead."
-        )
-    return dict(value)
 
 
 @dataclass(frozen=True)

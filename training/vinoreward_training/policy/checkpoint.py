@@ -2,14 +2,13 @@
 
 SB3's own ``save`` keeps attributes as pickled bytes and its replay buffer as one pickle: reading
 either runs whatever code the file holds. Here a checkpoint is tensors, numbers and text in one
-file that ``torch.load(weights_only=True)`` reads.
+file, see :mod:`vinoreward.saved_state`.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import pickle
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,13 +24,20 @@ from vinoreward.errors import (
     ModelNotFoundError,
     install_command,
 )
-from vinoreward.saved_state import save_state
+from vinoreward.saved_state import (
+    MAX_CHECKPOINT,
+    check_counts,
+    check_names,
+    read_state,
+    save_state,
+)
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
 
 ALGORITHMS = ("SAC", "TD3", "DDPG", "DQN", "PPO", "A2C")
 OFF_POLICY = ("SAC", "TD3", "DDPG", "DQN")
+_COUNTERS = ("_n_updates", "_episode_num", "_n_calls")
 _REPLAY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 
 
@@ -131,11 +137,7 @@ def save_checkpoint(path: Path, model: BaseAlgorithm, *, replay: bool = True) ->
         "parameters": model.get_parameters(),
         "variables": {k: v.detach() for k, v in variables.items() if v is not None},
         "num_timesteps": model.num_timesteps,
-        "counters": {
-            name: int(getattr(model, name))
-            for name in ("_n_updates", "_episode_num", "_n_calls")
-            if hasattr(model, name)
-        },
+        "counters": {name: int(getattr(model, name)) for name in _COUNTERS if hasattr(model, name)},
         "torch_rng": torch.get_rng_state(),
         "rng": json.dumps(_rng_state(model)),
         "replay": _replay_state(model) if replay else {},
@@ -158,17 +160,29 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
     try:
         if state["kind"] != type(model).__name__:
             raise ValueError(f"it is of {state['kind']}, not {type(model).__name__}")
+        parameters, variables = model._get_torch_save_params()
+        check_names(
+            state,
+            parameters=parameters,
+            variables=variables,
+            counters=_COUNTERS,
+            replay=_REPLAY,
+        )
+        check_counts({"num_timesteps": state["num_timesteps"], **state["counters"]})
+        model.num_timesteps = int(state["num_timesteps"])
+        for name, count in state["counters"].items():
+            setattr(model, name, int(count))
         model.set_parameters(state["parameters"], device=model.device)
         for name, value in state["variables"].items():
             getattr(model, name).data.copy_(value)
-        model.num_timesteps = int(state["num_timesteps"])
-        for name, count in state["counters"].items():
-            setattr(model, name, count)
         if state["replay"]:
             _restore_replay(model, state["replay"])
         torch.set_rng_state(state["torch_rng"])
         _restore_rng(model, json.loads(state["rng"]))
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (
+        LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError,
+        AssertionError,
+    ) as error:  # fmt: skip
         raise ModelCorruptError(
             f"the checkpoint {path} does not fit: {error}. Expected one of the same algorithm, "
             "network and environment; resume with the configuration it was trained with."
@@ -182,25 +196,18 @@ def read_tensors(path: Path) -> dict[str, Any]:
         ModelNotFoundError: no such file.
         ModelCorruptError: not such a file.
     """
-    import torch
-
-    if not path.is_file():
+    try:
+        return read_state(path, MAX_CHECKPOINT)
+    except FileNotFoundError as error:
         raise ModelNotFoundError(
             f"no file {path}. Expected what `vinoreward train` writes; check the folder, or train "
             "first."
-        )
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise ModelCorruptError(
-            f"{path} cannot be read: {type(error).__name__}. Expected tensors as `vinoreward "
-            "train` writes them; restore the file or train anew."
         ) from error
-    if not isinstance(state, dict):
+    except ModelCorruptError as error:
         raise ModelCorruptError(
-            f"{path} holds a {type(state).__name__}. Expected a table of tensors; train anew."
-        )
-    return state
+            f"{path} cannot be read: {error}. Expected tensors as `vinoreward train` writes them; "
+            "restore the file or train anew."
+        ) from error
 
 
 def _replay_state(model: BaseAlgorithm) -> dict[str, Any]:

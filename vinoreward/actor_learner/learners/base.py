@@ -23,8 +23,8 @@ from vinoreward.policies.spec import PolicySpec
 from vinoreward.policies.torch_policy import TorchPolicy, from_policy, to_policy
 
 State = dict[str, Any]
-"""Tensors, numbers and text, nested in dictionaries and lists: ``torch.load(weights_only=True)``
-reads it back."""
+"""Tensors, numbers and text, nested in dictionaries and lists, as
+:func:`~vinoreward.saved_state.read_state` reads them."""
 ROWS_AT_A_TIME = 4096
 
 

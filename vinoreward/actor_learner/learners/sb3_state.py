@@ -12,6 +12,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import recursive_getattr
 
 from vinoreward.errors import ConfigError
+from vinoreward.saved_state import check_counts, check_names
 
 _ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 _COUNTERS = (
@@ -79,7 +80,11 @@ def load_model_state(
 
     Raises:
         ConfigError: a model of other sizes.
+        ModelCorruptError: names or counters that no model has.
     """
+    parameters, variables = model._get_torch_save_params()
+    check_names(state, parameters=parameters, variables=variables, counters=_COUNTERS)
+    check_counts(state["counters"])
     replay = state["replay"]
     shapes = {name: tuple(array.shape[1:]) for name, array in replay["arrays"].items()}
     wanted = {name: getattr(buffer, name).shape[1:] for name in _ARRAYS}

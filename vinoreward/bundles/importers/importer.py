@@ -228,8 +228,8 @@ class FromOthers:
     ) -> Self:
         """Export somebody else's torch encoder, with its preprocessing inside.
 
-        The weights are read as tensors only (``weights_only=True``); nothing in the file is
-        executed. Arguments not named here are those of :meth:`from_encoder`.
+        The weights are read as tensors only; nothing in the file is executed. Arguments not named
+        here are those of :meth:`from_encoder`.
 
         Args:
             module: takes floats ``(N, 3, H, W)`` and returns ``(mu, logvar)`` or one tensor.

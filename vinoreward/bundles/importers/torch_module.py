@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +15,8 @@ from vinoreward.errors import (
     ModelNotFoundError,
     install_command,
 )
+from vinoreward.saved_arrays import shown
+from vinoreward.saved_state import read_state
 
 if TYPE_CHECKING:
     from torch import nn
@@ -121,43 +122,32 @@ def load_state(path: Path) -> Mapping[str, Any]:
         ModelCorruptError: it holds something else.
         MissingExtraError: safetensors is not installed.
     """
-    import torch
+    try:
+        import torch
 
-    if not path.is_file():
+        found: Mapping[str, Any] = read_state(path)
+    except FileNotFoundError as error:
         raise ModelNotFoundError(
             f"there are no weights at {path}. Expected a state dict; check the path."
-        )
-    try:
-        if path.suffix == ".safetensors":
-            import safetensors
-            import safetensors.torch
-
-            try:
-                return dict(safetensors.torch.load_file(path))
-            except safetensors.SafetensorError as error:
-                raise _corrupt(path, error) from error
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        ) from error
     except ImportError as error:
         raise MissingExtraError(
             f"{path} needs {error.name}, which is not installed. Install it with: "
             f"{install_command('train')}"
         ) from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        if isinstance(error, ModelCorruptError):
-            raise
+    except ModelCorruptError as error:
         raise _corrupt(path, error) from error
     for key in ("state_dict", "model_state_dict"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+        if isinstance(found.get(key), Mapping):
             found = found[key]
-    if not isinstance(found, Mapping) or any(
-        not isinstance(value, torch.Tensor) for value in found.values()
-    ):
-        raise _corrupt(path, f"it holds a {type(found).__name__}")
+    other = [name for name, value in found.items() if not isinstance(value, torch.Tensor)]
+    if other:
+        raise _corrupt(path, f"{shown(other[0])} is no tensor")
     return found
 
 
 def _corrupt(path: Path, reason: object) -> ModelCorruptError:
     return ModelCorruptError(
-        f"{path} cannot be read as a state dict: {reason} Expected names and tensors only; save "
-        "it with torch.save(module.state_dict(), path) or as safetensors."
+        f"{path} cannot be read as a state dict: {reason}. Expected names and tensors only; save "
+        "it with torch.save(module.state_dict(), path) of PyTorch 1.6 or newer, or as safetensors."
     )

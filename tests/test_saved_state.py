@@ -1,0 +1,232 @@
+"""Files of tensors from strangers: plain data come back as they were, all else is refused."""
+
+from __future__ import annotations
+
+import collections
+import io
+import os
+import random
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from vinoreward.actor_learner.checkpoint import load_checkpoint  # noqa: E402
+from vinoreward.bundles.importers.torch_module import load_state  # noqa: E402
+from vinoreward.errors import ModelCorruptError, VinorewardError  # noqa: E402
+from vinoreward.saved_state import read_state, save_state  # noqa: E402
+
+LARGE = 50_000_000
+"""Bytes that a file of a few hundred asks for."""
+
+
+def archive(pickled: bytes, *, method: int = zipfile.ZIP_STORED, **records: bytes) -> bytes:
+    """A file of ``torch.save`` with that pickle."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as made:
+        made.writestr("archive/data.pkl", pickled)
+        made.writestr("archive/version", "3\n")
+        made.writestr("archive/byteorder", "little")
+        for name, data in records.items():
+            made.writestr(f"archive/data/{name}", data)
+    return stream.getvalue()
+
+
+def called(module: str, name: str, arguments: bytes) -> bytes:
+    return b"\x80\x02c" + f"{module}\n{name}\n".encode() + arguments + b"R."
+
+
+def whole(number: int) -> bytes:
+    return b"\x8a\x08" + number.to_bytes(8, "little")
+
+
+def tensor(count: int, size: bytes, stride: bytes, offset: bytes = b"K\0") -> bytes:
+    """A pickle of one tensor, told as a storage and how it lies in there."""
+    storage = (
+        b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0"
+        + b"0X\3\0\0\0cpu"
+        + whole(count)
+        + b"tQ"
+    )
+    rest = offset + size + stride + b"\x89)t"
+    return b"\x80\x02}X\1\0\0\0wctorch._utils\n_rebuild_tensor_v2\n(" + storage + rest + b"Rs."
+
+
+FOUR = bytes(16)
+HOSTILE = {
+    "bytearray": archive(
+        called("builtins", "bytearray", b"(J" + LARGE.to_bytes(4, "little") + b"t")
+    ),
+    "packed": archive(
+        tensor(LARGE // 4, whole(LARGE // 4) + b"\x85", b"K\1\x85"),
+        method=zipfile.ZIP_DEFLATED,
+        **{"0": bytes(LARGE)},
+    ),
+    "more than there is": archive(tensor(1000, b"M\xe8\3\x85", b"K\1\x85"), **{"0": FOUR}),
+    "out of bounds": archive(tensor(4, b"K\2\x85", b"K\4\x85"), **{"0": FOUR}),
+    "a trillion times": archive(tensor(4, whole(10**12) + b"\x85", b"K\0\x85"), **{"0": FOUR}),
+    "before the start": archive(tensor(4, b"K\2\x85", b"J\xff\xff\xff\xff\x85"), **{"0": FOUR}),
+    "no such record": archive(tensor(4, b"K\4\x85", b"K\1\x85")),
+    "module": archive(called("os", "getcwd", b")")),
+    "set": archive(called("builtins", "set", b"]\x85")),
+    "copies": archive(called("collections", "OrderedDict", b"}\x85")),
+    "deep": archive(b"\x80\x02}X\1\0\0\0a" + b"]" * 2000 + b"a" * 1999 + b"s."),
+    "laughs": archive(
+        b"\x80\x02}(K\0](K\1K\1K\1eq\0"
+        + b"".join(b"K%c](" % i + b"h%c" % (i - 1) * 9 + b"eq%c" % i for i in range(1, 20))
+        + b"u."
+    ),
+    "itself": archive(b"\x80\x02}q\0X\1\0\0\0ah\0s."),
+    "build": archive(b"\x80\x02}X\1\0\0\0a}}X\1\0\0\0bK\1sbs."),
+    "name": archive(b"\x80\x02}X\1\0\0\0actorch\nfloat32\ns."),
+    "table of a tensor's": archive(b"\x80\x02}ctorch\nfloat32\nK\1s."),
+    "memo": archive(b"\x80\x02h\5."),
+    "nothing": archive(b"\x80\x02R."),
+    "mark": archive(b"\x80\x02}X\1\0\0\0a(s."),
+    "append": archive(b"\x80\x02K\1K\2a."),
+    "odd": archive(b"\x80\x02}(K\1u."),
+    "other type": archive(b"\x80\x02]."),
+    "not UTF-8": archive(b"\x80\x02X\2\0\0\0\xff\xff."),
+    "protocol": archive(b"\x80\x04}."),
+    "long": archive(b"\x80\x02}X\1\0\0\0a\x8a\x64" + b"\x7f" * 100 + b"s."),
+    "no pickle": archive(b""),
+    "empty": b"",
+    "old": b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.",
+}
+
+
+def finetuned(path: Path) -> Any:
+    from torch import nn
+
+    from vinoreward_training.classifier.weights import load_weights
+
+    return load_weights(nn.Linear(2, 2), path)
+
+
+def trained(path: Path) -> Any:
+    from vinoreward_training.policy.checkpoint import read_tensors
+
+    return read_tensors(path)
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "import-encoder": load_state,
+    "finetune": finetuned,
+    "train": trained,
+    "actors": lambda path: load_checkpoint(path.parent),
+}
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < LARGE / 5
+
+
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_no_state_needs_is_refused_in_little_memory(
+    tmp_path: Path, reader: str, kind: str
+) -> None:
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(HOSTILE[kind])
+    with pytest.raises(ModelCorruptError, match=r"checkpoint\.pt .*Expected .*[;.]") as told:
+        READERS[reader](path)
+    assert len(str(told.value)) < 700
+    assert str(told.value).isprintable()
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pipe_is_not_waited_for(tmp_path: Path, reader: str) -> None:
+    os.mkfifo(tmp_path / "checkpoint.pt")
+    with pytest.raises(VinorewardError, match="Expected"):
+        READERS[reader](tmp_path / "checkpoint.pt")
+
+
+def plain(random_numbers: Any) -> dict[str, Any]:
+    network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    optimizer = torch.optim.Adam(network.parameters())
+    network(torch.randn(4, 2, generator=random_numbers)).sum().backward()
+    optimizer.step()
+    rows = torch.randn(6, 4, generator=random_numbers)
+    kinds = ("float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    newer = [name for name in ("uint16", "uint32", "float8_e4m3fn") if hasattr(torch, name)]
+    return {
+        "network": network.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "kinds": {name: torch.ones(3, dtype=getattr(torch, name)) for name in [*kinds, *newer]},
+        "columns": rows.T,
+        "part": rows[2:4, 1:],
+        "whole": rows,
+        "one": torch.tensor(2.5),
+        "none": torch.zeros(0, 3),
+        "parameter": torch.nn.Parameter(torch.ones(2)).detach(),
+        "rng": torch.get_rng_state(),
+        "plain": [1, -3, 2**40, 2.5, True, None, "text", ("a", (1, [2])), {"x": {5: []}}],
+    }
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    if isinstance(wanted, torch.Tensor):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        assert torch.equal(found.to(torch.float64), wanted.to(torch.float64))
+    elif isinstance(wanted, dict):
+        assert list(found) == list(wanted)
+        assert getattr(found, "_metadata", None) == getattr(wanted, "_metadata", None)
+        for name, value in wanted.items():
+            assert_same(found[name], value)
+    elif isinstance(wanted, (list, tuple)):
+        assert type(found) is type(wanted) and len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == wanted and type(found) is type(wanted)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    state = plain(torch.Generator().manual_seed(0))
+    save_state(tmp_path / "state.pt", state)
+    found = read_state(tmp_path / "state.pt")
+    assert_same(found, torch.load(tmp_path / "state.pt", weights_only=True))
+    assert_same(found, state)
+    assert isinstance(found["network"], collections.OrderedDict)
+    network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    network.load_state_dict(found["network"], strict=True)
+    optimizer = torch.optim.Adam(network.parameters())
+    optimizer.load_state_dict(found["optimizer"])
+    found["whole"].add_(1)  # memory of its own
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:pickletools")
+def test_any_damage_ends_in_a_sentence_or_in_plain_data(tmp_path: Path) -> None:
+    save_state(tmp_path / "state.pt", plain(torch.Generator().manual_seed(0)))
+    saved = (tmp_path / "state.pt").read_bytes()
+    with zipfile.ZipFile(io.BytesIO(saved)) as made:
+        pickled = made.read("archive/data.pkl")
+        records = {
+            name.split("/")[-1]: made.read(name) for name in made.namelist() if "/data/" in name
+        }
+    refused = 0
+    for seed in range(400):
+        draw = random.Random(seed)
+        harmed = bytearray(pickled if seed % 2 else saved)
+        for _ in range(draw.randint(1, 4)):
+            harmed[draw.randrange(len(harmed))] = draw.randrange(256)
+        if draw.random() < 0.2:
+            del harmed[draw.randrange(len(harmed)) :]
+        content = archive(bytes(harmed), **records) if seed % 2 else bytes(harmed)
+        (tmp_path / "harmed.pt").write_bytes(content)
+        try:
+            assert isinstance(read_state(tmp_path / "harmed.pt"), dict)
+        except ModelCorruptError:
+            refused += 1
+    assert refused > 100
