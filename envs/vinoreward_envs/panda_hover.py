@@ -10,7 +10,9 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
+from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.detector import SuccessDetector
 from vinoreward_envs import constants as c
 from vinoreward_envs.arguments import (
@@ -144,7 +146,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             else:
                 check_picture(spec, loaded)
             # Imported here: the oracle's environments need none of it.
-            from vinoreward.rewards.classifier import Classifier
 
             self._classifier = Classifier(
                 loaded,
@@ -248,7 +249,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
     def _load_bundle(self, backend: str, bundle: Bundle | str | Path | None) -> Bundle | None:
         if backend == ORACLE and bundle is None:
             return None
-        from vinoreward.bundles.bundle import Bundle
 
         if isinstance(bundle, Bundle):
             return bundle

@@ -6,7 +6,11 @@ import os
 import platform
 import sys
 
-from vinoreward.backends.telemetry import telemetry_switches
+from vinoreward.backends.openvino_core import shared_core
+from vinoreward.backends.registry import available_backends
+from vinoreward.backends.telemetry import import_openvino, telemetry_switches
+from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
+from vinoreward.bundles.locate import known_names
 from vinoreward.errors import MissingExtraError, VinorewardError, install_command
 from vinoreward.files import write_json
 from vinoreward_training.configs.doctor import DoctorConfig
@@ -22,8 +26,6 @@ from vinoreward_training.runs.machine import (
 
 def devices() -> Finding:
     """Return which devices OpenVINO sees."""
-    from vinoreward.backends.openvino_core import shared_core
-    from vinoreward.backends.telemetry import import_openvino
 
     try:
         openvino = import_openvino()
@@ -39,7 +41,6 @@ def devices() -> Finding:
 
 def backends() -> list[Finding]:
     """Return whether each registered backend's library is there."""
-    from vinoreward.backends.registry import available_backends
 
     findings = []
     for name, problem in available_backends().items():
@@ -55,8 +56,6 @@ def backends() -> list[Finding]:
 
 def golden_frames(name: str) -> list[Finding]:
     """Run a bundle's golden frames on every usable backend and precision."""
-    from vinoreward.backends.registry import available_backends
-    from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
 
     try:
         bundle = Bundle.load(name)
@@ -133,7 +132,6 @@ def environments() -> Finding:
 
 def examine(bundle: str | None = None) -> list[Finding]:
     """Look at everything; return the findings in the order they are shown."""
-    from vinoreward.bundles.locate import known_names
 
     commit = git_commit()
     where = f"Python {platform.python_version()} at {sys.executable}"

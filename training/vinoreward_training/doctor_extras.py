@@ -7,7 +7,10 @@ import platform
 import sys
 from dataclasses import dataclass
 
+from vinoreward.actor_learner.engines.base import EngineError
+from vinoreward.actor_learner.engines.ray.cluster import found_address, import_ray
 from vinoreward.errors import MissingExtraError, VinorewardError, install_command
+from vinoreward_training.tasks.lookup import make_task
 
 EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
     "panda": (("warp-lang", "warp"), ("pybullet", "pybullet")),
@@ -124,7 +127,6 @@ def tasks() -> list[Finding]:
 
 
 def _tried(task: str) -> Finding:
-    from vinoreward_training.tasks.lookup import make_task
 
     topic = f"task {task}"
     try:
@@ -144,8 +146,6 @@ def ray_cluster() -> list[Finding]:
     """Say where the engine ``ray`` would run its actors; nothing where Ray is not installed."""
     if missing_of("ray"):
         return []
-    from vinoreward.actor_learner.engines.base import EngineError
-    from vinoreward.actor_learner.engines.ray.cluster import found_address, import_ray
 
     try:
         version = import_ray().__version__

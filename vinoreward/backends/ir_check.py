@@ -17,6 +17,7 @@ from typing import Any
 
 from vinoreward.backends.onnx_check import MAX_ELEMENTS, MAX_ROWS, MAX_TOTAL, MAX_WORK
 from vinoreward.backends.onnx_graph import Malformed
+from vinoreward.backends.telemetry import import_openvino
 from vinoreward.child_python import python_command
 from vinoreward.errors import ModelRefusedError
 
@@ -104,7 +105,6 @@ def answer(told: dict[str, Any]) -> None:
 
 
 def _examine(model: bytes, weights: bytes, shape: list[int], batches: list[int]) -> None:
-    from vinoreward.backends.telemetry import import_openvino
 
     network = import_openvino().Core().read_model(model, weights)
     kinds = {operation.get_type_name() for operation in network.get_ops()}

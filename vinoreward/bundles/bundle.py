@@ -27,6 +27,7 @@ from vinoreward.bundles.locate import (
 )
 from vinoreward.bundles.picture import prepare
 from vinoreward.bundles.precision import INT8_BACKENDS, resolve
+from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError
 from vinoreward.files import sha256 as hash_of
@@ -280,7 +281,6 @@ class Bundle(FromOthers):
             InputError, PictureMismatchError: pictures that do not fit.
             RunFolderError: the folder cannot be written.
         """
-        from vinoreward.bundles.save import save_bundle
 
         if self.saved:
             raise ConfigError(

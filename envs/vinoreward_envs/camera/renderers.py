@@ -6,7 +6,9 @@ import importlib.util
 import sys
 
 from vinoreward.errors import MissingExtraError
+from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.camera.spec import Camera, CameraSpec, missing_warp
+from vinoreward_envs.camera.tiny import TinyCamera
 from vinoreward_envs.pybullet_import import missing_pybullet
 
 
@@ -30,9 +32,6 @@ def make_camera(spec: CameraSpec | None = None) -> Camera:
     """
     spec = CameraSpec() if spec is None else spec
     if spec.renderer == "tiny":
-        from vinoreward_envs.camera.tiny import TinyCamera
-
         return TinyCamera(spec)
-    from vinoreward_envs.camera.fast import FastCamera
 
     return FastCamera(spec)

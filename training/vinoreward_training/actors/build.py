@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward.actor_learner.engines.registry import ENGINES
+from vinoreward.actor_learner.executors.registry import ENGINES as EXECUTORS
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward_training.actors.plugs import chain_of, correctors_of, monitor_of
 from vinoreward_training.configs.actors import ActorsConfig
@@ -72,9 +75,6 @@ def build(config: ActorsConfig) -> Parts:
         ConfigError: settings that cannot be, or do not go together.
         MissingExtraError: a package is missing.
     """
-    from vinoreward.actor_learner.acting.environments import EnvironmentSpec
-    from vinoreward.actor_learner.engines.registry import ENGINES
-    from vinoreward.actor_learner.executors.registry import ENGINES as EXECUTORS
     from vinoreward.actor_learner.trainer import ActorLearnerConfig
 
     for name, known in (("engine", ENGINES), ("executor", EXECUTORS)):
@@ -302,7 +302,6 @@ def evaluation_options(config: ActorsConfig) -> dict[str, Any]:
 
 def evaluation_environment(config: ActorsConfig) -> EnvironmentSpec:
     """Return what policies are evaluated in."""
-    from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 
     return EnvironmentSpec(FACTORY, {"name": config.task, **evaluation_options(config)})
 

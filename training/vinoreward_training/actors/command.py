@@ -5,7 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
+from vinoreward_training.actors.profile import profile
+from vinoreward_training.actors.report import gap_words, share_words
+from vinoreward_training.actors.resolve import command, presets, resolve
+from vinoreward_training.actors.run import read_summary, train
+from vinoreward_training.actors.study import study
 from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.policy.evaluate import rate_of
 from vinoreward_training.runs.next_command import again
 from vinoreward_training.tasks.environments import naming
 
@@ -14,7 +20,6 @@ __all__ = ["ActorsConfig", "run"]
 
 def run(config: ActorsConfig) -> int:
     """Do what was asked for, print what came out and the next command."""
-    from vinoreward_training.actors.resolve import presets, resolve
 
     if config.list_presets:
         for name, settings in presets().items():
@@ -23,8 +28,6 @@ def run(config: ActorsConfig) -> int:
         return 0
     settled = resolve(config)
     if settled.profile_only is not None:
-        from vinoreward_training.actors.profile import profile
-
         profile(settled)
         return 0
     if settled.pull_study:
@@ -43,9 +46,6 @@ def _about(settings: Mapping[str, object]) -> str:
 
 
 def _train(config: ActorsConfig) -> int:
-    from vinoreward_training.actors.report import gap_words, share_words
-    from vinoreward_training.actors.run import read_summary, train
-    from vinoreward_training.policy.evaluate import rate_of
 
     found = train(config)
     if found is None:
@@ -91,7 +91,6 @@ def _again(config: ActorsConfig) -> str:
 
 def _next(config: ActorsConfig, updates: int) -> str:
     """Return the command that a user would run next: the other arm of the comparison."""
-    from vinoreward_training.actors.resolve import command
 
     if updates == 0:
         return f"{_again(config)} --steps {10 * config.steps}"
@@ -105,8 +104,6 @@ def _next(config: ActorsConfig, updates: int) -> str:
 
 
 def _study(config: ActorsConfig) -> int:
-    from vinoreward_training.actors.resolve import command
-    from vinoreward_training.actors.study import study
 
     try:
         table = study(config)

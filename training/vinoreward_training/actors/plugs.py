@@ -8,7 +8,29 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vinoreward.compression import Compile, Distill, Fuse, LowRank, Prune, Quantize
+from vinoreward.compression.chain import CompressorChain
+from vinoreward.correction import (
+    ImportanceSampling,
+    NoCorrection,
+    QLambda,
+    Retrace,
+    TreeBackup,
+    VTrace,
+)
 from vinoreward.errors import ConfigError
+from vinoreward.monitoring import (
+    AdaptiveSparsity,
+    Composite,
+    CompressionSetting,
+    Limit,
+    LinearAlpha,
+    Monitor,
+    Staged,
+    SwitchPrecision,
+    default_indicators,
+    default_strategy,
+)
 from vinoreward_training.actors.words import Part, call, check_needed, parse
 
 if TYPE_CHECKING:
@@ -50,8 +72,6 @@ def chain_of(
     parts = parse(text, "--compress")
     if not parts:
         return None
-    from vinoreward.compression.chain import CompressorChain
-    from vinoreward.compression.compile import Compile
 
     chain = CompressorChain()
     for part in parts:
@@ -63,7 +83,6 @@ def chain_of(
 
 
 def _stage(part: Part, network: Callable[[str], PolicySpec]) -> Stage:
-    from vinoreward.compression import Compile, Distill, Fuse, LowRank, Prune, Quantize
 
     engine: Any = part.name
 
@@ -100,14 +119,6 @@ def correctors_of(text: str | None) -> tuple[Corrector, ...] | None:
     """
     if text is None:
         return None
-    from vinoreward.correction import (
-        ImportanceSampling,
-        NoCorrection,
-        QLambda,
-        Retrace,
-        TreeBackup,
-        VTrace,
-    )
 
     kinds: Mapping[str, Any] = {
         "vtrace": VTrace,
@@ -139,7 +150,6 @@ def correctors_of(text: str | None) -> tuple[Corrector, ...] | None:
 
 def setting_of(knobs: Mapping[str, float], pull_period: int) -> CompressionSetting:
     """Return what can be turned as it was made, for a monitor to begin with."""
-    from vinoreward.monitoring import CompressionSetting
 
     bits = knobs.get("bits")
     return CompressionSetting(
@@ -179,7 +189,6 @@ def monitor_of(
             "--monitor alpha mixes a compressed network with the learner's, and --bits alone makes "
             "no other. Expected --compress, or another monitor, such as kl or default."
         )
-    from vinoreward.monitoring import Composite, Monitor, default_indicators
 
     knobs = {"bits": float(bits)} if chain is None else chain.knobs()
     setting = setting_of(knobs, pull_period)
@@ -199,14 +208,6 @@ def _strategy(
     knobs: Mapping[str, float],
     safer: Sequence[Mapping[str, Any]],
 ) -> Any:
-    from vinoreward.monitoring import (
-        AdaptiveSparsity,
-        Limit,
-        LinearAlpha,
-        Staged,
-        SwitchPrecision,
-        default_strategy,
-    )
 
     def above(bad: float, good: float) -> None:
         if not 0.0 <= good < bad:  # the other way round, a small divergence would be the bad one

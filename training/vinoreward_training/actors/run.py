@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.actor_learner.acting.evaluation import Evaluator
+from vinoreward.actor_learner.checkpoint import CHECKPOINT
 from vinoreward.errors import MissingExtraError, RunFolderError, install_command
 from vinoreward.files import write_bytes
 from vinoreward.policies.files import save_policy
@@ -198,7 +199,6 @@ def _conclude(
 
 
 def _say_stopped(config: ActorsConfig, owner: ActorLearner, folder: Path) -> None:
-    from vinoreward.actor_learner.checkpoint import CHECKPOINT
 
     if (folder / CHECKPOINT).is_file():
         print(f"\nStopped at step {owner.steps}; the checkpoint is written.")

@@ -8,9 +8,16 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_envs.camera.renderers import make_camera
+from vinoreward_envs.scene.hover import HoverScene
 from vinoreward_training.bench.network import scene_camera
 from vinoreward_training.bench.statistics import Row, interleaved, speed_row
+from vinoreward_training.classifier.fresh_scenes import category_of
 from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.data.capture_hover import draw, take
 
 SCENES = (
     "a quarter each success, near miss within 10 cm, far, and object removed or moved after arrival"
@@ -26,13 +33,6 @@ def camera_rows(config: BenchConfig) -> list[Row]:
     renderers agree: the rest of the difference is the simplified arm.
     """
     from tqdm import tqdm
-
-    from vinoreward.bundles.bundle import Bundle
-    from vinoreward.rewards.classifier import Classifier
-    from vinoreward_envs.camera.renderers import make_camera
-    from vinoreward_envs.scene.hover import HoverScene
-    from vinoreward_training.classifier.fresh_scenes import category_of
-    from vinoreward_training.data.capture_hover import draw, take
 
     bundle = Bundle.load(config.bundle)
     spec = scene_camera(bundle)
@@ -116,7 +116,6 @@ def decision_row(
     what: str, first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], goals: bool
 ) -> Row:
     """Return the row of the share of equal decisions, with its two-sided interval."""
-    from vinoreward.rewards.calibration import clopper_pearson
 
     equal = first == second
     same, count = int(equal.sum()), len(equal)

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.bench.network import scene_camera
 from vinoreward_training.bench.statistics import Row
+from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
+from vinoreward_training.classifier.fresh_scenes import evaluate_classifier, fresh_scenes
 from vinoreward_training.configs.bench import BenchConfig
 
 if TYPE_CHECKING:
@@ -23,10 +28,6 @@ def classifier_rows(config: BenchConfig) -> list[Row]:
 
     And pictures of a failing camera, of families that training shows and of others.
     """
-    from vinoreward.bundles.bundle import Bundle
-    from vinoreward.rewards.calibration import clopper_pearson
-    from vinoreward.rewards.classifier import Classifier
-    from vinoreward_training.classifier.fresh_scenes import evaluate_classifier, fresh_scenes
 
     bundle = Bundle.load(config.bundle)
     images, labels, categories = fresh_scenes(
@@ -82,9 +83,6 @@ def dead_camera_rows(
         images: (N, H, W, 3) uint8, scenes to damage.
         failures: numbers of those that are failures.
     """
-    from vinoreward.rewards.calibration import clopper_pearson
-    from vinoreward.rewards.classifier import Classifier
-    from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
 
     names = [*FAMILIES, *UNSEEN_FAMILIES]
     each = -(-3 * config.scenes // (2 * len(names)))

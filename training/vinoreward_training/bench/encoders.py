@@ -16,11 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 import vinoreward  # noqa: F401  (registers the environments)
+from vinoreward.backends.base import TensorSpec
+from vinoreward.backends.int8 import quantize_onnx
+from vinoreward.backends.registry import load_backend
+from vinoreward.backends.spec import NetworkSpec
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ModelNotFoundError
+from vinoreward.wrappers.encoded import EncodedObservation
+from vinoreward_envs.camera.pictures import resized
 from vinoreward_training.bench.env import Stepper
 from vinoreward_training.bench.network import one_thread
 from vinoreward_training.bench.probe import PROBE_LIMIT_MM, probe_rows
 from vinoreward_training.bench.statistics import Row, Timing, interleaved, speed_row
+from vinoreward_training.classifier.fresh_scenes import fresh_scenes
 from vinoreward_training.configs.bench import BenchConfig
 
 if TYPE_CHECKING:
@@ -38,7 +46,6 @@ Pictures = npt.NDArray[np.uint8]
 
 def encoder_bundle(config: BenchConfig) -> Bundle | None:
     """Return the encoder to measure, None where none of that name or folder is there."""
-    from vinoreward.bundles.bundle import Bundle
 
     with contextlib.suppress(ModelNotFoundError):
         return Bundle.load(config.encoder)
@@ -68,8 +75,6 @@ def encoders_rows(config: BenchConfig) -> list[Row]:
 
 def resized_scenes(count: int, seed: int, side: int) -> Pictures:
     """Return pictures of fresh hover scenes, ``(count, side, side, 3)``, resized by PIL."""
-    from vinoreward_envs.camera.pictures import resized
-    from vinoreward_training.classifier.fresh_scenes import fresh_scenes
 
     return np.stack([resized(picture, side, side) for picture in fresh_scenes(count, seed)[0]])
 
@@ -106,10 +111,6 @@ def _networks(folder: Path, side: int, pictures: Pictures) -> dict[str, Any]:
     import safetensors.torch
     import torch
 
-    from vinoreward.backends.base import TensorSpec
-    from vinoreward.backends.int8 import quantize_onnx
-    from vinoreward.backends.registry import load_backend
-    from vinoreward.backends.spec import NetworkSpec
     from vinoreward.encoders.vae import build_encoder
     from vinoreward_training.encoder.export import MEAN, STD, export_encoder
 
@@ -210,7 +211,6 @@ class EagerEncoding(gym.ObservationWrapper[Any, Any, Any]):
 
 def step_rows(config: BenchConfig, bundle: Bundle) -> list[Row]:
     """Time whole steps of the wrapped environment, and how much of them is the encoding."""
-    from vinoreward.wrappers.encoded import EncodedObservation
 
     what = f"{ENVIRONMENT} with the learned reward and the encoder {bundle.spec.name}"
     if bundle.spec.architecture is None or "model.safetensors" not in bundle.spec.files:

@@ -14,6 +14,7 @@ import gymnasium as gym
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.child_python import python_command
 from vinoreward.errors import RunFolderError
+from vinoreward_training.bench.network import one_thread
 from vinoreward_training.bench.statistics import Row, interleaved, speed_row
 from vinoreward_training.configs.bench import BenchConfig
 
@@ -41,7 +42,6 @@ class Stepper:
 
 def step_rows(config: BenchConfig) -> list[Row]:
     """Time a step of our default environment against the article's, and the oracle's."""
-    from vinoreward_training.bench.network import one_thread
 
     one_thread()
     with contextlib.ExitStack() as stack:

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_envs.constants import SUCCESS_DISTANCE, WORKSPACE_HIGH, WORKSPACE_LOW
+from vinoreward_envs.scene.hover import HoverScene
 from vinoreward_training.bench.network import scene_camera
 from vinoreward_training.bench.statistics import Row
+from vinoreward_training.classifier.fresh_scenes import fresh_scenes
 from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.data.capture_hover import CATEGORIES, draw, take
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
@@ -19,8 +26,6 @@ if TYPE_CHECKING:
 
 def boundary_pictures(config: BenchConfig, bundle: Bundle) -> npt.NDArray[np.uint8]:
     """Return ``config.scenes`` pictures, most of them with the gripper near the success radius."""
-    from vinoreward_envs.scene.hover import HoverScene
-    from vinoreward_training.data.capture_hover import CATEGORIES, draw, take
 
     scene = HoverScene(camera=scene_camera(bundle))
     pictures = []
@@ -41,7 +46,6 @@ def boundary_pictures(config: BenchConfig, bundle: Bundle) -> npt.NDArray[np.uin
 
 def _near_boundary(random: np.random.Generator, centre: tuple[float, float]) -> tuple[float, float]:
     """Draw a point of the workspace within 1.5 cm of the success radius around ``centre``."""
-    from vinoreward_envs.constants import SUCCESS_DISTANCE, WORKSPACE_HIGH, WORKSPACE_LOW
 
     while True:
         angle = random.uniform(0.0, 2.0 * math.pi)
@@ -64,7 +68,6 @@ def decide(
     bundle: Bundle, images: npt.NDArray[np.uint8], precision: str = "auto"
 ) -> tuple[npt.NDArray[np.bool_], float]:
     """Return the claims (N,) of a classifier and its share of second looks."""
-    from vinoreward.rewards.classifier import Classifier
 
     with Classifier(bundle, precision=precision) as classifier:
         claimed = classifier.compute_reward(images) > 0
@@ -73,8 +76,6 @@ def decide(
 
 def int8_rows(config: BenchConfig) -> list[Row]:
     """Count the decisions that INT8 changes near the boundary, with and without second looks."""
-    from vinoreward.bundles.bundle import Bundle
-    from vinoreward_training.classifier.fresh_scenes import fresh_scenes
 
     bundle = Bundle.load(config.bundle)
     what = "INT8 as the classifier uses it against FP32: decisions flipped on a boundary-rich set"
@@ -103,7 +104,6 @@ def int8_rows(config: BenchConfig) -> list[Row]:
 
 
 def _flips_row(what: str, before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> Row:
-    from vinoreward.rewards.calibration import clopper_pearson
 
     flips, frames = int((before != after).sum()), len(before)
     low, high = clopper_pearson(flips, frames, 0.95)

@@ -13,6 +13,11 @@ import gymnasium as gym
 import numpy as np
 
 import vinoreward  # noqa: F401  (registers the environments)
+from vinoreward.backends.base import TensorSpec
+from vinoreward.backends.openvino_core import shared_core
+from vinoreward.backends.registry import load_backend
+from vinoreward.backends.telemetry import import_openvino
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.wrappers.render_once import RenderOnce
 from vinoreward_training.bench.encoders import encoder_bundle, not_there
 from vinoreward_training.bench.env import Stepper
@@ -37,7 +42,6 @@ class DrawsAnew(gym.Wrapper[Any, Any, Any, Any]):
 
 def joint_rows(config: BenchConfig) -> list[Row]:
     """Time frames drawn once against twice, and two networks in one compiled graph."""
-    from vinoreward.bundles.bundle import Bundle
 
     encoder = encoder_bundle(config)
     if encoder is None:
@@ -82,7 +86,6 @@ def render_row(config: BenchConfig) -> Row:
 
 def graph_row(config: BenchConfig, classifier: Bundle, encoder: Bundle) -> Row:
     """Time classifier and encoder one after the other against one graph with both outputs."""
-    from vinoreward.backends.registry import load_backend
 
     networks = [bundle.network(precision(bundle)) for bundle in (classifier, encoder)]
     shapes = {network.input.shape for network in networks}
@@ -134,9 +137,6 @@ def joined(networks: list[NetworkSpec], folder: Path) -> NetworkSpec:
         networks: two, with their preprocessing inside, for pictures of one size.
         folder: where to.
     """
-    from vinoreward.backends.base import TensorSpec
-    from vinoreward.backends.openvino_core import shared_core
-    from vinoreward.backends.telemetry import import_openvino
 
     ov = import_openvino()
     core = shared_core(ov)

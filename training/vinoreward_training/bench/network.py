@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_envs import constants as c
+from vinoreward_envs.camera.pictures import camera_spec
+from vinoreward_envs.camera.renderers import make_camera
+from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.constants import FIXED_OBJECT
+from vinoreward_envs.scene.hover import HoverScene
 from vinoreward_training.bench.statistics import Row, interleaved, speed_row
+from vinoreward_training.classifier.fresh_scenes import fresh_scenes
 from vinoreward_training.configs.bench import BenchConfig
 
 if TYPE_CHECKING:
@@ -28,7 +37,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 def scene_camera(bundle: Bundle, renderer: Any = "fast") -> CameraSpec:
     """Return the camera whose pictures the bundle was trained on, drawn by ``renderer``."""
-    from vinoreward_envs.camera.pictures import camera_spec
 
     return camera_spec(renderer, None, None, bundle)
 
@@ -42,7 +50,6 @@ def one_thread() -> None:
 
 def backends_rows(config: BenchConfig) -> list[Row]:
     """Time one picture on every backend and precision, against eager PyTorch."""
-    from vinoreward.bundles.bundle import Bundle
 
     one_thread()
     bundle = Bundle.load(config.bundle)
@@ -89,8 +96,6 @@ def backends_rows(config: BenchConfig) -> list[Row]:
 
 def _as_used_row(config: BenchConfig, bundle: Bundle, size: str) -> Row:
     """Time the classifier as users get it, second looks included, on pictures of fresh scenes."""
-    from vinoreward.rewards.classifier import Classifier
-    from vinoreward_training.classifier.fresh_scenes import fresh_scenes
 
     pictures = fresh_scenes(FRESH_PICTURES, config.seed, camera=scene_camera(bundle))[0]
     with Classifier(bundle, backend="torch") as eager, Classifier(bundle) as ours:
@@ -134,9 +139,6 @@ def article_path(joints: npt.NDArray[Any], pose: npt.NDArray[Any]) -> Callable[[
     from PIL import Image
 
     from vinoreward.backends.torch_networks import build
-    from vinoreward_envs import constants as c
-    from vinoreward_envs.camera.renderers import make_camera
-    from vinoreward_envs.camera.spec import CameraSpec
 
     camera = make_camera(
         CameraSpec(height=c.ARTICLE_HEIGHT, width=c.ARTICLE_WIDTH, renderer="tiny", mesh="full")
@@ -160,10 +162,6 @@ def article_path(joints: npt.NDArray[Any], pose: npt.NDArray[Any]) -> Callable[[
 
 def reward_path_rows(config: BenchConfig) -> list[Row]:
     """Time render, preprocess and inference: ours against the article's, for the same pose."""
-    from vinoreward.bundles.bundle import Bundle
-    from vinoreward.rewards.classifier import Classifier
-    from vinoreward_envs.constants import FIXED_OBJECT
-    from vinoreward_envs.scene.hover import HoverScene
 
     one_thread()
     bundle = Bundle.load(config.bundle)

@@ -18,8 +18,10 @@ from vinoreward_training.bench.train import (
     train_to_solved,
 )
 from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.policy.evaluate import evaluate
 from vinoreward_training.policy.files import load_policy
+from vinoreward_training.runs.settings import resolve
 from vinoreward_training.tasks.environments import make_env
 
 GOAL = 0.9
@@ -35,8 +37,6 @@ CNN_LEARNING_RATE = 3e-4
 
 def overhead_pixels_rows(config: BenchConfig) -> list[Row]:
     """Compare training wall time: encoder and learned reward over true state and oracle reward."""
-    from vinoreward_training.configs.train import TrainConfig
-    from vinoreward_training.runs.settings import resolve
 
     what = (
         f"training wall time per step with encoder and learned reward ({ENVIRONMENT}) over oracle "

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.encoders.encoder import Encoder
+from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.scene.hover import HoverScene
 from vinoreward_training.bench.network import scene_camera
 from vinoreward_training.bench.statistics import Row
+from vinoreward_training.classifier.fresh_scenes import fresh_frames
 from vinoreward_training.configs.bench import BenchConfig
 from vinoreward_training.data.capture_hover import HoverFrame, hover_frame
 from vinoreward_training.encoder.probe import ProbeError, fit_places, judge_places
@@ -30,8 +34,6 @@ Floats = npt.NDArray[np.float32]
 
 def probe_rows(config: BenchConfig, bundle: Bundle) -> list[Row]:
     """Read gripper and object from the latent by a linear map; say how far off it is."""
-    from vinoreward.encoders.encoder import Encoder
-    from vinoreward_training.classifier.fresh_scenes import fresh_frames
 
     camera = scene_camera(bundle)
     fitted = captured_frames(PROBE_FRAMES, config.seed, camera)
@@ -59,8 +61,6 @@ def probe_rows(config: BenchConfig, bundle: Bundle) -> list[Row]:
 
 def captured_frames(count: int, seed: int, camera: CameraSpec | None) -> list[HoverFrame]:
     """Draw frames as a capture of that seed does."""
-    from vinoreward_envs.camera.spec import CameraSpec
-    from vinoreward_envs.scene.hover import HoverScene
 
     scene = HoverScene(camera=camera or CameraSpec())
     try:

@@ -14,11 +14,21 @@ import numpy as np
 
 from vinoreward.errors import ConfigError
 from vinoreward.files import atomic_path, write_json
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.bench.env import Stepper
+from vinoreward_training.bench.network import one_thread
 from vinoreward_training.bench.statistics import quartiles
 from vinoreward_training.configs.profile import ProfileConfig
+from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.next_command import actions_of, after_profile, algorithm_for
 from vinoreward_training.runs.run_folder import RunFolder
+from vinoreward_training.tasks.environments import (
+    dependencies_named,
+    has_own_reward,
+    make_env,
+    not_importable,
+)
 
 PARTS = ("motion", "render", "preprocess", "infer", "other", "learner")
 Step = Callable[[], object]
@@ -102,7 +112,6 @@ def hover_samples(config: ProfileConfig, learn: Step | None = None) -> list[Mapp
     import gymnasium as gym
 
     import vinoreward  # noqa: F401  (registers the environments)
-    from vinoreward_training.bench.env import Stepper
 
     arguments: dict[str, Any] = {"backend": config.backend, "precision": config.precision}
     if config.bundle is not None:
@@ -125,10 +134,6 @@ def hover_samples(config: ProfileConfig, learn: Step | None = None) -> list[Mapp
 def foreign_samples(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:
     """Step any other environment, then render and judge its picture."""
     import gymnasium as gym
-
-    from vinoreward.rewards.classifier import Classifier
-    from vinoreward_training.bench.env import Stepper
-    from vinoreward_training.tasks.environments import not_importable
 
     if config.bundle is None:
         raise ConfigError(
@@ -187,9 +192,6 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
     Raises:
         ConfigError: neither learns with such actions.
     """
-    from vinoreward_training.bench.network import one_thread
-    from vinoreward_training.policy.checkpoint import build_model
-    from vinoreward_training.tasks.environments import has_own_reward, make_env
 
     one_thread()
     # The reward plays no part in the time, so the cheapest one fills the buffer.
@@ -209,7 +211,6 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
 
 def run(config: ProfileConfig) -> int:
     """Measure, print the table and the bound, write JSON and the bar; return 0."""
-    from vinoreward_training.tasks.environments import dependencies_named, has_own_reward
 
     if config.steps < 1:
         raise ConfigError(f"steps is {config.steps}. Expected at least 1.")

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
+from vinoreward_training.bench.network import one_thread
 from vinoreward_training.bench.statistics import Row, paired_ratio, quartiles
 from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.policy.checkpoint import build_model
+from vinoreward_training.policy.train import train
+from vinoreward_training.runs.settings import resolve
 
 if TYPE_CHECKING:
     from vinoreward_training.configs.train import TrainConfig
@@ -68,8 +73,6 @@ def train_to_solved(
     number decides, on seeds that no other evaluation uses. Evaluations are not in the seconds. A
     run that was stopped goes on from its checkpoint, its seconds with it.
     """
-    from vinoreward_training.configs.train import TrainConfig
-    from vinoreward_training.policy.train import train
 
     result = train(
         TrainConfig(
@@ -174,8 +177,6 @@ def solve_random_rows(config: BenchConfig) -> list[Row]:
 
 def overhead_rows(config: BenchConfig) -> list[Row]:
     """Compare training wall time with the learned and the oracle reward, same seeds, in turns."""
-    from vinoreward_training.configs.train import TrainConfig
-    from vinoreward_training.runs.settings import resolve
 
     def made(backend: str) -> gym.Env[Any, Any]:
         return gym.make("PandaHover-v0", backend=backend, bundle=config.bundle)
@@ -251,8 +252,6 @@ def train_seconds(env: gym.Env[Any, Any], settled: TrainConfig, seed: int) -> tu
         settled: says which learner and how many steps.
         seed: of both.
     """
-    from vinoreward_training.bench.network import one_thread
-    from vinoreward_training.policy.checkpoint import build_model
 
     one_thread()
     steps = settled.timesteps or 1

@@ -6,9 +6,14 @@ from dataclasses import asdict
 
 import numpy as np
 
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_envs.camera.pictures import resized, size_before_crop
 from vinoreward_training.bench.statistics import Row
 from vinoreward_training.bench.train import Training, seeds_note, told, train_to_solved
+from vinoreward_training.classifier.fresh_scenes import evaluate_classifier, fresh_scenes
 from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.data.capture import article_camera
 
 ARTICLE_SCENES = 400
 """Scenes drawn as the article draws them: a few megabytes each, and enough to judge fairness."""
@@ -74,11 +79,6 @@ def article_row(config: BenchConfig, bundle: str) -> Row:
     The fast camera draws them, at 960x720 and with full meshes: within 0.1 grey levels of
     TinyRenderer once they are resized, and fifteen times sooner.
     """
-    from vinoreward.bundles.bundle import Bundle
-    from vinoreward.rewards.classifier import Classifier
-    from vinoreward_envs.camera.pictures import resized, size_before_crop
-    from vinoreward_training.classifier.fresh_scenes import evaluate_classifier, fresh_scenes
-    from vinoreward_training.data.capture import article_camera
 
     loaded = Bundle.load(bundle)
     scenes = min(config.scenes, ARTICLE_SCENES)

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.backends.base import TensorSpec
+from vinoreward.backends.export import export_onnx
+from vinoreward.backends.registry import load_backend
+from vinoreward.backends.spec import NetworkSpec
+from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.schema import BundleSpec, Decision, Picture
 from vinoreward.errors import OutputError
+from vinoreward.rewards.calibration import clopper_pearson, temperature, threshold_for_fpr
 from vinoreward_training.classifier import model_card
 from vinoreward_training.classifier.dead_camera import held_out
 from vinoreward_training.classifier.evaluation import (
@@ -31,6 +38,7 @@ from vinoreward_training.classifier.evaluation import (
 from vinoreward_training.data.dataset import SPLIT, Dataset
 from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.runs.next_command import after_bundle, origin
+from vinoreward_training.runs.report import Section, write_report
 
 if TYPE_CHECKING:
     from vinoreward.backends.torch_networks import WithPreprocess
@@ -52,10 +60,6 @@ def _export(inner: WithPreprocess, path: Path, dataset: Dataset) -> float:
     Raises:
         OutputError: the exported network does not compute what was trained.
     """
-    from vinoreward.backends.base import TensorSpec
-    from vinoreward.backends.export import export_onnx
-    from vinoreward.backends.registry import load_backend
-    from vinoreward.backends.spec import NetworkSpec
     from vinoreward_training.classifier.training import predict
 
     height, width = dataset.images.shape[1:3]
@@ -128,8 +132,6 @@ def _evaluate(
     The dead-camera frames ``dead`` of (validation, test) are counted apart: among the failures they
     would dilute the false-positive rate, as they are easy. They only raise the threshold.
     """
-    from vinoreward.bundles.schema import Decision
-    from vinoreward.rewards.calibration import clopper_pearson, temperature, threshold_for_fpr
 
     _, validation, test = parts
     labels = dataset.labels
@@ -251,11 +253,8 @@ def make_bundle(
     """
     from safetensors.torch import save as safetensors_bytes
 
-    from vinoreward.bundles.save import save_bundle
-    from vinoreward.bundles.schema import BundleSpec, Picture
     from vinoreward_training.classifier.training import predict
     from vinoreward_training.classifier.weights import RECORD
-    from vinoreward_training.runs.report import Section, write_report
 
     held = np.concatenate(parts[1:])
     logits = np.zeros((len(dataset.labels), 2))  # of training frames never read

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import UselessClassifierError
+from vinoreward.rewards.calibration import clopper_pearson, negatives_needed
 
 if TYPE_CHECKING:
     from vinoreward.rewards.calibration import Threshold
@@ -107,7 +108,6 @@ class Rates:
 
 def rates(decisions: npt.NDArray[np.bool_], labels: Labels) -> Rates:
     """Count decisions (N,) bool against labels (N,) with 1 = success."""
-    from vinoreward.rewards.calibration import clopper_pearson
 
     success = labels == 1
     tp, fp = int((decisions & success).sum()), int((decisions & ~success).sum())
@@ -228,7 +228,6 @@ def judge(
             validation successes are claimed.
         falling: whether the validation loss was still falling when training ended.
     """
-    from vinoreward.rewards.calibration import clopper_pearson, negatives_needed
 
     positives = test.true_positives + test.false_negatives
     negatives = test.false_positives + test.true_negatives

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.errors import ConfigError, TooFewNegativesError
+from vinoreward.rewards.calibration import negatives_needed
+from vinoreward_envs.constants import SUCCESS_DISTANCE
+from vinoreward_training.classifier.bundle import make_bundle
 from vinoreward_training.configs.finetune import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.runs.machine import cores
@@ -58,7 +62,6 @@ def _train(
     from torch.utils.tensorboard import SummaryWriter
     from tqdm import tqdm
 
-    from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD
     from vinoreward.backends.torch_networks import WithPreprocess, build
     from vinoreward_training.classifier.training import (
         ChannelsLast,
@@ -124,7 +127,6 @@ def _train(
 
 
 def _success_distance() -> float:
-    from vinoreward_envs.constants import SUCCESS_DISTANCE
 
     return SUCCESS_DISTANCE
 
@@ -141,7 +143,6 @@ def run(config: FinetuneConfig) -> int:
             that these data hold out.
         TooFewNegativesError: too few failures for the target.
     """
-    from vinoreward_training.classifier.bundle import make_bundle
     from vinoreward_training.classifier.weights import record_of
 
     config = resumed(config)
@@ -185,7 +186,6 @@ def _before(
 
 def _enough(config: FinetuneConfig, dataset: Dataset, validation: npt.NDArray[np.int64]) -> None:
     """Refuse before training what cannot be claimed after it."""
-    from vinoreward.rewards.calibration import negatives_needed
 
     needed = negatives_needed(config.target_fpr)
     found = int((dataset.labels[validation] == 0).sum())

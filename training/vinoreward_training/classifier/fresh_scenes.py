@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.scene.hover import HoverScene
 from vinoreward_training.classifier.evaluation import Rates, per_category, rates
 from vinoreward_training.data.capture_hover import HoverFrame, draw, take
 
@@ -30,8 +32,6 @@ def category_of(index: int) -> str:
 
 def fresh_frames(count: int, seed: int, *, camera: CameraSpec | None = None) -> list[HoverFrame]:
     """Draw scenes for evaluation, with their places; the same as :func:`fresh_scenes`."""
-    from vinoreward_envs.camera.spec import CameraSpec
-    from vinoreward_envs.scene.hover import HoverScene
 
     scene = HoverScene(camera=camera or CameraSpec())
     try:

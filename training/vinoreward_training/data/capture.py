@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.picture_files import read_picture
+from vinoreward.rewards.calibration import negatives_needed, rate_supported
 from vinoreward.success import Truth
+from vinoreward_envs.camera.pictures import resized
+from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEIGHT, PICTURE_WIDTH
+from vinoreward_envs.scene.hover import HoverScene
 from vinoreward_training.configs.capture import CaptureConfig
+from vinoreward_training.data.capture_hover import hover_frame
 from vinoreward_training.data.capture_play import Balance, RandomPlay
 from vinoreward_training.data.capture_table import Table, make_row
 from vinoreward_training.data.dataset import HELD_OUT_SHARES
@@ -22,6 +28,13 @@ from vinoreward_training.data.dataset_files import ABOUT, METADATA, read_about, 
 from vinoreward_training.runs.next_command import actions_of, after_capture, again
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import resumed
+from vinoreward_training.tasks.environments import (
+    dependencies_named,
+    is_hover,
+    naming,
+    not_importable,
+    takes_hover_arguments,
+)
 
 if TYPE_CHECKING:
     from vinoreward_envs.camera.spec import CameraSpec
@@ -33,8 +46,6 @@ def _hover(
     config: CaptureConfig, scene: Any, env: Any, spec: Mapping[str, Any], table: Table
 ) -> Iterator[int]:
     """Place arm and object in a scene, or in an environment that has one."""
-    from vinoreward_envs.camera.pictures import resized
-    from vinoreward_training.data.capture_hover import hover_frame
 
     done = {int(row["episode"]) for row in table.rows.values()}
     for index in range(config.frames):
@@ -77,14 +88,11 @@ def _played(config: CaptureConfig, env: Any, truth: Truth, table: Table) -> Iter
 
 def article_camera(renderer: Literal["fast", "tiny"] = "fast") -> CameraSpec:
     """Return the camera of the article's setting: 960x720, full meshes."""
-    from vinoreward_envs.camera.spec import CameraSpec
-    from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH
 
     return CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer=renderer, mesh="full")
 
 
 def _size(config: CaptureConfig) -> tuple[int, int]:
-    from vinoreward_envs.constants import PICTURE_HEIGHT, PICTURE_WIDTH
 
     return config.height or PICTURE_HEIGHT, config.width or PICTURE_WIDTH
 
@@ -104,12 +112,6 @@ def _hover_options(config: CaptureConfig) -> dict[str, Any]:
 def _make(config: CaptureConfig) -> Any:
     import gymnasium
     from gymnasium.error import Error
-
-    from vinoreward_training.tasks.environments import (
-        is_hover,
-        not_importable,
-        takes_hover_arguments,
-    )
 
     options: dict[str, Any] = {"render_mode": "rgb_array"}
     try:
@@ -139,12 +141,9 @@ def _make(config: CaptureConfig) -> Any:
 
 def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     """Return (scene or None, environment or None, what draws the pictures)."""
-    from vinoreward_training.tasks.environments import is_hover
 
     env = _make(config)
     if config.fidelity == "article":
-        from vinoreward_envs.scene.hover import HoverScene
-
         env.close()
         spec = article_camera(config.renderer or "fast")
         height, width = _size(config)
@@ -244,8 +243,6 @@ def run(config: CaptureConfig) -> int:
     """
     from tqdm import tqdm
 
-    from vinoreward_training.tasks.environments import dependencies_named, naming
-
     config = resumed(config)
     _check(config)
     line = again("capture", config.out, *naming(config.env))
@@ -293,7 +290,6 @@ def run(config: CaptureConfig) -> int:
 
 def _summary(config: CaptureConfig, table: Table) -> str:
     """Return what was captured, and the error rate that it can support."""
-    from vinoreward.rewards.calibration import negatives_needed, rate_supported
 
     free = shutil.disk_usage(config.out).free / 1e9
     episodes = table.episodes("failure")

@@ -8,6 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.classifier.evaluation import average_precision
+from vinoreward_training.classifier.fresh_scenes import evaluate_classifier, fresh_scenes
+from vinoreward_training.demo.plan import SHIPPED
+
 SIGNIFICANCE = 0.05
 
 
@@ -23,10 +29,6 @@ def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
         plain data: ``rows`` (one per quantity), ``categories`` (one per kind of scene),
         ``verdict`` and ``claim`` (sentences).
     """
-    from vinoreward.rewards.classifier import Classifier
-    from vinoreward_training.classifier.evaluation import average_precision
-    from vinoreward_training.classifier.fresh_scenes import evaluate_classifier, fresh_scenes
-    from vinoreward_training.demo.plan import SHIPPED
 
     images, labels, categories = fresh_scenes(count, seed)
     columns: dict[str, dict[str, str]] = {}
@@ -98,7 +100,6 @@ def claim_sentence(chosen: dict[str, Any], false_positives: int, failures: int) 
         false_positives: among the fresh scenes.
         failures: among the fresh scenes.
     """
-    from vinoreward.rewards.calibration import clopper_pearson
 
     if "target_fpr" not in chosen:
         return "The bundle does not say what its threshold was chosen for."

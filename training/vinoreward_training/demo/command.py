@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vinoreward_training.configs.demo import DemoConfig
+from vinoreward_training.demo import stages
+from vinoreward_training.demo.plan import check_same, make_plan
+from vinoreward_training.demo.report import report
 from vinoreward_training.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -23,9 +26,6 @@ def run(config: DemoConfig) -> int:
         ConfigError: a setting that cannot work, or the folder holds a demo with other settings.
         KeyboardInterrupt: Ctrl-C; the same command continues.
     """
-    from vinoreward_training.demo import stages
-    from vinoreward_training.demo.plan import check_same, make_plan
-    from vinoreward_training.demo.report import report
 
     # Before torch is loaded: on a machine that does other things too, threads that wait by spinning
     # take the time of those they wait for.

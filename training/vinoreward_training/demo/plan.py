@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, ModelNotFoundError, RunFolderError
+from vinoreward.rewards.calibration import negatives_needed
+from vinoreward_training.data.dataset import HELD_OUT_SHARES
 
 if TYPE_CHECKING:
     from vinoreward_training.configs.demo import DemoConfig
@@ -93,7 +96,6 @@ def make_plan(config: DemoConfig) -> Plan:
 
 def _start(config: DemoConfig) -> tuple[Path | None, str, str]:
     """Return (weights, architecture, what that is in words)."""
-    from vinoreward.bundles.bundle import Bundle
 
     if config.from_scratch:
         return None, "squeezenet1_1", "random weights (--from-scratch)"
@@ -115,8 +117,6 @@ def _start(config: DemoConfig) -> tuple[Path | None, str, str]:
 
 
 def _check(config: DemoConfig, frames: int, epochs: int) -> None:
-    from vinoreward.rewards.calibration import negatives_needed
-    from vinoreward_training.data.dataset import HELD_OUT_SHARES
 
     small = {"epochs": epochs, "episodes": config.episodes, "scenes": config.scenes // 8}
     for name, value in small.items():

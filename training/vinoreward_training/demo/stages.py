@@ -12,12 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import QuantizationRefusedError, RunFolderError, UselessClassifierError
 from vinoreward.files import write_json
+from vinoreward_training.classifier.finetune import USELESS
+from vinoreward_training.classifier.finetune import run as run_finetune
 from vinoreward_training.configs.capture import CaptureConfig
 from vinoreward_training.configs.finetune import FinetuneConfig
+from vinoreward_training.configs.play import PlayConfig
 from vinoreward_training.configs.quantize import QuantizeConfig
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.data.capture import run as run_capture
+from vinoreward_training.demo.check import compare
 from vinoreward_training.demo.plan import CAPTURE_SEED, Plan
+from vinoreward_training.play.command import play as play_policy
+from vinoreward_training.policy.train import train as train_policy
+from vinoreward_training.quantize.command import run as run_quantize
 from vinoreward_training.runs.machine import usable_cores
 
 if TYPE_CHECKING:
@@ -175,9 +185,7 @@ def _started(folder: Path) -> bool:
 
 def capture(plan: Plan, places: Places) -> Facts:
     """Take the pictures."""
-    from vinoreward_training.data import capture
-
-    capture.run(
+    run_capture(
         CaptureConfig(
             out=places.data,
             frames=plan.frames,
@@ -190,9 +198,7 @@ def capture(plan: Plan, places: Places) -> Facts:
 
 def finetune(plan: Plan, places: Places) -> Facts:
     """Train the classifier."""
-    from vinoreward_training.classifier import finetune
-
-    status = finetune.run(
+    status = run_finetune(
         FinetuneConfig(
             data=places.data,
             out=places.classifier,
@@ -208,7 +214,7 @@ def finetune(plan: Plan, places: Places) -> Facts:
             resume=_started(places.classifier),
         )
     )
-    if status == finetune.USELESS:
+    if status == USELESS:
         raise UselessClassifierError(
             f"the demo's classifier in {places.bundle} is useless, as said above. Expected one "
             "that claims successes; ask for more --frames or --epochs in another folder."
@@ -218,11 +224,8 @@ def finetune(plan: Plan, places: Places) -> Facts:
 
 def quantize(places: Places) -> Facts:
     """Add INT8; a refusal is a result too."""
-    from vinoreward.bundles.bundle import Bundle
-    from vinoreward_training.quantize import command as quantize
-
     try:
-        quantize.run(QuantizeConfig(bundle=places.bundle, data=places.data))
+        run_quantize(QuantizeConfig(bundle=places.bundle, data=places.data))
     except QuantizationRefusedError as error:
         # The gate did what it is for. Training goes on with FP32, and the report says so.
         print(f"INT8 refused, going on with FP32: {error}")
@@ -239,8 +242,6 @@ def quantize(places: Places) -> Facts:
 
 def check(config: DemoConfig, places: Places) -> Facts:
     """Compare the classifier with the shipped one on scenes that neither has seen."""
-    from vinoreward_training.demo.check import compare
-
     print(f"{config.scenes} fresh scenes, judged by the shipped and by this demo's classifier …")
     found = compare(places.bundle, config.scenes, SCENES_SEED + config.seed)
     for row in found["rows"]:
@@ -252,10 +253,7 @@ def check(config: DemoConfig, places: Places) -> Facts:
 
 def train(config: DemoConfig, places: Places) -> Facts:
     """Train the policy."""
-    from vinoreward_training.configs.train import TrainConfig
-    from vinoreward_training.policy.train import train
-
-    result = train(
+    result = train_policy(
         TrainConfig(
             out=places.policy,
             env=config.env,
@@ -271,8 +269,5 @@ def train(config: DemoConfig, places: Places) -> Facts:
 
 def play(config: DemoConfig, places: Places) -> Facts:
     """Film and count."""
-    from vinoreward_training.configs.play import PlayConfig
-    from vinoreward_training.play.command import play
-
-    found = play(PlayConfig(run=places.policy, episodes=config.episodes)).evaluation
+    found = play_policy(PlayConfig(run=places.policy, episodes=config.episodes)).evaluation
     return {"true": str(found.true), "claimed": str(found.claimed)}

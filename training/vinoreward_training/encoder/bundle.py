@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.parts import Encoding
+from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.schema import BundleSpec, Picture
 from vinoreward_training.classifier.bundle import versions
 from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.data.frames import Frames, Indices
 from vinoreward_training.encoder import card as vae_card
 from vinoreward_training.encoder.probe import ProbeError, probe_places
 from vinoreward_training.runs.next_command import origin
+from vinoreward_training.runs.report import Section, write_report
 
 if TYPE_CHECKING:
     from torch import nn
@@ -147,12 +151,8 @@ def make_bundle(
     """Measure, export and write bundle and report; return what was measured."""
     from safetensors.torch import save as safetensors_bytes
 
-    from vinoreward.bundles.parts import Encoding
-    from vinoreward.bundles.save import save_bundle
-    from vinoreward.bundles.schema import BundleSpec, Picture
     from vinoreward_training.encoder.apply import encode
     from vinoreward_training.encoder.export import MEAN, STD, export_decoder, export_encoder
-    from vinoreward_training.runs.report import Section, write_report
 
     test = parts[2]
     found = measure(vae, frames, parts)

@@ -9,7 +9,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from vinoreward.backends.base import TensorSpec
+from vinoreward.backends.export import export_onnx, quiet_exporter
+from vinoreward.backends.registry import load_backend
+from vinoreward.backends.spec import NetworkSpec
 from vinoreward.errors import OutputError
+from vinoreward.files import atomic_path
 
 MEAN = STD = (0.5, 0.5, 0.5)
 """Of the encoder's input, in units of 0 to 1: it sees pictures from -1 to 1."""
@@ -28,10 +33,6 @@ def export_encoder(encoder: nn.Module, path: Path, images: npt.NDArray[np.uint8]
     Raises:
         OutputError: the exported network does not compute what was trained.
     """
-    from vinoreward.backends.base import TensorSpec
-    from vinoreward.backends.export import export_onnx
-    from vinoreward.backends.registry import load_backend
-    from vinoreward.backends.spec import NetworkSpec
     from vinoreward_training.encoder.apply import encode
 
     expected = np.concatenate(encode(encoder, images), axis=1)
@@ -63,8 +64,6 @@ def _with_preprocess(encoder: nn.Module) -> nn.Module:
 
 def export_decoder(decoder: nn.Module, path: Path, latent_size: int) -> None:
     """Write the decoder as ONNX: ``latent`` (N, D) float32 to ``pictures`` (N, 3, H, W), 0 to 1."""
-    from vinoreward.backends.export import quiet_exporter
-    from vinoreward.files import atomic_path
 
     decoder = decoder.to(memory_format=torch.contiguous_format).eval()
     with atomic_path(path) as part, quiet_exporter(), torch.no_grad():

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, PictureMismatchError, VinorewardError
 from vinoreward_training.configs.import_encoder import ImportEncoderConfig
 from vinoreward_training.data.dataset_files import read_about
+from vinoreward_training.data.frames import LOWEST_COUNT, load_frames
 from vinoreward_training.encoder.bundle import bounds
 from vinoreward_training.runs.next_command import after_bundle, origin
 
@@ -123,7 +125,6 @@ def with_measured_bounds(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Bun
     Raises:
         ConfigError: the bundle is not of an encoder.
     """
-    from vinoreward.bundles.bundle import Bundle
 
     encoding, size = bundle.spec.encoding, bundle.spec.latent_size
     if encoding is None or size is None:
@@ -155,7 +156,6 @@ def _from_there(bundle: Bundle, pictures: Path) -> Bundle:
 
 def _typical(config: ImportEncoderConfig, bundle: Bundle) -> npt.NDArray[np.uint8]:
     """Return typical pictures (N, h, w, 3) uint8; the bundle crops and resizes them."""
-    from vinoreward_training.data.frames import LOWEST_COUNT, load_frames
 
     picture = bundle.spec.picture
     # A few as they are, to see their size; many large ones would fill the memory.
@@ -195,7 +195,6 @@ def _check_aspect(
 
 def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
     """Return the bundle in memory; a module is exported to ``onnx_path``."""
-    from vinoreward.bundles.bundle import Bundle
 
     facts: dict[str, Any] = {
         "posterior": config.posterior,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward_training.configs.train_vae import TrainVaeConfig
 from vinoreward_training.data.frames import (
@@ -15,6 +16,8 @@ from vinoreward_training.data.frames import (
     load_frames,
     split_frames,
 )
+from vinoreward_training.encoder.bundle import make_bundle
+from vinoreward_training.encoder.rollout import rollout_frames
 from vinoreward_training.runs.machine import cores
 from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_train
 from vinoreward_training.runs.run_folder import RunFolder
@@ -62,7 +65,6 @@ def _check(config: TrainVaeConfig) -> None:
 def _frames(config: TrainVaeConfig) -> Frames:
     if config.data is not None:
         return load_frames(config.data, size=config.size, limit=config.frames)
-    from vinoreward_training.encoder.rollout import rollout_frames
 
     return rollout_frames(
         str(config.env), config.frames or ROLLOUT_FRAMES, size=config.size, seed=config.seed
@@ -134,8 +136,6 @@ def _train(
 
 def run(config: TrainVaeConfig) -> int:
     """Collect frames, train, measure, export and save the bundle; return 0."""
-    from vinoreward.bundles.bundle import Bundle
-    from vinoreward_training.encoder.bundle import make_bundle
 
     config = resumed(config)
     _check(config)

@@ -18,6 +18,8 @@ from vinoreward.errors import ConfigError, MissingDisplayError
 from vinoreward.files import refuse_links, write_json
 from vinoreward.success import Truth
 from vinoreward_training.configs.play import PlayConfig
+from vinoreward_training.play.actors_run import MOST_FRAMES, is_of_actors, open_model
+from vinoreward_training.play.film import Filmer, check_film_path, save_film
 from vinoreward_training.policy.evaluate import (
     Evaluation,
     Moment,
@@ -25,6 +27,7 @@ from vinoreward_training.policy.evaluate import (
     evaluate,
     rate_row,
 )
+from vinoreward_training.policy.files import load_policy, read_description
 from vinoreward_training.runs.next_command import after_play
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import plain
@@ -80,7 +83,6 @@ def play(config: PlayConfig) -> PlayResult:
         ModelCorruptError: the policy cannot be read or does not fit the environment.
         RunFolderError: the folder holds a link out of it, or cannot be written.
     """
-    from vinoreward_training.play.film import Filmer, check_film_path, save_film
 
     filmed = 0 if config.human else min(config.film, config.episodes)
     if config.film < 0 or config.episodes < 1:
@@ -119,7 +121,6 @@ def play(config: PlayConfig) -> PlayResult:
 
 def _open(config: PlayConfig, filmed: int, stack: contextlib.ExitStack) -> _Opened:
     """Return what a run's kind needs; the stack closes it."""
-    from vinoreward_training.play.actors_run import MOST_FRAMES, is_of_actors, open_model
 
     mode = "human" if config.human else "rgb_array" if filmed else None
     if is_of_actors(config.run):
@@ -127,7 +128,6 @@ def _open(config: PlayConfig, filmed: int, stack: contextlib.ExitStack) -> _Open
         filmed = 0 if found.unfilmed else filmed
         description = dict(found.description)
         return _Opened(found.env, found, description, filmed, found.unfilmed, MOST_FRAMES)
-    from vinoreward_training.policy.files import load_policy, read_description
 
     description = read_description(config.run)
     if config.compressed:

@@ -13,6 +13,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vinoreward.errors import ConfigError, MissingExtraError, install_command
 from vinoreward.files import atomic_path
+from vinoreward_envs.camera.renderers import make_camera
+from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_training.policy.evaluate import Moment
 
 FILM_WIDTH = 480
@@ -97,9 +99,6 @@ class Filmer:
     def _large_picture(self, scene: Any) -> NDArray[np.uint8]:
         """Photograph the very same scene larger than the classifier sees it."""
         if self._camera is None:
-            from vinoreward_envs.camera.renderers import make_camera
-            from vinoreward_envs.camera.spec import CameraSpec
-
             height, width = scene.camera_spec.height, scene.camera_spec.width
             factor = max(1, round(FILM_WIDTH / width))
             self._camera = make_camera(

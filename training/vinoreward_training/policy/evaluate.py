@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
+from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.success import Truth, claim_of
 
 
@@ -84,7 +85,6 @@ class Moment:
 
 def rate(successes: int, trials: int, confidence: float = 0.95) -> Rate:
     """Return a rate with its two-sided Clopper-Pearson interval."""
-    from vinoreward.rewards.calibration import clopper_pearson
 
     low, high = clopper_pearson(successes, trials, confidence)
     return Rate(successes, trials, float(low), float(high))

@@ -12,8 +12,10 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import MissingExtraError, install_command
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.policy.checkpoint import build_model, policy_for, restore_checkpoint
 from vinoreward_training.policy.evaluate import Evaluation, Rate
-from vinoreward_training.policy.files import read_description
+from vinoreward_training.policy.files import read_description, save_policy
+from vinoreward_training.policy.train_report import write_summary
 from vinoreward_training.runs.next_command import again, command
 from vinoreward_training.runs.run_folder import RunFolder, plain
 from vinoreward_training.runs.settings import resolve, settle_encoder
@@ -87,9 +89,6 @@ def train(config: TrainConfig) -> TrainResult:
 
 def _train(config: TrainConfig, folder: Path) -> TrainResult:
     from vinoreward_training.policy.callbacks import RunCallback, TrainingStopped, interruptible
-    from vinoreward_training.policy.checkpoint import build_model, restore_checkpoint
-    from vinoreward_training.policy.files import save_policy
-    from vinoreward_training.policy.train_report import write_summary
 
     total = config.timesteps or 0
     env, evaluation_env = _make(config), _make(config)
@@ -166,7 +165,6 @@ def _make(config: TrainConfig) -> Any:
 
 
 def _say_policy(config: TrainConfig, env: gym.Env[Any, Any]) -> None:
-    from vinoreward_training.policy.checkpoint import policy_for
 
     if config.encoder is not None:
         size = (env.observation_space.shape or (0,))[0]

@@ -13,10 +13,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.backends.int8 import quantize_onnx
+from vinoreward.backends.registry import load_backend
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import find, known_names
+from vinoreward.bundles.save import add_int8
+from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
+from vinoreward.rewards.classifier import success_log_odds
+from vinoreward.rewards.second_look import logit
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs.quantize import QuantizeConfig
 from vinoreward_training.data.dataset import SPLIT, Dataset, load_dataset, split_by_episode
+from vinoreward_training.quantize.encoder import run_encoder
 from vinoreward_training.quantize.gate import Floats, GateResult, gate, halves
 from vinoreward_training.runs.next_command import to_train
 
@@ -34,9 +43,6 @@ def log_odds_of(
 ) -> Floats:
     """Return the calibrated log-odds (N,) of ``spec`` on ``backend``, with a progress bar."""
     from tqdm import tqdm
-
-    from vinoreward.backends.registry import load_backend
-    from vinoreward.rewards.classifier import success_log_odds
 
     with load_backend(backend, spec) as network:
         outputs = np.concatenate(
@@ -91,7 +97,6 @@ def compare(
     Raises:
         QuantizationRefusedError: above a limit, or the frames cannot show it.
     """
-    from vinoreward.rewards.second_look import logit
 
     print(f"FP32 on {len(images)} held-out frames ...", flush=True)
     before = log_odds_of(bundle.network("fp32"), BACKENDS[0], images, bundle)
@@ -110,10 +115,6 @@ def compare(
 
 def _quantize(config: QuantizeConfig, bundle: Bundle) -> GateResult:
     """Quantize a classifier, put the network into the bundle and return what the gate found."""
-    from vinoreward.backends.int8 import quantize_onnx
-    from vinoreward.backends.registry import load_backend
-    from vinoreward.bundles.save import add_int8
-    from vinoreward.bundles.schema import Quantization
 
     dataset, calibration, held = _frames(config, bundle)
     images = bundle.prepare(dataset.images)
@@ -153,8 +154,6 @@ def run(config: QuantizeConfig) -> int:
         QuantizationRefusedError: the gate refuses.
         UselessClassifierError: its training called the classifier useless; not with ``force``.
     """
-    from vinoreward.bundles.bundle import Bundle
-    from vinoreward.bundles.locate import find, known_names
 
     if (
         not 0 <= config.max_flips < 1
@@ -177,8 +176,6 @@ def run(config: QuantizeConfig) -> int:
     bundle = Bundle.load(config.bundle)
     try:
         if bundle.spec.kind == "encoder":
-            from vinoreward_training.quantize.encoder import run_encoder
-
             return run_encoder(config, bundle)
         refuse_useless(str(config.bundle), bundle.spec.metrics, force=config.force)
         found = _quantize(config, bundle)

@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.backends.int8 import quantize_onnx
+from vinoreward.backends.registry import load_backend
+from vinoreward.bundles.latents import means, moved, unit
+from vinoreward.bundles.save import add_int8
+from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
 from vinoreward_training.data.frames import Frames, Indices, load_frames, split_frames
 from vinoreward_training.encoder.card import with_int8
@@ -82,7 +87,6 @@ def compare(
     before: Floats, after: Floats, encoding: Encoding, probe_mm: Mapping[str, float]
 ) -> Moved:
     """Compare outputs of the FP32 network with those of the INT8 one, (N, D) or (N, 2 D) each."""
-    from vinoreward.bundles.latents import means, moved, unit
 
     units = unit(encoding, means(before, encoding))
     difference = np.abs(means(after, encoding).astype(np.float64) - means(before, encoding)) / units
@@ -107,16 +111,16 @@ def judge(found: Mapping[str, Moved], fp32_mm: Mapping[str, float], *, posterior
         QuantizationRefusedError: too many frames moved, or the probe got worse.
     """
     unit = "posterior standard deviation" if posterior else "twentieth of its range"
-    for backend, moved in found.items():
-        if moved.share > MAX_MOVED:
+    for backend, one in found.items():
+        if one.share > MAX_MOVED:
             raise QuantizationRefusedError(
-                f"INT8 moves the latent of {moved.beyond} of {moved.frames} held-out frames "
-                f"({moved.share:.1%}) by more than one {unit} on {backend}, {moved.mean_units:.2f} "
+                f"INT8 moves the latent of {one.beyond} of {one.frames} held-out frames "
+                f"({one.share:.1%}) by more than one {unit} on {backend}, {one.mean_units:.2f} "
                 f"of it on average. Expected at most {MAX_MOVED:.0%} of the frames; the bundle is "
                 "unchanged and stays FP32. Train with a higher --beta, which makes the posterior "
                 "broader, or give more --calibration frames."
             )
-        for name, error in moved.probe_mm.items():
+        for name, error in one.probe_mm.items():
             limit = fp32_mm[name] + max(MORE_MM, MORE_SHARE * fp32_mm[name])
             if error > limit:
                 raise QuantizationRefusedError(
@@ -125,12 +129,11 @@ def judge(found: Mapping[str, Moved], fp32_mm: Mapping[str, float], *, posterior
                     f" at most {limit:.2f} mm; the bundle is unchanged and stays FP32. Train "
                     "longer, or give more --calibration frames."
                 )
-    return max(found.values(), key=lambda moved: (moved.share, moved.mean_units))
+    return max(found.values(), key=lambda one: (one.share, one.mean_units))
 
 
 def outputs_of(spec: NetworkSpec, backend: str, images: npt.NDArray[np.uint8]) -> Floats:
     """Return what ``spec`` gives for pictures (N, H, W, 3) on ``backend``."""
-    from vinoreward.backends.registry import load_backend
 
     with load_backend(backend, spec) as network:
         parts = [
@@ -186,10 +189,6 @@ def run_encoder(config: Settings, bundle: Bundle) -> int:
         DatasetError: the data cannot be used.
         QuantizationRefusedError: the gate refuses.
     """
-    from vinoreward.backends.int8 import quantize_onnx
-    from vinoreward.bundles.latents import means
-    from vinoreward.bundles.save import add_int8
-    from vinoreward.bundles.schema import Quantization
 
     encoding = bundle.spec.encoding
     if encoding is None or config.calibration < 1:

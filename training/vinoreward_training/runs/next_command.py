@@ -6,6 +6,9 @@ played and where that tells the truth; ``finetune`` and ``train-vae`` take it in
 
 from __future__ import annotations
 
+from vinoreward.rewards.calibration import rate_supported
+from vinoreward_training.tasks.environments import naming
+
 import os
 import re
 import shlex
@@ -87,7 +90,6 @@ def free(folder: Path) -> Path:
 
 def after_capture(data: Path, failures: int) -> str:
     """Return the command that trains a classifier on a capture with so many failures."""
-    from vinoreward.rewards.calibration import rate_supported
 
     supported = rate_supported(int(HELD * failures))
     rate = next((rate for rate in RATES if rate >= supported), RATES[-1])
@@ -161,7 +163,6 @@ def after_play(run: Path, description: Mapping[str, Any]) -> str:
     env, bundle = description.get("env"), description.get("bundle")
     ours = isinstance(env, str) and _judges_itself(env)
     if not isinstance(env, str) or not (ours or bundle) or description.get("env_kwargs"):
-        from vinoreward_training.tasks.environments import naming
 
         named = naming(str(description.get("env") or description.get("task") or ""))
         return command("play", "--run", run, *named, "--episodes", 500, "--seed", 5000)

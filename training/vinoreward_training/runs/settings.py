@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vinoreward_training.tasks.environments import load_encoder, network_sha256
+
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -213,7 +215,6 @@ def settle_encoder(config: _Config) -> _Config:
     """
     if config.encoder is None:
         return config
-    from vinoreward_training.tasks.environments import load_encoder, network_sha256
 
     bundle = load_encoder(config.encoder, config.encoder_sha256)
     return dataclasses.replace(config, encoder_sha256=network_sha256(bundle))

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError
+from vinoreward.wrappers.encoded import EncodedObservation
+from vinoreward.wrappers.learned_reward import LearnedReward
+from vinoreward.wrappers.sources import default_source
+from vinoreward_envs.panda_hover import PandaHoverEnv
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
@@ -106,7 +111,6 @@ def has_own_reward(env_id: str) -> bool:
 
 def is_hover(spec: gym.envs.registration.EnvSpec) -> bool:
     """Say whether an environment is PandaHover, or of a class that is derived from it."""
-    from vinoreward_envs.panda_hover import PandaHoverEnv
 
     creator = _creator(spec)
     return isinstance(creator, type) and issubclass(creator, PandaHoverEnv)
@@ -247,7 +251,6 @@ def make_env(
             f"{env_id} has no learned reward of its own and no bundle was named. Expected the name "
             "or folder of a bundle to wrap it with; add --bundle."
         )
-    from vinoreward.wrappers.learned_reward import LearnedReward
 
     arguments.setdefault("render_mode", "rgb_array")
     return LearnedReward(
@@ -278,7 +281,6 @@ def load_encoder(path_or_name: str, sha256: str | None = None) -> Bundle:
         BundleError: it is damaged.
         ConfigError: its network has another hash than ``sha256``.
     """
-    from vinoreward.bundles.bundle import Bundle
 
     bundle = Bundle.load(path_or_name)
     found = network_sha256(bundle)
@@ -301,8 +303,6 @@ def _encoded(
     frame_stack: int,
 ) -> gym.Env[Any, Any]:
     """Wrap what ``make`` returns; let it render where its observation is no picture."""
-    from vinoreward.wrappers.encoded import EncodedObservation
-    from vinoreward.wrappers.sources import default_source
 
     env = make(render_mode)
     try:

@@ -22,6 +22,9 @@ from gymnasium.wrappers import (
 from vinoreward.actor_learner.acting.environments import failures_told
 from vinoreward.actor_learner.acting.spaces import action_cure
 from vinoreward.errors import ConfigError
+from vinoreward_training.tasks.atari import AtariEnv
+from vinoreward_training.tasks.dm_control import DmControlEnv
+from vinoreward_training.tasks.environments import make_env
 from vinoreward_training.tasks.table import TASKS, Task
 
 Env = gym.Env[Any, Any]
@@ -175,13 +178,9 @@ def _of_suite(
     env: Env
     try:
         if task.suite == "dm_control":
-            from vinoreward_training.tasks.dm_control import DmControlEnv
-
             domain, _, part = task.source.partition("-")
             env = DmControlEnv(domain, part, render_mode=render_mode, **options)
         elif task.suite == "atari":
-            from vinoreward_training.tasks.atari import AtariEnv
-
             env = AtariEnv(task.source, render_mode=render_mode, **options)
         else:
             env = _gymnasium(task.source, None, render_mode=render_mode, **options)
@@ -198,7 +197,6 @@ def _of_suite(
 def _gymnasium(
     env_id: str, max_steps: int | None, render_mode: str | None = None, **options: Any
 ) -> Env:
-    from vinoreward_training.tasks.environments import make_env
 
     limit = {} if max_steps is None else {"max_episode_steps": max_steps}
     # The checker looks at a first step only, but stays in the way of all others.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig
+from vinoreward.actor_learner.engines.local.engine import LocalEngine
+from vinoreward.actor_learner.engines.ray.engine import RayEngine
 from vinoreward.errors import ConfigError
 
 ENGINES = ("local", "ray")
@@ -16,11 +18,7 @@ def make_engine(name: str, config: EngineConfig) -> Engine:
         MissingExtraError: what it needs is not installed.
     """
     if name == "local":
-        from vinoreward.actor_learner.engines.local.engine import LocalEngine
-
         return LocalEngine(config)
     if name == "ray":
-        from vinoreward.actor_learner.engines.ray.engine import RayEngine
-
         return RayEngine(config)
     raise ConfigError(f"there is no engine {name!r}. Expected one of {', '.join(ENGINES)}.")

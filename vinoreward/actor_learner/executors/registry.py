@@ -9,8 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.actor_learner.executors import onnx_blob, openvino_constants
 from vinoreward.actor_learner.executors.base import Executor
 from vinoreward.actor_learner.executors.folded import int8_layers
+from vinoreward.actor_learner.executors.numpy_executor import NumpyExecutor
+from vinoreward.actor_learner.executors.onnxruntime_executor import ONNXRuntimeExecutor
+from vinoreward.actor_learner.executors.openvino_executor import OpenVINOExecutor
+from vinoreward.actor_learner.executors.torch_eager import TorchExecutor
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Floats, Policy
@@ -18,31 +23,26 @@ from vinoreward.policies.reference import forward
 
 
 def _numpy(batch: int) -> Executor:
-    from vinoreward.actor_learner.executors.numpy_executor import NumpyExecutor
 
     return NumpyExecutor(batch)
 
 
 def _openvino(batch: int) -> Executor:
-    from vinoreward.actor_learner.executors.openvino_executor import OpenVINOExecutor
 
     return OpenVINOExecutor(batch)
 
 
 def _onnxruntime(batch: int) -> Executor:
-    from vinoreward.actor_learner.executors.onnxruntime_executor import ONNXRuntimeExecutor
 
     return ONNXRuntimeExecutor(batch)
 
 
 def _torch(batch: int) -> Executor:
-    from vinoreward.actor_learner.executors.torch_eager import TorchExecutor
 
     return TorchExecutor(batch)
 
 
 def _torch_inference(batch: int) -> Executor:
-    from vinoreward.actor_learner.executors.torch_eager import TorchExecutor
 
     return TorchExecutor(batch, autograd=False)
 
@@ -99,10 +99,7 @@ def compile_blob(policy: Policy, batch: int) -> bytes | None:
         with make_executor(policy.engine, batch) as executor:
             policy = executor.computed(policy)
     if policy.engine == "openvino":
-        from vinoreward.actor_learner.executors import openvino_constants
-
         return openvino_constants.compile_blob(policy, batch)
-    from vinoreward.actor_learner.executors import onnx_blob
 
     return onnx_blob.compile_blob(policy)
 

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.bundles.importers.classifier import describe
+from vinoreward.bundles.importers.encoder import describe_encoder, with_preprocess
+from vinoreward.bundles.importers.golden import check_golden
+from vinoreward.bundles.importers.torch_module import export_module
 from vinoreward.bundles.schema import BundleSpec
 
 if TYPE_CHECKING:
@@ -84,7 +88,6 @@ class FromOthers:
                 work, and is not trusted.
             ConfigError: facts are missing (the message lists the arguments) or contradict.
         """
-        from vinoreward.bundles.importers.classifier import describe
 
         spec = describe(
             Path(path),
@@ -174,8 +177,6 @@ class FromOthers:
             BundleParityError: the golden picture gives another vector; the message says what
                 would be right where that can be found out.
         """
-        from vinoreward.bundles.importers.encoder import describe_encoder
-        from vinoreward.bundles.importers.golden import check_golden
 
         spec = describe_encoder(
             Path(path),
@@ -242,9 +243,6 @@ class FromOthers:
             ConfigError: the module's output or an argument cannot work.
             MissingExtraError: torch or onnxscript is not installed.
         """
-        from vinoreward.bundles.importers.encoder import with_preprocess
-        from vinoreward.bundles.importers.golden import check_golden
-        from vinoreward.bundles.importers.torch_module import export_module
 
         two = export_module(
             module,

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 
-from vinoreward.actor_learner.acting.actor import ActorConfig
+from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward.actor_learner.compressor import CompressorConfig
+from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator, receive_policy
+from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
 from vinoreward.actor_learner.engines.last_words import last_words
 from vinoreward.actor_learner.engines.local.links import (
     LocalActorLink,
@@ -22,6 +23,7 @@ from vinoreward.actor_learner.engines.local.links import (
     Shared,
 )
 from vinoreward.actor_learner.engines.local.messages import send
+from vinoreward.actor_learner.executors.registry import EngineOutputs, compile_blob
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.child_python import forget_safe_path
 from vinoreward.interrupts import STOPS
@@ -82,8 +84,6 @@ def run_actor(
     """Run one actor until training is over."""
     _prepare()
     with _reporting(pipe):
-        from vinoreward.actor_learner.acting.actor import Actor
-
         link = LocalActorLink(shared, number, pipe, limiter)
         Actor(config, link, number, generation, link.rollouts).run()
 
@@ -98,8 +98,6 @@ def run_evaluator(
     """Play each pair of policies that is asked for until this process is ended."""
     _prepare()
     with _reporting(pipe):
-        from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator, receive_policy
-
         told = 0.0
 
         def stepped() -> None:
@@ -121,9 +119,6 @@ def run_compressor(
     """Run the compressor until training is over."""
     _prepare()
     with _reporting(pipe):
-        from vinoreward.actor_learner.compressor import Compressor
-        from vinoreward.actor_learner.executors.registry import EngineOutputs, compile_blob
-
         link = LocalCompressorLink(shared, process, pipe)
         with EngineOutputs(batch) as outputs:
             compiler = functools.partial(compile_blob, batch=batch)

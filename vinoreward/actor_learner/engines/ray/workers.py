@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vinoreward.actor_learner.acting.actor import ActorConfig
+from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
+from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
 from vinoreward.actor_learner.engines.last_words import last_words
 from vinoreward.actor_learner.engines.ray.outbox import Message, Outbox
 from vinoreward.actor_learner.engines.ray.state import Identity
+from vinoreward.actor_learner.executors.registry import EngineOutputs, compile_blob
 from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 
 
@@ -73,7 +75,6 @@ class ActorWorker(_Worker):
         super().__init__(paths)
 
         def work() -> None:
-            from vinoreward.actor_learner.acting.actor import Actor
             from vinoreward.actor_learner.engines.ray.links import RayActorLink
 
             link = RayActorLink(identity, self._outbox, trajectory)
@@ -101,9 +102,7 @@ class CompressorWorker(_Worker):
         def work() -> None:
             import ray
 
-            from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
             from vinoreward.actor_learner.engines.ray.links import RayCompressorLink
-            from vinoreward.actor_learner.executors.registry import EngineOutputs, compile_blob
 
             link = RayCompressorLink(identity, self._outbox)
             told: CompressorConfig = ray.get(config[0])
