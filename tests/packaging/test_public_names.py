@@ -1,0 +1,48 @@
+"""The public names: where they are found, and what finding them costs."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+LAZY = ("vinoreward", "vinoreward.actor_learner")
+LIGHT = (*LAZY, "vinoreward.policies", "vinoreward.wrappers", "vinoreward.wrappers.vector")
+
+
+@pytest.mark.parametrize("package", [*LIGHT, "vinoreward.wrappers.sb3"])
+def test_every_name_is_there(package: str) -> None:
+    if package in (*LAZY, "vinoreward.wrappers.sb3"):
+        pytest.importorskip("stable_baselines3")
+    module = importlib.import_module(package)
+    assert module.__all__ and set(module.__all__) <= set(dir(module)) | {"__version__"}
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = module.no_such_name
+
+
+def test_the_three_forms_of_the_wrappers_mirror_each_other() -> None:
+    pytest.importorskip("stable_baselines3")
+    import vinoreward
+    from vinoreward import wrappers
+    from vinoreward.wrappers import sb3, vector
+
+    assert set(wrappers.__all__) == set(vector.__all__) == set(sb3.__all__)
+    assert vinoreward.LearnedReward is wrappers.LearnedReward
+    assert vinoreward.VectorLearnedReward is vector.LearnedReward
+    assert vinoreward.VecLearnedReward is sb3.LearnedReward
+    assert vinoreward.EncodedObservation is wrappers.EncodedObservation
+    assert vinoreward.VectorEncodedObservation is vector.EncodedObservation
+    assert vinoreward.VecEncodedObservation is sb3.EncodedObservation
+
+
+def test_no_runtime_is_imported_before_it_is_used() -> None:
+    code = f"import sys, {', '.join(LIGHT)}\n" + (
+        "heavy = {'torch', 'openvino', 'onnxruntime', 'stable_baselines3', 'ray', 'scipy'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

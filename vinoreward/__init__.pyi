@@ -1,0 +1,39 @@
+from .actor_learner.acting.player import Player
+from .actor_learner.config import ActorLearnerConfig
+from .actor_learner.trainer import ActorLearner
+from .backends.registry import load_backend
+from .bundles.bundle import Bundle
+from .compression.chain import CompressorChain
+from .encoders.encoder import Encoder
+from .policies.files import load_policy, save_policy
+from .rewards.classifier import Classifier
+from .rewards.detector import SuccessDetector
+from .wrappers.encoded import EncodedObservation
+from .wrappers.learned_reward import LearnedReward
+from .wrappers.sb3.encoded import VecEncodedObservation
+from .wrappers.sb3.learned_reward import VecLearnedReward
+from .wrappers.vector.encoded import VectorEncodedObservation
+from .wrappers.vector.learned_reward import VectorLearnedReward
+
+__version__: str
+
+__all__ = [
+    "ActorLearner",
+    "ActorLearnerConfig",
+    "Bundle",
+    "Classifier",
+    "CompressorChain",
+    "EncodedObservation",
+    "Encoder",
+    "LearnedReward",
+    "Player",
+    "SuccessDetector",
+    "VecEncodedObservation",
+    "VecLearnedReward",
+    "VectorEncodedObservation",
+    "VectorLearnedReward",
+    "__version__",
+    "load_backend",
+    "load_policy",
+    "save_policy",
+]

@@ -1,0 +1,33 @@
+from .acting.environments import EnvironmentSpec
+from .acting.evaluation import Evaluation
+from .acting.player import Player
+from .config import ActorLearnerConfig
+from .learners.base import Learner
+from .learners.d4pg import D4PG, D4PGConfig
+from .learners.dqn import DQN, DQNConfig
+from .learners.impala import Impala, ImpalaConfig
+from .learners.sac import SAC, SACConfig
+from .learners.sb3 import SB3Config, SB3Learner
+from .progress import Progress, Summary
+from .trainer import ActorLearner
+
+__all__ = [
+    "D4PG",
+    "DQN",
+    "SAC",
+    "ActorLearner",
+    "ActorLearnerConfig",
+    "D4PGConfig",
+    "DQNConfig",
+    "EnvironmentSpec",
+    "Evaluation",
+    "Impala",
+    "ImpalaConfig",
+    "Learner",
+    "Player",
+    "Progress",
+    "SACConfig",
+    "SB3Config",
+    "SB3Learner",
+    "Summary",
+]
