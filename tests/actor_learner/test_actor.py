@@ -11,7 +11,7 @@ from plain_links import CARTPOLE, PlainLink, acted, policy_of
 
 from vinoreward.actor_learner.acting.environments import Environments, EnvironmentSpec
 from vinoreward.actor_learner.acting.profile import COUNTERS, Breakdown
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,
@@ -23,10 +23,14 @@ from vinoreward.policies.reference import forward
 from vinoreward.policies.spec import mlp
 
 HEADS = {
-    "logits": (CARTPOLE, "CartPole-v1", Orders()),
-    "q": (mlp(4, 2, head="q", hidden=(16,)), "CartPole-v1", Orders(epsilon=0.3)),
-    "tanh_gaussian": (mlp(3, 1, head="tanh_gaussian", hidden=(16,)), "Pendulum-v1", Orders()),
-    "tanh": (mlp(3, 1, head="tanh", hidden=(16,)), "Pendulum-v1", Orders(sigma=0.4)),
+    "logits": (CARTPOLE, "CartPole-v1", ActorSettings()),
+    "q": (mlp(4, 2, head="q", hidden=(16,)), "CartPole-v1", ActorSettings(epsilon=0.3)),
+    "tanh_gaussian": (
+        mlp(3, 1, head="tanh_gaussian", hidden=(16,)),
+        "Pendulum-v1",
+        ActorSettings(),
+    ),
+    "tanh": (mlp(3, 1, head="tanh", hidden=(16,)), "Pendulum-v1", ActorSettings(sigma=0.4)),
 }
 
 
@@ -34,7 +38,7 @@ class TestWhatIsStored:
     @pytest.mark.parametrize("head", HEADS)
     @pytest.mark.parametrize("environments", [1, 8])
     def test_log_mu_is_that_of_the_network_that_acted(self, head: str, environments: int) -> None:
-        spec, environment, orders = HEADS[head]
+        spec, environment, settings = HEADS[head]
 
         def begin(link: PlainLink) -> None:
             link.after = lambda done: link.publish(policy_of(spec, done))
@@ -42,7 +46,7 @@ class TestWhatIsStored:
         link = acted(
             spec,
             environment,
-            orders=replace(orders, pull_period=5),
+            settings=replace(settings, pull_period=5),
             begin=begin,
             environments=environments,
         )
@@ -52,7 +56,7 @@ class TestWhatIsStored:
                 version = int(one.versions[step, 0])
                 outputs = forward(policy_of(spec, version), one.observations[step])
                 np.testing.assert_allclose(one.behaviour[step], outputs, rtol=1e-4, atol=1e-5)
-                expected = log_prob(spec, outputs, one.actions[step], orders.exploration(0, 1))
+                expected = log_prob(spec, outputs, one.actions[step], settings.exploration(0, 1))
                 np.testing.assert_allclose(one.log_mu[step], expected, rtol=1e-3, atol=1e-3)
 
     def test_a_greedy_network_without_noise_is_certain(self) -> None:
@@ -148,7 +152,7 @@ class TestWhichNetwork:
         link = acted(
             begin=lambda link: link.publish(self.compressed(0), COMPRESSED),
             compressed=True,
-            orders=Orders(alpha=0.5),
+            settings=ActorSettings(alpha=0.5),
             rollouts=400,
             steps=4,
         )
@@ -161,12 +165,12 @@ class TestWhichNetwork:
             expected = forward(used, one.observations[:, 0])
             np.testing.assert_allclose(one.behaviour[:, 0], expected, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("orders", [Orders(enabled=False), Orders(alpha=0.0)])
-    def test_switched_off(self, orders: Orders) -> None:
+    @pytest.mark.parametrize("settings", [ActorSettings(enabled=False), ActorSettings(alpha=0.0)])
+    def test_switched_off(self, settings: ActorSettings) -> None:
         link = acted(
             begin=lambda link: link.publish(self.compressed(0), COMPRESSED),
             compressed=True,
-            orders=orders,
+            settings=settings,
         )
         assert all((one.network == FULL_PRECISION).all() for one in link.done)
 
@@ -192,7 +196,7 @@ class TestWhichNetwork:
             compressed=True,
             max_staleness=6,
             rollouts=20,
-            orders=Orders(pull_period=8),
+            settings=ActorSettings(pull_period=8),
         )
         kinds = [int(one.network[0, 0]) for one in link.done]
         versions = [int(one.versions[0, 0]) for one in link.done]
@@ -203,7 +207,7 @@ class TestWhichNetwork:
         def begin(link: PlainLink) -> None:
             link.after = lambda done: link.publish(policy_of(CARTPOLE, done))
 
-        link = acted(begin=begin, orders=Orders(pull_period=20), rollouts=10, steps=8)
+        link = acted(begin=begin, settings=ActorSettings(pull_period=20), rollouts=10, steps=8)
         versions = np.concatenate([one.versions[:, 0] for one in link.done])
         changed = np.flatnonzero(np.diff(versions)) + 1
         np.testing.assert_array_equal(changed, [20, 40, 60])
@@ -213,22 +217,24 @@ class TestWhichNetwork:
         def begin(link: PlainLink) -> None:
             link.after = lambda done: link.publish(policy_of(CARTPOLE, done))
 
-        link = acted(begin=begin, compressed=True, orders=Orders(pull_period=20), rollouts=10)
+        link = acted(
+            begin=begin, compressed=True, settings=ActorSettings(pull_period=20), rollouts=10
+        )
         assert link.counts["pulls"] == 4
 
 
-class TestOrders:
+class TestSettings:
     def test_json(self) -> None:
-        orders = Orders(alpha=0.25, bits=None, save=3, since=9)
-        assert Orders.from_json(orders.to_json()) == orders
+        settings = ActorSettings(alpha=0.25, bits=None, save=3, since=9)
+        assert ActorSettings.from_json(settings.to_json()) == settings
 
     def test_other_text_is_refused(self) -> None:
         for text in (b"[]", b"{", b'{"colour": 1}'):
             with pytest.raises(InputError, match="same version"):
-                Orders.from_json(text)
+                ActorSettings.from_json(text)
 
     def test_sigmas_are_spread_over_actors(self) -> None:
-        orders = Orders(sigma=0.8)
-        assert [orders.exploration(actor, 4).sigma for actor in range(4)] == pytest.approx(
+        settings = ActorSettings(sigma=0.8)
+        assert [settings.exploration(actor, 4).sigma for actor in range(4)] == pytest.approx(
             [0.2, 0.4, 0.6, 0.8]
         )

@@ -9,8 +9,8 @@ import pytest
 from plain_links import CARTPOLE, PlainLink, acted, policy_of
 
 from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.link import CompressorLink, Weights
-from vinoreward.actor_learner.transport.orders import Orders
 from vinoreward.actor_learner.transport.trajectory import (
     COMPRESSED,
 )
@@ -49,15 +49,15 @@ class TestFixedLag:
         assert versions == [[first + max(0, r // per_update - lag)] for r in range(12)]
 
     def test_a_switch_takes_effect_at_its_version(self) -> None:
-        """Whatever the actor reads when: orders say from which version on they hold."""
+        """Whatever the actor reads when: settings say from which version on they hold."""
 
         def begin(link: PlainLink) -> None:
             link.publish(policy_of(CARTPOLE, 0), COMPRESSED)
 
             def after(done: int) -> None:
-                link.told = Orders(enabled=done < 4, since=4 if done >= 4 else 0)
+                link.told = ActorSettings(enabled=done < 4, since=4 if done >= 4 else 0)
                 if done >= 8:
-                    link.told = Orders(enabled=True, since=8)
+                    link.told = ActorSettings(enabled=True, since=8)
                 if link.told.enabled_at(done):
                     link.publish(policy_of(CARTPOLE, done), COMPRESSED)
                 link.publish(policy_of(CARTPOLE, done))
@@ -84,9 +84,9 @@ class TestFixedLag:
 class PlainCompressorLink(CompressorLink):
     """The learner publishes the versions it was given, one at each look."""
 
-    def __init__(self, teachers: list[Policy], orders: list[Orders]) -> None:
+    def __init__(self, teachers: list[Policy], settings: list[ActorSettings]) -> None:
         self._teachers = teachers
-        self._told = orders
+        self._told = settings
         self.published: list[Policy] = []
         self.reports: list[dict[str, Any]] = []
         self._at = -1
@@ -95,7 +95,7 @@ class PlainCompressorLink(CompressorLink):
     def stopped(self) -> bool:
         return self._at >= len(self._teachers)
 
-    def orders(self) -> Orders:
+    def settings(self) -> ActorSettings:
         return self._told[min(max(self._at, 0), len(self._told) - 1)]
 
     def report(self, kind: str, value: Any) -> None:
@@ -118,7 +118,7 @@ class PlainCompressorLink(CompressorLink):
 
 class TestCompressor:
     def test_compresses_every_version_it_gets_to(self) -> None:
-        link = PlainCompressorLink([policy_of(CARTPOLE, v) for v in (0, 3)], [Orders()])
+        link = PlainCompressorLink([policy_of(CARTPOLE, v) for v in (0, 3)], [ActorSettings()])
         Compressor(CompressorConfig(CompressorChain().add(Quantize("int8"))), link).run()
         assert [policy.version for policy in link.published] == [0, 3]
         assert [report["version"] for report in link.reports] == [0, 3]
@@ -127,7 +127,7 @@ class TestCompressor:
 
     def test_judges_by_what_the_engine_gives(self) -> None:
         teacher = policy_of(CARTPOLE, 0)
-        link = PlainCompressorLink([teacher], [Orders()])
+        link = PlainCompressorLink([teacher], [ActorSettings()])
         chain = CompressorChain().add(Quantize("int8"))
         Compressor(
             CompressorConfig(chain), link, outputs=lambda policy, seen: forward(teacher, seen)
@@ -136,20 +136,24 @@ class TestCompressor:
 
     def test_versions_before_a_switch_are_left_as_it_found_them(self) -> None:
         teachers = [policy_of(CARTPOLE, v) for v in range(4)]
-        orders = [Orders(enabled=True, since=2)]  # read late: 0 and 1 were of before
-        link = PlainCompressorLink(teachers, orders)
+        settings = [ActorSettings(enabled=True, since=2)]  # read late: 0 and 1 were of before
+        link = PlainCompressorLink(teachers, settings)
         Compressor(CompressorConfig(CompressorChain().add(Quantize("int8"))), link).run()
         assert [policy.version for policy in link.published] == [2, 3]
 
     def test_bits_are_turned(self) -> None:
         teachers = [policy_of(CARTPOLE, v) for v in range(2)]
-        link = PlainCompressorLink(teachers, [Orders(bits=8), Orders(bits=None)])
+        link = PlainCompressorLink(teachers, [ActorSettings(bits=8), ActorSettings(bits=None)])
         Compressor(CompressorConfig(CompressorChain().add(Quantize("int8"))), link).run()
         assert [bool(policy.ranges) for policy in link.published] == [True, False]
 
     def test_sparsity_is_turned(self) -> None:
         teachers = [policy_of(CARTPOLE, v) for v in range(3)]
-        told = [Orders(sparsity=0.25), Orders(sparsity=0.5), Orders(sparsity=0.0)]
+        told = [
+            ActorSettings(sparsity=0.25),
+            ActorSettings(sparsity=0.5),
+            ActorSettings(sparsity=0.0),
+        ]
         link = PlainCompressorLink(teachers, told)
         chain = CompressorChain().add(Prune(0.75)).add(Distill(1, cold_steps=1))
         Compressor(CompressorConfig(chain), link).run()
@@ -161,7 +165,7 @@ class TestCompressor:
         weights = dict(broken.float_parameters())
         weights["head.weight"] = weights["head.weight"] * np.float32(np.inf)
         teachers = [broken.replace(parameters=weights), policy_of(CARTPOLE, 1)]
-        link = PlainCompressorLink(teachers, [Orders()])
+        link = PlainCompressorLink(teachers, [ActorSettings()])
         Compressor(CompressorConfig(CompressorChain().add(Quantize("int8"))), link).run()
         assert [policy.version for policy in link.published] == [1]
         assert "NaN or infinity" in link.reports[0]["error"]
@@ -171,10 +175,12 @@ class TestCompressor:
 
         teachers = [policy_of(CARTPOLE, v) for v in range(3)]
         config = CompressorConfig(CompressorChain().add(Remembers()), folder=tmp_path)
-        Compressor(config, PlainCompressorLink(teachers, [Orders(), Orders(save=1)])).run()
+        Compressor(
+            config, PlainCompressorLink(teachers, [ActorSettings(), ActorSettings(save=1)])
+        ).run()
         assert [path.name for path in tmp_path.iterdir()] == ["compressor.npz"]
         again = CompressorConfig(CompressorChain().add(Remembers()), folder=tmp_path, resume=True)
-        link = PlainCompressorLink([policy_of(CARTPOLE, 3)], [Orders()])
+        link = PlainCompressorLink([policy_of(CARTPOLE, 3)], [ActorSettings()])
         Compressor(again, link).run()
         # Saved on being asked, after the second push of three.
         assert pushes_counted(link.published[0]) == 3

@@ -27,9 +27,9 @@ from vinoreward.actor_learner.engine_setup import limiter_for
 from vinoreward.actor_learner.engines.base import Engine
 from vinoreward.actor_learner.learners.base import Consumption
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.sampler import Intake
+from vinoreward.actor_learner.sampler import Sampler
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.compile import Compile
@@ -208,9 +208,9 @@ class TestTraining:
     def test_trajectories_that_are_too_old_are_dropped(self) -> None:
         """Of six that wait, all of version 0, the learner of version 10 gets two, 11 none."""
         told = config(CARTPOLE, "CartPole-v1", actors=2, slots=3, steps=5, max_lag=10)
-        with started(told, Orders(pull_period=10**6)) as engine, ExitStack() as stack:
+        with started(told, ActorSettings(pull_period=10**6)) as engine, ExitStack() as stack:
             until(lambda: engine.waiting() == 6)
-            intake = Intake(engine, impala(2), settings(max_lag=10), None, [])
+            intake = Sampler(engine, impala(2), settings(max_lag=10), None, [])
             found = intake.take(stack, 10)
             assert found is not None
             assert (len(found), intake.dropped) == (2, 0)
@@ -251,13 +251,13 @@ class TestTraining:
         learner = Replays(CARTPOLE, ImpalaConfig())
         with started(told) as engine, ExitStack() as stack:
             until(lambda: engine.waiting() == 6)
-            intake = Intake(engine, learner, settings(max_lag=10), None, [])
+            intake = Sampler(engine, learner, settings(max_lag=10), None, [])
             found = intake.take(stack, 100)
             assert found is not None
             assert (len(found), intake.dropped) == (1, 0)
 
     def test_a_trajectory_is_as_old_as_its_oldest_step(self) -> None:
-        intake = Intake(create_autospec(Engine), impala(), settings(max_lag=10), None, [])
+        intake = Sampler(create_autospec(Engine), impala(), settings(max_lag=10), None, [])
         one = TrajectorySpec(3, 1, (4,), "float32", (), 2).empty()
         one.versions[:, 0] = [4, 5, 9]
         assert [intake._too_old(one, version) for version in (14, 15)] == [False, True]

@@ -14,11 +14,11 @@ from plain_links import PlainLink, acted, policy_of
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.network import Refused
-from vinoreward.actor_learner.controller import Steering
+from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.engines.base import EngineError
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,
@@ -65,7 +65,7 @@ def check_stored(one: Trajectory, networks: dict[tuple[int, int], Policy]) -> No
         network = networks[int(one.network[step, 0]), int(one.versions[step, 0])]
         outputs = forward(network, one.observations[step])
         np.testing.assert_allclose(one.behaviour[step], outputs, rtol=1e-3, atol=1e-3)
-        explored = Orders().exploration(0, 1)
+        explored = ActorSettings().exploration(0, 1)
         expected = log_prob(NUMBERED, one.behaviour[step], one.actions[step], explored)
         np.testing.assert_allclose(one.log_mu[step], expected, rtol=1e-3, atol=1e-3)
 
@@ -80,7 +80,7 @@ class TestActor:
 
         link = acted(
             NUMBERED, ENVIRONMENT, rollouts=8, steps=7, begin=begin, compressed=True,
-            orders=Orders(pull_period=1),
+            settings=ActorSettings(pull_period=1),
         )  # fmt: skip
         kinds = np.concatenate([one.network[:, 0] for one in link.done])
         episodes = np.concatenate([one.observations[:, 0, 0] for one in link.done])
@@ -111,7 +111,7 @@ class TestActor:
 
         link = acted(
             NUMBERED, ENVIRONMENT, rollouts=10, steps=STEPS, begin=begin, compressed=True,
-            orders=Orders(pull_period=1),
+            settings=ActorSettings(pull_period=1),
         )  # fmt: skip
         kinds = [int(one.network[0, 0]) for one in link.done]
         assert kinds == [COMPRESSED] * 4 + [FULL_PRECISION] * 3 + [COMPRESSED] * 3
@@ -132,7 +132,8 @@ class TestActor:
 
         link = acted(
             NUMBERED, ENVIRONMENT, rollouts=3, steps=STEPS, compressed=True,
-            begin=lambda link: link.publish(broken, COMPRESSED), orders=Orders(pull_period=1),
+            begin=lambda link: link.publish(broken, COMPRESSED),
+            settings=ActorSettings(pull_period=1),
         )  # fmt: skip
         assert all((one.network == FULL_PRECISION).all() for one in link.done)
         (refused,) = link.refused
@@ -175,24 +176,26 @@ class TestActor:
             )  # fmt: skip
 
 
-class TestSteering:
+class TestController:
     @pytest.mark.parametrize("monitored", [True, False])
     def test_compression_is_switched_off_for_good(self, monitored: bool) -> None:
         monitor = default_monitor("logits") if monitored else None
         learner = Impala(SMALL, ImpalaConfig(trajectories=2, precision="fp32"))
-        steering = Steering(learner, settings(), CompressorChain().add(Quantize("int8")), monitor)
-        steering.begin()
-        first = steering.orders(Orders(), 0)
-        assert steering.heard([], 1) == []
-        assert steering.orders(first, 4) == first
-        events = steering.heard([(2, Refused(3, "it gave infinity"))], 4)
+        controller = Controller(
+            learner, settings(), CompressorChain().add(Quantize("int8")), monitor
+        )
+        controller.begin()
+        first = controller.actor_settings(ActorSettings(), 0)
+        assert controller.heard([], 1) == []
+        assert controller.actor_settings(first, 4) == first
+        events = controller.heard([(2, Refused(3, "it gave infinity"))], 4)
         assert [each.who for each in events] == ["actor 2"]
         assert "version 3 (it gave infinity)" in events[0].what
-        off = steering.orders(first, 5)
+        off = controller.actor_settings(first, 5)
         assert [off.enabled_at(version) for version in (3, 4, 5, 9)] == [True, True, False, False]
-        assert steering.orders(off, 9) == off
+        assert controller.actor_settings(off, 9) == off
         if monitor is not None:
-            (change,) = steering.changes()
+            (change,) = controller.changes()
             assert "enabled" in change and "actor 2 cannot act" in change
             assert monitor.halted
 

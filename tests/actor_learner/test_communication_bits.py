@@ -14,8 +14,8 @@ from actor_learner_parts import CARTPOLE, impala, settings
 from actor_runs import rows_of, summary_of, trained
 from engine_runs import check_nothing_left, random_policy
 
-from vinoreward.actor_learner import kept
-from vinoreward.actor_learner.controller import Steering
+from vinoreward.actor_learner import policy_cache as kept
+from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, TrajectorySpec
@@ -156,7 +156,7 @@ def test_rows_of_narrow_weights_that_are_not_kept_are_not_taken_for_full_ones(
 ) -> None:
     monkeypatch.setattr(kept, "FEWEST", 1)
     monkeypatch.setattr(kept, "KEPT_BYTES", 1)
-    found = Steering(impala(), settings(bits=2), None, Monitor([KL("max")]))
+    found = Controller(impala(), settings(bits=2), None, Monitor([KL("max")]))
     for version in range(3):
         found.keep(kept.Pushed(random_policy(CARTPOLE, version), 2))
     given = TrajectorySpec(2, 1, (4,), "float32", (), 2).empty()

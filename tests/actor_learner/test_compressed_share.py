@@ -14,7 +14,7 @@ from engine_runs import check_nothing_left
 from vinoreward.actor_learner.compressed_share import WINDOW, CompressedShare
 from vinoreward.actor_learner.compressor import MISSED, TEACHING, Pace
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import CompressionContext
@@ -133,24 +133,24 @@ class TestCounts:
         assert found.staleness == 4.0
 
     def test_the_alarm_is_told_once_until_it_recovers(self) -> None:
-        found, orders = CompressedShare(), Orders()
+        found, actor_settings = CompressedShare(), ActorSettings()
         for _ in range(WINDOW - 1):
             found.add([rows(0, 0, 0)], 0)
-        assert found.alarm(orders, 150, 100) is None
+        assert found.alarm(actor_settings, 150, 100) is None
         found.add([rows(0, 0, 0)], 0)
-        words = found.alarm(orders, 150, 100)
+        words = found.alarm(actor_settings, 150, 100)
         assert words is not None and "150 pushes old" in words and "older than 100" in words
-        assert found.alarm(orders, 150, 100) is None
+        assert found.alarm(actor_settings, 150, 100) is None
         for share, told in ((10, False), (0, True)):
             for _ in range(WINDOW):
                 found.add([rows(share, 0, 0)], 0)
-            assert (found.alarm(orders, 150, 100) is not None) is told
+            assert (found.alarm(actor_settings, 150, 100) is not None) is told
 
     def test_a_mix_that_a_monitor_chose_is_not_taken_for_lateness(self) -> None:
         found = CompressedShare()
         for _ in range(WINDOW):
             found.add([rows(0, 0, 0)], 0)
-        words = found.alarm(Orders(alpha=0.05), 3, 100)
+        words = found.alarm(ActorSettings(alpha=0.05), 3, 100)
         assert words is not None and "5% of the blocks" in words
 
 

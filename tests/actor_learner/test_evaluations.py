@@ -11,7 +11,7 @@ from actor_learner_parts import CARTPOLE, impala, settings
 from engine_runs import check_nothing_left
 from faulty_environments import Slow
 
-from vinoreward.actor_learner import kept
+from vinoreward.actor_learner import policy_cache as kept
 from vinoreward.actor_learner import trainer as actor_learner
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import Evaluation, Evaluator

@@ -20,10 +20,10 @@ from stable_baselines3.common.noise import (
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.config import ActorLearnerConfig
-from vinoreward.actor_learner.controller import Steering
+from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.learners.sb3 import SB3Config, SB3Learner
 from vinoreward.actor_learner.learners.sb3_network import policy_of
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.errors import ConfigError
 from vinoreward.policies import action_noise
 from vinoreward.policies.distributions import Exploration, act, log_prob
@@ -208,9 +208,11 @@ def test_noise_travels_in_orders() -> None:
     for noise in (NORMAL, WALK, None):
         learner = learner_of(TD3, action_noise=noise, begun=False)
         explore = learner.exploration
-        orders = Steering(learner, ActorLearnerConfig(), None, None).orders(Orders(), 1)
-        again = Orders.from_json(orders.to_json())
-        assert again == orders
+        actor_settings = Controller(learner, ActorLearnerConfig(), None, None).actor_settings(
+            ActorSettings(), 1
+        )
+        again = ActorSettings.from_json(actor_settings.to_json())
+        assert again == actor_settings
         # Every actor's is the model's.
         assert again.exploration(0, 4) == again.exploration(3, 4) == explore
 
@@ -267,14 +269,16 @@ def test_noise_begins_anew_with_every_episode() -> None:
     noise = action_noise.ActionNoise((0.0,), (0.0,), theta=0.5, dt=1.0, start=(0.8,))
     spec = mlp(3, 1, head="tanh", hidden=(8,))
     short = EnvironmentSpec("Pendulum-v1", {"max_episode_steps": 3})
-    orders = Orders(noise=noise)
+    actor_settings = ActorSettings(noise=noise)
 
     def still(link: Any) -> None:
         policy = link.weights[0]
         zeros = {name: np.zeros_like(value) for name, value in policy.parameters.items()}
         link.weights[0] = policy.replace(parameters=zeros)
 
-    link = acted(spec, short, rollouts=2, steps=5, environments=2, orders=orders, begin=still)
+    link = acted(
+        spec, short, rollouts=2, steps=5, environments=2, settings=actor_settings, begin=still
+    )
     actions = np.concatenate([one.actions for one in link.done])[:, :, 0]
     wanted = np.tile([0.4, 0.2, 0.1], 4)[:10]
     np.testing.assert_allclose(actions, np.stack([wanted, wanted], 1), rtol=1e-6)
@@ -283,7 +287,12 @@ def test_noise_begins_anew_with_every_episode() -> None:
 def test_actors_execute_what_is_ordered() -> None:
     spec = mlp(3, 1, head="tanh", hidden=(8,))
     link = acted(
-        spec, "Pendulum-v1", rollouts=4, steps=100, environments=4, orders=Orders(uniform=True)
+        spec,
+        "Pendulum-v1",
+        rollouts=4,
+        steps=100,
+        environments=4,
+        settings=ActorSettings(uniform=True),
     )
     actions = np.concatenate([one.actions for one in link.done])
     assert actions.std() == pytest.approx(1 / math.sqrt(3), rel=0.05)

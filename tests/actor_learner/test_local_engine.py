@@ -30,7 +30,7 @@ from faulty_environments import ENDS, Widens
 from vinoreward.actor_learner.engines.local.engine import LocalEngine
 from vinoreward.actor_learner.engines.local.messages import Inbox, send
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.segments import SharedMemoryError
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
@@ -87,7 +87,7 @@ class TestActing:
     def test_actors_never_import_torch(self, engine_name: str) -> None:
         """The environment looks at sys.modules inside the actor, and says so in its score."""
         with started(config(engine=engine_name)) as engine:
-            episodes = until(lambda: engine.news().episodes, engine)
+            episodes = until(lambda: engine.messages().episodes, engine)
         assert {(actor, episode.score) for actor, episode in episodes} == {(0, 0.0)}
 
     @pytest.mark.slow
@@ -96,7 +96,7 @@ class TestActing:
         """While weights change all the time under the actor's hands."""
         policies = {version: random_policy(CARTPOLE, version) for version in range(31)}
         told = config(CARTPOLE, "CartPole-v1", engine=engine_name, steps=8)
-        with started(told, Orders(pull_period=3)) as engine:
+        with started(told, ActorSettings(pull_period=3)) as engine:
             seen: set[int] = set()
             for version in range(1, 31):
                 engine.publish(policies[version])
@@ -144,8 +144,8 @@ class TestActing:
         spec = mlp(4, 2, head="logits", hidden=(32, 32))
         chain = CompressorChain().add(Quantize(stage)).add(Compile("openvino"))
         told = config(spec, "CartPole-v1", chain=chain, steps=8, engine="openvino")
-        orders = Orders(bits=8 if stage == "int8" else 4, pull_period=1)
-        with started(told, orders) as engine:
+        settings = ActorSettings(bits=8 if stage == "int8" else 4, pull_period=1)
+        with started(told, settings) as engine:
             compressed = until(engine.compressed_policy, engine)
             assert compressed.version == 0
             one = until(
@@ -166,7 +166,7 @@ class TestActing:
         if compiled:
             chain.add(Quantize("int8")).add(Compile("onnxruntime", blob=True))
         with started(config(chain=chain, engine="onnxruntime")) as engine:
-            made = until(lambda: engine.compressed_policy() or engine.news().compressor, engine)
+            made = until(lambda: engine.compressed_policy() or engine.messages().compressor, engine)
             assert isinstance(made, Policy), made
             assert made.spec == student and (made.blob is not None) == compiled
             until(lambda: take(engine)[0].network.all() == COMPRESSED)
@@ -175,7 +175,7 @@ class TestActing:
     def test_a_stage_that_makes_larger_networks(self, tells: bool) -> None:
         stage = Widens(mlp(2, 2, head="logits", hidden=(768, 768)), tells)
         with started(config(chain=CompressorChain().add(stage))) as engine:
-            (report,) = until(lambda: engine.news().compressor, engine)
+            (report,) = until(lambda: engine.messages().compressor, engine)
             assert (engine.compressed_policy() is not None) == tells
         assert tells or "return the largest from its method largest(spec)" in report["error"]
 

@@ -29,7 +29,7 @@ from engine_runs import (
 from faulty_environments import Remembers, pushes_counted
 
 from vinoreward.actor_learner.engines.base import EngineError
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.policies.policy import Policy
@@ -63,7 +63,7 @@ class TestDeath:
     def test_what_it_had_handed_over_is_read(self, tmp_path: Path) -> None:
         kwargs = {"fault": "kill", "at": 9 * 2 + 5, "marker": str(tmp_path / "died")}
         with started(config(kwargs=kwargs, slots=3)) as engine:
-            until(lambda: engine.news().events)
+            until(lambda: engine.messages().events)
             found = [take(engine)[0] for _ in range(4)]
         assert [one.generation for one in found] == [0, 0, 1, 1]
         np.testing.assert_array_equal([one.observations[0, 0, 0] for one in found], [0, 3, 0, 3])
@@ -106,7 +106,7 @@ class TestDeath:
         with started(config(heartbeat=0.5)) as engine:
             until(lambda: engine.waiting() == 2)
             time.sleep(1.5)
-            assert engine.news().events == []
+            assert engine.messages().events == []
 
     @pytest.mark.parametrize(
         ("fault", "at", "said"),
@@ -126,7 +126,7 @@ class TestDeath:
 
             def ended() -> bool:
                 try:
-                    events.extend(engine.news().events)
+                    events.extend(engine.messages().events)
                     batch = engine.take(1, timeout=0.01)
                 except EngineError as error:
                     caught.append(str(error))
@@ -161,7 +161,7 @@ class TestDeath:
             take(engine, 2, evenly=True)
             os.kill(process_named("actor 0").pid, signal.SIGKILL)
             with pytest.raises(EngineError, match="with a fixed lag nothing can go on"):
-                until(lambda: engine.news().events)
+                until(lambda: engine.messages().events)
 
     def test_a_successor_takes_its_place_in_a_fixed_lag(self, tmp_path: Path) -> None:
         kwargs = {"fault": "kill", "at": 9 * 3 + 5, "marker": str(tmp_path / "died")}
@@ -181,7 +181,7 @@ class TestCompressorDeath:
         """It dies for good; actors take the learner's own weights when its last are too old."""
         chain = CompressorChain().add(Remembers())
         told = config(chain=chain, max_staleness=5, restarts=0)
-        with started(told, Orders(pull_period=1)) as engine:
+        with started(told, ActorSettings(pull_period=1)) as engine:
             until(lambda: (take(engine)[0].network == COMPRESSED).all())
             os.kill(process_named("compressor").pid, signal.SIGKILL)
             assert "training goes on without it" in event(engine).what
@@ -203,7 +203,7 @@ class TestCompressorDeath:
         with started(told) as engine:
 
             def pushed(version: int, save: int) -> Policy:
-                engine.order(Orders(save=save))
+                engine.configure(ActorSettings(save=save))
                 engine.publish(random_policy(NUMBERED, version))
                 found: Policy = until(
                     lambda: (p := engine.compressed_policy()) and p.version == version and p, engine

@@ -127,10 +127,10 @@ def test_actions_are_those_of_the_space() -> None:
         found = player.act(seen)
     np.testing.assert_allclose(found, low + (best(policy, seen) + 1) / 2 * (high - low), rtol=1e-5)
     assert found.dtype == np.float32 and all(each in space for each in found)
-    steering = random_policy(mlp(3, 2, head="q", hidden=(8,)), 0)
-    with Player(steering, gym.spaces.Discrete(2, start=5)) as player:
+    controller = random_policy(mlp(3, 2, head="q", hidden=(8,)), 0)
+    with Player(controller, gym.spaces.Discrete(2, start=5)) as player:
         found = player.act(seen[0])
-    assert type(found) is int and found == 5 + best(steering, seen[:1])[0]
+    assert type(found) is int and found == 5 + best(controller, seen[:1])[0]
 
 
 def test_an_environment_is_played(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from vinoreward.actor_learner.engines.ray.payload import trajectory_in
 from vinoreward.actor_learner.engines.registry import make_engine
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig, Progress
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.errors import InputError, MissingExtraError
@@ -75,13 +75,15 @@ class TestCluster:
 
         told = config(LEARNED, actors=1, heartbeat=20.0)
         with RayEngine(told) as engine:
-            engine.start(random_policy(LEARNED), Orders(pull_period=1), observations(LEARNED))
+            engine.start(
+                random_policy(LEARNED), ActorSettings(pull_period=1), observations(LEARNED)
+            )
             newest(engine, 0)
             kill_state()
             engine.publish(random_policy(LEARNED, 1))
             newest(engine, 1)
             until(lambda: engine.everyone_has(1), engine)
-            assert engine.news().events == []
+            assert engine.messages().events == []
         assert not ray.is_initialized()
 
     def test_a_state_actor_that_is_gone_for_good(self, two_nodes: Any) -> None:
@@ -89,13 +91,13 @@ class TestCluster:
         import ray
 
         with RayEngine(config(LEARNED)) as engine:
-            engine.start(random_policy(LEARNED), Orders(), observations(LEARNED))
+            engine.start(random_policy(LEARNED), ActorSettings(), observations(LEARNED))
             ray.kill(state_actor())
             with pytest.raises(EngineError, match=r"not answer: .* Expected a Ray") as caught:
                 engine.compressed_policy()
             assert isinstance(caught.value.__cause__, ray.exceptions.RayError)
             with pytest.raises(EngineError, match=r"weights is gone \(.*go on from the last"):
-                until(lambda: engine.news().events == "never")
+                until(lambda: engine.messages().events == "never")
 
     @pytest.mark.parametrize("hidden", [8, 256])
     def test_a_state_actor_that_is_killed_under_a_fixed_lag(
@@ -108,7 +110,7 @@ class TestCluster:
         spec = mlp(2, 2, head="logits", hidden=(hidden, hidden))
         told = config(spec, chain=CompressorChain().add(Remembers()), lag=0)
         with RayEngine(told) as engine:
-            engine.start(random_policy(spec), Orders(), observations(spec))
+            engine.start(random_policy(spec), ActorSettings(), observations(spec))
             until(lambda: engine.everyone_has(0), engine)
             for version in range(1, 3):
                 kill_state()
@@ -118,7 +120,7 @@ class TestCluster:
                 engine.publish(random_policy(spec, version))
                 newest(engine, version, network=COMPRESSED)
                 until(lambda: engine.everyone_has(version), engine)  # noqa: B023
-            assert engine.news().events == []
+            assert engine.messages().events == []
 
     def test_an_environment_that_hangs_at_its_first_step(
         self, two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -133,21 +135,21 @@ class TestCluster:
             restarts=1,
         )
         with RayEngine(told) as engine:
-            engine.start(random_policy(NUMBERED), Orders(), observations(NUMBERED))
-            (event,) = until(lambda: engine.news().events)
+            engine.start(random_policy(NUMBERED), ActorSettings(), observations(NUMBERED))
+            (event,) = until(lambda: engine.messages().events)
             assert event.what == "gave no sign of life for 1 s; replaced by generation 1"
             with pytest.raises(EngineError, match="actor 0 ended 2 times within a minute of work"):
-                until(lambda: engine.news().events)
+                until(lambda: engine.messages().events)
 
     def test_a_process_that_the_cluster_has_no_room_for(self, two_nodes: Any) -> None:
         """It waits for a node, however long, and costs no restarts; the others act."""
         told = dataclasses.replace(config(actors=3, restarts=0), start_timeout=15.0)
         with RayEngine(told) as engine:
-            engine.start(random_policy(NUMBERED), Orders(), observations(NUMBERED))
+            engine.start(random_policy(NUMBERED), ActorSettings(), observations(NUMBERED))
             events: list[str] = []
 
             def told_so() -> bool:
-                events.extend(str(each) for each in engine.news().events)
+                events.extend(str(each) for each in engine.messages().events)
                 return len(events) >= 2
 
             until(told_so, engine)
@@ -155,7 +157,7 @@ class TestCluster:
             assert events[1].endswith("s (`ray status` shows what it waits for); it may yet")
             node = two_nodes.add_node(num_cpus=1, object_store_memory=100_000_000)
             until(lambda: engine.everyone_has(0), engine)
-            assert all("it may yet" in str(each) for each in engine.news().events)
+            assert all("it may yet" in str(each) for each in engine.messages().events)
         two_nodes.remove_node(node)
 
     def test_a_compressor_that_is_killed(self, two_nodes: Any, tmp_path: Path) -> None:
@@ -163,10 +165,12 @@ class TestCluster:
         stage = Fragile(str(tmp_path / "died"), 2)
         told = config(LEARNED, chain=CompressorChain().add(stage), folder=tmp_path)
         with RayEngine(told) as engine:
-            engine.start(random_policy(LEARNED), Orders(pull_period=1), observations(LEARNED))
+            engine.start(
+                random_policy(LEARNED), ActorSettings(pull_period=1), observations(LEARNED)
+            )
             until(lambda: engine.compressed_policy(), engine)
             engine.publish(random_policy(LEARNED, 1))
-            (event,) = until(lambda: engine.news().events, engine)
+            (event,) = until(lambda: engine.messages().events, engine)
             assert event.who == "compressor"
             assert event.what.endswith("replaced by generation 1")
             until(lambda: (p := engine.compressed_policy()) and p.version == 1, engine)
@@ -461,7 +465,7 @@ class TestWithoutRay:
         for address in ("127.0.0.1:1", "nonsense"):
             monkeypatch.setenv(ADDRESS, address)
             with make_engine("ray", config()) as engine, pytest.raises(EngineError) as caught:
-                engine.start(random_policy(NUMBERED), Orders(), observations(NUMBERED))
+                engine.start(random_policy(NUMBERED), ActorSettings(), observations(NUMBERED))
             assert f"nothing answers at RAY_ADDRESS={address}" in str(caught.value)
 
     def test_only_a_cluster_that_was_started_for_others_is_joined(

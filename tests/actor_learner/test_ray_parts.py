@@ -1,4 +1,4 @@
-"""What the Ray engine is made of, without a cluster: intake, outbox, courier, state."""
+"""What the Ray engine is made of, without a cluster: requests, messages, publisher, state."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from engine_runs import NUMBERED, PATIENCE, config, random_policy, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vinoreward.actor_learner.engines.ray.courier import Courier
-from vinoreward.actor_learner.engines.ray.intake import Arrived, Intake
-from vinoreward.actor_learner.engines.ray.outbox import Outbox
+from vinoreward.actor_learner.engines.ray.message_queue import MessageQueue
+from vinoreward.actor_learner.engines.ray.publisher import Publisher
+from vinoreward.actor_learner.engines.ray.requests import Arrived, TrajectoryRequests
 from vinoreward.actor_learner.engines.ray.state import COMPRESSED as STORE_OF_COMPRESSED
 from vinoreward.actor_learner.engines.ray.state import (
     FULL,
-    ORDERS,
+    SETTINGS,
     Identity,
     Known,
     Published,
     State,
 )
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 
 
 def arrived(actor: int, sequence: int) -> Arrived:
     return Arrived(config().trajectory.empty(actor), sequence)
 
 
-class TestIntake:
+class TestRequests:
     @given(
         actors=st.integers(1, 4),
         slots=st.integers(1, 3),
@@ -50,83 +50,85 @@ class TestIntake:
         buffer = 2 * SamplesPerInsert.smallest_buffer(ratio, together, sample)
         limiter = SamplesPerInsert(ratio, 18, buffer, insert_size=together, sample_size=sample)
         asked: list[int] = []
-        intake = Intake(size, actors, slots, limiter, asked.append)
-        intake.ask()
+        requests = TrajectoryRequests(size, actors, slots, limiter, asked.append)
+        requests.ask()
         taken: list[Arrived] = []
         steps = samples = 0
         sequence = [0] * actors
         for move in moves:
             if asked and move % 4:
                 actor = asked.pop(move % len(asked))
-                intake.arrived(arrived(actor, sequence[actor]))
+                requests.arrived(arrived(actor, sequence[actor]))
                 sequence[actor] += 1
                 steps += size
-            found = intake.take(1, timeout=0.0, stop=lambda: False, evenly=False)
+            found = requests.take(1, timeout=0.0, stop=lambda: False, evenly=False)
             taken += found or []
             if taken and move % 3 == 0:
-                intake.release([taken.pop()])
+                requests.release([taken.pop()])
             if limiter.can_sample(steps, samples, sample):
                 samples += sample
-                intake.sampled(sample)
+                requests.sampled(sample)
             if asked and move % 7 == 0:
                 dead = asked[0]
-                intake.lost(dead)
+                requests.lost(dead)
                 asked[:] = [actor for actor in asked if actor != dead]
-                intake.ask()
+                requests.ask()
             for actor in range(actors):
                 held = sum(one.trajectory.actor == actor for one in taken)
                 assert asked.count(actor) + held <= slots
             inserted = steps + size * len(asked)
             assert inserted <= 18 or limiter.surplus(inserted, samples) <= limiter.error_buffer
-        intake.release(taken)
-        while (found := intake.take(1, timeout=0.0, stop=lambda: False, evenly=False)) is not None:
-            intake.release(found)
+        requests.release(taken)
+        while (
+            found := requests.take(1, timeout=0.0, stop=lambda: False, evenly=False)
+        ) is not None:
+            requests.release(found)
         # With everything given back, somebody can always go on.
         assert asked or limiter.can_sample(steps, samples, sample)
 
     def test_evenly_is_in_order_whatever_came_first(self) -> None:
-        intake = Intake(9, 2, 3, None, lambda actor: None)
-        intake.ask()
+        requests = TrajectoryRequests(9, 2, 3, None, lambda actor: None)
+        requests.ask()
         for actor, sequence in [(1, 1), (1, 0), (0, 2), (0, 0), (1, 2)]:
-            intake.arrived(arrived(actor, sequence))
-        assert intake.take(6, timeout=0.0, stop=lambda: False, evenly=True) is None
-        intake.arrived(arrived(0, 1))
-        found = intake.take(4, timeout=0.0, stop=lambda: False, evenly=True)
+            requests.arrived(arrived(actor, sequence))
+        assert requests.take(6, timeout=0.0, stop=lambda: False, evenly=True) is None
+        requests.arrived(arrived(0, 1))
+        found = requests.take(4, timeout=0.0, stop=lambda: False, evenly=True)
         assert found is not None
         order = [(one.trajectory.actor, one.sequence) for one in found]
         assert order == [(0, 0), (1, 0), (0, 1), (1, 1)]
-        assert intake.waiting == 2
-        assert intake.rollouts == [3, 3]
+        assert requests.waiting == 2
+        assert requests.rollouts == [3, 3]
 
 
-class TestOutbox:
+class TestMessageQueue:
     def test_messages_go_to_who_asked_first(self) -> None:
         async def asking() -> list[bytes]:
-            outbox = Outbox()
+            messages = MessageQueue()
 
             def work() -> None:
-                outbox.put((b"0", None))
-                assert outbox.wait_asked(lambda: False)
+                messages.put((b"0", None))
+                assert messages.wait_asked(lambda: False)
                 for text in (b"1", b"2", b"3"):
-                    outbox.put((text, None))
-                outbox.end("over")
+                    messages.put((text, None))
+                messages.end("over")
 
             thread = threading.Thread(target=work)
-            first = outbox.next()
+            first = messages.next()
             thread.start()
-            ended = asyncio.ensure_future(outbox.ended())
-            found = [await first, *(await asyncio.gather(*(outbox.next() for _ in range(3))))]
-            assert await ended == await outbox.ended() == "over"
+            ended = asyncio.ensure_future(messages.ended())
+            found = [await first, *(await asyncio.gather(*(messages.next() for _ in range(3))))]
+            assert await ended == await messages.ended() == "over"
             thread.join()
             return [text for text, _ in found]
 
         assert asyncio.run(asking()) == [b"0", b"1", b"2", b"3"]
 
     def test_nobody_asks(self) -> None:
-        assert not Outbox().wait_asked(lambda: True)
+        assert not MessageQueue().wait_asked(lambda: True)
 
 
-class TestCourier:
+class TestPublisher:
     def test_the_newest_goes_and_orders_before_weights(self) -> None:
         sent: list[tuple[str, int]] = []
         free = threading.Event()
@@ -140,23 +142,23 @@ class TestCourier:
 
         failures: list[str] = []
         again: list[tuple[str, int]] = []
-        courier = Courier(
+        publisher = Publisher(
             send, lambda store, what: again.append((store, what.version)), failures.append
         )
         empty = np.empty(0, np.uint8)
-        courier.publish(FULL, 0, b"", empty)
+        publisher.publish(FULL, 0, b"", empty)
         assert busy.wait(PATIENCE)
         for version in range(1, 5):
-            courier.publish(FULL, version, b"", empty)
-        courier.publish(ORDERS, 7, b"", empty)
-        assert not courier.flush(0.0)
+            publisher.publish(FULL, version, b"", empty)
+        publisher.publish(SETTINGS, 7, b"", empty)
+        assert not publisher.flush(0.0)
         free.set()
-        assert courier.flush(PATIENCE)
-        assert sent == [(FULL, 0), (ORDERS, 7), (FULL, 4)]
-        courier.resend()
-        assert courier.flush(PATIENCE)
-        assert again == [(ORDERS, 7), (FULL, 4)]
-        courier.close()
+        assert publisher.flush(PATIENCE)
+        assert sent == [(FULL, 0), (SETTINGS, 7), (FULL, 4)]
+        publisher.resend()
+        assert publisher.flush(PATIENCE)
+        assert again == [(SETTINGS, 7), (FULL, 4)]
+        publisher.close()
         assert failures == []
 
     def test_a_failure_is_told(self) -> None:
@@ -164,11 +166,11 @@ class TestCourier:
             raise OSError("no way through")
 
         failures: list[str] = []
-        courier = Courier(send, lambda store, what: None, failures.append)
-        courier.publish(FULL, 0, b"", np.empty(0, np.uint8))
+        publisher = Publisher(send, lambda store, what: None, failures.append)
+        publisher.publish(FULL, 0, b"", np.empty(0, np.uint8))
         until(lambda: failures)
         assert failures == ["full could not be published: no way through"]
-        courier.close()
+        publisher.close()
 
 
 class TestState:
@@ -179,7 +181,7 @@ class TestState:
             born = (await state.look()).born
             assert await state.pull(first, FULL, -1, 0.0) == ((born, False, -1, None), None)
             waiting = asyncio.ensure_future(state.pull(first, FULL, -1, PATIENCE))
-            await state.publish(ORDERS, Published(0, b"{}", None))
+            await state.publish(SETTINGS, Published(0, b"{}", None))
             await state.publish(FULL, Published(5, b"five", None))
             pulled = await waiting
             assert pulled.latest == (5, b"five", None)
@@ -246,17 +248,17 @@ class TestStateLost:
             return getattr(handle, name).remote(*arguments).result(PATIENCE)
 
         def learner_publishes() -> None:
-            ask("publish", ORDERS, Published(0, Orders().to_json(), None))
+            ask("publish", SETTINGS, Published(0, ActorSettings().to_json(), None))
             ask("publish", FULL, Published(5, b"five", np.empty(0, np.uint8)))
             ask("pull", Known(0, 0, -1, 0), FULL, -1, 0.0)  # so does the actor
 
         learner_publishes()
-        link = ray_links.RayCompressorLink(Identity(handle, 1, 0, beat=0.01), Outbox())
+        link = ray_links.RayCompressorLink(Identity(handle, 1, 0, beat=0.01), MessageQueue())
         assert link.pull(0, -1).version == 5
         link.publish(random_policy(NUMBERED, 5))
         assert ask("everyone_has", 1, 5, True)
         made = ask("latest", STORE_OF_COMPRESSED)
-        handle.actor = State(2)  # Ray starts it anew, empty, and the courier sends again
+        handle.actor = State(2)  # Ray starts it anew, empty, and the publisher sends again
         learner_publishes()
         assert link.pull(0, 5) is None
         until(lambda: ask("everyone_has", 1, 5, True))

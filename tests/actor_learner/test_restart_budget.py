@@ -93,7 +93,7 @@ class TestHangs:
             assert event(engine).what.endswith("for 1 s; replaced by generation 1")
             said = "actor 0 ended 2 times within a minute of work .gave no sign of life for 1 s"
             with pytest.raises(EngineError, match=said):
-                until(lambda: engine.news().events)
+                until(lambda: engine.messages().events)
 
     @pytest.mark.slow
     @pytest.mark.usefixtures("brief_minute")

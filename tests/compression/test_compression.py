@@ -171,9 +171,9 @@ def test_what_a_users_stage_gets_wrong_is_said(stage: Stage, words: str) -> None
 
 def test_settings_reach_the_stages_that_have_them() -> None:
     chain = CompressorChain().add(Prune(0.5)).add(Distill(steps=2)).add(Quantize("int8"))
-    assert chain.knobs() == {"sparsity": 0.5, "bits": 8.0}
+    assert chain.parameters() == {"sparsity": 0.5, "bits": 8.0}
     chain.configure(sparsity=0.75, bits=4)
-    assert chain.knobs() == {"sparsity": 0.75, "bits": 4.0}
+    assert chain.parameters() == {"sparsity": 0.75, "bits": 4.0}
     policy = random_policy(MLP, 0)
     found = chain.compress(policy, context_for(policy))
     weight = found.parameters["dense1.weight"]
@@ -182,18 +182,24 @@ def test_settings_reach_the_stages_that_have_them() -> None:
     overridden = dataclasses.replace(context_for(policy), sparsity=0.0, bits=32)
     found = chain.compress(policy, overridden)
     assert found.spec == policy.spec
-    assert chain.knobs() == {"sparsity": 0.0, "bits": 32.0}
+    assert chain.parameters() == {"sparsity": 0.0, "bits": 32.0}
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
     chain = CompressorChain().add(Prune(0.5)).add(Distill()).add(Quantize("int8"))
-    for knobs in ({"sparsity": 1.0}, {"sparsity": -0.1}, {"bits": 1}, {"bits": 9}, {"bits": 4.5}):
+    for parameters in (
+        {"sparsity": 1.0},
+        {"sparsity": -0.1},
+        {"bits": 1},
+        {"bits": 9},
+        {"bits": 4.5},
+    ):
         with pytest.raises(ConfigError, match="Expected"):
-            chain.configure(**knobs)
+            chain.configure(**parameters)
     with pytest.raises(ConfigError, match=r"no stage .* 'rank'"):
         chain.configure(rank=3)
     with pytest.raises(ConfigError, match="has no setting"):
-        Distill().turn("bits", 3)
+        Distill().set_parameter("bits", 3)
 
 
 def four_stages() -> CompressorChain:

@@ -103,7 +103,7 @@ def test_the_choice_of_neurons_stays_for_some_pushes() -> None:
     assert chosen[0] == chosen[1] == chosen[2]
     assert chosen[3] == chosen[4] == chosen[5]
     assert len(set(chosen)) == 3
-    stage.turn("sparsity", 0.25)
+    stage.set_parameter("sparsity", 0.25)
     policy = random_policy(MLP, 7)
     assert stage.compress(policy, context_for(policy)).spec.weighted[0].outputs == 12
 

@@ -99,11 +99,11 @@ def test_turning_bits_changes_what_is_made() -> None:
     stage = Quantize("int8")
     policy = random_policy(MLP, 0)
     for bits, expected, ranges in ((8, 8, 2), (16, 16, 0), (4, 4, 0), (32, 32, 0), (8, 8, 2)):
-        stage.turn("bits", bits)
+        stage.set_parameter("bits", bits)
         found = coarse(policy, stage)
         assert (bits_of(found)["dense1"], len(found.ranges)) == (expected, ranges)
     weights_only = Quantize("w4")
-    weights_only.turn("bits", 8)
+    weights_only.set_parameter("bits", 8)
     assert not coarse(policy, weights_only).ranges
 
 

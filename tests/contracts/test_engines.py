@@ -20,7 +20,7 @@ from vinoreward.actor_learner.engines.registry import make_engine
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.compile import Compile
@@ -70,10 +70,12 @@ def watched(tmp_path: Path) -> Callable[..., EngineConfig]:
 
 
 @contextlib.contextmanager
-def started(name: str, told: EngineConfig, orders: Orders | None = None) -> Iterator[Engine]:
+def started(
+    name: str, told: EngineConfig, settings: ActorSettings | None = None
+) -> Iterator[Engine]:
     spec = told.actor.policy
     with make_engine(name, told) as engine:
-        engine.start(random_policy(spec), orders or Orders(), observations(spec))
+        engine.start(random_policy(spec), settings or ActorSettings(), observations(spec))
         yield engine
 
 
@@ -116,7 +118,7 @@ class TestExperience:
             assert counters["steps"] == 2 * STEPS * counters["trajectories"]
             assert counters["pulls"] >= 2
             assert counters["infer_wall"] > 0 and counters["env_cpu"] > 0
-            episodes = until(lambda: engine.news().episodes, engine)
+            episodes = until(lambda: engine.messages().episodes, engine)
             assert {episode.length for _, episode in episodes} == set(EPISODES)
             assert {actor for actor, _ in episodes} == {0, 1}
         engine.close()  # a second time
@@ -130,7 +132,9 @@ class TestExperience:
     def test_actors_act_with_the_newest_weights_and_orders(self, name: str) -> None:
         """Published one after another without waiting: the last one is what all end up with."""
         spec = mlp(4, 2, head="q", hidden=(16, 16))
-        with started(name, config(spec, "CartPole-v1", actors=2), Orders(pull_period=1)) as engine:
+        with started(
+            name, config(spec, "CartPole-v1", actors=2), ActorSettings(pull_period=1)
+        ) as engine:
             for one in take(engine, 2, evenly=True):
                 np.testing.assert_array_equal(one.log_mu, 0.0)  # greedy
             for version in range(1, 40):
@@ -147,8 +151,8 @@ class TestExperience:
             for one in have.values():
                 outputs = forward(policy, one.observations[:, 0])
                 np.testing.assert_allclose(one.behaviour[:, 0], outputs, rtol=1e-3, atol=1e-4)
-            # And with the newest orders.
-            engine.order(Orders(epsilon=1.0, pull_period=1))
+            # And with the newest settings.
+            engine.configure(ActorSettings(epsilon=1.0, pull_period=1))
             at_random = {0: False, 1: False}
             while not all(at_random.values()):
                 for one in take(engine):
@@ -158,7 +162,7 @@ class TestExperience:
         """What actors act with is what so few bits leave of the weights; asked for, all is left."""
         spec = mlp(4, 2, head="logits", hidden=(16,))
         told = config(spec, "CartPole-v1", bits=4, steps=5)
-        with started(name, told, Orders(pull_period=1)) as engine:
+        with started(name, told, ActorSettings(pull_period=1)) as engine:
             for version, bits in ((0, 4), (1, 2), (2, 32)):
                 policy = random_policy(spec, version=version)
                 if version:
@@ -173,7 +177,7 @@ class TestExperience:
         """More than fits into a message: on Ray they lie in the object store."""
         spec = mlp(2, 2, head="logits", hidden=(256, 256))
         told = config(spec, actors=1, steps=9 * 700, environments=1)
-        with started(name, told, Orders(pull_period=1000)) as engine:
+        with started(name, told, ActorSettings(pull_period=1000)) as engine:
             engine.publish(random_policy(spec, 1))
             batch = engine.take(1, timeout=PATIENCE)
             assert batch is not None
@@ -227,7 +231,7 @@ class TestFaults:
             while len(successors) < 3:
                 (one,) = take(engine)
                 first = check_whole(one)
-                events += engine.news().events
+                events += engine.messages().events
                 if one.generation == 1:
                     assert first == 3 * len(successors)
                     successors.append(one)
@@ -251,10 +255,10 @@ class TestFaults:
             until(engine.compressed_policy, engine)
             engine.publish(random_policy(NUMBERED, 1))
             until(lambda: (p := engine.compressed_policy()) and p.version == 1, engine)
-            told = list(engine.news().events)
+            told = list(engine.messages().events)
             if fault != "work":
-                # News of a cluster may come a moment after what its successor made.
-                until(lambda: told.extend(engine.news().events) or told, engine)
+                # Messages of a cluster may come a moment after what its successor made.
+                until(lambda: told.extend(engine.messages().events) or told, engine)
         events = [(event.who, event.what) for event in told]
         if fault == "work":
             assert events == []
@@ -272,7 +276,7 @@ class TestFaults:
             pytest.raises(EngineError) as caught,
             started(name, told) as engine,
         ):
-            until(lambda: engine.news() and False, engine)
+            until(lambda: engine.messages() and False, engine)
         text = str(caught.value)
         assert "actor 0 ended 1 times within a minute" in text
         assert "Traceback (most recent call last)" in text
@@ -297,7 +301,7 @@ class TestCompression:
         spec = mlp(4, 2, head="logits", hidden=(32, 32))
         chain = CompressorChain().add(Quantize("int8")).add(Compile("openvino"))
         told = config(spec, "CartPole-v1", chain=chain, engine="openvino", steps=8)
-        with started(name, told, Orders(pull_period=1)) as engine:
+        with started(name, told, ActorSettings(pull_period=1)) as engine:
             for version in (0, 1):
                 if version:
                     engine.publish(random_policy(spec, version))
@@ -318,7 +322,7 @@ class TestCompression:
                 outputs = forward(compressed, one.observations[:, 0])
                 np.testing.assert_allclose(one.behaviour[:, 0], outputs, rtol=1e-3, atol=1e-3)
             assert compressed.engine == "openvino"
-            reports = until(lambda: engine.news().compressor, engine)
+            reports = until(lambda: engine.messages().compressor, engine)
             assert all("error" not in report for report in reports)
 
 
@@ -333,14 +337,14 @@ def test_compressed_weights_that_cannot_act_are_told_and_kill_nobody(name: str) 
         actors=2,
         restarts=0,
     )
-    with started(name, told, Orders(pull_period=1)) as engine:
+    with started(name, told, ActorSettings(pull_period=1)) as engine:
         engine.give_observations(np.full((8, 2), 0.5, np.float32))
         until(engine.compressed_policy, engine)
         heard: dict[int, Any] = {}
         last: dict[int, Trajectory] = {}
 
         def both() -> bool:
-            heard.update(engine.news().refused)
+            heard.update(engine.messages().refused)
             for one in take(engine):
                 last[one.actor] = one
             return len(heard) == 2 and all((one.network == 0).all() for one in last.values())
@@ -352,7 +356,7 @@ def test_compressed_weights_that_cannot_act_are_told_and_kill_nobody(name: str) 
         # The next version is tried again, by the same processes.
         engine.publish(random_policy(spec, 1))
         until(lambda: any((one.versions == 1).all() and one.network.all() for one in take(engine)))
-        assert engine.news().events == []
+        assert engine.messages().events == []
         assert all(one.generation == 0 for one in take(engine, 2, evenly=True))
 
 

@@ -19,7 +19,7 @@ from vinoreward.actor_learner.compressor import CompressorConfig
 from vinoreward.actor_learner.engines.base import EngineConfig, Event
 from vinoreward.actor_learner.engines.local.engine import LocalEngine
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.policies.policy import Policy
@@ -28,7 +28,7 @@ from vinoreward.policies.spec import PolicySpec, mlp
 SHARED_MEMORY = Path("/dev/shm")
 NUMBERED = mlp(2, 2, head="logits", hidden=(8, 8))
 """A network for ``faulty_environments:Numbered``."""
-USUAL = Orders()
+USUAL = ActorSettings()
 PATIENCE = 60.0
 """Seconds that a loaded machine may take for what takes one."""
 
@@ -91,11 +91,11 @@ def observations(spec: PolicySpec) -> Any:
 
 
 @contextlib.contextmanager
-def started(told: EngineConfig, orders: Orders = USUAL) -> Iterator[LocalEngine]:
+def started(told: EngineConfig, settings: ActorSettings = USUAL) -> Iterator[LocalEngine]:
     """A running engine with random weights of version 0."""
     spec = told.actor.policy
     with LocalEngine(told) as engine:
-        engine.start(random_policy(spec), orders, observations(spec))
+        engine.start(random_policy(spec), settings, observations(spec))
         yield engine
 
 
@@ -120,7 +120,7 @@ def until(condition: Callable[[], Any], engine: LocalEngine | None = None) -> An
 
 def event(engine: LocalEngine) -> Event:
     """The next thing that happens to a process."""
-    found = until(lambda: engine.news().events, engine)
+    found = until(lambda: engine.messages().events, engine)
     assert len(found) == 1
     return found[0]
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.link import ActorLink, Weights
-from vinoreward.actor_learner.transport.orders import Orders
 from vinoreward.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,
@@ -25,7 +25,7 @@ from vinoreward.policies.wire import encode
 CARTPOLE = mlp(4, 2, head="logits", hidden=(16, 16))
 
 
-USUAL = Orders()
+USUAL = ActorSettings()
 
 
 def policy_of(spec: PolicySpec, version: int, seed: int | None = None) -> Policy:
@@ -44,11 +44,11 @@ def policy_of(spec: PolicySpec, version: int, seed: int | None = None) -> Policy
 class PlainLink(ActorLink):
     """Everything in this process; ``after`` is called with the number of trajectories so far."""
 
-    def __init__(self, spec: TrajectorySpec, rollouts: int, orders: Orders) -> None:
+    def __init__(self, spec: TrajectorySpec, rollouts: int, settings: ActorSettings) -> None:
         self._spec = spec
         self._rollouts = rollouts
         self._begun: Trajectory | None = None
-        self.told = orders
+        self.told = settings
         self.weights: dict[int, Policy | None] = {FULL_PRECISION: None, COMPRESSED: None}
         self.done: list[Trajectory] = []
         self.counts: Counter[str] = Counter()
@@ -72,7 +72,7 @@ class PlainLink(ActorLink):
     def learner_version(self) -> int:
         return self.version
 
-    def orders(self) -> Orders:
+    def settings(self) -> ActorSettings:
         return self.told
 
     def report(self, kind: str, value: Any) -> None:
@@ -112,14 +112,14 @@ def acted(
     rollouts: int = 10,
     steps: int = 8,
     environments: int = 1,
-    orders: Orders = USUAL,
+    settings: ActorSettings = USUAL,
     begin: Callable[[PlainLink], None] | None = None,
     prior: int = 0,
     **config: Any,
 ) -> PlainLink:
     """Let an actor fill some trajectories."""
     trajectories = TrajectorySpec.of(spec, steps, environments)
-    link = PlainLink(trajectories, rollouts, orders)
+    link = PlainLink(trajectories, rollouts, settings)
     link.publish(policy_of(spec, int(config.get("first_version", 0))))
     if begin is not None:
         begin(link)

@@ -12,7 +12,7 @@ from task_runs import evaluator
 from vinoreward.actor_learner.acting.evaluation import Pair
 from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward.actor_learner.config import ActorLearnerConfig
-from vinoreward.actor_learner.controller import Steering
+from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.prune import Prune
@@ -136,12 +136,12 @@ def test_stages_go_on_while_compression_is_stopped() -> None:
     chain = CompressorChain().add(Prune(0.5)).add(Quantize("int8"))
     stopped = CompressionSetting(enabled=False)
     monitor = Monitor([CumulativeReward(), ReturnGap("mean")], Staged(), stopped)
-    steering = Steering(learner, ActorLearnerConfig(), chain, monitor)
+    controller = Controller(learner, ActorLearnerConfig(), chain, monitor)
     with evaluator("CartPole-v0") as ours:
 
         def evaluated(version: int, good: bool, compressed: Policy | None) -> set[str]:
             full = balancing(good).replace(version=version)
-            steering.evaluated(ours.pair(full, compressed, range(2)), version + 5)
+            controller.evaluated(ours.pair(full, compressed, range(2)), version + 5)
             return set(monitor.readings[-1].values)
 
         assert evaluated(1, False, None) == {"return"}

@@ -66,8 +66,8 @@ def test_a_compression_is_the_chain_that_it_says() -> None:
     assert chain is not None
     kinds = [type(stage) for stage in chain.stages]
     assert kinds == [Prune, Distill, Quantize, Compile]
-    assert chain.knobs() == {"bits": 8.0, "sparsity": 0.5}
-    assert setting_of(chain.knobs(), 7).pull_period == 7
+    assert chain.parameters() == {"bits": 8.0, "sparsity": 0.5}
+    assert setting_of(chain.parameters(), 7).pull_period == 7
 
 
 def test_a_student_is_a_network_of_the_task() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 
 WINDOW = 50
@@ -59,11 +59,11 @@ class CompressedShare:
                 return float(age)
         return float("nan")
 
-    def alarm(self, orders: Orders, behind: int | None, limit: int) -> str | None:
+    def alarm(self, settings: ActorSettings, behind: int | None, limit: int) -> str | None:
         """Return what to tell the user if next to nothing acts compressed; once until it recovers.
 
         Args:
-            orders: that actors have.
+            settings: that actors have.
             behind: pushes by which the newest compressed weights are behind; None: there are none.
             limit: ``max_staleness``.
         """
@@ -74,15 +74,15 @@ class CompressedShare:
             return None
         self._told = True
         found = f"only {share:.0%} of the steps of the last {WINDOW} updates acted compressed: "
-        if not orders.enabled:
+        if not settings.enabled:
             return (
                 f"{found}compression is switched off. Compress less, or watch without switching "
                 "(--monitor watch)"
             )
-        if orders.alpha < 1.0:
+        if settings.alpha < 1.0:
             return (
-                f"{found}the monitor lets the compressed network act in {orders.alpha:.0%} of the "
-                "blocks. Compress less, or choose another monitor"
+                f"{found}the monitor lets the compressed network act in {settings.alpha:.0%} of "
+                "the blocks. Compress less, or choose another monitor"
             )
         if behind is None:
             return f"{found}there are no compressed weights yet. Compress with less work"

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from vinoreward.actor_learner.compressor_state import STATE_FILE, chain_state, read_state
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.link import NONE, CompressorLink
-from vinoreward.actor_learner.transport.orders import Orders
 from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import Compiler, CompressionContext
@@ -26,7 +26,7 @@ from vinoreward.errors import OutputError, VinorewardError
 from vinoreward.files import atomic_path, open_plain
 from vinoreward.policies.policy import Policy
 
-KNOB_BITS = 32
+FULL_BITS = 32
 QUALITY_ROWS = 64
 """Observations on which a policy is compared with its teacher: few, since actors wait for the next
 one, but others at each push, so that a rare one has its turn."""
@@ -128,7 +128,7 @@ class Compressor:
             teacher = copied(weights.policy()).replace(engine=self._config.executor)
             have = teacher.version
             with self._told(have):
-                self._push(teacher, self._link.orders())
+                self._push(teacher, self._link.settings())
         self._save_if_asked()
 
     @contextlib.contextmanager
@@ -142,13 +142,13 @@ class Compressor:
         except VinorewardError as error:
             self._link.report("compressor", {"version": version, "error": str(error)})
 
-    def _push(self, teacher: Policy, orders: Orders) -> None:
+    def _push(self, teacher: Policy, settings: ActorSettings) -> None:
         observations = self._link.observations()
-        if not orders.enabled_at(teacher.version) or observations is None:
+        if not settings.enabled_at(teacher.version) or observations is None:
             return
         start, cpu = time.perf_counter(), time.process_time()
         seconds = self._pace.seconds(teacher.version, start)
-        knobs = self._chain.knobs()
+        parameters = self._chain.parameters()
         context = CompressionContext(
             teacher=teacher,
             observations=observations,
@@ -156,8 +156,8 @@ class Compressor:
             seed=self._config.seed,
             seconds=None if self._config.counted else seconds,
             compiler=self._compiler,
-            bits=float(orders.bits or KNOB_BITS) if "bits" in knobs else None,
-            sparsity=orders.sparsity if "sparsity" in knobs else None,
+            bits=float(settings.bits or FULL_BITS) if "bits" in parameters else None,
+            sparsity=settings.sparsity if "sparsity" in parameters else None,
         )
         policy = self._chain.compress(teacher, context)
         self._pushes += 1
@@ -180,7 +180,7 @@ class Compressor:
         )
 
     def _save_if_asked(self) -> None:
-        asked = self._link.orders().save
+        asked = self._link.settings().save
         if asked <= self._saved or self._config.folder is None:
             return
         self._saved = asked

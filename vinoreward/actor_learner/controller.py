@@ -1,4 +1,4 @@
-"""From what the monitor and the learner say to orders for actors and compressor."""
+"""From what the monitor and the learner say to settings for actors and compressor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vinoreward.actor_learner.acting.evaluation import Pair
 from vinoreward.actor_learner.acting.network import Refused
 from vinoreward.actor_learner.config import ActorLearnerConfig
 from vinoreward.actor_learner.engines.base import Event
-from vinoreward.actor_learner.kept import Kept, Pushed
 from vinoreward.actor_learner.learners.base import Learner, outputs_of
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.policy_cache import PolicyCache, Pushed
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.errors import ConfigError
@@ -33,7 +33,7 @@ NARROW_KEPT = 100_000
 _READ = ("observations", "actions", "behaviour", "log_mu", "versions", "network")
 
 
-class Steering:
+class Controller:
     """Decides what actors and compressor are told.
 
     Args:
@@ -65,14 +65,14 @@ class Steering:
         self._compressing = chain is not None
         self._wire = config.bits < FULL_BITS
         """Whether pushes lose something on their way."""
-        self._knobs = {} if chain is None else chain.knobs()
+        self._parameters = {} if chain is None else chain.parameters()
         if chain is None and self._wire:
-            self._knobs = {"bits": float(config.bits)}
+            self._parameters = {"bits": float(config.bits)}
         self._narrow: set[int] = set()
         """Of the last versions those that were pushed with few bits, kept or not."""
         self._told = 0
         self._halted = False
-        self.kept = Kept()
+        self.kept = PolicyCache()
 
     def begin(self) -> None:
         """Let a new monitor begin with what was made: the chain's bits, the config's pull period.
@@ -84,10 +84,10 @@ class Steering:
         if self._monitor is None:
             return
         made: dict[str, object] = {"pull_period": self._config.pull_period}
-        if "bits" in self._knobs:
+        if "bits" in self._parameters:
             made["bits"] = self._bits()
-        if "sparsity" in self._knobs:
-            made["sparsity"] = self._knobs["sparsity"]
+        if "sparsity" in self._parameters:
+            made["sparsity"] = self._parameters["sparsity"]
         default, setting = CompressionSetting(), self._monitor.setting
         changes = {
             name: value
@@ -120,11 +120,11 @@ class Steering:
         self._told = self._last_change()
 
     def _bits(self) -> int | None:
-        bits = int(self._knobs.get("bits", FULL_BITS))
+        bits = int(self._parameters.get("bits", FULL_BITS))
         return None if bits == FULL_BITS else bits
 
-    def orders(self, before: Orders, version: int) -> Orders:
-        """Return the orders to go on with.
+    def actor_settings(self, before: ActorSettings, version: int) -> ActorSettings:
+        """Return the settings to go on with.
 
         Args:
             before: those given before.
@@ -144,7 +144,7 @@ class Steering:
             return dataclasses.replace(
                 found,
                 bits=self._bits(),
-                sparsity=self._knobs.get("sparsity", 0.0),
+                sparsity=self._parameters.get("sparsity", 0.0),
                 enabled=before.enabled and not self._halted,
                 since=version if before.enabled and self._halted else before.since,
             )

@@ -14,7 +14,7 @@ from vinoreward.actor_learner.acting.evaluation import Evaluation, Pair, send_po
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, Event
 from vinoreward.actor_learner.engines.local.children import Child
 from vinoreward.actor_learner.engines.local.processes import run_evaluator
-from vinoreward.actor_learner.kept import Kept, Pushed
+from vinoreward.actor_learner.policy_cache import PolicyCache, Pushed
 from vinoreward.actor_learner.transport.link import NONE
 from vinoreward.closing import Closing
 from vinoreward.policies.policy import Policy
@@ -50,7 +50,7 @@ class EvaluationsBeside(Closing):
         episodes: int,
         heartbeat: float,
         engine: Engine,
-        kept: Kept,
+        kept: PolicyCache,
     ) -> None:
         self._told = (environment, executor, episodes)
         self._heartbeat = heartbeat

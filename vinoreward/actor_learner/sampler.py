@@ -15,7 +15,7 @@ TAKE_TIMEOUT = 0.2
 MOST_AT_ONCE = 64
 
 
-class Intake:
+class Sampler:
     """Takes trajectories from an engine.
 
     Args:

@@ -15,13 +15,13 @@ from vinoreward.actor_learner.checkpoint import load_checkpoint, save_checkpoint
 from vinoreward.actor_learner.compressor import CompressorConfig
 from vinoreward.actor_learner.compressor_state import STATE_FILE, check_state
 from vinoreward.actor_learner.config import EVALUATE_EVERY, ActorLearnerConfig
-from vinoreward.actor_learner.controller import Steering
+from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.engine_setup import engine_config, limiter_for
 from vinoreward.actor_learner.engines.registry import make_engine
 from vinoreward.actor_learner.evaluating import EvaluationsBeside
 from vinoreward.actor_learner.learners.base import Learner
+from vinoreward.actor_learner.observation_buffer import Array, ObservationBuffer, Totals
 from vinoreward.actor_learner.progress import Progress, Summary
-from vinoreward.actor_learner.recent import Array, RecentObservations, Totals
 from vinoreward.actor_learner.training_loop import Loop
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.compression.chain import CompressorChain
@@ -83,17 +83,17 @@ class ActorLearner:
         # Other processes have working directories of their own, and this one's may change.
         folder = None if folder is None else folder.absolute()
         self._folder = folder
-        self._steering = Steering(learner, self.config, compressor, monitor)
+        self._controller = Controller(learner, self.config, compressor, monitor)
         self._totals = Totals()
         self._held: list[Trajectory] = []
         self._running: Loop | None = None
         first = self._first_observations()
-        self._recent = RecentObservations(first, self.config.observations, seed=self.config.seed)
+        self._recent = ObservationBuffer(first, self.config.observations, seed=self.config.seed)
         # Whether the compressor's state in the folder is this training's.
         self._goes_on = resume and folder is not None and self._load(folder)
         if not self._goes_on:
-            self._steering.begin()
-        self._steering.resume()
+            self._controller.begin()
+        self._controller.resume()
 
     # For whoever watches, from on_progress
 
@@ -224,10 +224,10 @@ class ActorLearner:
         self.learner.load_state(state["learner"])
         if self.monitor is not None and state["monitor"] is not None:
             self.monitor.load_state(state["monitor"])
-            self._steering.changed({name: state.get(name) for name in ("pull_period", "bits")})
+            self._controller.changed({name: state.get(name) for name in ("pull_period", "bits")})
         else:
             # A monitor that was not there before has turned nothing yet.
-            self._steering.begin()
+            self._controller.begin()
         totals = self._totals
         totals.steps, totals.version = int(state["steps"]), int(state["version"])
         totals.episodes.returns.extend(float(value) for value in state["returns"])
@@ -245,7 +245,7 @@ class ActorLearner:
             most = 0 if self.config.lag is not None else needed - 1
             held = held[len(held) - min(most, len(held)) :]
         self._held = held
-        self._recent = RecentObservations(
+        self._recent = ObservationBuffer(
             rows, self.config.observations, seed=self.config.seed + totals.version
         )
 
@@ -301,7 +301,7 @@ class ActorLearner:
                 config.evaluation_episodes,
                 config.heartbeat,
                 engine,
-                self._steering.kept,
+                self._controller.kept,
             ) as evaluating,
             interrupt_between() as check,
         ):
@@ -310,7 +310,7 @@ class ActorLearner:
                 self.learner,
                 config,
                 limiter=limiter,
-                steering=self._steering,
+                controller=self._controller,
                 totals=self._totals,
                 recent=self._recent,
                 held=self._held,

@@ -15,17 +15,17 @@ from vinoreward.actor_learner.acting.evaluation import Evaluation
 from vinoreward.actor_learner.acting.profile import COUNTERS, Breakdown
 from vinoreward.actor_learner.compressed_share import CompressedShare
 from vinoreward.actor_learner.config import ActorLearnerConfig
-from vinoreward.actor_learner.controller import Steering
+from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.engine_setup import staleness_limit
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, Event
 from vinoreward.actor_learner.evaluating import EvaluationsBeside
-from vinoreward.actor_learner.kept import Pushed
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.observation_buffer import ObservationBuffer, Totals, described
+from vinoreward.actor_learner.policy_cache import Pushed
 from vinoreward.actor_learner.progress import Progress, Summary
-from vinoreward.actor_learner.recent import RecentObservations, Totals, described
-from vinoreward.actor_learner.sampler import Intake
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.sampler import Sampler
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.errors import InputError, OutputError
 from vinoreward.monitoring.setting import FULL_BITS
@@ -62,7 +62,7 @@ def _warn(progress: Progress) -> None:
 
 
 @dataclass
-class _News:
+class _Messages:
     """What came in since the last progress."""
 
     events: list[Event] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Loop:
         learner: what learns.
         config: how.
         limiter: of samples per insert, None for none.
-        steering: what actors and compressor are told.
+        controller: what actors and compressor are told.
         totals: counted on.
         recent: observations, added to.
         held: trajectories taken and not learned from yet, changed in place.
@@ -96,9 +96,9 @@ class Loop:
         config: ActorLearnerConfig,
         *,
         limiter: SamplesPerInsert | None,
-        steering: Steering,
+        controller: Controller,
         totals: Totals,
-        recent: RecentObservations,
+        recent: ObservationBuffer,
         held: list[Trajectory],
         save: Callable[[], bool],
         compressing: bool,
@@ -107,12 +107,12 @@ class Loop:
     ) -> None:
         self._engine = engine
         self._learner, self._config = learner, config
-        self._steering, self._totals, self._recent = steering, totals, recent
+        self._controller, self._totals, self._recent = controller, totals, recent
         self._write = save
         self._compressing = compressing
         self._starting = compressing  # until the compressor says something, or something of it
-        self._intake = Intake(engine, learner, config, limiter, held)
-        self._orders = steering.orders(Orders(), totals.version)
+        self._sampler = Sampler(engine, learner, config, limiter, held)
+        self._settings = controller.actor_settings(ActorSettings(), totals.version)
         self._before = totals.steps
         self._learning = 0.0
         self._metrics: dict[str, float] = {}
@@ -120,7 +120,7 @@ class Loop:
         self._share = CompressedShare()
         self._made: int | None = None
         """Version of the newest compressed weights."""
-        self._news = _News()
+        self._messages = _Messages()
         self._watched = self._pushed_at = learner.updates
         self._observations_given = 0.0
         self._next_save = 0.0
@@ -137,14 +137,14 @@ class Loop:
     ) -> Summary:
         """Train until so many environment steps; see ``ActorLearner.learn``."""
         engine, totals = self._engine, self._totals
-        engine.start(self._pushed.policy, self._orders, self._recent.rows, self._pushed.bits)
+        engine.start(self._pushed.policy, self._settings, self._recent.rows, self._pushed.bits)
         self._start = start = time.monotonic()
         self._next_save = start + self._config.checkpoint_seconds
         stopped = False
         try:
             while totals.steps < total_steps and not stopped:
                 learned = self._update()
-                self._take_news()
+                self._take_messages()
                 self._check_compressor()
                 if learned:
                     self._push(check)
@@ -174,7 +174,7 @@ class Loop:
             stopped=stopped,
             compressed_share=self._share.share if self._compressing else float("nan"),
             staleness=self._share.staleness,
-            evaluations=tuple(self._news.evaluations),
+            evaluations=tuple(self._messages.evaluations),
             policy=policy,
             compressed=compressed,
         )
@@ -194,12 +194,14 @@ class Loop:
         deadline = time.monotonic() + timeout
         compressed = self._engine.compressed_policy()
         while (
-            self._orders.enabled_at(full.version)
+            self._settings.enabled_at(full.version)
             and (compressed is None or compressed.version < full.version)
             and time.monotonic() < deadline
         ):
-            self._take_news()
-            failed = {report["version"] for report in self._news.compressor if "error" in report}
+            self._take_messages()
+            failed = {
+                report["version"] for report in self._messages.compressor if "error" in report
+            }
             if full.version in failed:
                 break
             time.sleep(0.02)  # each look copies the policy
@@ -219,7 +221,7 @@ class Loop:
         while (
             found[1] is None
             and self._starting
-            and self._orders.enabled_at(found[0].version)
+            and self._settings.enabled_at(found[0].version)
             and time.monotonic() < deadline
         ):
             check(self._save)
@@ -231,8 +233,8 @@ class Loop:
     def _update(self) -> bool:
         """Take what the learner needs and let it learn; return whether it did."""
         with ExitStack() as stack:
-            trajectories = self._intake.take(stack, self._totals.version)
-            self._totals.steps = self._before + self._intake.steps
+            trajectories = self._sampler.take(stack, self._totals.version)
+            self._totals.steps = self._before + self._sampler.steps
             return trajectories is not None and self._learn(trajectories)
 
     def _learn(self, trajectories: list[Trajectory]) -> bool:
@@ -245,12 +247,12 @@ class Loop:
                 self._share.add(trajectories, self._totals.version)
         if not metrics:
             return False
-        self._intake.learned()
+        self._sampler.learned()
         due = self._learner.updates - self._watched >= self._config.monitor_period
         if trajectories and due:
-            self._steering.watch(trajectories, self._totals.version)
+            self._controller.watch(trajectories, self._totals.version)
             self._watched = self._learner.updates
-        self._metrics = {**metrics, **self._experience, "dropped": float(self._intake.dropped)}
+        self._metrics = {**metrics, **self._experience, "dropped": float(self._sampler.dropped)}
         self._learning += time.perf_counter() - start
         return True
 
@@ -278,10 +280,10 @@ class Loop:
             self._wait_for_everyone(check)
             self._evaluate(check)  # here the same in every run
         # Before the weights that they hold for: see Actor._exact.
-        orders = self._steering.orders(self._orders, totals.version + 1)
-        if orders != self._orders:
-            self._orders = orders
-            engine.order(orders)
+        settings = self._controller.actor_settings(self._settings, totals.version + 1)
+        if settings != self._settings:
+            self._settings = settings
+            engine.configure(settings)
         if not push:
             return
         start = time.perf_counter()
@@ -297,14 +299,14 @@ class Loop:
     def _to_push(self) -> Pushed:
         return Pushed(
             self._checked_policy(),
-            self._steering.push_bits,
+            self._controller.push_bits,
             self._totals.steps,
             time.monotonic() - self._start,
         )
 
     def _keep(self, pulled: Sequence[int]) -> None:
-        if self._steering.watches or self._evaluating is not None:
-            self._steering.keep(self._pushed, pulled)
+        if self._controller.watches or self._evaluating is not None:
+            self._controller.keep(self._pushed, pulled)
 
     def _observations_due(self) -> bool:
         now = time.monotonic()
@@ -316,14 +318,16 @@ class Loop:
     def _wait_for_everyone(self, check: Check) -> None:
         """Wait until nobody needs the present version any more: only the latest one is kept."""
         while not self._engine.everyone_has(self._totals.version):
-            self._take_news()
+            self._take_messages()
             self._check_compressor()
             check(self._save)
             time.sleep(1e-4)
 
     def _check_compressor(self) -> None:
         """Raise if a version will never be compressed that somebody waits for, or will."""
-        failed = [one for one in self._news.compressor if "error" in one and one["version"] >= 0]
+        failed = [
+            one for one in self._messages.compressor if "error" in one and one["version"] >= 0
+        ]
         if failed and self._config.lag is not None:
             raise EngineError(
                 f"the compressor failed on version {failed[0]['version']}: {failed[0]['error']} "
@@ -335,8 +339,8 @@ class Loop:
         start = time.monotonic()
         self._checked_policy()
         if self._write():
-            self._orders = replace(self._orders, save=self._orders.save + 1)
-            self._engine.order(self._orders)
+            self._settings = replace(self._settings, save=self._settings.save + 1)
+            self._engine.configure(self._settings)
         now = time.monotonic()
         # A large replay takes seconds to write.
         pause = max(self._config.checkpoint_seconds, (now - start) / SAVE_SHARE)
@@ -365,7 +369,7 @@ class Loop:
         self._next_evaluation = self._after(self._totals.steps)
         self._evaluated = pushed.version
         compressed = self._as_received(pushed)
-        pair = self._compressing and self._orders.enabled_at(pushed.version)
+        pair = self._compressing and self._settings.enabled_at(pushed.version)
         if pair and exact:
             compressed = self._engine.compressed_policy()
         elif self._compressing:
@@ -378,15 +382,15 @@ class Loop:
             return
         found, events = evaluating.take()
         while wait and evaluating.under_way:
-            self._take_news()
+            self._take_messages()
             check(self._save)
             time.sleep(0.01)
             found, events = evaluating.take()
-        self._news.events += events
+        self._messages.events += events
         if found is not None:
-            self._news.evaluations.append(found)
+            self._messages.evaluations.append(found)
             self._evaluated = found.pair.full.version
-            self._steering.evaluated(found.pair, self._totals.version)
+            self._controller.evaluated(found.pair, self._totals.version)
 
     def _last_evaluation(self, check: Check) -> None:
         """Wait for what is under way, and play what is due: nobody learns any more."""
@@ -396,48 +400,50 @@ class Loop:
 
     # Telling the user
 
-    def _take_news(self) -> None:
-        news = self._engine.news()
-        for _, episode in news.episodes:
+    def _take_messages(self) -> None:
+        messages = self._engine.messages()
+        for _, episode in messages.episodes:
             value = episode.reward if episode.score is None else episode.score
             self._totals.episodes.add(value)
-            self._news.ended.append(episode)
-        self._news.events += news.events + self._steering.heard(news.refused, self._totals.version)
-        self._news.compressor += news.compressor
-        if self._evaluating is not None and news.compressor:
-            self._evaluating.heard(news.compressor)
-        if news.compressor or any(event.who == "compressor" for event in news.events):
+            self._messages.ended.append(episode)
+        self._messages.events += messages.events + self._controller.heard(
+            messages.refused, self._totals.version
+        )
+        self._messages.compressor += messages.compressor
+        if self._evaluating is not None and messages.compressor:
+            self._evaluating.heard(messages.compressor)
+        if messages.compressor or any(event.who == "compressor" for event in messages.events):
             self._starting = False
-        made = [one["version"] for one in news.compressor if "quality" in one]
+        made = [one["version"] for one in messages.compressor if "quality" in one]
         self._made = max(made, default=self._made)
 
     def _check_share(self, seconds: float) -> None:
         """Tell the user if compression does next to nothing."""
-        waiting = self._starting and self._orders.enabled and seconds < PATIENCE
+        waiting = self._starting and self._settings.enabled and seconds < PATIENCE
         if not self._compressing or waiting:
             return
         behind = None if self._made is None else self._totals.version - self._made
         words = self._share.alarm(
-            self._orders, behind, staleness_limit(self._learner, self._config)
+            self._settings, behind, staleness_limit(self._learner, self._config)
         )
         if words is not None:
-            self._news.events.append(Event("compressor", words))
+            self._messages.events.append(Event("compressor", words))
 
     def _progress(self, start: float) -> Progress:
         self._check_share(time.monotonic() - start)
-        news, self._news = self._news, _News()
+        messages, self._messages = self._messages, _Messages()
         return Progress(
             steps=self._totals.steps,
             updates=self._learner.updates,
             seconds=time.monotonic() - start,
             metrics=self._metrics,
-            readings=self._steering.readings(),
+            readings=self._controller.readings(),
             mean_return=self._totals.episodes.mean,
             episodes=self._totals.episodes.count,
-            events=tuple(news.events),
-            changes=self._steering.changes(),
-            compressor=tuple(news.compressor),
-            ended=tuple(news.ended),
-            evaluations=tuple(news.evaluations),
+            events=tuple(messages.events),
+            changes=self._controller.changes(),
+            compressor=tuple(messages.compressor),
+            ended=tuple(messages.ended),
+            evaluations=tuple(messages.evaluations),
             pushed=self._pushed_at == self._learner.updates,
         )

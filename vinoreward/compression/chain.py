@@ -81,7 +81,9 @@ class CompressorChain:
         """
         self.check()
         given = {"bits": context.bits, "sparsity": context.sparsity}
-        self.configure(**{knob: value for knob, value in given.items() if value is not None})
+        self.configure(
+            **{parameter: value for parameter, value in given.items() if value is not None}
+        )
         if policy is not context.teacher:
             check_finite(policy, "policy")
         for stage in self._stages:
@@ -90,11 +92,11 @@ class CompressorChain:
         check_finite(policy, "compressed policy")
         return policy.replace(version=context.teacher.version)
 
-    def knobs(self) -> dict[str, float]:
+    def parameters(self) -> dict[str, float]:
         """Return every setting that may be changed while training runs, such as bits, sparsity."""
         found: dict[str, float] = {}
         for stage in self._stages:
-            found |= stage.knobs()
+            found |= stage.parameters()
         return found
 
     def safer(self) -> tuple[dict[str, Any], ...]:
@@ -104,23 +106,23 @@ class CompressorChain:
         that. Half precision, or weights alone in few bits, are not; for those there is nothing.
         """
         smaller = any(stage.shrinks for stage in self._stages)
-        return ({"bits": None},) if smaller and "bits" in self.knobs() else ()
+        return ({"bits": None},) if smaller and "bits" in self.parameters() else ()
 
-    def configure(self, **knobs: float) -> None:
+    def configure(self, **parameters: float) -> None:
         """Change settings from the next push on; each goes to every stage that has it.
 
         Raises:
             ConfigError: a setting that no stage has, or a value that cannot work.
         """
-        for knob, value in knobs.items():
-            owners = [stage for stage in self._stages if knob in stage.knobs()]
+        for parameter, value in parameters.items():
+            owners = [stage for stage in self._stages if parameter in stage.parameters()]
             if not owners:
                 raise ConfigError(
-                    f"no stage of the chain has the setting {knob!r}. Expected one of "
-                    f"{sorted(self.knobs())}."
+                    f"no stage of the chain has the setting {parameter!r}. Expected one of "
+                    f"{sorted(self.parameters())}."
                 )
             for stage in owners:
-                stage.turn(knob, value)
+                stage.set_parameter(parameter, value)
 
     def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
         """Return what the stages remember between pushes, as plain arrays and numbers."""

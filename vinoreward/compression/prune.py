@@ -182,14 +182,14 @@ class Prune(Stage):
             best = np.argsort(-worth, kind="stable")[:count]
             self._kept[name] = np.sort(best).astype(np.int64)
 
-    def knobs(self) -> dict[str, float]:
+    def parameters(self) -> dict[str, float]:
         """Return the sparsity."""
         return {"sparsity": self.sparsity}
 
-    def turn(self, knob: str, value: float) -> None:
+    def set_parameter(self, parameter: str, value: float) -> None:
         """Change the sparsity; neurons are chosen anew at the next push."""
-        if knob != "sparsity":
-            super().turn(knob, value)
+        if parameter != "sparsity":
+            super().set_parameter(parameter, value)
         if value != self.sparsity:
             self.sparsity = _checked_sparsity(value)
             self._kept = {}

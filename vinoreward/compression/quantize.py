@@ -163,14 +163,14 @@ class Quantize(Stage):
             found[name] = ActivationRange(*limit[name])
         return found
 
-    def knobs(self) -> dict[str, float]:
+    def parameters(self) -> dict[str, float]:
         """Return the bits of weights."""
         return {"bits": float(self._bits)}
 
-    def turn(self, knob: str, value: float) -> None:
+    def set_parameter(self, parameter: str, value: float) -> None:
         """Change the bits of weights: 2 to 8, 16, or 32 for none of it."""
-        if knob != "bits":
-            super().turn(knob, value)
+        if parameter != "bits":
+            super().set_parameter(parameter, value)
         if value not in (*range(2, 9), 16, 32):
             raise ConfigError(f"{value} bits were asked for. Expected 2 to 8, 16 or 32.")
         self._bits = int(value)
@@ -189,7 +189,7 @@ class Quantize(Stage):
             raise ConfigError(
                 f"Quantize was given state {sorted(state)}. Expected bits and ranges seen."
             )
-        self.turn("bits", float(state["bits"]))
+        self.set_parameter("bits", float(state["bits"]))
         self._seen = {}
         for name, value in seen.items():
             low, high = np.asarray(value, dtype=np.float64).tolist()

@@ -58,19 +58,19 @@ class Stage(abc.ABC):
     def check(self, following: Sequence[Stage]) -> None:  # noqa: B027 - may be left as it is
         """Raise ConfigError if the stages that follow in the chain cannot be right."""
 
-    def knobs(self) -> dict[str, float]:
+    def parameters(self) -> dict[str, float]:
         """Return the settings that may be changed while training runs."""
         return {}
 
-    def turn(self, knob: str, value: float) -> None:
-        """Change one of :meth:`knobs`.
+    def set_parameter(self, parameter: str, value: float) -> None:
+        """Change one of :meth:`parameters`.
 
         Raises:
-            ConfigError: a value that cannot work, or a knob that the stage does not have.
+            ConfigError: a value that cannot work, or a parameter that the stage does not have.
         """
         raise ConfigError(
-            f"{type(self).__name__} has no setting {knob!r} to turn to {value}. Expected one of "
-            f"{sorted(self.knobs())}."
+            f"{type(self).__name__} has no setting {parameter!r} to turn to {value}. Expected one "
+            f"of {sorted(self.parameters())}."
         )
 
     def state(self) -> dict[str, npt.NDArray[Any] | int | float]:

@@ -1,4 +1,4 @@
-"""Strategies that turn one knob little by little, both ways."""
+"""Strategies that turn one parameter little by little, both ways."""
 
 from __future__ import annotations
 

@@ -148,13 +148,13 @@ def correctors_of(text: str | None) -> tuple[Corrector, ...] | None:
     return tuple(found)
 
 
-def setting_of(knobs: Mapping[str, float], pull_period: int) -> CompressionSetting:
+def setting_of(parameters: Mapping[str, float], pull_period: int) -> CompressionSetting:
     """Return what can be turned as it was made, for a monitor to begin with."""
 
-    bits = knobs.get("bits")
+    bits = parameters.get("bits")
     return CompressionSetting(
         bits=None if bits is None else int(bits),
-        sparsity=float(knobs.get("sparsity", 0.0)),
+        sparsity=float(parameters.get("sparsity", 0.0)),
         pull_period=pull_period,
     )
 
@@ -190,11 +190,11 @@ def monitor_of(
             "no other. Expected --compress, or another monitor, such as kl or default."
         )
 
-    knobs = {"bits": float(bits)} if chain is None else chain.knobs()
-    setting = setting_of(knobs, pull_period)
+    parameters = {"bits": float(bits)} if chain is None else chain.parameters()
+    setting = setting_of(parameters, pull_period)
     safer = () if chain is None else chain.safer()
     strategies = [
-        found for part in parts if (found := _strategy(part, head, knobs, safer)) is not None
+        found for part in parts if (found := _strategy(part, head, parameters, safer)) is not None
     ]
     strategy = None
     if strategies:
@@ -205,7 +205,7 @@ def monitor_of(
 def _strategy(
     part: Part,
     head: Head,
-    knobs: Mapping[str, float],
+    parameters: Mapping[str, float],
     safer: Sequence[Mapping[str, Any]],
 ) -> Any:
 
@@ -231,7 +231,7 @@ def _strategy(
     if part.name in ("watch", "default"):
         call(part, nothing, "--monitor")
         return default_strategy(head, safer) if part.name == "default" else None
-    _needs(part, head, knobs)
+    _needs(part, head, parameters)
     kinds: Mapping[str, Any] = {
         "kl": (switch, ("threshold",), SwitchPrecision),
         "alpha": (LinearAlpha, ("low", "high")),
@@ -242,13 +242,13 @@ def _strategy(
     return call(part, kind, "--monitor", *more)
 
 
-def _needs(part: Part, head: Head, knobs: Mapping[str, float]) -> None:
+def _needs(part: Part, head: Head, parameters: Mapping[str, float]) -> None:
     """Refuse a strategy that could change nothing or see nothing."""
-    knob = {"kl": "bits", "sparsity": "sparsity"}.get(part.name)
-    if knob is not None and knob not in knobs:
-        stage = "int8" if knob == "bits" else "prune 0.5 | distill"
+    parameter = {"kl": "bits", "sparsity": "sparsity"}.get(part.name)
+    if parameter is not None and parameter not in parameters:
+        stage = "int8" if parameter == "bits" else "prune 0.5 | distill"
         raise ConfigError(
-            f"--monitor {part.name} turns the {knob}, and no stage of --compress has them. "
+            f"--monitor {part.name} turns the {parameter}, and no stage of --compress has them. "
             f"Expected such a stage: {stage}."
         )
     if head == "q" and part.name in ("kl", "alpha", "sparsity"):

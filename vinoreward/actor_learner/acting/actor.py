@@ -11,8 +11,8 @@ from vinoreward.actor_learner.acting.network import Acting, ActorNetwork, Refuse
 from vinoreward.actor_learner.acting.profile import COUNTERS as PROFILE_COUNTERS
 from vinoreward.actor_learner.acting.profile import Stopwatch
 from vinoreward.actor_learner.executors.base import finite
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.link import NONE, ActorLink, plain
-from vinoreward.actor_learner.transport.orders import Orders
 from vinoreward.actor_learner.transport.sync import wait_until
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
 from vinoreward.errors import OutputError, VinorewardError
@@ -107,7 +107,7 @@ class Actor:
         self._block = 0
         """Steps until the network is drawn anew."""
         self._kind = FULL_PRECISION
-        self._orders = Orders()
+        self._settings = ActorSettings()
         self._exact_for = NONE
         """The version that a fixed lag asked for last."""
         self._episodes: list[Episode] = []
@@ -173,7 +173,7 @@ class Actor:
 
     def _choose(self, network: ActorNetwork) -> Acting:
         outputs = network.executor.infer(self._envs.observations)
-        exploration = self._orders.exploration(self._number, self._config.actors)
+        exploration = self._settings.exploration(self._number, self._config.actors)
         acted = act(self._config.policy, outputs, self._random, exploration, self._noise)
         if network.kind == COMPRESSED and not finite(acted.log_mu):
             raise OutputError(
@@ -211,7 +211,7 @@ class Actor:
         trajectory.behaviour[step] = acting.outputs
         trajectory.versions[step] = network.version
         trajectory.network[step] = network.kind
-        self._noise, noise = acted.noise, self._orders.noise
+        self._noise, noise = acted.noise, self._settings.noise
         if acted.noise is not None and noise is not None:
             over = (stepped.terminated | stepped.truncated)[:, None]
             self._noise = np.where(over, noise.begin(acted.noise.shape), acted.noise)
@@ -221,10 +221,10 @@ class Actor:
 
     def _newest(self) -> ActorNetwork | None:
         """Return what acts next, with its weights pulled if it is time; None: training is over."""
-        self._orders = orders = self._link.orders()
+        self._settings = settings = self._link.settings()
         if self._block == 0:
             # A network for a whole block: alternating at each step would evict the small one.
-            self._kind = self._drawn(orders.enabled)
+            self._kind = self._drawn(settings.enabled)
             self._block = self._config.steps
         self._block -= 1
         if self._kind == COMPRESSED:
@@ -247,11 +247,11 @@ class Actor:
     def _drawn(self, enabled: bool) -> int:
         """Return which network is to act."""
         draw = self._random.random()
-        wanted = self._config.compressed and enabled and draw < self._orders.alpha
+        wanted = self._config.compressed and enabled and draw < self._settings.alpha
         return COMPRESSED if wanted else FULL_PRECISION
 
     def _look(self, network: ActorNetwork) -> None:
-        period = self._orders.pull_period
+        period = self._settings.pull_period
         if self._stale(network):
             # Nothing acts with these: what comes next is worth a look each trajectory.
             period = min(period, self._config.steps)
@@ -277,12 +277,12 @@ class Actor:
         wanted = config.first_version + max(0, update - (config.lag or 0))
         if wanted == self._exact_for:
             return self._networks[self._kind]
-        # Orders come before the version that they hold for, and the next ones only after every
+        # Settings come before the version that they hold for, and the next ones only after every
         # actor has that version: those that are read here are the same in every run.
         if not wait_until(lambda: link.learner_version >= wanted, stop=lambda: link.stopped):
             return None
-        self._orders = link.orders()
-        self._kind = self._drawn(self._orders.enabled_at(wanted))
+        self._settings = link.settings()
+        self._kind = self._drawn(self._settings.enabled_at(wanted))
         network = self._networks[self._kind]
         # Newer than wanted only for the successor of an actor that died: its version may be gone.
         while network.version < wanted:

@@ -16,7 +16,7 @@ from vinoreward.actor_learner.acting.environments import Episode
 from vinoreward.actor_learner.acting.network import Refused
 from vinoreward.actor_learner.compressor import CompressorConfig
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.closing import Closing
 from vinoreward.errors import VinorewardError
@@ -74,7 +74,7 @@ class Event:
 
 
 @dataclass
-class News:
+class Messages:
     """What came in since the last look.
 
     Attributes:
@@ -97,7 +97,7 @@ class Engine(Closing):
     def start(
         self,
         policy: Policy,
-        orders: Orders,
+        settings: ActorSettings,
         observations: npt.NDArray[np.generic],
         bits: int | None = None,
     ) -> None:
@@ -105,7 +105,7 @@ class Engine(Closing):
 
         Args:
             policy: in full precision.
-            orders: the first ones.
+            settings: the first ones.
             observations: for the compressor.
             bits: of a weight on its way; None: as configured.
         """
@@ -124,7 +124,7 @@ class Engine(Closing):
         """Give the compressor recent observations (N, *shape); no more than configured."""
 
     @abc.abstractmethod
-    def order(self, orders: Orders) -> None:
+    def configure(self, settings: ActorSettings) -> None:
         """Change what actors and compressor do."""
 
     @abc.abstractmethod
@@ -162,8 +162,8 @@ class Engine(Closing):
     def everyone_has(self, version: int) -> bool:
         """Whether nobody needs a version any more, for a fixed lag.
 
-        That is: every actor has pulled it, from whichever network the orders say, and if the orders
-        enable compression for it (:meth:`Orders.enabled_at`), its compressed form is published.
+        That is: every actor has pulled it, from whichever network the settings say, and if those
+        enable compression for it (:meth:`ActorSettings.enabled_at`), its compressed form is out.
         """
 
     @abc.abstractmethod
@@ -181,7 +181,7 @@ class Engine(Closing):
         """
 
     @abc.abstractmethod
-    def news(self) -> News:
+    def messages(self) -> Messages:
         """Return what came in since the last look.
 
         Raises:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import Bytes, decode
@@ -55,8 +55,8 @@ class Link(abc.ABC):
         """Whether training is over, or the learner gone. Also says that this process is alive."""
 
     @abc.abstractmethod
-    def orders(self) -> Orders:
-        """Return the latest orders; cheap."""
+    def settings(self) -> ActorSettings:
+        """Return the latest settings; cheap."""
 
     @abc.abstractmethod
     def report(self, kind: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from vinoreward.actor_learner.engines.last_words import in_short
+from vinoreward.actor_learner.engines.error_report import in_short
 from vinoreward.actor_learner.engines.local.messages import Inbox
 from vinoreward.child_python import starting_processes
 from vinoreward.interrupts import STOPS

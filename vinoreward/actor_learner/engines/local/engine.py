@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.actor import COUNTERS
-from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, News
+from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, Messages
 from vinoreward.actor_learner.engines.local.children import Child
 from vinoreward.actor_learner.engines.local.links import PULLED, Shared
 from vinoreward.actor_learner.engines.local.processes import run_actor, run_compressor
 from vinoreward.actor_learner.engines.local.supervisor import Supervisor
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.control_block import ControlBlock
-from vinoreward.actor_learner.transport.orders import Orders
 from vinoreward.actor_learner.transport.ring_handles import Batch
 from vinoreward.actor_learner.transport.segments import remove_leftovers
 from vinoreward.actor_learner.transport.trajectory import Trajectory
@@ -62,7 +62,7 @@ class LocalEngine(Engine):
         self._config = config
         self._actors = config.actor.actors
         self._supervisor: Supervisor | None = None
-        self._orders = Orders()
+        self._settings = ActorSettings()
         self._inspecting = threading.Lock()
         self._order_number = 0
         self._observation_number = 0
@@ -73,7 +73,7 @@ class LocalEngine(Engine):
     def start(
         self,
         policy: Policy,
-        orders: Orders,
+        settings: ActorSettings,
         observations: npt.NDArray[np.generic],
         bits: int | None = None,
     ) -> None:
@@ -87,7 +87,7 @@ class LocalEngine(Engine):
         try:
             shared = self._reserve(policy, observations)
             self._control.learner_version = policy.version
-            self.order(orders)
+            self.configure(settings)
             self.give_observations(observations)
             self.publish(policy, bits)
             self._supervisor = self._supervise(shared)
@@ -139,7 +139,7 @@ class LocalEngine(Engine):
             actors=self._actors,
             silence=self._control.silence,
             handed=self._handed,
-            bury=self._bury,
+            release=self._release,
             heartbeat=config.heartbeat,
             start_timeout=config.start_timeout,
             restarts=config.restarts,
@@ -171,7 +171,7 @@ class LocalEngine(Engine):
             return self._control.count(number, "trajectories")
         return self._compressed.latest_version
 
-    def _bury(self, child: Child) -> None:
+    def _release(self, child: Child) -> None:
         """Take back what a dead process held; its successor starts with nothing."""
         self._full.reclaim(child.number)
         self._order_store.reclaim(child.number)
@@ -215,11 +215,11 @@ class LocalEngine(Engine):
         self._observations.publish(header, [rows], version=self._observation_number)
         self._observation_number += 1
 
-    def order(self, orders: Orders) -> None:
+    def configure(self, settings: ActorSettings) -> None:
         """See :meth:`Engine.order`."""
-        self._order_store.publish(orders.to_json(), [], version=self._order_number)
+        self._order_store.publish(settings.to_json(), [], version=self._order_number)
         self._order_number += 1
-        self._orders = orders
+        self._settings = settings
 
     def take(
         self, count: int, *, timeout: float, evenly: bool = False
@@ -247,7 +247,7 @@ class LocalEngine(Engine):
 
     def everyone_has(self, version: int) -> bool:
         """See :meth:`Engine.everyone_has`."""
-        compressing = self._config.compressor is not None and self._orders.enabled_at(version)
+        compressing = self._config.compressor is not None and self._settings.enabled_at(version)
         if compressing and self._compressed.latest_version < version:
             return False
         return all(self._control.count(actor, PULLED) > version for actor in range(self._actors))
@@ -265,9 +265,9 @@ class LocalEngine(Engine):
             with lease:
                 return decode(lease.header, lease.payload.copy())
 
-    def news(self) -> News:
-        """See :meth:`Engine.news`."""
-        found = News() if self._supervisor is None else self._supervisor.news()
+    def messages(self) -> Messages:
+        """See :meth:`Engine.messages`."""
+        found = Messages() if self._supervisor is None else self._supervisor.messages()
         self._raise()
         return found
 

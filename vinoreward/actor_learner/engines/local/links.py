@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from vinoreward.actor_learner.engines.local.messages import send
 from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.control_block import ControlBlock, ControlSpec
 from vinoreward.actor_learner.transport.lease import WeightStoreSpec
 from vinoreward.actor_learner.transport.link import (
@@ -25,7 +26,6 @@ from vinoreward.actor_learner.transport.link import (
     Link,
     Weights,
 )
-from vinoreward.actor_learner.transport.orders import Orders
 from vinoreward.actor_learner.transport.ring_handles import WriteSlot
 from vinoreward.actor_learner.transport.ring_slots import NEXT_SEQUENCE, RingSpec
 from vinoreward.actor_learner.transport.segments import aligned
@@ -51,7 +51,7 @@ class Shared:
         control: heartbeats, counters, stop.
         full: the learner's weights.
         compressed: the compressor's.
-        orders: JSON, no arrays.
+        settings: JSON, no arrays.
         observations: for the compressor.
         ring: trajectories.
     """
@@ -59,7 +59,7 @@ class Shared:
     control: ControlSpec
     full: WeightStoreSpec
     compressed: WeightStoreSpec
-    orders: WeightStoreSpec
+    settings: WeightStoreSpec
     observations: WeightStoreSpec
     ring: RingSpec
 
@@ -77,8 +77,8 @@ class _LocalLink(Link):
         self._process = process
         self._pipe = pipe
         self._control = ControlBlock.attach(shared.control)
-        self._orders_store = WeightStore.attach(shared.orders, process)
-        self._orders = (NONE, Orders())
+        self._orders_store = WeightStore.attach(shared.settings, process)
+        self._settings = (NONE, ActorSettings())
         self._stores = {0: WeightStore.attach(shared.full, process)}
 
     @property
@@ -87,13 +87,13 @@ class _LocalLink(Link):
         self._control.beat(self._process)
         return self._control.stopped
 
-    def orders(self) -> Orders:
-        """See :meth:`Link.orders`."""
-        lease = self._orders_store.pull_if_newer(self._orders[0])
+    def settings(self) -> ActorSettings:
+        """See :meth:`Link.settings`."""
+        lease = self._orders_store.pull_if_newer(self._settings[0])
         if lease is not None:
             with lease:
-                self._orders = (lease.version, Orders.from_json(lease.header))
-        return self._orders[1]
+                self._settings = (lease.version, ActorSettings.from_json(lease.header))
+        return self._settings[1]
 
     def report(self, kind: str, value: Any) -> None:
         """See :meth:`Link.report`: JSON, so that what is read is only data."""

@@ -16,7 +16,7 @@ from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator, receive_policy
 from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
-from vinoreward.actor_learner.engines.last_words import last_words
+from vinoreward.actor_learner.engines.error_report import error_report
 from vinoreward.actor_learner.engines.local.links import (
     LocalActorLink,
     LocalCompressorLink,
@@ -69,7 +69,7 @@ def _reporting(pipe: Connection) -> Iterator[None]:
         yield
     except BaseException as error:  # noqa: BLE001  (nothing is swallowed: the learner is told)
         with contextlib.suppress(OSError):
-            send(pipe, "error", last_words(error))
+            send(pipe, "error", error_report(error))
         os._exit(FAILED)
 
 

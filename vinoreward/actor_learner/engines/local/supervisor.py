@@ -10,9 +10,9 @@ from typing import Any
 
 from vinoreward.actor_learner.acting.environments import Episode
 from vinoreward.actor_learner.acting.network import Refused
-from vinoreward.actor_learner.engines.base import Event, News
+from vinoreward.actor_learner.engines.base import Event, Messages
 from vinoreward.actor_learner.engines.budget import RestartBudget
-from vinoreward.actor_learner.engines.last_words import ended_too_often
+from vinoreward.actor_learner.engines.error_report import ended_too_often
 from vinoreward.actor_learner.engines.local.children import Child
 
 WATCH_EVERY = 0.1
@@ -31,7 +31,7 @@ class Supervisor:
         actors: how many there are.
         silence: seconds since a number's process gave a sign of life, infinite before the first.
         handed: how much a number's processes have handed over, ever; for the budget of restarts.
-        bury: takes back what a dead process held and prepares the next generation.
+        release: takes back what a dead process held and prepares the next generation.
         heartbeat: seconds of silence after which a process counts as hung.
         start_timeout: seconds that a process may take to start.
         restarts: of each process within a minute of its work.
@@ -45,7 +45,7 @@ class Supervisor:
         actors: int,
         silence: Callable[[int], float],
         handed: Callable[[int], int],
-        bury: Callable[[Child], None],
+        release: Callable[[Child], None],
         heartbeat: float,
         start_timeout: float,
         restarts: int,
@@ -56,14 +56,14 @@ class Supervisor:
         self._silence = silence
         self._handed = handed
         self._had = [handed(child.number) for child in self._children]
-        self._bury = bury
+        self._release = release
         self._heartbeat = heartbeat
         self._start_timeout = start_timeout
         self._restarts = restarts
         self._budgets = [RestartBudget(restarts) for _ in self._children]
         self._all_needed = all_needed
         self._lock = threading.Lock()
-        self._news = News()
+        self._messages = Messages()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self.failure = ""
@@ -80,10 +80,10 @@ class Supervisor:
         self._thread = threading.Thread(target=self._watch, name="vinoreward watch", daemon=True)
         self._thread.start()
 
-    def news(self) -> News:
+    def messages(self) -> Messages:
         """Return what came in since the last call."""
         with self._lock:
-            found, self._news = self._news, News()
+            found, self._messages = self._messages, Messages()
         return found
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class Supervisor:
                 "it hangs inside the system: look at its devices and file systems."
             )
             return
-        self._bury(child)
+        self._release(child)
         if self._budgets[child.number].spend():
             child.start()
             self._tell(child, f"{why}; replaced by generation {child.generation}")
@@ -178,7 +178,7 @@ class Supervisor:
 
     def _tell(self, child: Child, what: str) -> None:
         with self._lock:
-            self._news.events.append(Event(child.name, what))
+            self._messages.events.append(Event(child.name, what))
 
     def _read_all(self) -> None:
         for child in self._children:
@@ -191,11 +191,11 @@ class Supervisor:
     def _take(self, number: int, kind: str, value: Any) -> None:
         with self._lock:
             if kind == "episodes":
-                self._news.episodes += [(number, Episode(**row)) for row in value]
+                self._messages.episodes += [(number, Episode(**row)) for row in value]
             elif kind == "compressor":
-                self._news.compressor.append(value)
+                self._messages.compressor.append(value)
             elif kind == "refused":
-                self._news.refused.append((number, Refused(**value)))
+                self._messages.refused.append((number, Refused(**value)))
 
 
 _HINT = (

@@ -31,24 +31,24 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.actor import COUNTERS
-from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, News
+from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, Messages
 from vinoreward.actor_learner.engines.budget import RestartBudget
 from vinoreward.actor_learner.engines.ray.cluster import Cluster, HeadWatch, import_ray, ray_told
-from vinoreward.actor_learner.engines.ray.courier import Courier
-from vinoreward.actor_learner.engines.ray.desk import Desk
-from vinoreward.actor_learner.engines.ray.intake import Arrived, Intake
 from vinoreward.actor_learner.engines.ray.payload import body_of, fetch
-from vinoreward.actor_learner.engines.ray.place import Place
+from vinoreward.actor_learner.engines.ray.publisher import Publisher
+from vinoreward.actor_learner.engines.ray.requests import Arrived, TrajectoryRequests
 from vinoreward.actor_learner.engines.ray.starter import Starter, keeps_state
 from vinoreward.actor_learner.engines.ray.state import (
     COMPRESSED,
     FULL,
     OBSERVATIONS,
-    ORDERS,
+    SETTINGS,
     Published,
     State,
 )
-from vinoreward.actor_learner.transport.orders import Orders
+from vinoreward.actor_learner.engines.ray.supervisor import RaySupervisor
+from vinoreward.actor_learner.engines.ray.worker_slot import WorkerSlot
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import Bytes, decode, encode
@@ -76,11 +76,11 @@ class RayEngine(Engine):
         self._config = config
         self._cluster: Cluster | None = None
         self._state: Any = None
-        self._desk: Desk | None = None
-        self._courier: Courier | None = None
+        self._supervisor: RaySupervisor | None = None
+        self._publisher: Publisher | None = None
         self._head: HeadWatch | None = None
-        self._orders = Orders()
-        self._numbers = {ORDERS: 0, OBSERVATIONS: 0}
+        self._settings = ActorSettings()
+        self._numbers = {SETTINGS: 0, OBSERVATIONS: 0}
 
     # Starting and ending
 
@@ -88,7 +88,7 @@ class RayEngine(Engine):
     def start(
         self,
         policy: Policy,
-        orders: Orders,
+        settings: ActorSettings,
         observations: npt.NDArray[np.generic],
         bits: int | None = None,
     ) -> None:
@@ -110,16 +110,18 @@ class RayEngine(Engine):
                 name=f"vinoreward-{uuid.uuid4().hex[:12]}",
                 scheduling_strategy=cluster.beside_us(),
             ).remote(processes)
-            places = self._places(Starter(cluster, config, self._state))
-            self._desk = Desk(cluster.ray, config, self._state, places, self._state_lost)
-            self._head = HeadWatch(cluster.head, self._desk.fail)
-            self._courier = Courier(self._send, self._again, self._desk.fail)
-            # They wait for orders and weights, and start meanwhile.
-            self._desk.start()
-            self.order(orders)
+            slots = self._slots(Starter(cluster, config, self._state))
+            self._supervisor = RaySupervisor(
+                cluster.ray, config, self._state, slots, self._state_lost
+            )
+            self._head = HeadWatch(cluster.head, self._supervisor.fail)
+            self._publisher = Publisher(self._send, self._again, self._supervisor.fail)
+            # They wait for settings and weights, and start meanwhile.
+            self._supervisor.start()
+            self.configure(settings)
             self.give_observations(observations)
             self.publish(policy, bits)
-            if not self._courier.flush(config.start_timeout):
+            if not self._publisher.flush(config.start_timeout):
                 raise EngineError(
                     f"Ray started no process in {config.start_timeout:g} s. Expected a cluster "
                     "that runs; look at it with `ray status`."
@@ -127,7 +129,7 @@ class RayEngine(Engine):
             self._raise()
             asking = processes - keeps_state(config)
             if cluster.processors < asking:
-                self._desk.tell(
+                self._supervisor.tell(
                     "ray",
                     f"the cluster has {cluster.processors} processors for {asking} processes: "
                     "some wait until there are more",
@@ -136,11 +138,11 @@ class RayEngine(Engine):
             self.close()
             raise
 
-    def _places(self, starter: Starter) -> list[Place]:
+    def _slots(self, starter: Starter) -> list[WorkerSlot]:
         config = self._config
         actors = config.actor.actors
-        places = [
-            Place(
+        slots = [
+            WorkerSlot(
                 f"actor {number}",
                 number,
                 partial(starter.actor, number),
@@ -150,8 +152,8 @@ class RayEngine(Engine):
         ]
         if config.compressor is not None:
             budget = RestartBudget(config.restarts)
-            places.append(Place("compressor", actors, starter.compressor, budget))
-        return places
+            slots.append(WorkerSlot("compressor", actors, starter.compressor, budget))
+        return slots
 
     def close(self) -> None:
         """See :meth:`Engine.close`."""
@@ -169,10 +171,10 @@ class RayEngine(Engine):
     def _end(self, ray: Any) -> None:
         saving = keeps_state(self._config)
         self._state.stop.remote()
-        if self._desk is not None:
-            self._desk.close(SAVE_PATIENCE if saving else END_PATIENCE)
-        if self._courier is not None:
-            self._courier.close()
+        if self._supervisor is not None:
+            self._supervisor.close(SAVE_PATIENCE if saving else END_PATIENCE)
+        if self._publisher is not None:
+            self._publisher.close()
         with contextlib.suppress(ray.exceptions.RayError):
             # What it was asked before is answered then.
             ray.get(self._state.look.remote(), timeout=END_PATIENCE)
@@ -194,10 +196,10 @@ class RayEngine(Engine):
         header = json.dumps({"dtype": rows.dtype.name, "shape": rows.shape}).encode()
         self._numbered(OBSERVATIONS, header, rows.reshape(-1).view(np.uint8))
 
-    def order(self, orders: Orders) -> None:
+    def configure(self, settings: ActorSettings) -> None:
         """See :meth:`Engine.order`."""
-        self._orders = orders
-        self._numbered(ORDERS, orders.to_json(), np.empty(0, dtype=np.uint8))
+        self._settings = settings
+        self._numbered(SETTINGS, settings.to_json(), np.empty(0, dtype=np.uint8))
 
     def _numbered(self, store: str, header: bytes, payload: Bytes) -> None:
         number = self._numbers[store]
@@ -205,37 +207,37 @@ class RayEngine(Engine):
         self._sender.publish(store, number, header, payload)
 
     @property
-    def _sender(self) -> Courier:
-        if self._courier is None:
+    def _sender(self) -> Publisher:
+        if self._publisher is None:
             raise EngineError("the engine does not run. Expected start() first, and no close() yet")
-        return self._courier
+        return self._publisher
 
     @property
-    def _running(self) -> Desk:
-        if self._desk is None:
+    def _running(self) -> RaySupervisor:
+        if self._supervisor is None:
             raise EngineError("the engine does not run. Expected start() first, and no close() yet")
-        return self._desk
+        return self._supervisor
 
     def take(
         self, count: int, *, timeout: float, evenly: bool = False
     ) -> AbstractContextManager[Sequence[Trajectory]] | None:
         """See :meth:`Engine.take`."""
-        desk = self._running
-        taken = desk.intake.take(
-            count, timeout=timeout, stop=lambda: bool(desk.failure), evenly=evenly
+        supervisor = self._running
+        taken = supervisor.requests.take(
+            count, timeout=timeout, stop=lambda: bool(supervisor.failure), evenly=evenly
         )
         if taken is None:
             self._raise()
             return None
-        return _open(desk.intake, taken)
+        return _open(supervisor.requests, taken)
 
     def waiting(self) -> int:
         """See :meth:`Engine.waiting`."""
-        return self._running.intake.waiting
+        return self._running.requests.waiting
 
     def sampled(self, count: int) -> None:
         """See :meth:`Engine.sampled`."""
-        self._running.intake.sampled(count)
+        self._running.requests.sampled(count)
 
     def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
         """See :meth:`Engine.counters`. Those of what has come, not of what is on its way."""
@@ -245,7 +247,7 @@ class RayEngine(Engine):
     def everyone_has(self, version: int) -> bool:
         """See :meth:`Engine.everyone_has`."""
         self._raise()
-        compressed = self._config.compressor is not None and self._orders.enabled_at(version)
+        compressed = self._config.compressor is not None and self._settings.enabled_at(version)
         answer = self._state.everyone_has.remote(self._config.actor.actors, version, compressed)
         return bool(self._answer(answer))
 
@@ -261,15 +263,15 @@ class RayEngine(Engine):
             return None
         return decode(latest.header, payload.copy())
 
-    def news(self) -> News:
-        """See :meth:`Engine.news`."""
-        found = self._running.news()
+    def messages(self) -> Messages:
+        """See :meth:`Engine.messages`."""
+        found = self._running.messages()
         self._raise()
         return found
 
     def _raise(self) -> None:
-        if self._desk is not None and self._desk.failure:
-            raise EngineError(self._desk.failure)
+        if self._supervisor is not None and self._supervisor.failure:
+            raise EngineError(self._supervisor.failure)
 
     # The state actor
 
@@ -286,13 +288,13 @@ class RayEngine(Engine):
         self._answer(self._state.publish.remote(store, published))
 
     def _state_lost(self) -> None:
-        if self._courier is not None:
-            self._courier.resend()
+        if self._publisher is not None:
+            self._publisher.resend()
 
 
 @contextlib.contextmanager
-def _open(intake: Intake, taken: list[Arrived]) -> Iterator[Sequence[Trajectory]]:
+def _open(requests: TrajectoryRequests, taken: list[Arrived]) -> Iterator[Sequence[Trajectory]]:
     try:
         yield tuple(one.trajectory for one in taken)
     finally:
-        intake.release(taken)
+        requests.release(taken)

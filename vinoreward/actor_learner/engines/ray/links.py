@@ -1,4 +1,4 @@
-"""Links of processes on Ray: weights and orders from the state actor, experience on request.
+"""Links of processes on Ray: weights and settings from the state actor, experience on request.
 
 Everything that belongs to a trajectory (its arrays, the counters, the episodes that ended in it)
 travels in one message, so that all of it arrives, or none.
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import ray
 from ray.exceptions import RayError
 
-from vinoreward.actor_learner.engines.ray.outbox import Outbox
+from vinoreward.actor_learner.engines.ray.message_queue import MessageQueue
 from vinoreward.actor_learner.engines.ray.payload import body_of, fetch, trajectory_in
 from vinoreward.actor_learner.engines.ray.state import (
     COMPRESSED,
@@ -29,6 +29,7 @@ from vinoreward.actor_learner.engines.ray.state import (
     Pulled,
     Told,
 )
+from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.link import (
     LONGEST_PUSH,
     NONE,
@@ -37,7 +38,6 @@ from vinoreward.actor_learner.transport.link import (
     Link,
     Weights,
 )
-from vinoreward.actor_learner.transport.orders import Orders
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import Bytes, encode
@@ -51,36 +51,39 @@ class _RayLink(Link):
 
     Args:
         identity: of this process.
-        outbox: what the learner asks for.
+        messages: what the learner asks for.
     """
 
-    def __init__(self, identity: Identity, outbox: Outbox) -> None:
+    def __init__(self, identity: Identity, messages: MessageQueue) -> None:
         self._identity = identity
         self._state = identity.state
-        self._outbox = outbox
+        self._messages = messages
         self._reports: list[tuple[str, Any]] = []
         self._beats = 0
         self._looked = time.monotonic()
         self._pulled = NONE
         self._lock = threading.Lock()
         self._learner_version = NONE
-        self._orders = (NONE, Orders())
+        self._settings = (NONE, ActorSettings())
         self._stopped = False
         self._born = ""
-        while self._orders[0] == NONE and not self._stopped:
-            self._sync(PATIENCE)  # nobody acts without orders
+        while self._settings[0] == NONE and not self._stopped:
+            self._sync(PATIENCE)  # nobody acts without settings
         threading.Thread(target=self._talk, name="vinoreward signs of life", daemon=True).start()
 
     @property
     def _known(self) -> Known:
         me = self._identity
-        return Known(me.process, me.generation, self._pulled, self._orders[0])
+        return Known(me.process, me.generation, self._pulled, self._settings[0])
 
     def _take(self, told: Told) -> None:
         with self._lock:
-            # Orders first: whoever sees a version finds those that hold for it.
-            if told.orders is not None and told.orders.version > self._orders[0]:
-                self._orders = (told.orders.version, Orders.from_json(told.orders.header))
+            # Settings first: whoever sees a version finds those that hold for it.
+            if told.settings is not None and told.settings.version > self._settings[0]:
+                self._settings = (
+                    told.settings.version,
+                    ActorSettings.from_json(told.settings.header),
+                )
             self._learner_version = max(self._learner_version, told.learner_version)
             self._stopped = self._stopped or told.stopped
             lost = self._born not in ("", told.born)
@@ -100,7 +103,7 @@ class _RayLink(Link):
         return self._beats
 
     def _talk(self) -> None:
-        """Say how far the loop has got and hear of new orders, until training is over."""
+        """Say how far the loop has got and hear of new settings, until training is over."""
         while not self._stopped:
             try:
                 self._sync(self._identity.beat)
@@ -114,9 +117,9 @@ class _RayLink(Link):
         self._looked = time.monotonic()
         return self._stopped
 
-    def orders(self) -> Orders:
-        """See :meth:`Link.orders`."""
-        return self._orders[1]
+    def settings(self) -> ActorSettings:
+        """See :meth:`Link.settings`."""
+        return self._settings[1]
 
     def report(self, kind: str, value: Any) -> None:
         """See :meth:`Link.report`."""
@@ -124,7 +127,7 @@ class _RayLink(Link):
 
     def _send(self, about: Mapping[str, Any], buffer: Bytes | None = None) -> None:
         reports, self._reports = self._reports, []
-        self._outbox.put((json.dumps({**about, "reports": reports}).encode(), buffer))
+        self._messages.put((json.dumps({**about, "reports": reports}).encode(), buffer))
 
     def pull(self, network: int, have: int, *, wait: bool = False) -> Weights | None:
         """See :meth:`Link.pull`."""
@@ -151,12 +154,14 @@ class RayActorLink(_RayLink, ActorLink):
 
     Args:
         identity: of this process.
-        outbox: what the learner asks for. How often it asks is what limits this actor.
+        messages: what the learner asks for. How often it asks is what limits this actor.
         trajectory: sizes.
     """
 
-    def __init__(self, identity: Identity, outbox: Outbox, trajectory: TrajectorySpec) -> None:
-        super().__init__(identity, outbox)
+    def __init__(
+        self, identity: Identity, messages: MessageQueue, trajectory: TrajectorySpec
+    ) -> None:
+        super().__init__(identity, messages)
         self._spec = trajectory
         self._buffer: Bytes | None = None
         self._done: Bytes | None = None
@@ -171,7 +176,7 @@ class RayActorLink(_RayLink, ActorLink):
     def begin(self) -> Trajectory | None:
         """See :meth:`ActorLink.begin`."""
         self._flush()
-        if not self._outbox.wait_asked(lambda: self.stopped):
+        if not self._messages.wait_asked(lambda: self.stopped):
             return None
         self._buffer = np.zeros(self._spec.nbytes, dtype=np.uint8)
         return trajectory_in(self._spec, self._buffer)
@@ -200,11 +205,11 @@ class RayActorLink(_RayLink, ActorLink):
 class RayCompressorLink(_RayLink, CompressorLink):
     """The compressor's; see :class:`CompressorLink`."""
 
-    def __init__(self, identity: Identity, outbox: Outbox) -> None:
+    def __init__(self, identity: Identity, messages: MessageQueue) -> None:
         self._published: Published | None = None
         self._seen = NONE
         self._rows: npt.NDArray[np.generic] | None = None
-        super().__init__(identity, outbox)
+        super().__init__(identity, messages)
 
     def _sign(self) -> int:
         if time.monotonic() - self._looked < LONGEST_PUSH:

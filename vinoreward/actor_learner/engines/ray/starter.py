@@ -36,7 +36,7 @@ class Starter:
         self._state = state
         options: dict[str, Any] = {
             "num_cpus": 1,
-            # The desk restarts them: it counts generations and keeps to the budget.
+            # The supervisor restarts them: it counts generations and keeps to the budget.
             "max_restarts": 0,
             "scheduling_strategy": "SPREAD",
             # No environment of their own, which would double the time they take to start: Ray

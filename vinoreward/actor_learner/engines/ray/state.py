@@ -1,4 +1,4 @@
-"""The one place of a training on Ray that everybody asks: latest weights, orders, signs of life.
+"""The one place of a training on Ray that everybody asks: latest weights, settings, signs of life.
 
 It holds references and versions, never a queue: whoever publishes rebinds a name, whoever pulls
 gets the newest there is, and a process that is slow can neither hold back nor lose newer weights.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from vinoreward.actor_learner.transport.link import NONE
 
-FULL, COMPRESSED, ORDERS, OBSERVATIONS = "full", "compressed", "orders", "observations"
+FULL, COMPRESSED, SETTINGS, OBSERVATIONS = "full", "compressed", "settings", "observations"
 WEIGHTS = (FULL, COMPRESSED)
 """Stores of weights, by the number of the network."""
 
@@ -66,14 +66,14 @@ class Told(NamedTuple):
             something has to do so again.
         stopped: training is over, or this process has been replaced.
         learner_version: updates that the learner has made.
-        orders: None if there are no newer ones. Those that hold for the learner's version are there
+        settings: None if there are no newer ones. Those for the learner's version are there
             before it is.
     """
 
     born: str
     stopped: bool
     learner_version: int
-    orders: Published | None
+    settings: Published | None
 
 
 class Pulled(NamedTuple):
@@ -95,13 +95,13 @@ class Known(NamedTuple):
         process: number.
         generation: how many times it was replaced.
         pulled: newest version of any weights that it has had, -1 for none.
-        orders: version of those it has, -1 for none.
+        settings: version of those it has, -1 for none.
     """
 
     process: int
     generation: int
     pulled: int
-    orders: int
+    settings: int
 
 
 class Look(NamedTuple):
@@ -185,7 +185,7 @@ class State:
             self._born,
             self._stopped or self._signs[known.process].generation > known.generation,
             self._learner_version,
-            self._newer(ORDERS, known.orders),
+            self._newer(SETTINGS, known.settings),
         )
 
     async def latest(self, store: str) -> Published | None:
@@ -232,7 +232,7 @@ class State:
         def something() -> bool:
             told = self._told(known)
             later = version is not None and told.learner_version > version
-            return told.stopped or later or told.orders is not None
+            return told.stopped or later or told.settings is not None
 
         await self._until(something, patience)
         return self._told(known)

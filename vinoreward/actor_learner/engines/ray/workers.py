@@ -13,15 +13,15 @@ from typing import Any
 
 from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
 from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
-from vinoreward.actor_learner.engines.last_words import last_words
-from vinoreward.actor_learner.engines.ray.outbox import Message, Outbox
+from vinoreward.actor_learner.engines.error_report import error_report
+from vinoreward.actor_learner.engines.ray.message_queue import Message, MessageQueue
 from vinoreward.actor_learner.engines.ray.state import Identity
 from vinoreward.actor_learner.executors.registry import EngineOutputs, compile_blob
 from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 
 
 class _Worker:
-    """A loop in a thread, and an outbox.
+    """A loop in a thread, and a message queue.
 
     Args:
         paths: where the learner's process finds modules. Those that this one lacks are looked at
@@ -30,16 +30,16 @@ class _Worker:
 
     def __init__(self, paths: Sequence[str]) -> None:
         sys.path.extend(path for path in paths if path not in sys.path)
-        self._outbox = Outbox()
+        self._messages = MessageQueue()
 
     def _start(self, work: Callable[[], None]) -> None:
         def run() -> None:
             try:
                 work()
             except BaseException as error:  # noqa: BLE001  (nothing is swallowed: told)
-                self._outbox.end(last_words(error))
+                self._messages.end(error_report(error))
             else:
-                self._outbox.end("")
+                self._messages.end("")
 
         threading.Thread(target=run, name="vinoreward loop", daemon=True).start()
 
@@ -48,11 +48,11 @@ class _Worker:
 
     async def next(self) -> Message:
         """Return what the loop has next for the learner."""
-        return await self._outbox.next()
+        return await self._messages.next()
 
     async def ended(self) -> str:
         """Return the last words of the loop when it ends, empty if it ended by itself."""
-        return await self._outbox.ended()
+        return await self._messages.ended()
 
 
 class ActorWorker(_Worker):
@@ -77,7 +77,7 @@ class ActorWorker(_Worker):
         def work() -> None:
             from vinoreward.actor_learner.engines.ray.links import RayActorLink
 
-            link = RayActorLink(identity, self._outbox, trajectory)
+            link = RayActorLink(identity, self._messages, trajectory)
             me = identity
             Actor(config, link, me.process, me.generation, me.rollouts).run()
 
@@ -104,7 +104,7 @@ class CompressorWorker(_Worker):
 
             from vinoreward.actor_learner.engines.ray.links import RayCompressorLink
 
-            link = RayCompressorLink(identity, self._outbox)
+            link = RayCompressorLink(identity, self._messages)
             told: CompressorConfig = ray.get(config[0])
             with EngineOutputs(batch) as outputs:
                 compiler = functools.partial(compile_blob, batch=batch)

@@ -13,9 +13,9 @@ from engine_runs import (
 from faulty_environments import Harms, Remembers
 
 from vinoreward.actor_learner import training_loop
-from vinoreward.actor_learner.controller import Steering
-from vinoreward.actor_learner.kept import Pushed
-from vinoreward.actor_learner.recent import RecentObservations
+from vinoreward.actor_learner.controller import Controller
+from vinoreward.actor_learner.observation_buffer import ObservationBuffer
+from vinoreward.actor_learner.policy_cache import Pushed
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
@@ -35,46 +35,54 @@ def nothing_left() -> Iterator[None]:
     check_nothing_left()
 
 
-class TestOrders:
+class TestSettings:
     def test_the_chain_is_left_as_it_was_made(self) -> None:
         chain = CompressorChain().add(Prune(0.5)).add(Quantize("w4"))
-        from vinoreward.actor_learner.transport.orders import Orders
+        from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 
         for monitor in (None, Monitor([KL("max", "pi_mu")])):
-            steering = Steering(impala(), settings(pull_period=7), chain, monitor)
-            steering.begin()
-            orders = steering.orders(Orders(), 0)
-            assert (orders.bits, orders.sparsity, orders.pull_period) == (4, 0.5, 7)
+            controller = Controller(impala(), settings(pull_period=7), chain, monitor)
+            controller.begin()
+            actor_settings = controller.actor_settings(ActorSettings(), 0)
+            assert (actor_settings.bits, actor_settings.sparsity, actor_settings.pull_period) == (
+                4,
+                0.5,
+                7,
+            )
 
     def test_what_the_user_set_stays(self) -> None:
-        from vinoreward.actor_learner.transport.orders import Orders
+        from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 
         chain = CompressorChain().add(Prune(0.5)).add(Quantize("int8"))
         monitor = Monitor(
             [KL("max", "pi_mu")], setting=CompressionSetting(sparsity=0.25, pull_period=30)
         )
-        steering = Steering(impala(), settings(pull_period=7), chain, monitor)
-        steering.begin()
-        orders = steering.orders(Orders(), 0)
-        assert (orders.bits, orders.sparsity, orders.pull_period) == (8, 0.25, 30)
+        controller = Controller(impala(), settings(pull_period=7), chain, monitor)
+        controller.begin()
+        actor_settings = controller.actor_settings(ActorSettings(), 0)
+        assert (actor_settings.bits, actor_settings.sparsity, actor_settings.pull_period) == (
+            8,
+            0.25,
+            30,
+        )
 
     def test_a_switch_names_the_version_it_holds_from(self) -> None:
-        from vinoreward.actor_learner.transport.orders import Orders
+        from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 
         monitor = Monitor([KL("max", "pi_mu")])
-        steering = Steering(impala(), settings(), CompressorChain(), monitor)
-        first = steering.orders(Orders(), 0)
+        controller = Controller(impala(), settings(), CompressorChain(), monitor)
+        first = controller.actor_settings(ActorSettings(), 0)
         assert first.enabled_at(0)
         monitor.setting = monitor.setting.changed({"enabled": False})
-        off = steering.orders(first, 5)
+        off = controller.actor_settings(first, 5)
         assert [off.enabled_at(version) for version in (3, 4, 5, 6)] == [True, True, False, False]
-        assert steering.orders(off, 9).since == 5
+        assert controller.actor_settings(off, 9).since == 5
 
     def test_compression_is_held_against_its_own_version(self) -> None:
         """And not only against the learner's present network, which has moved on."""
         learner = impala()
         monitor = Monitor([KL("max", "mu_pi", against="source"), KL("max", "mu_pi")])
-        steering = Steering(learner, settings(), CompressorChain().add(Harms()), monitor)
+        controller = Controller(learner, settings(), CompressorChain().add(Harms()), monitor)
         versions = [learner.policy(version) for version in range(3)]
         harmed = Harms().compress(versions[1], None)  # type: ignore[arg-type]
         one = TrajectorySpec(8, 1, (4,), "float32", (), 2).empty()
@@ -86,11 +94,11 @@ class TestOrders:
             one.network[at] = COMPRESSED if at % 2 else 0
             one.behaviour[at] = forward(network, one.observations[at])
         for policy in versions:
-            steering.keep(Pushed(policy))
-        steering.watch([one], 2)
+            controller.keep(Pushed(policy))
+        controller.watch([one], 2)
         outputs = forward(versions[1], one.observations[1::2, 0])
         expected = kl(CARTPOLE, one.behaviour[1::2, 0], outputs).max()
-        readings = steering.readings()
+        readings = controller.readings()
         assert readings["compression_kl_mu_pi_max"] == pytest.approx(expected, rel=1e-3)
         assert expected > 0.5
 
@@ -154,7 +162,7 @@ class TestRecentObservations:
         return TrajectorySpec(5, 2, (3,), "float32", (), 2)
 
     def test_keeps_the_newest(self) -> None:
-        recent = RecentObservations(np.zeros((8, 3), np.float32), 16, each=4)
+        recent = ObservationBuffer(np.zeros((8, 3), np.float32), 16, each=4)
         for number in range(1, 10):
             one = self.spec().empty()
             one.observations[...] = number
@@ -164,5 +172,5 @@ class TestRecentObservations:
         assert recent.rows[:, 0].tolist() == sorted([6, 7, 8, 9] * 4)
 
     def test_starts_with_what_it_is_given(self) -> None:
-        recent = RecentObservations(np.arange(60, dtype=np.float32).reshape(20, 3), 16)
+        recent = ObservationBuffer(np.arange(60, dtype=np.float32).reshape(20, 3), 16)
         np.testing.assert_array_equal(recent.rows[:, 0], np.arange(12, 60, 3))

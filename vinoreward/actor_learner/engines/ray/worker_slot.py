@@ -1,4 +1,4 @@
-"""A place for a process on Ray, which several may have one after another."""
+"""A slot for a process on Ray, which several may have one after another."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vinoreward.actor_learner.engines.budget import RestartBudget
 
 
 @dataclass
-class Place:
-    """A place for one process, and the one that has it now.
+class WorkerSlot:
+    """A slot for one process, and the one that has it now.
 
     Attributes:
         name: such as ``"actor 0"``.
@@ -53,7 +53,7 @@ class Place:
         self.handle = self.make(self.generation, rollouts)
         self.started = time.monotonic()
 
-    def bury(self) -> None:
+    def release(self) -> None:
         """Note that the present process is gone; what comes from it now is not taken any more."""
         self.handle = None
         self.heard, self.placed, self.began = -math.inf, False, False

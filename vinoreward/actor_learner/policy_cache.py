@@ -36,7 +36,7 @@ class Pushed:
         return self.policy.version
 
 
-class Kept:
+class PolicyCache:
     """The versions that somebody has pulled, and the newest, of which that is not known yet.
 
     A compressor that takes longer than a push passes versions over, and of those no row ever comes:

@@ -7,7 +7,7 @@ import traceback
 from vinoreward.errors import VinorewardError
 
 
-def last_words(error: BaseException) -> str:
+def error_report(error: BaseException) -> str:
     """Return what a process says of the error that ends it.
 
     An error of :mod:`vinoreward.errors` says what was found, expected and to be done, on one line;

@@ -30,7 +30,7 @@ class Arrived:
         return self.trajectory.generation, self.sequence
 
 
-class Intake:
+class TrajectoryRequests:
     """Asks every actor for as many trajectories as it may have on their way.
 
     An actor writes only what it was asked for, so asking is what bounds memory and, with a
@@ -44,7 +44,7 @@ class Intake:
         ask: asks an actor for one more; quick.
 
     Attributes:
-        changed: for whoever waits for news of any kind; the lock of it all.
+        changed: for whoever waits for messages of any kind; the lock of it all.
         rollouts: trajectories that have come, by actor.
     """
 

@@ -11,7 +11,7 @@ from vinoreward.policies.distributions import Exploration
 
 
 @dataclass(frozen=True)
-class Orders:
+class ActorSettings:
     """How to act and how to compress from now on.
 
     Attributes:
@@ -57,12 +57,12 @@ class Orders:
         )
 
     def to_json(self) -> bytes:
-        """Return the orders as JSON."""
+        """Return the settings as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_json(cls, text: bytes) -> Orders:
-        """Read orders.
+    def from_json(cls, text: bytes) -> ActorSettings:
+        """Read settings.
 
         Raises:
             InputError: not what :meth:`to_json` writes.
@@ -75,6 +75,6 @@ class Orders:
             return cls(**told)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
-                f"orders cannot be read ({error!r}). Expected the JSON of the same version of "
+                f"settings cannot be read ({error!r}). Expected the JSON of the same version of "
                 "vinoreward."
             ) from error

@@ -15,10 +15,10 @@ Again = Callable[[str, Published], None]
 """Brings once more what was sent before."""
 
 
-class Courier:
+class Publisher:
     """Sends one thing at a time; of a store that is published faster, the newest.
 
-    Orders and observations go before weights: they hold for what is published after them.
+    ActorSettings and observations go before weights: they hold for what is published after them.
 
     Args:
         send: of something new.
@@ -33,7 +33,7 @@ class Courier:
         self._last: dict[str, Published] = {}
         self._busy = False
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="vinoreward courier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="vinoreward publisher", daemon=True)
         self._thread.start()
 
     def publish(self, store: str, version: int, header: bytes, payload: Bytes) -> None:

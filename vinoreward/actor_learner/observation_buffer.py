@@ -31,7 +31,7 @@ def described(trajectories: Sequence[Trajectory], version: int) -> dict[str, flo
     }
 
 
-class RecentObservations:
+class ObservationBuffer:
     """The last observations, a few of every trajectory, so that they reach further back.
 
     Args:

@@ -28,7 +28,7 @@ def _answer(asked: _Asked, value: Any) -> None:
     loop.call_soon_threadsafe(resolve)
 
 
-class Outbox:
+class MessageQueue:
     """Between one working thread, which puts, and any number of coroutines, which ask."""
 
     def __init__(self) -> None:
