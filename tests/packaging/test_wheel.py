@@ -55,6 +55,9 @@ def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
     for package in PACKAGES:
         assert f"{package}/__init__.py" in names
         assert f"{package}/py.typed" in names
+    # Public names are found through the stubs; what bakes the scene stays in the repository.
+    assert {"vinoreward/__init__.pyi", "vinoreward/actor_learner/__init__.pyi"} <= set(names)
+    assert not any("/bake/" in name for name in names)
 
 
 def test_the_wheel_holds_the_assets_with_their_licences(wheel: Path) -> None:

@@ -91,7 +91,8 @@ def _arrays(level: str) -> dict[str, NDArray[np.generic]]:
     if not path.is_file():
         raise ModelNotFoundError(
             f"Found no {path}; expected a baked scene file, which ships with vinoreward. "
-            "Reinstall vinoreward, or run python -m vinoreward_training.bake.scene."
+            "Reinstall vinoreward; in its repository, python -m vinoreward_training.bake.scene "
+            "makes it."
         )
     with np.load(path, allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in stored.files}
