@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vinoreward.backends import onnx_check
+from vinoreward.backends import compile_cost, onnx_check
 from vinoreward.backends.onnx_graph import Malformed, read_graph
 from vinoreward.backends.onnx_operators import MAX_OPSET, MIN_OPSET, OPERATORS
 from vinoreward.backends.onnx_rules import RULES, Value
@@ -109,6 +109,9 @@ def test_the_limits_are_those_that_the_documentation_states(project_root: Path) 
     assert f"2^{int(math.log2(onnx_check.MAX_ELEMENTS))} numbers in one result" in text
     assert f"2^{int(math.log2(onnx_check.MAX_TOTAL))} in all" in text
     assert f"10^{int(math.log10(onnx_check.MAX_WORK))} operations" in text
+    assert f"more than {compile_cost.MAX_OPERATIONS} operations" in text
+    assert f"{compile_cost.MAX_READERS} that read" in text
+    assert f"{compile_cost.MAX_CLUSTER} without" in text
 
 
 def test_work_is_bounded_as_memory_is(tmp_path: Path) -> None:
@@ -292,6 +295,67 @@ def test_what_ordinary_networks_do_is_followed() -> None:
         "axis": whole(3), "step": whole(-1), "corner": whole(0, 2)[None], "one": ONE,
         "new": np.ones((1, 8, 8), np.float32),
     }  # fmt: skip
+    check(content(nodes, constants))
+
+
+def chain(op: str, count: int, *second: str, **more: Any) -> list[Any]:
+    """``n0 = op(x)``, ``n1 = op(n0)`` and so on, each with the same second input."""
+    return [
+        (op, (f"n{turn - 1}" if turn else "x", *second), [f"n{turn}"], more)
+        for turn in range(count)
+    ]
+
+
+def sizes(count: int) -> list[Any]:
+    """A size that is calculated again and again, and used each time."""
+    nodes: list[Any] = [("Shape", "x", ["s0"], {})]
+    for turn in range(count):
+        nodes += [
+            ("Max", (f"s{turn}", "one"), [f"s{turn + 1}"], {}),
+            ("Reshape", (f"n{turn - 1}" if turn else "x", f"s{turn + 1}"), [f"r{turn}"], {}),
+            ("Conv", (f"r{turn}", "kernel"), [f"n{turn}"], {}),
+        ]
+    return nodes
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        pytest.param(chain("Add", 140, "x"), id="the same tensor again"),
+        pytest.param(chain("Sigmoid", 140), id="a long row"),
+        pytest.param([("Relu", "x", [f"n{turn}"], {}) for turn in range(140)], id="many readers"),
+        pytest.param(chain("Conv", 6100, "kernel"), id="many operations"),
+        pytest.param(sizes(400), id="many sizes"),
+    ],
+)
+def test_what_takes_long_to_compile_is_refused(nodes: list[Any]) -> None:
+    """Compiled by OpenVINO, 600 additions of the same tensor take 42 s."""
+    kernel = np.ones((3, 3, 1, 1), np.float32)
+    constants = {"one": whole(1, 1, 1, 1), "kernel": kernel}
+    check(content(nodes[: len(nodes) // 2], constants))
+    with pytest.raises(ModelRefusedError, match=r"128|6000|50000"):
+        check(content(nodes, constants))
+
+
+def test_a_dense_block_and_many_residual_ones_are_followed() -> None:
+    """As long as those of DenseNet-264 and three times those of ResNet-152."""
+    nodes: list[Any] = []
+    for turn in range(64):
+        parts = ["x", *[f"c{before}" for before in range(turn)]]
+        nodes += [
+            ("Concat", parts, [f"d{turn}"], {"axis": 1}),
+            ("Conv", (f"d{turn}", f"k{turn}"), [f"e{turn}"], {}),
+            ("Relu", (f"e{turn}",), [f"c{turn}"], {}),
+        ]
+    last = "x"
+    for turn in range(150):
+        nodes += [
+            ("Conv", (last, "k0"), [f"r{turn}"], {}),
+            ("Add", (f"r{turn}", last), [f"s{turn}"], {}),
+            ("Relu", (f"s{turn}",), [f"t{turn}"], {}),
+        ]
+        last = f"t{turn}"
+    constants = {f"k{n}": np.ones((3, 3 + 3 * n, 1, 1), np.float32) for n in range(64)}
     check(content(nodes, constants))
 
 

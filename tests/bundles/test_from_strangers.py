@@ -298,6 +298,64 @@ def test_weights_that_change_after_loading_are_not_used(ir: Bundle) -> None:
         loaded.backend(verify=False).load()
 
 
+def seeing(*nodes: Any, **constants: Any) -> Callable[[], bytes]:
+    """Makes ``extra`` out of ``seen``, the picture as floats, or ``counted``, its mean."""
+
+    def build() -> bytes:
+        see = [
+            helper.make_node("Cast", ["pictures"], ["seen"], to=TensorProto.FLOAT),
+            helper.make_node("ReduceMean", ["seen"], ["bright"], keepdims=0),
+            helper.make_node("Cast", ["bright"], ["counted"], to=TensorProto.INT64),
+        ]
+        return graph([*see, *nodes], constants)
+
+    return build
+
+
+# OpenVINO reads, writes or divides here without a look, or compiles for minutes.
+HARMFUL: dict[str, Callable[[], bytes]] = {
+    "GatherND": seeing(
+        helper.make_node("GatherND", ["seen", "at"], ["extra"]), at=np.array([[0, 1 << 28, 0, 0]])
+    ),
+    "GatherElements": seeing(
+        helper.make_node("Flatten", ["seen"], ["row"]),
+        helper.make_node("GatherElements", ["row", "at"], ["extra"], axis=1),
+        at=np.array([[-(1 << 28)]]),
+    ),
+    "ScatterElements": seeing(
+        helper.make_node("ScatterElements", ["seen", "at", "new"], ["extra"], axis=3),
+        at=np.full((1, 1, 1, 1), -100_000),
+        new=np.ones((1, 1, 1, 1), np.float32),
+    ),
+    "ScatterND": seeing(
+        helper.make_node("ScatterND", ["seen", "at", "new"], ["extra"]),
+        at=np.array([[0, -(1 << 28), 0, 0]]),
+        new=np.ones(1, np.float32),
+    ),
+    "Mod": seeing(
+        helper.make_node("Mod", ["one1", "counted"], ["rest"]),
+        helper.make_node("Cast", ["rest"], ["extra"], to=TensorProto.FLOAT),
+        one1=np.array([1]),
+    ),
+    "chain": seeing(
+        *[
+            helper.make_node("Add", ["seen", f"x{turn}" if turn else "seen"], [f"x{turn + 1}"])
+            for turn in range(130)
+        ],
+        helper.make_node("Identity", ["x130"], ["extra"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_a_network_that_harms_the_process_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "network.onnx"
+    path.write_bytes(HARMFUL[name]())
+    for found in (path, as_ir(path.read_bytes(), tmp_path / "ir")):
+        with pytest.raises((ModelRefusedError, ModelCorruptError)):
+            Bundle.from_model(found, **FACTS)
+
+
 @pytest.mark.parametrize("content", [lambda: loop(3), COSTLY["Expand"]], ids=["loop", "size"])
 def test_an_ir_without_bounds_is_refused(
     ir: Bundle, content: Callable[[], bytes], tmp_path: Path

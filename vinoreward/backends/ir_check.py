@@ -8,13 +8,18 @@ returns. A file that makes it grow or run on is refused and harms nobody.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any
+from xml.parsers import expat
 
+import numpy as np
+
+from vinoreward.backends.compile_cost import CompileCost
 from vinoreward.backends.onnx_check import MAX_ELEMENTS, MAX_ROWS, MAX_TOTAL, MAX_WORK
 from vinoreward.backends.onnx_graph import Malformed
 from vinoreward.backends.telemetry import import_openvino
@@ -25,6 +30,10 @@ MAX_SECONDS = 20
 """Processor time of the child; it takes about one."""
 MAX_BYTES = 4 << 30
 """Memory of the child."""
+MAX_KNOWN = 1 << 16
+"""Numbers of one result that are calculated here, such as indices."""
+MAX_WINDOW = 1 << 12
+"""Numbers that LRN looks at for one."""
 
 _SCRIPT = (
     "import json, sys; told = json.loads(sys.stdin.buffer.readline())\n"
@@ -35,15 +44,15 @@ _ALLOWED = frozenset(
     Abs Acos Acosh Add Asin Asinh Atan Atanh AvgPool BatchNormInference Broadcast Ceiling Clamp
     Concat Const Constant Convert ConvertLike Convolution ConvolutionBackpropData Cos Cosh CumSum
     DepthToSpace Divide Einsum Elu Equal Erf Exp FakeConvert FakeQuantize Floor FloorMod Gather
-    GatherElements GatherND Gelu Greater GreaterEqual GroupConvolution GroupConvolutionBackpropData
+    GatherND Gelu Greater GreaterEqual GroupConvolution GroupConvolutionBackpropData
     GroupNormalization HSigmoid HSwish HardSigmoid Identity Interpolate LRN Less LessEqual Log
     LogSoftmax LogicalAnd LogicalNot LogicalOr LogicalXor MVN MatMul MaxPool Maximum Minimum Mish
     Mod Multiply Negative NormalizeL2 NotEqual OneHot PRelu Pad Parameter Power Range ReLU ReduceL1
     ReduceL2 ReduceLogicalAnd ReduceLogicalOr ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-    Relu Reshape Result Round ScaledDotProductAttention
-    ScatterElementsUpdate ScatterNDUpdate ScatterUpdate Select Selu ShapeOf ShuffleChannels Sigmoid
-    Sign Sin Sinh Slice SoftMax SoftPlus SoftSign Softmax SpaceToDepth Split Sqrt SquaredDifference
-    Squeeze StridedSlice Subtract Swish Tan Tanh Tile TopK Transpose Unsqueeze VariadicSplit
+    Relu Reshape Result Round ScaledDotProductAttention ScatterNDUpdate Select Selu ShapeOf
+    ShuffleChannels Sigmoid Sign Sin Sinh Slice SoftMax SoftPlus SoftSign Softmax SpaceToDepth Split
+    Sqrt SquaredDifference Squeeze StridedSlice Subtract Swish Tan Tanh Tile TopK Transpose
+    Unsqueeze VariadicSplit
     """.split()  # noqa: SIM905 - read as words
 )
 
@@ -106,13 +115,10 @@ def answer(told: dict[str, Any]) -> None:
 
 def _examine(model: bytes, weights: bytes, shape: list[int], batches: list[int]) -> None:
 
-    network = import_openvino().Core().read_model(model, weights)
-    kinds = {operation.get_type_name() for operation in network.get_ops()}
-    unknown = ", ".join(repr(kind[:40]) for kind in sorted(kinds - _ALLOWED)[:5])
-    if unknown:
-        raise ModelRefusedError(
-            f"it has the operators {unknown}, which are not among those allowed"
-        )
+    _check_kinds(_layers(model))  # before OpenVINO, which calculates some of them while it reads
+    openvino = import_openvino()
+    network = openvino.Core().read_model(model, weights)
+    _check_kinds({operation.get_type_name() for operation in network.get_ops()})
     first = network.input(0).partial_shape
     if first.rank.is_dynamic:
         raise Malformed("an input of unknown rank")
@@ -125,13 +131,44 @@ def _examine(model: bytes, weights: bytes, shape: list[int], batches: list[int])
                 for axis, size in enumerate(source.partial_shape)
             ]
             network.reshape({source: sizes})
-        _measure(network, first[0].get_length() if fixed and len(first) else batch)
+        _measure(openvino, network, first[0].get_length() if fixed and len(first) else batch)
 
 
-def _measure(network: Any, rows: int) -> None:
+def _check_kinds(kinds: set[str]) -> None:
+    unknown = ", ".join(repr(kind[:40]) for kind in sorted(kinds - _ALLOWED)[:5])
+    if unknown:
+        raise ModelRefusedError(
+            f"it has the operators {unknown}, which are not among those allowed"
+        )
+
+
+def _layers(model: bytes) -> set[str]:
+    """Return the types of all layers that an ``.xml`` names."""
+    found: set[str] = set()
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        if name == "layer":
+            found.add(attributes.get("type", ""))
+
+    def declared(*_: object) -> None:
+        raise Malformed("a document type of its own")
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = start
+    parser.StartDoctypeDeclHandler = declared
+    try:
+        parser.Parse(model, True)
+    except expat.ExpatError as error:
+        raise Malformed(f"no XML: {error}") from error
+    return found
+
+
+def _measure(openvino: Any, network: Any, rows: int) -> None:
     rows = max(1, min(rows, MAX_ROWS))
     total = work = 0
-    for operation in network.get_ops():
+    cost = CompileCost([source.get_name() for source in network.get_parameters()])
+    known = _Known(openvino)
+    for operation in network.get_ordered_ops():
         kind = operation.get_type_name()
         for output in operation.outputs():
             if output.partial_shape.is_dynamic:
@@ -146,22 +183,125 @@ def _measure(network: Any, rows: int) -> None:
                 )
             total += size
             work += size * _depth(operation, kind)
+        _check_numbers(operation, kind, known)
+        known.add(operation, kind)
+        _count(cost, operation, kind, known=operation in known)
     if total > MAX_TOTAL * rows or work > MAX_WORK * rows:
         raise ModelRefusedError(
             f"it takes more than {MAX_TOTAL} numbers or {MAX_WORK:.0e} operations per picture"
         )
 
 
+def _check_numbers(operation: Any, kind: str, known: _Known) -> None:
+    """Raise unless an operation stays within its tensors and ends, whatever the picture is."""
+    if kind in ("Divide", "Mod", "FloorMod"):
+        if operation.get_output_element_type(0).is_integral():
+            numbers = known.input(operation, 1)
+            if numbers.size and numbers.min() < 1:
+                raise ModelRefusedError(f"its operator {kind} divides whole numbers by less than 1")
+    elif kind == "Gather":
+        axis = int(known.input(operation, 2).reshape(-1)[0])
+        size = operation.get_input_shape(0)[axis]
+        _check_places(kind, known.input(operation, 1), -size, size)
+    elif kind in ("GatherND", "ScatterNDUpdate"):
+        if operation.get_attributes().get("batch_dims", 0):
+            raise ModelRefusedError(f"its operator {kind} has batch_dims")
+        places, sizes = known.input(operation, 1), operation.get_input_shape(0)
+        for axis in range(places.shape[-1]):
+            _check_places(kind, places[..., axis], 0, sizes[axis])
+    elif kind == "LRN" and not 1 <= operation.get_attributes()["size"] <= MAX_WINDOW:
+        raise ModelRefusedError(f"its operator LRN looks at other than 1 to {MAX_WINDOW} numbers")
+
+
+def _check_places(kind: str, places: Any, least: int, end: int) -> None:
+    if places.size and not (places.min() >= least and places.max() < end):
+        raise ModelRefusedError(f"its operator {kind} looks outside of {end} numbers")
+
+
+class _Known:
+    """What can be calculated before a network runs: constants, shapes and what follows of them."""
+
+    def __init__(self, openvino: Any) -> None:
+        self._openvino = openvino
+        self._values: dict[str, list[Any]] = {}
+
+    def __contains__(self, operation: Any) -> bool:
+        return operation.get_name() in self._values
+
+    def input(self, operation: Any, place: int) -> Any:
+        """Return an input's numbers.
+
+        Raises:
+            ModelRefusedError: they depend on the picture, or are too many to be calculated here.
+        """
+        source = operation.input_value(place)
+        if source.get_node() not in self:
+            raise ModelRefusedError(
+                f"places or divisor of {operation.get_type_name()} depend on what is in the picture"
+            )
+        return self._values[source.get_node().get_name()][source.get_index()]
+
+    def add(self, operation: Any, kind: str) -> None:
+        """Calculate an operation, which was checked, if what it takes is known and small."""
+        if kind == "Constant":
+            found = [operation.data]
+        elif kind == "ShapeOf":
+            shape = np.array(list(operation.get_input_shape(0)))
+            found = [shape.astype(operation.get_output_element_type(0).to_dtype())]
+        else:
+            places = range(operation.get_input_size())
+            nodes = [operation.input_value(place).get_node() for place in places]
+            size = sum(math.prod(output.get_shape()) for output in operation.outputs())
+            if not nodes or size > MAX_KNOWN or any(node not in self for node in nodes):
+                return
+            tensor = self._openvino.Tensor
+            takes = [tensor(self.input(operation, place).copy()) for place in places]
+            gives = [
+                tensor(output.get_element_type(), output.get_shape())
+                for output in operation.outputs()
+            ]
+            if not operation.evaluate(gives, takes):
+                return
+            found = [np.array(given.data) for given in gives]
+        self._values[operation.get_name()] = found
+
+
+def _count(cost: CompileCost, operation: Any, kind: str, *, known: bool) -> None:
+    if kind in ("Parameter", "Constant", "Result"):
+        return
+    places = range(operation.get_input_size())
+    sources = [operation.input_value(place).get_node().get_name() for place in places]
+    results = [operation.get_name()]
+    if known:
+        cost.add_size([] if kind == "ShapeOf" else sources, results)
+        return
+    sizes = [math.prod(ends[0].get_shape()) for ends in (operation.inputs(), operation.outputs())]
+    cost.add(kind, sources, results, resized=sizes[0] != sizes[1])
+
+
+def _einsum_depth(operation: Any) -> int:
+    shapes = [tuple(source.get_shape()) for source in operation.inputs()]
+    terms, _, wanted = str(operation.get_attributes()["equation"]).partition("->")
+    letters = terms.replace(",", "")
+    if len(shapes) > 2 or len(letters) != sum(map(len, shapes)):  # more may be multiplied out
+        return math.prod(map(math.prod, shapes))
+    sizes = dict(zip(letters, itertools.chain(*shapes), strict=True))
+    return math.prod(size for letter, size in sizes.items() if letter not in wanted)
+
+
 def _depth(operation: Any, kind: str) -> int:
     """Return how many numbers of the inputs go into one of the result, at most."""
     if kind == "Einsum":
-        return math.prod(math.prod(source.get_shape()) for source in operation.inputs())
+        return _einsum_depth(operation)
     if kind == "MatMul":
         return int(2 * max(operation.inputs()[0].get_shape(), default=1))
     if "Convolution" in kind:
         return int(2 * math.prod(operation.inputs()[1].get_shape()[1:]))
     if kind.startswith("Reduce"):
-        return int(math.prod(operation.inputs()[0].get_shape()))
+        sizes = [
+            math.prod(ends[0].get_shape()) for ends in (operation.inputs(), operation.outputs())
+        ]
+        return int(sizes[0] // max(1, sizes[1]))
     if "Pool" in kind:
         return int(math.prod(operation.get_attributes().get("kernel", [1])))
     return 1

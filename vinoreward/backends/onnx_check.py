@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vinoreward.backends.compile_cost import CompileCost
 from vinoreward.backends.onnx_graph import MAX_RANK, Graph, Malformed, Node
 from vinoreward.backends.onnx_operators import check_operators
 from vinoreward.backends.onnx_rules import RULES, Call, Value
@@ -60,6 +61,7 @@ def _follow(graph: Graph, shape: Sequence[int], batch: int) -> None:
         values[name] = _bounded(source, MAX_ELEMENTS * rows, "the input")
     rows = max(1, min(rows, MAX_ROWS))
     total = work = 0
+    cost = CompileCost(list(graph.inputs))
     for node in graph.nodes:
         inputs = [_get(values, name, node) for name in node.inputs]
         call = Call(node, inputs, graph.opset)
@@ -80,12 +82,25 @@ def _follow(graph: Graph, shape: Sequence[int], batch: int) -> None:
         for name in node.outputs[len(results) :]:
             if name:
                 raise Malformed(f"{node.op} with {len(node.outputs)} outputs")
+        _count(cost, node, values)
         work += call.work + sum(value.size for value in results)
         work += sum(value.size for value in inputs if value is not None)
         if total > MAX_TOTAL * rows:
             raise ModelRefusedError(f"its results are more than {MAX_TOTAL} numbers per picture")
         if work > MAX_WORK * rows:
             raise ModelRefusedError(f"it takes more than {MAX_WORK:.0e} operations per picture")
+
+
+def _count(cost: CompileCost, node: Node, values: dict[str, Value]) -> None:
+    results = [name for name in node.outputs if name]
+    if not results or not node.inputs:  # a constant
+        return
+    if values[results[0]].known is not None:
+        cost.add_size(() if node.op in ("Shape", "Size") else node.inputs, results)
+        return
+    first = values.get(node.inputs[0])
+    resized = first is None or values[results[0]].size != first.size
+    cost.add(node.op, node.inputs, results, resized=resized)
 
 
 def _get(values: dict[str, Value], name: str, node: Node) -> Value | None:
