@@ -232,6 +232,7 @@ DOUBTFUL: dict[str, tuple[Any, ...]] = {
     "Shape from its end, too early": (
         [("Shape", "x", "s", {"start": 3}), ("Expand", "os", "y", {})], {"o": ONE}, 13,
     ),
+    "axes that OpenVINO does not see": ([("ReduceL1", "x", "y", {"axes": [1]})], {}, 17),
     "an axis in an older version": ([("Squeeze", "ca", "y", {})], {"c": ONE, "a": whole(0)}, 11),
     "two versions": ([("Relu", "x", "y", {})], {}, 0, [("", 13), ("ai.onnx", 11)]),
     "a version of the future": ([("Relu", "x", "y", {})], {}, 99),

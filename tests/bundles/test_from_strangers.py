@@ -356,6 +356,17 @@ def test_a_network_that_harms_the_process_is_refused(name: str, tmp_path: Path) 
             Bundle.from_model(found, **FACTS)
 
 
+def test_sizes_that_our_rules_miss_are_those_that_openvino_finds(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = (1 << 26) // (HEIGHT * WIDTH * 3) + 1
+    tile = helper.make_node("Tile", ["seen", "times"], ["extra"])
+    forge(bundle, "model.onnx", seeing(tile, times=np.array([1, 1, 1, side]))())
+    monkeypatch.setattr(network_file, "check_graph", lambda *_: None)  # as if it saw nothing
+    with pytest.raises(ModelRefusedError, match=r"result of \w+ has the shape .*trusted=True"):
+        Bundle.load(bundle.path).backend("openvino", verify=False).load()
+
+
 @pytest.mark.parametrize("content", [lambda: loop(3), COSTLY["Expand"]], ids=["loop", "size"])
 def test_an_ir_without_bounds_is_refused(
     ir: Bundle, content: Callable[[], bytes], tmp_path: Path

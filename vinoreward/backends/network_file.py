@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,11 +77,18 @@ def check_network(
     Raises:
         ModelCorruptError, ModelRefusedError: as :func:`read_network`.
     """
-    try:
+    with told_in_full(path):
         if content.weights is not None:
             check_ir(content.model, content.weights, shape, batches)
         else:
             check_graph(read_graph(content.model), shape, batches)
+
+
+@contextlib.contextmanager
+def told_in_full(path: Path) -> Iterator[None]:
+    """Name the file, and what to do, in what a check inside raises."""
+    try:
+        yield
     except Malformed as error:
         raise ModelCorruptError(
             f"{path} cannot be read as a network: {error}. Expected an ONNX file or an OpenVINO "

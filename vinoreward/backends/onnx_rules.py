@@ -604,6 +604,8 @@ def _resized(call: Call, *shape: int) -> list[Value]:
 def _reduce(call: Call) -> list[Value]:
     shape = call[0].shape
     call.fixed("noop_with_empty_axes", 0)
+    if call.node.op in _MISREAD and call.opset >= 13 and "axes" in call.node.attributes:
+        raise ModelRefusedError(f"OpenVINO does not see the axes of its operator {call.node.op}")
     call.fixed("keepdims", 1, 0)
     named = call.numbers(1, "axes")
     if named is not None and not named:
@@ -622,6 +624,8 @@ def _reduce(call: Call) -> list[Value]:
     return [Value(found)]
 
 
+# Of versions 13 to 17, where they are an attribute.
+_MISREAD = ("ReduceL1", "ReduceLogSum", "ReduceLogSumExp")
 _REDUCED = {"ReduceProd": np.prod, "ReduceSum": np.sum, "ReduceMax": np.max, "ReduceMin": np.min}
 
 

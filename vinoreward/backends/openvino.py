@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import CHUNKS, Backend, TensorSpec, chunks
-from vinoreward.backends.network_file import read_network
+from vinoreward.backends.ir_check import check_sizes
+from vinoreward.backends.network_file import read_network, told_in_full
 from vinoreward.backends.openvino_core import shared_core
 from vinoreward.backends.spec import Preprocess
 from vinoreward.backends.telemetry import import_openvino
@@ -105,6 +106,10 @@ class OpenVINOBackend(Backend):
             options["CACHE_DIR"] = str(self.cache_dir)
         try:
             model.reshape(shape)
+            if not self.spec.trusted:
+                # The shapes of an ONNX network were followed by our rules, these are OpenVINO's.
+                with told_in_full(self.spec.path):
+                    check_sizes(model, size)
             compiled = self._core.compile_model(model, self.device, options)
         except RuntimeError as error:
             raise ModelCorruptError(
