@@ -11,7 +11,7 @@ OUT ?= runs/demo
 # One thread a process: several of them share the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast test-pythons check bench install clean
+.PHONY: help demo test test-fast test-pythons check bench docs install clean
 
 help:
 	@echo "make demo       a classifier and a policy from nothing, with a report (under 5 minutes)"
@@ -19,7 +19,8 @@ help:
 	@echo "make test-fast  without the slow tests"
 	@echo "make test-pythons  make test-fast on every Python from 3.10 to 3.13 that is installed (7 GB each)"
 	@echo "make check      ruff, mypy, import-linter"
-	@echo "make bench      every figure of the README (about two hours)"
+	@echo "make bench      every figure of docs/benchmarks.md (about two hours)"
+	@echo "make docs       the documentation as a site, build/site/index.html; broken links are errors"
 	@echo "make install    only make $(VENV)"
 	@echo "make clean      remove virtual environments and caches; runs/ and data/ stay"
 
@@ -67,6 +68,15 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/vinoreward bench --rows all --resume
+
+# The site is made from the sources as text, so it needs none of what `make install` adds.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/.docs: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .venv-3.* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

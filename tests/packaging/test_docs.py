@@ -7,15 +7,20 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from vinoreward.backends.base import Backend
 from vinoreward.bundles.bundle import Bundle
+
+ROBOT = {"backend": "oracle", "object_position": "random"}
 
 
 def block(path: Path, word: str) -> str:
@@ -115,9 +120,71 @@ def test_the_documented_plugs_of_compressed_actors_work_together(project_root: P
     assert Correction([VTrace(), names["Gentle"]()], critic="v") is not None
 
 
+@pytest.fixture
+def your_robot() -> Iterator[None]:
+    """``YourRobot-v0`` of the examples: the hover scene without its learned reward."""
+    gym.register("YourRobot-v0", "vinoreward_envs.panda_hover:PandaHoverEnv", kwargs=ROBOT)
+    yield
+    gym.registry.pop("YourRobot-v0", None)
+
+
+def ran(code: str) -> dict[str, Any]:
+    """Run an example here, with the shipped bundle as the user's; return its names."""
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(
+        compile(code.replace("path/to/your-bundle", "panda-hover-classifier"), "docs", "exec"),
+        names,
+    )
+    return names
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/your-own-robot.md"])
+def test_the_drop_in_example_runs(
+    page: str, project_root: Path, your_robot: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ran(block(project_root / page, "env = LearnedReward("))
+    assert (
+        names["reward"] in (0.0, 1.0)
+        and str(names["info"]["reward_prob"]) in capsys.readouterr().out
+    )
+    names["env"].close()
+
+
+def test_the_documented_vector_environments_pay_what_the_classifier_sees(
+    project_root: Path, your_robot: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("stable_baselines3")
+    monkeypatch.setitem(gym.registry["YourRobot-v0"].kwargs, "observation", "pixels")
+    code = block(project_root / "docs" / "your-own-robot.md", "VecLearnedReward(")
+    names = ran(f"import gymnasium as gym\n{code}".replace("=8", "=2"))
+    envs, venv = names["envs"], names["venv"]
+    envs.reset(seed=0)
+    assert envs.step(envs.action_space.sample())[-1]["reward_prob"].shape == (2,)
+    venv.reset()
+    _, rewards, _, infos = venv.step(np.stack([venv.action_space.sample() for _ in range(2)]))
+    assert rewards.shape == (2,) and all("reward_prob" in info for info in infos)
+    envs.close()
+    venv.close()
+
+
+def test_the_hover_tasks_example_runs(project_root: Path) -> None:
+    names = ran(block(project_root / "docs" / "hover-task.md", "PandaHover-v0"))
+    assert {"is_success", "true_success", "reward_prob"} <= names["info"].keys()
+    names["env"].close()
+
+
+def test_the_encoders_example_gives_latents(project_root: Path) -> None:
+    names = ran(block(project_root / "docs" / "encoders.md", "EncodedObservation("))
+    (latents,) = names["observation"].shape
+    assert latents == Bundle.load("panda-hover-encoder").spec.latent_size
+    names["env"].close()
+
+
 @pytest.mark.slow
 def test_the_readmes_training_runs(project_root: Path, tmp_path: Path) -> None:
     code = block(project_root / "README.md", "ActorLearner(")
+    assert code == block(project_root / "docs" / "compressed-actors.md", "Prune(0.5)")
+    assert len(re.findall("^(?:from|import) ", code, flags=re.MULTILINE)) <= 3
     assert float(run_example(code, tmp_path, ("60_000", "1_000"))) > 0
 
 
@@ -143,7 +210,29 @@ def test_the_documented_use_of_a_policy(project_root: Path, tmp_path: Path) -> N
     assert float(run_example(code, tmp_path)) >= 1.0
 
 
-def test_the_readmes_commands_of_actors_are_settled(
+def commands(project_root: Path) -> list[str]:
+    """Return every command line of vinoreward in README and docs, without the program's name."""
+    pages = [project_root / "README.md", *sorted((project_root / "docs").glob("*.md"))]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages).replace("\\\n", " ")
+    return re.findall(r"^\$ vinoreward (.*)$", text, flags=re.MULTILINE)
+
+
+def test_the_documented_commands_have_these_options(project_root: Path) -> None:
+    import tyro
+
+    from vinoreward_training.cli import COMMANDS
+
+    seen = set()
+    for line in commands(project_root):
+        name, *options = shlex.split(line, comments=True)
+        configs = import_module(f"vinoreward_training.configs.{name.replace('-', '_')}")
+        if "--help" not in options:
+            tyro.cli(getattr(configs, COMMANDS[name][1]), args=options)
+        seen.add(name)
+    assert {"capture", "finetune", "quantize", "train", "play", "train-vae", "actors"} <= seen
+
+
+def test_the_documented_commands_of_actors_are_settled(
     project_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each line as it stands, up to where training would begin."""
@@ -162,8 +251,7 @@ def test_the_readmes_commands_of_actors_are_settled(
 
     monkeypatch.setattr(actors, "run", settle)
     monkeypatch.chdir(tmp_path)
-    text = (project_root / "README.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^\$ vinoreward (actors .*)$", text, flags=re.MULTILINE)
+    lines = [line for line in commands(project_root) if line.startswith("actors ")]
     assert len(lines) > 5
     for line in lines:
         assert main(shlex.split(line, comments=True)) == 0

@@ -1,4 +1,4 @@
-"""What README and example print for RL Zoo runs, or fits what RL Zoo would do with it."""
+"""What the tutorial and the example print for RL Zoo runs, or fits what RL Zoo would do with it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ import yaml
 import vinoreward  # noqa: F401  (registers the environments)
 
 FILE = "examples/rl_zoo/sac.yml"
+PAGE = "docs/your-own-robot.md"
 
 
 def commands(project_root: Path) -> list[list[str]]:
     """Return every RL Zoo command that is printed, trainings before what they left is played."""
-    readme = (project_root / "README.md").read_text(encoding="utf-8")
+    page = (project_root / PAGE).read_text(encoding="utf-8")
     example = (project_root / FILE).read_text(encoding="utf-8")
-    text = f"{readme}\n" + re.sub(r"^#", " ", example, flags=re.MULTILINE)
+    text = f"{page}\n" + re.sub(r"^#", " ", example, flags=re.MULTILINE)
     text = text.replace("\\\n", " ")
     found = re.findall(r"^\W*(python -m rl_zoo3\..*)$", text, flags=re.MULTILINE)
     return sorted((shlex.split(line) for line in {" ".join(x.split()) for x in found}), key=str)[
@@ -63,9 +64,9 @@ def test_the_printed_commands_fit_the_file(project_root: Path) -> None:
     assert trained == enjoyed == set(entries)
 
 
-def test_the_readmes_entry_is_the_examples(project_root: Path) -> None:
-    readme = (project_root / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```yaml\n(.*?)```", readme, flags=re.DOTALL)
+def test_the_tutorials_entry_is_the_examples(project_root: Path) -> None:
+    page = (project_root / PAGE).read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
     entries = yaml.safe_load((project_root / FILE).read_text(encoding="utf-8"))
     for env, said in yaml.safe_load(block).items():
         ((name, arguments),) = said.pop("env_wrapper")[0].items()

@@ -29,47 +29,6 @@ from vinoreward_training.runs.next_command import (
     to_train,
 )
 
-SOURCE = '''
-import gymnasium as gym
-import numpy as np
-
-
-class Lift(gym.Env):
-    """A bar is lifted by up to a third a step; the lamp beside it shows how high it is."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}
-    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
-
-    def __init__(self, render_mode=None):
-        self.render_mode = render_mode
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.height, self.steps = float(self.np_random.uniform(0.0, 0.5)), 0
-        return self._observe(), {}
-
-    def step(self, action):
-        self.height = float(np.clip(self.height + float(action[0]) / 3, 0.0, 1.0))
-        self.steps += 1
-        info = {"success": np.array([float(self.height > 0.7)])}
-        return self._observe(), 0.0, False, self.steps >= 6, info
-
-    def render(self):
-        picture = np.full((32, 32, 3), 40, np.uint8)
-        top = round(24 * (1 - self.height))
-        picture[top : top + 8, 4:20] = (200, 200, 60)
-        picture[4:28, 22:30] = (20, 220, 20) if self.height > 0.7 else (220, 20, 20)
-        return picture
-
-    def _observe(self):
-        return np.array([self.height], np.float32)
-
-
-gym.register("Lift-v0", entry_point=Lift)
-'''
-
-
 SIZES = {
     "finetune": ("--epochs", "6", "--threads", "1"),
     "quantize": ("--calibration", "32", "--boundary", "100"),
@@ -81,15 +40,28 @@ SIZES = {
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A package with an environment, beside an empty folder to work in."""
-    (tmp_path / "package_with_lift.py").write_text(SOURCE, encoding="utf-8")
+def tutorial(project_root: Path) -> str:
+    """What docs/your-own-robot.md says."""
+    return (project_root / "docs" / "your-own-robot.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def package(tutorial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The tutorial's package with an environment, beside an empty folder to work in."""
+    (source,) = re.findall(r"```python\n(.*?gym\.register.*?)```", tutorial, flags=re.DOTALL)
+    (tmp_path / "my_robot.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    yield "package_with_lift"
-    sys.modules.pop("package_with_lift", None)
+    yield "my_robot"
+    sys.modules.pop("my_robot", None)
     gym.registry.pop("Lift-v0", None)
+
+
+def told(text: str) -> list[list[str]]:
+    """Return the words of the commands of a document's text."""
+    lines = re.findall(r"^\$ vinoreward (.*)$", text.replace("\\\n", " "), flags=re.MULTILINE)
+    return [shlex.split(line) for line in lines]
 
 
 def following(said: str) -> list[str]:
@@ -100,15 +72,17 @@ def following(said: str) -> list[str]:
 
 @pytest.mark.slow
 def test_from_pictures_to_a_policy_by_what_is_printed(
-    package: str, capsys: pytest.CaptureFixture[str]
+    package: str, tutorial: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = f"{package}:Lift-v0"
-    words = shlex.split(f"capture --env {env} --truth-key success --frames 720 --out data/lift")
+    commands = told(tutorial)
+    words = commands[0]
     ran = []
     for _ in range(6):
         ran.append(words)
         assert main([*words, *SIZES.get(words[0], ())]) == 0, words
         words = following(capsys.readouterr().out)
+    assert ran[:5] == commands  # the tutorial's are those that are printed
     assert [each[0] for each in ran] == [
         "capture", "finetune", "quantize", "train", "play", "profile",
     ]  # fmt: skip
@@ -136,8 +110,7 @@ def test_the_readme_uses_the_folders_that_are_printed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     section = (project_root / "README.md").read_text("utf-8").split("### A bundle for it")[1]
-    text = section.split("```")[1].replace("\\\n", " ")
-    lines = [shlex.split(line[2:]) for line in text.splitlines() if line.startswith("$ vino")]
+    lines = [["vinoreward", *words] for words in told(section.split("```")[1])]
     of = {words[1]: words for words in lines}
     options = {name: dict(itertools.pairwise(words)) for name, words in of.items()}
     data = Path(options["capture"]["--out"])

@@ -22,7 +22,10 @@ Rows = Literal["compressed", "full", "all"]
 Against = Literal["learner", "source"]
 Direction = Literal["mu_pi", "pi_mu"]
 
-FULL, COMPRESSED = 0, 1
+FULL = 0
+"""In ``MonitorBatch.network``: the learner's own weights acted."""
+COMPRESSED = 1
+"""In ``MonitorBatch.network``: the compressed weights acted."""
 
 
 @dataclass(frozen=True)
