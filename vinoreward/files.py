@@ -15,6 +15,9 @@ from typing import IO, Any, Literal
 
 from vinoreward.errors import RunFolderError
 
+MAX_DEPTH = 32
+"""Of lists and tables in each other."""
+
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
@@ -143,6 +146,42 @@ def read_plain(path: str | Path, limit: int) -> bytes:
     if len(data) != size:
         raise OSError("it changes while it is read")
     return data
+
+
+def read_json(path: str | Path, limit: int = 64 << 20) -> Any:
+    """Return the value of a JSON file that may be anybody's.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: see :func:`open_to_read`.
+        ValueError: it is no JSON in UTF-8, or is nested too deep for those who use it.
+    """
+    return parse_json(read_plain(path, limit))
+
+
+def parse_json(data: bytes) -> Any:
+    """Return the value of JSON, see :func:`read_json`."""
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    check_depth(value)
+    return value
+
+
+def check_depth(value: object) -> None:
+    """Raise ValueError for a value so deep that showing or copying it would fail."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for found in level
+            if isinstance(found, (dict, list))
+            for item in (found.values() if isinstance(found, dict) else found)
+        ]
+        if not level:
+            return
+    raise ValueError("it is nested too deep")
 
 
 def is_inside(folder: Path, path: Path) -> bool:

@@ -218,7 +218,10 @@ def test_policies_that_are_not_there_or_damaged(cartpole: Path, tmp_path: Path) 
     with pytest.raises(ModelCorruptError, match="belong together"):
         play(PlayConfig(run=cartpole, film=0))
     other = tmp_path / "trained"
-    write_json(other / "policy.json", {"schema_version": 1, "env": "PandaHover-v0"})
+    names = ("algorithm", "env", "backend", "precision")
+    description = {**dict.fromkeys(names, ""), "algorithm_kwargs": {}, "env_kwargs": {}}
+    description |= {"schema_version": 1, "bundle": None, "wrap_bundle": False}
+    write_json(other / "policy.json", description)
     with pytest.raises(ConfigError, match="leave it out"):
         play(PlayConfig(run=other, compressed=True, film=0))
 

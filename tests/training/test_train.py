@@ -26,7 +26,12 @@ from vinoreward_training.cli import main
 from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.policy.evaluate import Moment, evaluate
 from vinoreward_training.policy.train import run, train
-from vinoreward_training.runs.curves import read_table, rolling_mean
+from vinoreward_training.runs.curves import (
+    EPISODE_COLUMNS,
+    EVALUATION_COLUMNS,
+    read_table,
+    rolling_mean,
+)
 
 
 class Walk:
@@ -177,10 +182,14 @@ def test_a_run_writes_what_it_promises_and_names_the_next_command(
     for name in [*names.split(), "learning_curve.png", "report.html", "summary.json"]:
         assert (out / name).stat().st_size > 0, name
     assert list((out / "logs").rglob("events.out.tfevents*"))
-    episodes = read_table(out / "episodes.csv")
+    episodes = read_table(out / "episodes.csv", EPISODE_COLUMNS)
     assert list(episodes[0]) == ["step", "reward", "length", "claimed", "true"]
     assert sum(int(row["length"] or 0) for row in episodes) <= 120
-    assert [row["step"] for row in read_table(out / "evaluations.csv")] == [50, 100, 120]
+    assert [row["step"] for row in read_table(out / "evaluations.csv", EVALUATION_COLUMNS)] == [
+        50,
+        100,
+        120,
+    ]
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert summary["final"]["true"]["trials"] == 3
 

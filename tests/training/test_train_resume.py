@@ -29,7 +29,7 @@ from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.policy.checkpoint import build_model, restore_checkpoint, save_checkpoint
 from vinoreward_training.policy.files import save_policy
 from vinoreward_training.policy.train import train
-from vinoreward_training.runs.curves import read_table
+from vinoreward_training.runs.curves import EPISODE_COLUMNS, read_table
 from vinoreward_training.tasks.environments import make_env
 
 
@@ -130,10 +130,10 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path: Path) -> None:
 def test_resume_continues_the_tables_and_takes_the_recorded_configuration(tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(config(out))
-    before = read_table(out / "episodes.csv")
+    before = read_table(out / "episodes.csv", EPISODE_COLUMNS)
     result = train(TrainConfig(out=out, resume=True, timesteps=200, progress=False))
     assert result.steps == 200
-    after = read_table(out / "episodes.csv")
+    after = read_table(out / "episodes.csv", EPISODE_COLUMNS)
     assert after[: len(before)] == before
     steps = [int(row["step"] or 0) for row in after]
     assert steps == sorted(set(steps))
@@ -202,7 +202,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
         TrainConfig(out=out, resume=True, timesteps=done + 60, final_episodes=3, progress=False)
     )
     assert result.steps == done + 60
-    rows = read_table(out / "episodes.csv")
+    rows = read_table(out / "episodes.csv", EPISODE_COLUMNS)
     steps = [int(row["step"] or 0) for row in rows]
     assert steps == sorted(set(steps))
     assert sum(int(row["length"] or 0) for row in rows if int(row["step"] or 0) <= done) <= done

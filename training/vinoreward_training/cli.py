@@ -13,6 +13,7 @@ from typing import Any
 
 from vinoreward.errors import VinorewardError, install_command
 from vinoreward.interrupts import terminated_like_interrupted
+from vinoreward.picture_files import shown_name
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "capture": (
@@ -146,7 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with terminated_like_interrupted():
             return int(module.run(config))
     except VinorewardError as error:
-        print(f"vinoreward {name}: {error}", file=sys.stderr)
+        # What a file holds may be in it, and must not steer the terminal.
+        lines = [shown_name(line) for line in str(error).splitlines()]
+        print(f"vinoreward {name}: " + "\n".join(lines), file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(str(error.name).partition(".")[0])

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from vinoreward.errors import BundleError
+from vinoreward.files import check_depth
 
 _DEPTH = 8
 
@@ -135,7 +136,7 @@ def parse(data: bytes, where: str) -> Any:
         value = json.loads(
             data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_once
         )
-        _check_depth(value)
+        check_depth(value)
         return value
     except (ValueError, RecursionError) as error:
         raise BundleError(
@@ -178,21 +179,6 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
         f"{where} is a {type(value).__name__}. Expected a string, number, true, false, null, list "
         "or object; convert it."
     )
-
-
-def _check_depth(value: object) -> None:
-    """Raise ValueError for a value so deep that showing it would fail."""
-    level = [value]
-    for _ in range(4 * _DEPTH):
-        level = [
-            item
-            for found in level
-            if isinstance(found, (dict, list))
-            for item in (found.values() if isinstance(found, dict) else found)
-        ]
-        if not level:
-            return
-    raise ValueError("it is nested too deep")
 
 
 def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

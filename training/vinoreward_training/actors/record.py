@@ -16,8 +16,10 @@ import numpy as np
 from vinoreward.actor_learner.acting.evaluation import Pair, Played
 from vinoreward.closing import Closing
 from vinoreward.errors import RunFolderError
-from vinoreward.files import open_plain, write_text
+from vinoreward.files import open_plain, parse_json, read_plain, write_text
+from vinoreward.saved_state import check_counts
 from vinoreward_training.policy.evaluate import rate_of
+from vinoreward_training.runs.run_folder import made
 
 if TYPE_CHECKING:
     from vinoreward.actor_learner.acting.profile import Breakdown
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from vinoreward.monitoring import CompressionSetting
 
 METRICS = "metrics.jsonl"
+MAX_METRICS = 1 << 28
+"""Bytes of them."""
 ROWS = 500
 """Rows of a training, about."""
 Row = dict[str, Any]
@@ -54,10 +58,10 @@ def read_rows(folder: Path, *, until: int | None = None) -> list[Row]:
         RunFolderError: the file cannot be read, or another line is no row.
     """
     path = folder / METRICS
-    if not path.exists():
-        return []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_plain(path, MAX_METRICS).decode("utf-8").split("\n")
+    except FileNotFoundError:
+        return []
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(
             f"{path} cannot be read ({error}). Expected rows of JSON; remove it to go on without."
@@ -67,9 +71,10 @@ def read_rows(folder: Path, *, until: int | None = None) -> list[Row]:
         if not line:
             continue
         try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or "kind" not in row or not isinstance(row["step"], int):
+            row = parse_json(line.encode("utf-8"))
+            if not isinstance(row, dict) or "kind" not in row:
                 raise ValueError("no row")
+            check_counts({"step": row["step"], "seconds": row.get("seconds") or 0})
         except (ValueError, KeyError) as error:
             if number == len(lines) - 1:
                 break
@@ -96,11 +101,12 @@ class Recorder(Closing):
         from torch.utils.tensorboard import SummaryWriter
         from tqdm import tqdm
 
+        logs = made(folder / "logs")
         self.rows = read_rows(folder, until=start) if start else []
         self.before = max((float(row.get("seconds") or 0.0) for row in self.rows), default=0.0)
         write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in self.rows))
         self._stream = io.TextIOWrapper(open_plain(folder / METRICS, "ab"), encoding="utf-8")
-        self._board = SummaryWriter(str(folder / "logs"), purge_step=start or None)
+        self._board = SummaryWriter(str(logs), purge_step=start or None)
         self._bar = tqdm(
             total=total, initial=start, unit="step", disable=not progress, desc="actors",
             dynamic_ncols=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from vinoreward.actor_learner.acting.evaluation import Evaluator
 from vinoreward.actor_learner.checkpoint import CHECKPOINT
 from vinoreward.errors import MissingExtraError, RunFolderError, install_command
-from vinoreward.files import write_bytes
+from vinoreward.files import read_json, write_bytes
 from vinoreward.policies.files import save_policy
+from vinoreward.saved_state import check_counts
 from vinoreward_training.actors.build import Parts, build, evaluation_environment
 from vinoreward_training.actors.record import Recorder
 from vinoreward_training.actors.report import SUMMARY, Outcome, write_summary
@@ -83,17 +83,16 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """
     path = folder / SUMMARY
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        wrong = not isinstance(found, dict) or not {"steps", "target", "breakdown"} <= set(found)
-        why = "it is something else" if wrong else ""
+        found = read_json(path)
+        if not isinstance(found, dict) or not {"target", "breakdown", "reached_at"} <= set(found):
+            raise ValueError("it is something else")
+        check_counts({"steps": found.get("steps")})
+        return found
     except (OSError, ValueError) as error:
-        why = str(error)
-    if why:
         raise RunFolderError(
-            f"{path} cannot be read: {why}. Expected what vinoreward actors writes at a run's end; "
-            "remove it and go on with --resume, which writes it again."
-        )
-    return dict(found)
+            f"{path} cannot be read: {error}. Expected what vinoreward actors writes at a run's "
+            "end; remove it and go on with --resume, which writes it again."
+        ) from error
 
 
 def finished(folder: Path, config: ActorsConfig) -> bool:

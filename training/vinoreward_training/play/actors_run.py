@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from vinoreward.errors import (
     MissingExtraError,
     ModelNotFoundError,
 )
+from vinoreward.files import read_json
 from vinoreward.policies.files import load_policy
 from vinoreward.policies.policy import Policy
 from vinoreward_training.actors.build import evaluation_options
@@ -65,8 +65,8 @@ class ActorsModel(Closing):
 def is_of_actors(folder: Path) -> bool:
     """Return whether a folder holds what ``vinoreward actors``, or ``save_policy``, wrote."""
     try:
-        found = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = read_json(folder / "policy.json")
+    except (OSError, ValueError):
         return False
     return isinstance(found, dict) and "spec" in found
 

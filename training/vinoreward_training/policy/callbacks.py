@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -18,7 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
 from vinoreward.errors import RunFolderError
-from vinoreward.files import write_json
+from vinoreward.files import read_json, write_json
 from vinoreward.success import Truth, claim_of
 from vinoreward_training.policy.checkpoint import save_checkpoint
 from vinoreward_training.policy.evaluate import Evaluation, evaluate
@@ -41,7 +40,7 @@ CLOCK = "clock.json"
 def read_clock(folder: Path) -> tuple[float, float]:
     """Return the seconds of learning and of evaluating before this process; 0 if not recorded."""
     try:
-        found = json.loads((folder / CLOCK).read_text(encoding="utf-8"))
+        found = read_json(folder / CLOCK)
         return float(found["seconds"]), float(found["evaluation_seconds"])
     except FileNotFoundError:
         return 0.0, 0.0
@@ -118,8 +117,12 @@ class RunCallback(BaseCallback):
     ) -> None:
         super().__init__()
         self.folder = folder
-        self.episodes: list[Row] = list(read_table(folder / "episodes.csv", until=start))
-        self.evaluations: list[Row] = list(read_table(folder / "evaluations.csv", until=start))
+        self.episodes: list[Row] = list(
+            read_table(folder / "episodes.csv", EPISODE_COLUMNS, until=start)
+        )
+        self.evaluations: list[Row] = list(
+            read_table(folder / "evaluations.csv", EVALUATION_COLUMNS, until=start)
+        )
         self.solved_at: int | None = None
         self.final: Evaluation | None = None
         self.interrupted = False

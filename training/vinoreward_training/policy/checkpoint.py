@@ -12,11 +12,12 @@ import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import gymnasium as gym
 import numpy as np
 
+from vinoreward.bundles.reader import shown
 from vinoreward.errors import (
     ConfigError,
     MissingExtraError,
@@ -100,17 +101,37 @@ def build_model(
 
         shape = env.action_space.shape or ()
         given["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, float(noise)))
+    _check_simple(kind, algorithm, given)
     if algorithm in OFF_POLICY and replay_size is not None:
         given.setdefault("buffer_size", replay_size)
     try:
         model: BaseAlgorithm = kind(policy, env, seed=seed, device=device, **given)
         return model
-    except (TypeError, ValueError, AssertionError) as error:
+    except (
+        TypeError, ValueError, AssertionError, LookupError, AttributeError, ArithmeticError,
+        RuntimeError, MemoryError,
+    ) as error:  # fmt: skip
         raise ConfigError(
             f"{algorithm} cannot be set up for this environment: {error}. Expected arguments and "
             "spaces that Stable-Baselines3 documents for it; change --algorithm or "
             "--algorithm-kwargs."
         ) from error
+
+
+def _check_simple(kind: Any, algorithm: str, given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a number, flag or text of another kind: SB3 would find it later."""
+    hints = kind.__init__.__annotations__
+    for name, value in given.items():
+        kinds = get_args(hints.get(name)) or (hints.get(name),)
+        if not set(kinds) <= {bool, int, float, str, type(None)}:
+            continue  # tables, and what takes several forms
+        allowed = {*kinds, int} if float in kinds else set(kinds)
+        if type(value) not in allowed:
+            raise ConfigError(
+                f"found {name}={shown(value)} for {algorithm}. Expected "
+                f"{' or '.join(sorted(each.__name__ for each in kinds))}; change "
+                "--algorithm-kwargs."
+            )
 
 
 def policy_for(space: gym.Space[Any]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import MissingExtraError, install_command
+from vinoreward.errors import MissingExtraError, RunFolderError, install_command
+from vinoreward.files import read_json
+from vinoreward.saved_arrays import reason_of
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.policy.checkpoint import build_model, policy_for, restore_checkpoint
@@ -17,8 +18,8 @@ from vinoreward_training.policy.evaluate import Evaluation, Rate
 from vinoreward_training.policy.files import read_description, save_policy
 from vinoreward_training.policy.train_report import write_summary
 from vinoreward_training.runs.next_command import again, command
-from vinoreward_training.runs.run_folder import RunFolder, plain
-from vinoreward_training.runs.settings import resolve, settle_encoder
+from vinoreward_training.runs.run_folder import RunFolder, made, plain
+from vinoreward_training.runs.settings import resolve, settle_encoder, typed
 from vinoreward_training.runs.torch_devices import check_device
 from vinoreward_training.tasks.environments import (
     check_bundle_used,
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from stable_baselines3.common.logger import Logger
 
     from vinoreward_training.policy.callbacks import RunCallback
+
+
+_RATES = ("claimed", "true")
+_SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,7 @@ def _say_policy(config: TrainConfig, env: gym.Env[Any, Any]) -> None:
 def _log_to(model: BaseAlgorithm, folder: Path) -> Logger:
     from stable_baselines3.common.logger import configure
 
-    logger = configure(str(folder), ["tensorboard", "csv"])
+    logger = configure(str(made(folder)), ["tensorboard", "csv"])
     model.set_logger(logger)
     return logger
 
@@ -218,16 +223,26 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
     path = folder / "summary.json"
     if not config.resume or not path.is_file():
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if found["solved_at"] is None and found["steps"] < (config.timesteps or 0):
+    try:
+        found = read_json(path)
+        final = found["final"]
+        claimed, true = (
+            None if final[name] is None else Rate(**typed(Rate, final[name])) for name in _RATES
+        )
+        # Runs of the first version do not say which key the truth was read from.
+        rest = {name: value for name, value in final.items() if name not in _RATES}
+        evaluation = Evaluation(claimed, true, **typed(Evaluation, rest))
+        told = {"folder": folder, **{name: found[name] for name in _SUMMARISED}}
+        result = TrainResult(**typed(TrainResult, told), final=evaluation)
+        evaluation.lines()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read: {reason_of(error)}. Expected what vinoreward train writes at "
+            "a run's end; remove it and go on with --resume, which writes it again."
+        ) from error
+    if result.solved_at is None and result.steps < (config.timesteps or 0):
         return None
-    final = found["final"]
-    rates = [None if final[n] is None else Rate(**final[n]) for n in ("claimed", "true")]
-    # Runs of the first version do not say which key the truth was read from.
-    means, key = (final["mean_return"], final["mean_length"]), final.get("truth_key")
-    evaluation = Evaluation(rates[0], rates[1], *means, key)
-    seconds = (found["seconds"], found["evaluation_seconds"])
-    return TrainResult(folder, found["steps"], found["solved_at"], evaluation, *seconds)
+    return result
 
 
 def run(config: TrainConfig) -> int:

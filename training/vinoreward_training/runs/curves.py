@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError
-from vinoreward.files import atomic_path, write_text
+from vinoreward.files import atomic_path, read_plain, write_text
 
+MAX_TABLE = 1 << 28
+"""Bytes of a table: ten million episodes."""
 EPISODE_COLUMNS = ("step", "reward", "length", "claimed", "true")
 EVALUATION_COLUMNS = ("step", "episodes", "claimed", "true", "mean_return", "mean_length")
 Row = Mapping[str, float | int | None]
@@ -28,28 +31,33 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None
     write_text(path, text.getvalue())
 
 
-def read_table(path: Path, *, until: int | None = None) -> list[dict[str, float | int | None]]:
+def read_table(
+    path: Path, columns: Sequence[str], *, until: int | None = None
+) -> list[dict[str, float | int | None]]:
     """Read a table of :func:`write_table`; no file is no rows.
 
     Args:
         path: the CSV file.
+        columns: that are read; None where it lacks one.
         until: leave out the rows of later steps, as after a return to a checkpoint.
 
     Raises:
-        ConfigError: a cell is not a number.
+        ConfigError: it cannot be read, has other columns, or a cell is not a number.
     """
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
     try:
-        table = [{name: _number(cell) for name, cell in row.items()} for row in rows]
-    except ValueError as error:
+        text = read_plain(path, MAX_TABLE).decode("utf-8")
+        reader = csv.DictReader(io.StringIO(text, newline=""), restkey="", restval="none")
+        if "step" not in (reader.fieldnames or ()):
+            raise ValueError(f"it has the columns {shown(reader.fieldnames)}")
+        table = [{name: _number(row.get(name, "")) for name in columns} for row in reader]
+        return [row for row in table if until is None or int(row["step"] or 0) <= until]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, OverflowError, csv.Error) as error:
         raise ConfigError(
             f"{path} cannot be read as a table: {error}. Expected numbers as training wrote them; "
             "restore the file or start a new run."
         ) from error
-    return [row for row in table if until is None or int(row["step"] or 0) <= until]
 
 
 def _number(cell: str) -> float | int | None:

@@ -34,6 +34,22 @@ def plain(value: Any) -> Any:
     return value
 
 
+def made(folder: Path) -> Path:
+    """Return a folder of a run after making it if it is not there.
+
+    Raises:
+        RunFolderError: something else is in its place, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder} cannot be made: {error.strerror or error}. Expected a writable folder, as "
+            "the run writes into it; remove what is in its place."
+        ) from error
+    return folder
+
+
 class RunFolder:
     """An exclusive hold on a folder for the length of a ``with`` block.
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hin
 
 import yaml
 
+from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError, ModelNotFoundError
+from vinoreward.files import MAX_DEPTH, read_plain
 from vinoreward_training.tasks.environments import agree_to_import
 from vinoreward_training.runs.run_folder import CONFIG, NEVER_FROM_A_FILE
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from vinoreward_training.configs.train import TrainConfig
 
 DEFAULT_TIMESTEPS = 8000
+MAX_YAML = 64 << 10
+"""Bytes of a file of settings; the largest preset has three thousand."""
 _POSITIVE = (
     "timesteps",
     "eval_every",
@@ -30,6 +34,7 @@ _POSITIVE = (
     "threads",
     "frame_stack",
 )
+MOST_THREADS = 1000
 _FIXED_BY_A_RUN = ("env", "algorithm", "seed", "frame_stack")
 _Config = TypeVar("_Config", bound="TrainConfig")
 _Run = TypeVar("_Run", bound="Settings")
@@ -82,8 +87,7 @@ def resolve(config: _Config) -> _Config:
     settled = {**defaults, **_merged(base, given)}
     if "env" not in given:
         agree_to_import(settled["env"], source_of(config, config.config), trusted=config.trust_run)
-    settled["out"] = Path(settled["out"])
-    settled["config"] = None if settled["config"] is None else Path(settled["config"])
+    settled = typed(type(config), settled)
     if settled["timesteps"] is None:
         settled["timesteps"] = DEFAULT_TIMESTEPS
     _check(settled)
@@ -121,11 +125,13 @@ def typed(kind: type[Any], settled: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as the types that the fields of ``kind`` have: YAML has no paths and tuples.
 
     Raises:
-        ConfigError: a value of another type.
+        ConfigError: a value of another type, or of no field.
     """
     hints = get_type_hints(kind)
     found = {}
     for name, value in settled.items():
+        if name not in hints:
+            raise ConfigError(f"found {shown(name)}. Expected one of {', '.join(hints)}.")
         hint = str(hints[name])
         if value is None:
             fits = type(None) in get_args(hints[name])
@@ -147,10 +153,11 @@ def typed(kind: type[Any], settled: Mapping[str, Any]) -> dict[str, Any]:
         elif "int" in hint:
             fits = _whole(value)
         else:
-            fits = isinstance(value, str)
+            fits, value = isinstance(value, str | Path), str(value)
         if not fits:
+            kinds = hints[name].__name__ if isinstance(hints[name], type) else hint
             raise ConfigError(
-                f"found {name}={value!r}. Expected {hint.removeprefix('<class ').rstrip('>')}; "
+                f"found {name}={shown(settled[name])}. Expected {kinds}; "
                 f"change --{name.replace('_', '-')} or the file."
             )
         found[name] = value
@@ -225,11 +232,40 @@ def preset(env: str, defaults: dict[str, Any], algorithm: str) -> dict[str, Any]
 
     The presets' algorithm arguments are SAC's and are left out for other algorithms.
     """
-    path = files("vinoreward_training") / "presets" / f"{env.rsplit(':', 1)[-1]}.yaml"
-    found = read_yaml(Path(str(path)), defaults) if path.is_file() else {}
+    folder, name = Path(str(files("vinoreward_training"))) / "presets", env.rsplit(":", 1)[-1]
+    paths = [path for path in folder.glob("*.yaml") if path.stem == name]
+    found = read_yaml(paths[0], defaults) if paths else {}
     if algorithm != "SAC":
         found.pop("algorithm_kwargs", None)
     return found
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads YAML that may be anybody's: no part stands for another, as few lines could make many.
+
+    Depth is bounded too, and values are numbers, text, flags, lists and tables.
+    """
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("it has an alias, which stands for another part (such as *name)")
+        if self._depth > MAX_DEPTH:
+            raise ValueError("it is nested too deeply")
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        found = super().construct_object(node, deep)
+        if not isinstance(found, bool | int | float | str | list | dict | None):
+            raise ValueError(f"it holds a {type(found).__name__}")
+        if isinstance(found, int) and abs(found) >= 1 << 64:
+            raise ValueError("it holds a whole number of more than 64 bits")
+        return found
 
 
 def read_yaml(path: Path, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -239,19 +275,19 @@ def read_yaml(path: Path, defaults: dict[str, Any]) -> dict[str, Any]:
         ModelNotFoundError: no such file.
         ConfigError: not YAML, not a table, or a key that is not known.
     """
-    if not path.is_file():
-        raise ModelNotFoundError(
-            f"no configuration file {path}. Expected a YAML file; check the path."
-        )
     # The same file serves several commands, and not all of them know the same keys.
     example = "`timesteps: 8000`" if "timesteps" in defaults else "`steps: 8000`"
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, OSError, ValueError, RecursionError) as error:
+        found = yaml.load(read_plain(path, MAX_YAML).decode("utf-8"), _PlainLoader) or {}
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(
+            f"no configuration file {path}. Expected a YAML file; check the path."
+        ) from error
+    except (yaml.YAMLError, OSError, ValueError, LookupError, TypeError) as error:
         # Also what PyYAML has no error of its own for, such as the date 2026-13-45.
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ConfigError(
-            f"{path} cannot be read: {why}. Expected YAML with lines such as {example}; correct it."
+            f"{path} cannot be read: {error}. Expected YAML with lines such as {example}; correct "
+            "it."
         ) from error
     if not isinstance(found, dict):
         raise ConfigError(
@@ -305,6 +341,10 @@ def _check(settled: dict[str, Any]) -> None:
                 f"found {name}={value!r}. Expected a whole number, at least 1; change "
                 f"--{name.replace('_', '-')}."
             )
+    if settled["threads"] > MOST_THREADS:
+        raise ConfigError(
+            f"found threads={settled['threads']}. Expected at most {MOST_THREADS}; change --threads."
+        )
     goal = settled["stop_when_solved"]
     if goal is not None and not (isinstance(goal, int | float) and 0 < goal <= 1):
         raise ConfigError(

@@ -328,6 +328,13 @@ def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:
             f"{env_id} does not take these arguments: {error}. Expected what its class documents; "
             "change --env-kwargs."
         ) from error
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError | VinorewardError):
+            raise  # the command says which extra brings it
+        raise ConfigError(
+            f"{env_id} cannot be imported: {error}. Expected an environment whose packages are "
+            "installed; install them, or name another with --env."
+        ) from error
 
 
 def _tupled(value: Any) -> Any:
