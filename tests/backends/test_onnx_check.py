@@ -265,6 +265,10 @@ DOUBTFUL: dict[str, tuple[Any, ...]] = {
     ),
     "a limit for each number": ([("Clip", "cm", "y", {})], {"c": ONE, "m": np.float32([1] * 4097)}),
     "a name given twice": ([("Relu", "c", "d", {}), ("Relu", "x", "c", {})], {"c": ONE}),
+    "no numbers in a constant": (
+        [("Range", "abc", "r", {}), ("Expand", "rs", "y", {})],
+        {"a": np.int64(0), "b": np.int64(-7), "c": np.int64(2), "s": whole(1, 0)},
+    ),
     "no numbers": ([("Slice", "xss", "y", {})], {"s": whole(1)}),
 }  # fmt: skip
 

@@ -171,6 +171,8 @@ def _measure(openvino: Any, network: Any, rows: int) -> None:
     for operation in network.get_ordered_ops():
         kind = operation.get_type_name()
         size = sum(math.prod(output.get_shape()) for output in operation.outputs())
+        if not size and kind not in ("Constant", "Result", "Slice", "StridedSlice"):
+            raise ModelRefusedError(f"a result of {kind} has no numbers")
         work += size * _depth(operation, kind)
         _check_numbers(operation, kind, known)
         known.add(operation, kind)

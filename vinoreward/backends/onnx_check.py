@@ -64,6 +64,11 @@ def _follow(graph: Graph, shape: Sequence[int], batch: int) -> None:
     cost = CompileCost(list(graph.inputs))
     for node in graph.nodes:
         inputs = [_get(values, name, node) for name in node.inputs]
+        # Exporters give empty scales to Resize, join empty pads and cut nothing off a shape.
+        # OpenVINO divides by such sizes elsewhere.
+        empty = any(value is not None and not value.size for value in inputs)
+        if empty and node.op not in ("Concat", "Resize", "ConstantOfShape"):
+            raise Malformed(f"{node.op} takes no numbers")
         call = Call(node, inputs, graph.opset)
         try:
             results = RULES[node.op](call)
@@ -76,6 +81,9 @@ def _follow(graph: Graph, shape: Sequence[int], batch: int) -> None:
                 raise Malformed(f"{node.op} gives {name[:60]!r}, which is there before it")
             value.kind = value.kind or (inputs[0].kind if inputs and inputs[0] else 0)
             _bounded(value, MAX_ELEMENTS * rows, f"a result of {node.op}")
+            constant = node.op in ("Constant", "ConstantOfShape", "Slice")
+            if not value.size and not (constant and value.known is not None):
+                raise Malformed(f"a result of {node.op} has no numbers")
             total += value.size
             if name:
                 values[name] = value
@@ -119,8 +127,6 @@ def _bounded(value: Value, limit: int, what: str) -> Value:
             f"{what} has the shape {'x'.join(map(str, value.shape))}, more than {MAX_ELEMENTS} "
             "numbers per picture"
         )
-    if value.known is None and not value.size:
-        raise Malformed(f"{what} has the shape {value.shape} without numbers")
     if value.known is not None and value.known.shape != value.shape:
         raise Malformed(f"{what} with other values than its shape")
     return value
