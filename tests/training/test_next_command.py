@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import pytest
@@ -99,6 +100,12 @@ def test_from_pictures_to_a_policy_by_what_is_printed(
     assert found["truth_key"] == "success"
     # The policy does truly what is claimed: it learned in the environment of the pictures.
     assert found["true"]["successes"] >= 95 and found["claimed"]["successes"] >= 95
+    # The tutorial's own program, beside what its commands made.
+    (code,) = re.findall(r"```python\n([^`]*LearnedReward\(env.*?)```", tutorial, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, "your-own-robot.md", "exec"), names)
+    assert names["reward"] in (0.0, 1.0) and 0 <= names["info"]["reward_prob"] <= 1
+    names["env"].close()
 
 
 def spec(scene: dict[str, object] | None = None, **dataset: str) -> BundleSpec:
