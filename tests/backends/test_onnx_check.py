@@ -251,6 +251,11 @@ DOUBTFUL: dict[str, tuple[Any, ...]] = {
     "pads that auto_pad hides": (
         [("MaxPool", "x", "y", {"kernel_shape": [3, 3], "auto_pad": "VALID", "pads": [1] * 4})], {},
     ),
+    "windows beyond auto_pad": (
+        [("MaxPool", "x", "y",
+          {"kernel_shape": [1, 1], "strides": [3, 3], "auto_pad": "SAME_UPPER", "ceil_mode": 1})],
+        {},
+    ),
     "a last window of padding": (
         [("MaxPool", "x", "y",
           {"kernel_shape": [2, 2], "strides": [9, 9], "pads": [1] * 4, "ceil_mode": 1})], {},

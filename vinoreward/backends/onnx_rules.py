@@ -672,8 +672,12 @@ def _windows(call: Call, kernel: Sequence[int], *, pool: bool) -> list[int]:
     automatic = call.text("auto_pad", "NOTSET")
     call.fixed("auto_pad", "NOTSET", "VALID", *_SAME)
     call.fixed("ceil_mode", 0, 1)
-    if automatic != "NOTSET" and any(pads):
-        raise ModelRefusedError(f"its operator {call.node.op} has pads and auto_pad")
+    if automatic != "NOTSET" and (
+        any(pads) or max(dilations, default=1) > 1 or call.integer("ceil_mode", 0)
+    ):
+        raise ModelRefusedError(
+            f"its operator {call.node.op} has auto_pad, and pads, dilations or ceil_mode"
+        )
     if not (len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == count):
         raise Malformed(f"{call.node.op} with a window of another rank")
     if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
