@@ -129,10 +129,11 @@ def open_to_read(path: str | Path, limit: int) -> Iterator[IO[bytes]]:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except ValueError as error:  # a zero in its name, or letters that the system cannot write
         raise OSError(f"no file can have that name ({error})") from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise OSError("it is no plain file")
     with os.fdopen(descriptor, "rb") as stream:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError("it is no plain file")
         if found.st_size > limit:
             raise OSError(f"it has {found.st_size} bytes, more than {limit}")
         yield stream
@@ -199,23 +200,36 @@ def refuse_links(folder: Path) -> None:
     The folder itself may be a link.
 
     Raises:
-        RunFolderError: there is such a link.
+        RunFolderError: there is such a link, or one to itself, or a folder cannot be read.
     """
     root = Path(folder).resolve()
     waiting = [root]
     while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_symlink():
+        for entry in _entries(waiting.pop()):
+            if entry.is_symlink():
+                try:
                     target = Path(entry.path).resolve()
-                    if not target.is_relative_to(root):
-                        raise RunFolderError(
-                            f"{entry.path} is a link to {target}, out of the folder. Expected that "
-                            "a run's files lie within it, as nothing else is read or written; "
-                            "remove the link, or put what it points to in its place."
-                        )
-                elif entry.is_dir(follow_symlinks=False):
-                    waiting.append(Path(entry.path))
+                except (OSError, RuntimeError):
+                    target = Path("itself")
+                if not target.is_relative_to(root):
+                    raise RunFolderError(
+                        f"{entry.path} is a link to {target}, out of the folder. Expected that "
+                        "a run's files lie within it, as nothing else is read or written; "
+                        "remove the link, or put what it points to in its place."
+                    )
+            elif entry.is_dir(follow_symlinks=False):
+                waiting.append(Path(entry.path))
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder} cannot be read: {error.strerror or error}. Expected that all folders of a "
+            "run can be looked into; check its permissions."
+        ) from error
 
 
 def sha256(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import io
 import json
 import os
 import shutil
@@ -467,3 +468,21 @@ def test_any_damage_of_a_table_or_description_ends_in_a_sentence_or_a_dataset(
             assert "Expected" in str(error)
             refused += 1
     assert loaded > 10 and refused > 100
+
+
+def test_a_jpeg_of_very_many_scans_is_refused(tmp_path: Path) -> None:
+    """Each takes as long as drawing the picture, and 33 bytes."""
+    stream = io.BytesIO()
+    Image.fromarray(np.full((64, 64, 3), 9, np.uint8)).save(stream, "JPEG", progressive=True)
+    whole = stream.getvalue()
+    last = whole.rindex(b"\xff\xda")
+    (tmp_path / "few.jpg").write_bytes(whole[:last] + 50 * whole[last:-2] + whole[-2:])
+    (tmp_path / "many.jpg").write_bytes(whole[:last] + 200 * whole[last:-2] + whole[-2:])
+    # What lies behind the picture, such as a phone's short video, is not looked at.
+    (tmp_path / "more.jpg").write_bytes(whole + 200 * b"\xff\xda")
+    assert read_picture(tmp_path / "few.jpg").shape == (64, 64, 3)
+    np.testing.assert_array_equal(
+        read_picture(tmp_path / "more.jpg"), np.asarray(Image.open(stream).convert("RGB"))
+    )
+    with pytest.raises(InputError, match=r"many\.jpg cannot be read .*: it has 2\d\d scans"):
+        read_picture(tmp_path / "many.jpg")

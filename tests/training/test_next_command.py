@@ -24,6 +24,7 @@ from vinoreward_training.runs.next_command import (
     after_bundle,
     after_capture,
     after_play,
+    beside,
     bundle_name,
     free,
     origin,
@@ -214,3 +215,13 @@ def test_a_package_that_python_does_not_find_is_said_to_be_that(
     assert main([*words, *(["--bundle", "panda-hover-classifier"] * (name != "capture"))]) == 1
     said = capsys.readouterr().err
     assert "Python does not find my_missing_arm" in said and "PYTHONPATH=." in said
+
+
+def test_a_folder_beside_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after ``vinoreward play --run .``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    expected = tmp_path.parent / f"{tmp_path.name}-profile"
+    assert beside(Path("."), "profile") == beside(Path("in/.."), "profile") == expected
+    assert beside(Path("runs/lift"), "int8") == Path("runs/lift-int8")
+    assert str(expected) in after_play(Path("."), {"env": "PandaHover-v0"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def load_policy(path: str | Path) -> Policy:
     """
     safetensors = _safetensors()
     path = Path(path)
-    path = path / "policy.json" if path.is_dir() else path
+    path = path / "policy.json" if os.path.isdir(path) else path
     try:
         value = json.loads(read_plain(path, MAX_JSON_BYTES).decode("utf-8"))
         # The name only: a file that says where else to look is not followed.

@@ -12,7 +12,7 @@ from vinoreward_training.actors.run import read_summary, train
 from vinoreward_training.actors.study import study
 from vinoreward_training.configs.actors import ActorsConfig
 from vinoreward_training.policy.evaluate import rate_of
-from vinoreward_training.runs.next_command import again
+from vinoreward_training.runs.next_command import again, beside
 from vinoreward_training.tasks.environments import naming
 
 __all__ = ["ActorsConfig", "run"]
@@ -95,10 +95,10 @@ def _next(config: ActorsConfig, updates: int) -> str:
     if updates == 0:
         return f"{_again(config)} --steps {10 * config.steps}"
     if config.compress == "none":
-        out = config.out.with_name(f"{config.out.name}-int8")
+        out = beside(config.out, "int8")
         return command(config, compress="int8", out=out, resume=False)
     if config.environments == 1:
-        out = config.out.with_name(f"{config.out.name}-8-environments")
+        out = beside(config.out, "8-environments")
         return command(config, compress="none", environments=8, out=out, resume=False)
     return f"tensorboard --logdir {config.out / 'logs'}"
 
@@ -117,7 +117,7 @@ def _study(config: ActorsConfig) -> int:
     print(f"report: {config.out / 'report.html'}")
     best = max(table, key=lambda row: float(str(row["return"])))
     period = int(str(best["pull period"]))
-    out = config.out.with_name(f"{config.out.name}-run")
+    out = beside(config.out, "run")
     print(f"next:   {command(config, pull_study=(), pull_period=period, out=out, resume=False)}")
     return 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from vinoreward.bundles.reader import parse, plain
 from vinoreward.errors import BundleError, DatasetError, InputError
-from vinoreward.files import is_inside
+from vinoreward.files import is_inside, open_to_read, read_plain
 from vinoreward.picture_files import read_picture, shown_name
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
@@ -76,9 +77,10 @@ def read_table(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
     path = inside(folder, METADATA)
     line, seen = 1, set()
     try:
-        if path.stat().st_size > MAX_TABLE_BYTES:
-            raise _wrong_table(path, line, f"the table has more than {MAX_TABLE_BYTES} bytes")
-        with path.open(newline="", encoding="utf-8") as stream:
+        with (
+            open_to_read(path, MAX_TABLE_BYTES) as content,
+            io.TextIOWrapper(content, encoding="utf-8", newline="") as stream,
+        ):
             for row in (reader := csv.DictReader(stream, restkey="", restval="")):
                 line = reader.line_num
                 if "" in row or not {"file", "label", "episode"} <= set(row):
@@ -129,11 +131,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_ABOUT_BYTES + 1)
-        if len(data) > MAX_ABOUT_BYTES:
-            raise BundleError(f"it has more than {MAX_ABOUT_BYTES} bytes")
-        found = plain(parse(data, ABOUT), ABOUT)
+        found = plain(parse(read_plain(path, MAX_ABOUT_BYTES), ABOUT), ABOUT)
     except (BundleError, OSError) as error:
         raise _wrong_about(path, str(error)) from error
     if not isinstance(found, dict):

@@ -13,6 +13,7 @@ from vinoreward_training.configs.demo import DemoConfig
 from vinoreward_training.demo import stages
 from vinoreward_training.demo.plan import check_same, make_plan
 from vinoreward_training.demo.report import report
+from vinoreward_training.runs.next_command import beside
 from vinoreward_training.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -81,22 +82,22 @@ def next_commands(places: Places) -> list[tuple[str, str]]:
     name = program()
     bundle, run = shlex.quote(str(places.bundle)), shlex.quote(str(places.policy))
 
-    def beside(word: str) -> str:
+    def own(word: str) -> str:
         # A folder of its own: the commands' usual ones may hold an earlier run.
-        return shlex.quote(str(places.folder.with_name(f"{places.folder.name}-{word}")))
+        return shlex.quote(str(beside(places.folder, word)))
 
     return [
         (
-            f"{name} profile --bundle {bundle} --out {beside('profile')}",
+            f"{name} profile --bundle {bundle} --out {own('profile')}",
             "where the time of a step goes",
         ),
         (f"{name} play --run {run} --episodes 500 --seed 5000", "count more episodes"),
         (
-            f"{name} train --env PandaHoverRandom-v0 --bundle {bundle} --out {beside('random')}",
+            f"{name} train --env PandaHoverRandom-v0 --bundle {bundle} --out {own('random')}",
             "the object moves in every episode",
         ),
         (
-            f"{name} bench --rows quick --out {beside('bench')}",
+            f"{name} bench --rows quick --out {own('bench')}",
             "the comparisons of the README that need no training",
         ),
     ]

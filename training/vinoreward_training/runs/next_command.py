@@ -88,6 +88,12 @@ def free(folder: Path) -> Path:
     return found
 
 
+def beside(folder: Path, word: str) -> Path:
+    """Return a folder next to another, whose name ends in a word; the other may be ``.``."""
+    own = folder.resolve() if folder.name in ("", "..") else folder
+    return own.with_name(f"{own.name}-{word}")
+
+
 def after_capture(data: Path, failures: int) -> str:
     """Return the command that trains a classifier on a capture with so many failures."""
 
@@ -168,4 +174,4 @@ def after_play(run: Path, description: Mapping[str, Any]) -> str:
         return command("play", "--run", run, *named, "--episodes", 500, "--seed", 5000)
     words: list[object] = ["profile", "--env", env]
     words += [] if bundle is None else ["--bundle", bundle]
-    return command(*words, "--out", free(run.with_name(f"{run.name}-profile")))
+    return command(*words, "--out", free(beside(run, "profile")))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vinoreward.backends.onnx_graph import read_metadata
+from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError
 
 _KEYS = (
@@ -123,6 +124,6 @@ def _yes(path: Path, text: str) -> bool:
 
 def _wrong(path: Path, key: str, found: str, expected: str) -> ConfigError:
     return ConfigError(
-        f"{path} has model_info {key} = {found!r}. Expected {expected}; correct the file's metadata"
-        ", or export the model again."
+        f"{path} has model_info {key} = {shown(found)}. Expected {expected}; correct the file's "
+        "metadata, or export the model again."
     )

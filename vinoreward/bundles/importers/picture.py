@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -112,7 +113,7 @@ def read_model(
         )
     wanted = [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
     for file in wanted:
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise ModelNotFoundError(
                 f"there is no model file {file}. Expected an existing file; check the path."
             )
