@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_network import HEIGHT, SPEC, WIDTH, expected_logits, forge, golden_images, rewrite
+from tiny_network import (
+    HEIGHT,
+    MEAN,
+    SPEC,
+    STD,
+    WIDTH,
+    expected_logits,
+    forge,
+    golden_images,
+    network,
+    rewrite,
+)
 
 from vinoreward.backends import network_file
 from vinoreward.backends.telemetry import import_openvino
@@ -354,6 +365,27 @@ def test_a_network_that_harms_the_process_is_refused(name: str, tmp_path: Path) 
     for found in (path, as_ir(path.read_bytes(), tmp_path / "ir")):
         with pytest.raises((ModelRefusedError, ModelCorruptError)):
             Bundle.from_model(found, **FACTS)
+
+
+def test_a_division_by_0_of_someone_trusted_ends_in_a_sentence(tmp_path: Path) -> None:
+    path = network(tmp_path / "network.onnx", float_input=True)
+    model = onnx.load(path)
+    last = model.graph.node[-1]
+    result, last.output[0] = last.output[0], "before"
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.array([number]), name) for name, number in (("a", 1), ("b", 0))
+    )
+    model.graph.node.extend(
+        [
+            helper.make_node("Div", ["a", "b"], ["never"]),
+            helper.make_node("Cast", ["never"], ["float"], to=TensorProto.FLOAT),
+            helper.make_node("Add", ["before", "float"], [result]),
+        ]
+    )
+    onnx.save(model, path)
+    own = Bundle.from_model(path, **FACTS, mean=MEAN, std=STD, trusted=True)
+    with pytest.raises(VinorewardError, match="division by zero"):
+        own.backend("openvino").load()
 
 
 def test_sizes_that_our_rules_miss_are_those_that_openvino_finds(

@@ -16,6 +16,7 @@ from vinoreward.backends.telemetry import import_openvino
 from vinoreward.errors import (
     ConfigError,
     ModelCorruptError,
+    ModelRefusedError,
     OutputError,
     UnknownDeviceError,
 )
@@ -111,7 +112,9 @@ class OpenVINOBackend(Backend):
                 with told_in_full(self.spec.path):
                     check_sizes(model, size)
             compiled = self._core.compile_model(model, self.device, options)
-        except RuntimeError as error:
+        except ModelRefusedError:
+            raise
+        except (RuntimeError, ValueError) as error:
             raise ModelCorruptError(
                 f"OpenVINO cannot compile {self.spec.path} for inputs of shape {tuple(shape)}. "
                 "Expected a network that runs at this size; export it again, or correct the size "
@@ -130,7 +133,7 @@ class OpenVINOBackend(Backend):
         content = (found.model,) if found.weights is None else (found.model, found.weights)
         try:
             model = core.read_model(*content)
-        except (RuntimeError, UnicodeDecodeError) as error:
+        except (RuntimeError, ValueError) as error:
             raise ModelCorruptError(
                 f"{path} cannot be read as a network. Expected an ONNX file or an OpenVINO .xml "
                 "with its .bin; the file is damaged or of another kind, export it again."
@@ -149,11 +152,11 @@ class OpenVINOBackend(Backend):
             fits = model.input(0).partial_shape.compatible(
                 ov.PartialShape([-1 if size is None else size for size in self.input.shape])
             )
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"the preprocessing described for {path} does not fit its input "
                 f"{model.input(0).partial_shape}. Expected pictures {self.input}; correct layout "
-                "and size in the description."
+                f"and size in the description. The reason it gives: {_first_line(error)}"
             ) from error
         dtype = model.input(0).element_type.to_dtype()
         if not fits or dtype != np.dtype(self.input.dtype):
