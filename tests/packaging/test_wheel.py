@@ -60,6 +60,20 @@ def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
     assert not any("/bake/" in name for name in names)
 
 
+def test_the_wheel_holds_every_module(wheel: Path, project_root: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if name.endswith((".py", ".pyi"))}
+    homes = ("", "envs", "training", "assets")
+    here = {
+        str(path.relative_to(project_root / home))
+        for home in homes
+        for package in PACKAGES
+        for path in (project_root / home / package).rglob("*.py*")
+        if path.suffix in (".py", ".pyi") and "bake" not in path.parts
+    }
+    assert found == here
+
+
 def test_the_wheel_holds_the_assets_with_their_licences(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

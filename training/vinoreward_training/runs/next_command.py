@@ -6,9 +6,6 @@ played and where that tells the truth; ``finetune`` and ``train-vae`` take it in
 
 from __future__ import annotations
 
-from vinoreward.rewards.calibration import rate_supported
-from vinoreward_training.tasks.environments import naming
-
 import os
 import re
 import shlex
@@ -17,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
+
+from vinoreward.rewards.calibration import rate_supported
+from vinoreward_training.tasks.environments import naming
 
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
@@ -169,7 +169,6 @@ def after_play(run: Path, description: Mapping[str, Any]) -> str:
     env, bundle = description.get("env"), description.get("bundle")
     ours = isinstance(env, str) and _judges_itself(env)
     if not isinstance(env, str) or not (ours or bundle) or description.get("env_kwargs"):
-
         named = naming(str(description.get("env") or description.get("task") or ""))
         return command("play", "--run", run, *named, "--episodes", 500, "--seed", 5000)
     words: list[object] = ["profile", "--env", env]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from vinoreward_training.tasks.environments import load_encoder, network_sha256
-
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +14,8 @@ import yaml
 from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import MAX_DEPTH, read_plain
-from vinoreward_training.tasks.environments import agree_to_import
 from vinoreward_training.runs.run_folder import CONFIG, NEVER_FROM_A_FILE
+from vinoreward_training.tasks.environments import agree_to_import, load_encoder, network_sha256
 
 if TYPE_CHECKING:
     from vinoreward_training.configs.train import TrainConfig
@@ -343,7 +341,8 @@ def _check(settled: dict[str, Any]) -> None:
             )
     if settled["threads"] > MOST_THREADS:
         raise ConfigError(
-            f"found threads={settled['threads']}. Expected at most {MOST_THREADS}; change --threads."
+            f"found threads={settled['threads']}. Expected at most {MOST_THREADS}; change "
+            "--threads."
         )
     goal = settled["stop_when_solved"]
     if goal is not None and not (isinstance(goal, int | float) and 0 < goal <= 1):

@@ -1,0 +1,1 @@
+"""Run folders: what is written there, and the reports that people read."""
