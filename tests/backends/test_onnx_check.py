@@ -15,7 +15,8 @@ import pytest
 from vinoreward.backends import compile_cost, onnx_check
 from vinoreward.backends.onnx_graph import Malformed, read_graph
 from vinoreward.backends.onnx_operators import MAX_OPSET, MIN_OPSET, OPERATORS
-from vinoreward.backends.onnx_rules import RULES, Value
+from vinoreward.backends.onnx_rules import RULES
+from vinoreward.backends.onnx_values import Value
 from vinoreward.errors import ModelRefusedError
 
 onnx = pytest.importorskip("onnx")

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from vinoreward.backends.compile_cost import CompileCost
 from vinoreward.backends.onnx_graph import MAX_RANK, Graph, Malformed, Node
 from vinoreward.backends.onnx_operators import check_operators
-from vinoreward.backends.onnx_rules import RULES, Call, Value
+from vinoreward.backends.onnx_rules import RULES
+from vinoreward.backends.onnx_values import Call, Value
 from vinoreward.errors import ModelRefusedError
 
 MAX_ELEMENTS = 1 << 26
