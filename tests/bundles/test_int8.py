@@ -116,6 +116,13 @@ def test_a_card_written_by_hand_survives_int8(bundle: Bundle, tmp_path: Path) ->
     assert (with_int8(bundle, tmp_path).path / "README.md").read_text() == "# mine"
 
 
+def test_a_card_that_is_none_is_not_read(bundle: Bundle, tmp_path: Path) -> None:
+    with (bundle.path / "README.md").open("wb") as stream:
+        stream.truncate(1 << 40)  # takes no room on the disk
+    with pytest.raises(BundleError, match=r"README\.md cannot be read: .*remove it"):
+        with_int8(bundle, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["README.md", "pictures/mine.png", "pictures"])
 def test_what_a_link_points_to_never_becomes_part_of_the_bundle(
     bundle: Bundle, tmp_path: Path, name: str

@@ -20,7 +20,7 @@ from vinoreward.bundles.golden import Golden
 from vinoreward.bundles.locate import SPEC_FILE, SPEC_HASH_FILE, model_name, previous_of
 from vinoreward.bundles.schema import BundleSpec, Quantization, check_file_name
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError, RunFolderError
-from vinoreward.files import sha256, write_json
+from vinoreward.files import read_plain, sha256, write_json
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
@@ -36,6 +36,7 @@ MODEL_FILES = (
     "decoder.onnx",
     "decoder.safetensors",
 )
+MAX_CARD_BYTES = 1 << 20
 _SHEET = 8
 
 
@@ -163,8 +164,8 @@ def add_int8(
     shown = sorted(
         item for item in folder.glob("*") if item.is_file() and item.name != "golden.png"
     )
-    if card is None and readme.is_file():
-        written = readme.read_text(encoding="utf-8", errors="replace")
+    written = card_of(bundle.path)
+    if card is None and written is not None:
         ours = model_card(bundle.spec, ["golden.png", *(item.name for item in shown)])
         card = None if written == ours else written
     return save_bundle(
@@ -182,6 +183,24 @@ def add_int8(
         golden_logits_int8=golden_logits_int8,
         overwrite=True,
     )
+
+
+def card_of(folder: Path) -> str | None:
+    """Return the model card of a bundle, None without one.
+
+    Raises:
+        BundleError: it cannot be read, or is too large for one.
+    """
+    path = folder / "README.md"
+    try:
+        return read_plain(path, MAX_CARD_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BundleError(
+            f"{path} cannot be read: {error.strerror or error}. Expected a model card of at most "
+            f"{MAX_CARD_BYTES} bytes; remove it to have one written."
+        ) from error
 
 
 def _refuse_links(bundle: Path, copied: Iterable[Path]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vinoreward.actor_learner.acting.evaluation import Evaluator
 from vinoreward.actor_learner.checkpoint import CHECKPOINT
 from vinoreward.errors import MissingExtraError, RunFolderError, install_command
-from vinoreward.files import read_json, write_bytes
+from vinoreward.files import read_json, read_plain, write_bytes
 from vinoreward.policies.files import save_policy
 from vinoreward.saved_state import check_counts
 from vinoreward_training.actors.build import Parts, build, evaluation_environment
@@ -22,6 +22,7 @@ from vinoreward_training.actors.watcher import Watcher, difference
 from vinoreward_training.configs.actors import ActorsConfig
 from vinoreward_training.runs.next_command import again
 from vinoreward_training.runs.run_folder import CONFIG, RunFolder
+from vinoreward_training.runs.settings import MAX_YAML
 from vinoreward_training.tasks.environments import naming
 
 if TYPE_CHECKING:
@@ -71,8 +72,10 @@ def train(config: ActorsConfig) -> Outcome | None:
 
 
 def _recorded_before(config: ActorsConfig) -> bytes | None:
-    path = config.out / CONFIG
-    return path.read_bytes() if config.resume and path.is_file() else None
+    try:
+        return read_plain(config.out / CONFIG, MAX_YAML) if config.resume else None
+    except OSError:
+        return None  # there is none, or it is refused where it is used
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

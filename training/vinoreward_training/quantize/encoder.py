@@ -15,7 +15,7 @@ import numpy.typing as npt
 from vinoreward.backends.int8 import quantize_onnx
 from vinoreward.backends.registry import load_backend
 from vinoreward.bundles.latents import means, moved, unit
-from vinoreward.bundles.save import add_int8
+from vinoreward.bundles.save import add_int8, card_of
 from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
 from vinoreward_training.data.frames import Frames, Indices, load_frames, split_frames
@@ -257,7 +257,7 @@ def run_encoder(config: Settings, bundle: Bundle) -> int:
             ),
             outputs_of(int8, BACKENDS[0], bundle.golden.images),
             card=with_int8(
-                (bundle.path / "README.md").read_text(encoding="utf-8"),
+                card_of(bundle.path) or "",
                 _facts(worst, fp32_mm, posterior=encoding.std is not None),
             ),
         )
