@@ -275,7 +275,7 @@ class TestCluster:
 
     def test_the_head_is_lost(self, tmp_path: Path) -> None:
         """The learner says so and has saved what it learned until then, before Ray ends it."""
-        shorter = "from vinoreward.actor_learner.engines import ray_cluster as c; c.HEAD_PATIENCE=2"
+        shorter = "from vinoreward.actor_learner.engines.ray import cluster as c; c.HEAD_PATIENCE=2"
         with (
             cluster_of_its_own(tmp_path) as (address, head),
             training_script(tmp_path, address, shorter) as process,
@@ -456,7 +456,7 @@ def newest(engine: Engine, version: int, network: int = 0) -> None:
 class TestWithoutRay:
     def test_the_missing_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "ray", None)
-        with pytest.raises(MissingExtraError, match=r"pip install 'vinoreward\[ray\]'"):
+        with pytest.raises(MissingExtraError, match=r"pip install .*\[ray\]"):
             make_engine("ray", config())
 
     def test_nobody_at_the_address(self, monkeypatch: pytest.MonkeyPatch) -> None:

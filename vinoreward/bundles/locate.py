@@ -59,8 +59,8 @@ def find(path_or_name: str | Path) -> Path:
             f"{_ask(entries[str(folder)])} to a folder of your own and give that."
         )
     raise ModelNotFoundError(
-        f"there is no bundle {shown(str(path_or_name))}. Expected a folder or one of the installed "
-        f"bundles ({names}); check the spelling, or make one with: vinoreward finetune"
+        f"there is no bundle {shown(str(path_or_name), 300)}. Expected a folder or one of the "
+        f"installed bundles ({names}); check the spelling, or make one with: vinoreward finetune"
     )
 
 
