@@ -29,7 +29,6 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("matplotlib", "matplotlib"),
         ("imageio", "imageio"),
         ("imageio-ffmpeg", "imageio_ffmpeg"),
-        ("fast-simplification", "fast_simplification"),
         ("psutil", "psutil"),
     ),
     "dm-control": (("dm-control", "dm_control"),),  # it needs MuJoCo itself

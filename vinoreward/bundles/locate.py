@@ -58,8 +58,10 @@ def find(path_or_name: str | Path) -> Path:
             f"name as text, {str(folder)!r} instead of a Path, to read it; to change it, copy "
             f"{_ask(entries[str(folder)])} to a folder of your own and give that."
         )
+    name = str(path_or_name)
+    name = name if len(name) <= 70 else f"...{name[-67:]}"  # its end says more than its beginning
     raise ModelNotFoundError(
-        f"there is no bundle {shown(str(path_or_name), 300)}. Expected a folder or one of the "
+        f"there is no bundle {shown(name)}. Expected a folder or one of the "
         f"installed bundles ({names}); check the spelling, or make one with: vinoreward finetune"
     )
 

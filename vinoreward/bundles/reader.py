@@ -194,7 +194,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number that JSON knows")
 
 
-def shown(value: object, most: int = 80) -> str:
+def shown(value: object) -> str:
     """Return a value as a message shows it: never long, whatever is in the file."""
     text = repr(value)
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= 80 else text[:77] + "..."
