@@ -15,7 +15,6 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # What is public, and where it is, says __init__.pyi; imported when it is first used (PEP 562).
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-__all__ += ["__version__"]
 
 _ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "PandaHover-v0": {"object_position": "fixed"},

@@ -32,7 +32,6 @@ __all__ = [
     "VecLearnedReward",
     "VectorEncodedObservation",
     "VectorLearnedReward",
-    "__version__",
     "load_backend",
     "load_policy",
     "save_policy",

@@ -188,13 +188,3 @@ print([name for name in heavy if name in sys.modules])
 
 def test_importing_the_library_imports_nothing_heavy(tmp_path: Path) -> None:
     assert run_python(Path(sys.executable), LIGHT, tmp_path).strip() == "[]"
-
-
-def test_public_names_are_listed_and_found() -> None:
-    import vinoreward
-
-    for name in vinoreward.__all__:
-        assert name in dir(vinoreward)
-        assert getattr(vinoreward, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        _ = vinoreward.Nothing
