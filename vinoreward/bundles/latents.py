@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.bundles.parts import Encoding
+from vinoreward.bundles.schema import Encoding
 
 RANGE_SHARE = 0.05
 """The unit of a dimension whose posterior is not known: this share of its range."""

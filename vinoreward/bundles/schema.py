@@ -5,33 +5,188 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
-from vinoreward.bundles.checks import check_file_name, one_of, printable, texts, wrong
-from vinoreward.bundles.parts import (
-    Decision,
-    Encoding,
-    Picture,
-    Quantization,
-    read_decision,
-    read_encoding,
-    read_picture,
-    read_quantization,
-)
-from vinoreward.bundles.reader import Fields, plain
+from vinoreward.bundles.reader import Described, plain, wrong
 from vinoreward.errors import BundleError
-
-__all__ = ["BundleSpec", "Decision", "Encoding", "Picture", "Quantization", "check_file_name"]
 
 SCHEMA_VERSION = 1
 MAX_LABELS = 1000
 MAX_FILES = 200
+MAX_SIDE = 4096
+
+Scalar = str | int | float | bool
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 
 
 @dataclass(frozen=True)
-class BundleSpec:
+class Picture(Described):
+    """The picture that the network was trained on, and how it becomes the network's input.
+
+    Callers always give RGB. Order of steps: crop, resize (both in :func:`~vinoreward.bundles.
+    picture.prepare`), then in the network ``(pixel / scale - mean) / std`` per channel.
+    """
+
+    height: int
+    """Pixels, 1 to 4096."""
+    width: int
+    """Pixels, 1 to 4096."""
+    color_order: Literal["RGB", "BGR"] = "RGB"
+    """Order that the bare network wants. The graph (or the backend) reverses it, the caller never
+    does."""
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    """Per channel of the bare network, in units of ``pixel / scale``."""
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    """As ``mean``; positive."""
+    crop: tuple[int, int, int, int] | None = None
+    """``(top, left, height, width)`` in pixels of the picture given."""
+    resize: Literal["none", "pil_bilinear"] = "none"
+    """``none``: any other size is an error. ``pil_bilinear``: antialiased, as Pillow does it."""
+    scene: dict[str, Scalar] = field(default_factory=dict)
+    """What drew the training pictures (a camera's ``as_dict``); empty when unknown."""
+    in_graph: bool = True
+    """Whether the graph takes RGB uint8 (N, H, W, 3) itself. False: a float network, the backend
+    puts the conversion in front."""
+    layout: Literal["NHWC", "NCHW"] = "NHWC"
+    """Layout of the graph's input; always NHWC where ``in_graph``."""
+    scale: float = 255.0
+    """What a pixel is divided by."""
+
+    _place: ClassVar[str] = "picture"
+    _required: ClassVar[tuple[str, ...]] = ("mean", "std")
+
+    def _check(self) -> None:
+        for name, side in (("height", self.height), ("width", self.width)):
+            if not 1 <= side <= MAX_SIDE:
+                wrong(f"picture.{name}", side, f"1 to {MAX_SIDE} pixels")
+        if min(self.std) <= 0 or self.scale <= 0:
+            wrong("picture.std, scale", (self.std, self.scale), "positive numbers")
+        if self.in_graph and self.layout != "NHWC":
+            wrong("picture.layout", self.layout, "NHWC where the graph takes uint8 (in_graph)")
+        if self.crop is not None:
+            self._check_crop(self.crop)
+        for key, item in self.scene.items():
+            if isinstance(item, (dict, list)) or item is None:
+                wrong(f"picture.scene.{key}", item, "a string, number, true or false")
+
+    def _check_crop(self, crop: tuple[int, ...]) -> None:
+        if min(crop[:2]) < 0 or min(crop[2:]) < 1 or max(crop) > MAX_SIDE:
+            wrong("picture.crop", crop, f"(top, left, height, width) within {MAX_SIDE} pixels")
+        if self.resize == "none" and crop[2:] != (self.height, self.width):
+            wrong(
+                "picture.crop", crop, f"a crop of {self.height} x {self.width} pixels, or a resize"
+            )
+
+
+@dataclass(frozen=True)
+class Decision(Described):
+    """How a probability becomes success or not."""
+
+    threshold: float = 0.5
+    """Success when the calibrated probability is at least this."""
+    temperature: float = 1.0
+    """Logits are divided by this before the softmax."""
+    chosen_for: dict[str, Any] = field(default_factory=dict)
+    """How the threshold was chosen: target rate, bound, counts."""
+    int8_band: float | None = None
+    """Half-width, in calibrated log-odds around the threshold, within which the FP32 network looks
+    at a picture again and its answer counts; ``None``: the INT8 network decides alone."""
+
+    _place: ClassVar[str] = "decision"
+
+    def _check(self) -> None:
+        if not 0.0 <= self.threshold <= 1.0:
+            wrong("decision.threshold", self.threshold, "a probability from 0 to 1")
+        if self.int8_band is not None and self.int8_band < 0:
+            wrong("decision.int8_band", self.int8_band, "a half-width of at least 0, or null")
+        if self.temperature <= 0:
+            wrong("decision.temperature", self.temperature, "a positive number")
+
+    @classmethod
+    def arguments(cls, value: object, where: str) -> dict[str, Any]:
+        """Return the arguments; of an older bundle too, whose INT8 threshold is null."""
+        if isinstance(value, dict) and "int8_threshold" in value:
+            # Written as null before INT8 had a second look; one threshold serves every precision.
+            if (old := value["int8_threshold"]) is not None:
+                expected = "null: INT8 has no threshold of its own any more"
+                wrong("decision.int8_threshold", old, expected)
+            value = {key: item for key, item in value.items() if key != "int8_threshold"}
+        return super().arguments(value, where)
+
+
+@dataclass(frozen=True)
+class Encoding(Described):
+    """What an encoder's numbers mean. D is the bundle's ``latent_size``."""
+
+    low: tuple[float, ...]
+    """(D,) Stated bounds of the latent vectors, to which they are clipped at run time."""
+    high: tuple[float, ...]
+    """As ``low``; larger in every dimension."""
+    posterior: bool = True
+    """True: the network gives D means, then D natural logarithms of variances. False: D numbers, a
+    plain autoencoder's."""
+    std: tuple[float, ...] | None = None
+    """(D,) Mean posterior standard deviation on held-out frames, in units of the latent: what a
+    difference is measured in. ``None`` where it is not known."""
+    log_variance_output: int | None = None
+    """Which output of the graph has the log variances, where they are not beside the means."""
+
+    _place: ClassVar[str] = "encoding"
+
+    def _check(self) -> None:
+        if not len(self.low) == len(self.high) >= 1:
+            wrong(
+                "encoding.low, high",
+                (len(self.low), len(self.high)),
+                "one number each for every dimension of the latent",
+            )
+        if any(low >= high for low, high in zip(self.low, self.high, strict=True)):
+            wrong("encoding.low, high", (self.low[:8], self.high[:8]), "low below high everywhere")
+        if self.std is not None and (len(self.std) != len(self.low) or min(self.std) <= 0):
+            wrong("encoding.std", self.std[:8], "a positive number for every dimension, or null")
+        output = self.log_variance_output
+        if output is not None and (not 0 <= output < 100 or not self.posterior):
+            wrong("encoding.log_variance_output", output, "0 to 99 with a posterior, or null")
+
+
+@dataclass(frozen=True)
+class Quantization(Described):
+    """What the gate found when the INT8 network was compared with the FP32 one."""
+
+    passed: bool
+    """Whether INT8 may be chosen by ``precision="auto"``."""
+    flips: int
+    """Frames whose decision differs; of an encoder, those whose latent vector moves too far."""
+    frames: int
+    """Frames compared."""
+    method: str
+    """How it was quantized, e.g. ``nncf-ptq``."""
+    max_flip_rate: float = 0.005
+    """The share of flips that the gate allowed."""
+    detail: dict[str, Any] = field(default_factory=dict)
+    """Whatever else is worth keeping: versions, counts, settings."""
+
+    _place: ClassVar[str] = "quantization"
+
+    def _check(self) -> None:
+        if self.frames < 1:
+            wrong("quantization.frames", self.frames, "a whole number of at least 1")
+        if not 0 <= self.flips <= self.frames:
+            wrong("quantization.flips", self.flips, f"0 to {self.frames}")
+        _printable("quantization.method", self.method)
+        if not 0.0 <= self.max_flip_rate <= 1.0:
+            wrong("quantization.max_flip_rate", self.max_flip_rate, "a share from 0 to 1")
+
+    @property
+    def flip_rate(self) -> float:
+        """Share of frames whose decision differs."""
+        return self.flips / self.frames
+
+
+@dataclass(frozen=True)
+class BundleSpec(Described):
     """Everything that ``bundle.json`` says. Made by hand or with :meth:`from_dict`.
 
     Raises:
@@ -66,24 +221,19 @@ class BundleSpec:
     """File name within the folder to SHA-256; written by ``save_bundle``."""
     schema_version: int = SCHEMA_VERSION
 
-    def __post_init__(self) -> None:
+    _required: ClassVar[tuple[str, ...]] = ("schema_version", "labels")
+
+    def _check(self) -> None:
         if self.schema_version != SCHEMA_VERSION:
             wrong("schema_version", self.schema_version, f"{SCHEMA_VERSION}")
-        printable("name", self.name)
-        one_of("kind", self.kind, ("classifier", "encoder"))
-        one_of("output", self.output, ("logits", "probabilities"))
-        if type(self.output_index) is not int or not 0 <= self.output_index < 100:
+        _printable("name", self.name)
+        if not 0 <= self.output_index < 100:
             wrong("output_index", self.output_index, "0 to 99")
-        object.__setattr__(self, "labels", tuple(self.labels))
         self._check_outputs()
         if self.architecture is not None:
-            printable("architecture", self.architecture)
+            _printable("architecture", self.architecture)
             if self.picture.color_order != "RGB" or not self.picture.in_graph:
                 wrong("architecture", self.architecture, "an RGB network with in_graph, or none")
-        object.__setattr__(self, "metrics", plain(self.metrics, "metrics"))
-        object.__setattr__(self, "dataset", plain(self.dataset, "dataset"))
-        object.__setattr__(self, "versions", texts("versions", self.versions))
-        object.__setattr__(self, "files", texts("files", self.files))
         if len(self.files) > MAX_FILES:
             wrong("files", len(self.files), f"at most {MAX_FILES} entries")
         for name, digest in self.files.items():
@@ -115,7 +265,7 @@ class BundleSpec:
         if not 2 <= len(self.labels) <= MAX_LABELS or len(set(self.labels)) != len(self.labels):
             wrong("labels", self.labels[:10], f"2 to {MAX_LABELS} different names")
         for label in self.labels:
-            printable("labels", label)
+            _printable("labels", label)
         if self.success_label not in self.labels:
             wrong("success_label", self.success_label, f"one of {', '.join(self.labels[:10])}")
 
@@ -145,37 +295,30 @@ class BundleSpec:
         Raises:
             BundleError: an unknown or missing key, a wrong type or value, or a newer schema.
         """
-        fields = Fields(value, where)
-        version = fields.integer("schema_version")
-        if version > SCHEMA_VERSION:
+        version = value.get("schema_version") if isinstance(value, dict) else None
+        if type(version) is int and version > SCHEMA_VERSION:
             raise BundleError(
                 f"{where} has schema version {version}. Expected at most {SCHEMA_VERSION}, "
                 "the newest known here; upgrade vinoreward: pip install --upgrade vinoreward"
             )
-        quantization = fields.mapping("quantization", None)
-        encoding = fields.mapping("encoding", None)
-        spec = {
-            "schema_version": version,
-            "name": fields.text("name"),
-            "kind": fields.text("kind", "classifier"),
-            "labels": fields.texts("labels"),
-            "success_label": fields.text("success_label", "success"),
-            "picture": read_picture(Fields(fields.take("picture"), f"{where}: picture")),
-            "decision": read_decision(Fields(fields.take("decision", {}), f"{where}: decision")),
-            "encoding": None
-            if encoding is None
-            else read_encoding(Fields(encoding, f"{where}: encoding")),
-            "quantization": None
-            if quantization is None
-            else read_quantization(Fields(quantization, f"{where}: quantization")),
-            "output": fields.text("output", "logits"),
-            "output_index": fields.integer("output_index", 0),
-            "latent_size": fields.integer("latent_size", None),
-            "architecture": fields.text("architecture", None),
-            "metrics": fields.mapping("metrics", {}),
-            "dataset": fields.mapping("dataset", {}),
-            "versions": fields.mapping("versions", {}),
-            "files": fields.mapping("files", {}),
-        }
-        fields.done()
-        return cls(**spec)
+        found = cls.arguments(value, where)
+        try:
+            return cls(**found)
+        except BundleError as error:
+            raise BundleError(f"{where}: {error}") from error
+
+
+def check_file_name(name: str) -> None:
+    """Raise BundleError unless ``name`` is a plain relative name that stays within the folder."""
+    if len(name) > 200 or not _FILE_NAME.fullmatch(name) or ".." in name.split("/"):
+        wrong(
+            "a file name in the bundle",
+            name,
+            "a plain relative name like pictures/roc.png, of letters, digits, '.', '_' and '-'",
+            "do not use this bundle unless you trust where it comes from",
+        )
+
+
+def _printable(name: str, found: str) -> None:
+    if not 1 <= len(found.strip()) <= 200 or not found.isprintable():
+        wrong(name, found, "a printable name of 1 to 200 characters")

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.parts import Encoding
 from vinoreward.bundles.runner import Runner, Runs
+from vinoreward.bundles.schema import Encoding
 from vinoreward.errors import BundleError, ConfigError
 
 if TYPE_CHECKING:

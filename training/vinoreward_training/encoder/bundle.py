@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.parts import Encoding
 from vinoreward.bundles.save import save_bundle
-from vinoreward.bundles.schema import BundleSpec, Picture
+from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
 from vinoreward_training.classifier.bundle import versions
 from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.data.frames import Frames, Indices

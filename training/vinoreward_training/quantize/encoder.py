@@ -26,7 +26,7 @@ from vinoreward_training.runs.next_command import to_train
 if TYPE_CHECKING:
     from vinoreward.backends.spec import NetworkSpec
     from vinoreward.bundles.bundle import Bundle
-    from vinoreward.bundles.parts import Encoding
+    from vinoreward.bundles.schema import Encoding
 
 BACKENDS = ("openvino", "onnxruntime")
 """Every backend that may run the INT8 network; the gate holds for the worst of them."""

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.bundles.latents import means
-from vinoreward.bundles.parts import Encoding
-from vinoreward.bundles.schema import BundleSpec
+from vinoreward.bundles.schema import BundleSpec, Encoding
 from vinoreward.errors import BundleError, BundleParityError, InputError, ModelCorruptError
 from vinoreward.files import read_plain
 from vinoreward.picture_files import read_picture

@@ -12,7 +12,7 @@ from vinoreward.backends.network_file import NetworkFile, check_network, read_by
 from vinoreward.backends.openvino_core import shared_core
 from vinoreward.backends.telemetry import import_openvino
 from vinoreward.bundles.importers.model_info import ModelInfo
-from vinoreward.bundles.parts import Picture
+from vinoreward.bundles.schema import Picture
 from vinoreward.errors import BundleError, ConfigError, ModelCorruptError, ModelNotFoundError
 
 _SIDE = 224
