@@ -106,7 +106,7 @@ def test_missing_facts_are_listed(tmp_path: Path) -> None:
     [
         ({"labels": ("a", "b", "c")}, "2 outputs"),
         ({"success_label": "won"}, "one of failure, success"),
-        ({"mean": (0.5,)}, "Expected 3"),
+        ({"mean": (0.5,)}, "three numbers"),
         ({"threshold": 3.0}, "0 to 1"),
         ({"output_index": 4}, "output_index"),
         ({"height": 5000}, "4096"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +12,30 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.bundles.importers.classifier import describe
-from vinoreward.bundles.importers.encoder import describe_encoder, with_preprocess
+from vinoreward.bundles.importers.facts import (
+    Said,
+    check_shape,
+    describing,
+    read_model,
+    read_model_info,
+    read_picture_facts,
+)
 from vinoreward.bundles.importers.golden import check_golden
 from vinoreward.bundles.importers.torch_module import export_module
-from vinoreward.bundles.schema import BundleSpec
+from vinoreward.bundles.schema import BundleSpec, Decision, Encoding
+from vinoreward.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Self
 
     from vinoreward.bundles.bundle import Bundle
+
+UNBOUNDED = 1e6
+"""Stated where no bounds are known: far beyond any latent vector, so that nothing is clipped."""
+
+_MEANS = ("mu", "mean", "loc", "z_mean", "z_mu")
+_LOG_VARIANCES = ("logvar", "log_var", "log_variance", "logvariance", "z_logvar", "z_log_var")
 
 GoldenFrame = tuple[str | Path | NDArray[np.uint8], str | Path | NDArray[np.floating[Any]]]
 
@@ -88,27 +103,33 @@ class FromOthers:
                 work, and is not trusted.
             ConfigError: facts are missing (the message lists the arguments) or contradict.
         """
-
-        spec = describe(
-            Path(path),
-            labels=labels,
-            success_label=success_label,
-            height=height,
-            width=width,
-            mean=mean,
-            std=std,
-            scale=scale,
-            color_order=color_order,
-            layout=layout,
-            output=output,
-            output_index=output_index,
-            threshold=threshold,
-            crop=crop,
-            resize=resize,
-            name=name,
-            trusted=trusted,
-        )
-        return cls(path=Path(path).absolute(), spec=spec, trusted=trusted)
+        path = Path(path)
+        said = Said(height, width, mean, std, scale, color_order, layout, crop, resize)
+        model = read_model(path, said, trusted=trusted)
+        check_shape(path, model, output_index)
+        info = read_model_info(path, model)
+        names = tuple(labels) if labels is not None else info.labels or ()
+        also = {"labels": names or None, "success_label": success_label}
+        picture = read_picture_facts(path, model, info, said, "from_model", also)
+        columns = model.output(output_index).partial_shape[1]
+        if columns.is_static and columns.get_length() != len(names):
+            raise ConfigError(
+                f"{path} has {columns.get_length()} outputs, but there are {len(names)} labels "
+                f"{names}. Expected one label per output; give labels= in the order of the outputs."
+            )
+        last = model.output(output_index).node.input_value(0).node.get_type_name()
+        found = info.threshold if threshold is None else threshold
+        with describing(path):
+            spec = BundleSpec(
+                name=name or path.stem,
+                labels=names,
+                success_label=cast("str", success_label),
+                picture=picture,
+                decision=Decision() if found is None else Decision(threshold=found),
+                output=output or ("probabilities" if last in ("Softmax", "Sigmoid") else "logits"),
+                output_index=output_index,
+            )
+        return cls(path=path.absolute(), spec=spec, trusted=trusted)
 
     @classmethod
     def from_encoder(
@@ -148,57 +169,49 @@ class FromOthers:
                 the vector itself (False). Not needed with ``latent_size`` or two outputs.
             outputs: names or numbers of the outputs: the vector, or means then log variances. None:
                 the only output, or two that are called like ``mu`` and ``logvar``.
-            height: pixels of the network's input.
-            width: pixels of the network's input.
-            mean: per channel, in the network's channel order, in units of ``pixel / scale``.
-            std: as ``mean``.
-            scale: what pixels are divided by first; 255 unless said.
-            color_order: what the network was trained on; RGB unless said here or in the file.
-            layout: of the network's input.
+            height, width, mean, std, scale, color_order, layout, crop, resize, name, trusted: as
+                :meth:`from_model`.
             low: lower bounds of the vectors, (D,) or one for all. What lies beyond is clipped. None
                 is -1e6: nothing is clipped.
             high: likewise.
             latent_std: (D,) mean posterior standard deviation, the unit in which backends are
                 compared, where it is known.
-            crop: ``(top, left, height, width)`` cut out of the given picture first.
-            resize: how other sizes are brought to ``height`` and ``width``.
             golden: a picture, ``(h, w, 3)`` uint8 RGB or a file, and the vector (D,) that it must
                 give, or an ``.npy`` file. Checks size, colour order and value range.
-            name: the bundle's name; the file's name unless said.
-            trusted: take any operators, of any cost; see ``SECURITY.md``.
 
         Raises:
-            ModelNotFoundError: no such file.
-            ModelCorruptError: the file cannot be read.
-            ModelRefusedError: it has operators that are not allowed, or needs too much memory or
-                work, and is not trusted.
-            ConfigError: facts are missing (the message lists the arguments) or contradict.
+            ModelNotFoundError, ModelCorruptError, ModelRefusedError, ConfigError: as
+                :meth:`from_model`.
             PictureMismatchError: the golden picture has another size.
             BundleParityError: the golden picture gives another vector; the message says what
                 would be right where that can be found out.
         """
-
-        spec = describe_encoder(
-            Path(path),
-            latent_size=latent_size,
-            posterior=posterior,
-            outputs=outputs,
-            height=height,
-            width=width,
-            mean=mean,
-            std=std,
-            scale=scale,
-            color_order=color_order,
-            layout=layout,
-            low=low,
-            high=high,
-            latent_std=latent_std,
-            crop=crop,
-            resize=resize,
-            name=name,
-            trusted=trusted,
-        )
-        bundle = cls(path=Path(path).absolute(), spec=spec, trusted=trusted)
+        path = Path(path)
+        said = Said(height, width, mean, std, scale, color_order, layout, crop, resize)
+        model = read_model(path, said, trusted=trusted)
+        chosen = _outputs(path, model, outputs)
+        for index in chosen:
+            check_shape(path, model, index)
+        info = read_model_info(path, model)
+        picture = read_picture_facts(path, model, info, said, "from_encoder")
+        size, posterior = _size(path, model, chosen, latent_size, posterior)
+        with describing(path):
+            spec = BundleSpec(
+                name=name or path.stem,
+                kind="encoder",
+                labels=(),
+                picture=picture,
+                output_index=chosen[0],
+                latent_size=size,
+                encoding=Encoding(
+                    low=_bound(low, -UNBOUNDED, size),
+                    high=_bound(high, UNBOUNDED, size),
+                    posterior=posterior,
+                    std=None if latent_std is None else tuple(latent_std),
+                    log_variance_output=chosen[1] if len(chosen) == 2 else None,
+                ),
+            )
+        bundle = cls(path=path.absolute(), spec=spec, trusted=trusted)
         if golden is not None:
             check_golden(cast("Bundle", bundle), golden)
         return bundle
@@ -212,30 +225,24 @@ class FromOthers:
         *,
         height: int,
         width: int,
-        latent_size: int | None = None,
-        posterior: bool | None = None,
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
         scale: float = 255.0,
         color_order: Literal["RGB", "BGR"] = "RGB",
-        low: Sequence[float] | float | None = None,
-        high: Sequence[float] | float | None = None,
-        latent_std: Sequence[float] | None = None,
-        crop: tuple[int, int, int, int] | None = None,
-        resize: Literal["none", "pil_bilinear"] = "none",
-        golden: GoldenFrame | None = None,
-        name: str | None = None,
-        trusted: bool = False,
+        **facts: Any,
     ) -> Self:
         """Export somebody else's torch encoder, with its preprocessing inside.
 
-        The weights are read as tensors only; nothing in the file is executed. Arguments not named
-        here are those of :meth:`from_encoder`.
+        The weights are read as tensors only; nothing in the file is executed.
 
         Args:
             module: takes floats ``(N, 3, H, W)`` and returns ``(mu, logvar)`` or one tensor.
             weights: its state dict, ``.safetensors`` or as ``torch.save`` writes it.
             onnx_path: the ``.onnx`` file to write.
+            height, width, mean, std, scale, color_order: of the pictures that the module was
+                trained on, as :meth:`from_model`.
+            facts: other arguments of :meth:`from_encoder`: ``latent_size``, ``posterior``, ``low``,
+                ``high``, ``latent_std``, ``crop``, ``resize``, ``golden``, ``name``, ``trusted``.
 
         Raises:
             ModelNotFoundError: no such weights.
@@ -243,7 +250,8 @@ class FromOthers:
             ConfigError: the module's output or an argument cannot work.
             MissingExtraError: torch or onnxscript is not installed.
         """
-
+        # A mistyped name is said before the export, not after it.
+        inspect.signature(cls.from_encoder).bind(onnx_path, height=height, width=width, **facts)
         two = export_module(
             module,
             Path(weights),
@@ -255,22 +263,108 @@ class FromOthers:
             scale=scale,
             color_order=color_order,
         )
-        described = cls.from_encoder(
-            onnx_path,
-            height=height,
-            width=width,
-            latent_size=latent_size,
-            posterior=True if two else posterior,
-            low=low,
-            high=high,
-            latent_std=latent_std,
-            crop=crop,
-            resize=resize,
-            name=name,
-            trusted=trusted,
+        if two:
+            facts["posterior"] = True
+        bundle = cls.from_encoder(onnx_path, height=height, width=width, **facts)
+        picture = dataclasses.replace(
+            bundle.spec.picture,
+            mean=(mean[0], mean[1], mean[2]),
+            std=(std[0], std[1], std[2]),
+            scale=scale,
+            color_order=color_order,
         )
-        spec = with_preprocess(described.spec, mean, std, scale, color_order)
-        bundle = cls(path=described.path, spec=spec, trusted=trusted)
-        if golden is not None:
-            check_golden(cast("Bundle", bundle), golden)
-        return bundle
+        return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))
+
+
+def _outputs(
+    path: Path, model: Any, outputs: Sequence[str | int] | str | int | None
+) -> tuple[int, ...]:
+    """Return which outputs are meant: one, or the means and the log variances."""
+    names = [sorted(output.get_names()) for output in model.outputs]
+    shown = ", ".join("/".join(item) or "?" for item in names)
+    if outputs is None:
+        if len(names) == 1:
+            return (0,)
+        means, spreads = (_called(names, known) for known in (_MEANS, _LOG_VARIANCES))
+        if len(means) == 1 and len(spreads) == 1:
+            return (means[0], spreads[0])
+        raise ConfigError(
+            f"{path} has the outputs {shown}. Expected one, or two that are called mu and logvar; "
+            "say which are meant with outputs=, means first and natural log variances second."
+        )
+    asked = [outputs] if isinstance(outputs, (str, int)) else list(outputs)
+    found = []
+    for item in asked:
+        places = (
+            [index for index, several in enumerate(names) if item in several]
+            if isinstance(item, str)
+            else [item] * (0 <= item < len(names))
+        )
+        if not places:
+            raise ConfigError(
+                f"{path} has the outputs {shown}, and {item!r} was asked for. Expected names or "
+                "numbers of outputs; correct outputs=."
+            )
+        found.append(places[0])
+    if len(set(found)) != len(found) or not 1 <= len(found) <= 2:
+        raise ConfigError(
+            f"outputs is {outputs!r}. Expected one output, or two different ones: the means and "
+            "the natural log variances."
+        )
+    return tuple(found)
+
+
+def _called(names: list[list[str]], known: tuple[str, ...]) -> list[int]:
+    return [
+        index
+        for index, several in enumerate(names)
+        if any(name.lower().rsplit("/", 1)[-1] in known for name in several)
+    ]
+
+
+def _size(
+    path: Path,
+    model: Any,
+    chosen: tuple[int, ...],
+    latent_size: int | None,
+    posterior: bool | None,
+) -> tuple[int, bool]:
+    """Return the length of the vectors and whether log variances come with them."""
+    sizes = [model.output(index).partial_shape[1] for index in chosen]
+    columns = [None if size.is_dynamic else int(size.get_length()) for size in sizes]
+    if len(chosen) == 2:
+        if posterior is False or columns[0] != columns[1]:
+            raise ConfigError(
+                f"{path} has two outputs with {columns[0]} and {columns[1]} columns and posterior="
+                f"{posterior} was said. Expected as many log variances as means; name the outputs "
+                "with outputs=."
+            )
+        posterior = True
+        total = columns[0] if columns[0] is None else 2 * columns[0]
+    else:
+        total = columns[0]
+    if total is None and latent_size is not None and posterior is not None:
+        return latent_size, posterior
+    if total is not None and posterior is None and latent_size is not None:
+        posterior = {latent_size: False, 2 * latent_size: True}.get(total)
+    if total is None or posterior is None:
+        raise ConfigError(
+            f"{path} returns {total or 'an unknown number of'} numbers per picture with "
+            f"latent_size={latent_size} and posterior={posterior}. Expected to know what they are: "
+            "give Bundle.from_encoder posterior=True where they are means and log variances side "
+            "by side, posterior=False where they are the vector, or a latent_size= that fits."
+        )
+    size, rest = divmod(total, 2 if posterior else 1)
+    if rest or latent_size not in (None, size):
+        raise ConfigError(
+            f"{path} returns {total} numbers per picture with latent_size={latent_size} and "
+            f"posterior={posterior}. Expected {'twice ' if posterior else ''}the latent size; "
+            "correct the arguments."
+        )
+    return size, posterior
+
+
+def _bound(bound: Sequence[float] | float | None, otherwise: float, size: int) -> tuple[float, ...]:
+    if bound is None or isinstance(bound, (int, float)):
+        return (float(otherwise if bound is None else bound),) * size
+    return tuple(float(value) for value in bound)
