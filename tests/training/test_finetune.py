@@ -6,6 +6,8 @@ import dataclasses
 import math
 import re
 import shlex
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +47,13 @@ from vinoreward_training.classifier.evaluation import (
     still_falling,
 )
 from vinoreward_training.classifier.training import (
-    CHECKPOINT,
     ChannelsLast,
-    Fit,
-    Recipe,
-    predict,
-)
-from vinoreward_training.classifier.training_signal import (
+    ClassifierFit,
+    ClassifierRecipe,
     augment,
     loss_of,
     margin_targets,
+    predict,
     sampling_shares,
 )
 from vinoreward_training.classifier.weights import (
@@ -71,6 +70,7 @@ from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.policy.train import train
 from vinoreward_training.quantize import command as quantize
+from vinoreward_training.runs.fit import CHECKPOINT
 from vinoreward_training.runs.settings import resumed
 
 
@@ -96,32 +96,32 @@ def network() -> ChannelsLast:
 
 def fit_of(
     folder: Path, *, resume: bool = False, epochs: int = 2, dead_camera: float = 0.125
-) -> Fit:
+) -> ClassifierFit:
     data = dataset_of(24)
-    recipe = Recipe(epochs=epochs, batch_size=8, dead_camera=dead_camera)
-    return Fit(network(), data, np.arange(16), np.arange(16, 24), recipe, folder, resume=resume)
+    recipe = ClassifierRecipe(epochs=epochs, batch_size=8, dead_camera=dead_camera)
+    parts = np.arange(16), np.arange(16, 24)
+    return ClassifierFit(network(), data, *parts, recipe, folder, resume=resume)
 
 
-class Stop:
+def stop_after(steps: int) -> Callable[[int, object], None]:
     """Press Ctrl-C after some steps."""
 
-    def __init__(self, after: int) -> None:
-        self.after = after
+    def on_step(step: int, _: object) -> None:
+        if step == steps:
+            signal.raise_signal(signal.SIGINT)
 
-    def __call__(self, step: int, loss: float) -> None:
-        if step == self.after:
-            raise KeyboardInterrupt
+    return on_step
 
 
 def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
     whole = fit_of(tmp_path / "whole")
-    whole.run(lambda step, loss: None, lambda record: None)
+    whole.run()
     stopped = fit_of(tmp_path / "stopped")
     with pytest.raises(KeyboardInterrupt):
-        stopped.run(Stop(3), lambda record: None)
+        stopped.run(stop_after(3))
     again = fit_of(tmp_path / "stopped", resume=True)
     assert again.step == 3
-    again.run(lambda step, loss: None, lambda record: None)
+    again.run()
     assert len(whole.history) == 2
     assert [record["val_loss"] for record in again.history] == pytest.approx(
         [record["val_loss"] for record in whole.history], rel=1e-3
@@ -132,7 +132,7 @@ def test_training_shows_dead_camera_frames_as_failures(tmp_path: Path) -> None:
     losses = []
     for share in (0.0, 1.0):
         fit = fit_of(tmp_path / str(share), epochs=5, dead_camera=share)
-        fit.run(lambda step, loss: None, lambda record: None)
+        fit.run()
         losses.append(fit.history[-1]["val_dead_loss"])
     assert losses[1] < 0.8 * losses[0]
 
@@ -461,15 +461,15 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_alone_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, out = write_folder(tmp_path / "mine", 160), tmp_path / "my run"
-    steps, step = [], Fit._step
+    steps, step = [], ClassifierFit._step
 
-    def stopped(self: Fit, indices: Any) -> float:
+    def stopped(self: ClassifierFit) -> Any:
         steps.append(self.step)
         if len(steps) == 3:
-            raise KeyboardInterrupt
-        return step(self, indices)
+            signal.raise_signal(signal.SIGINT)
+        return step(self)
 
-    monkeypatch.setattr(Fit, "_step", stopped)
+    monkeypatch.setattr(ClassifierFit, "_step", stopped)
     words = ["--data", str(data), "--out", str(out), "--target-fpr", "0.3", "--threads", "1"]
     words += ["--epochs", "1", "--batch-size", "16", "--image-size", "32", "32", "--bf16", "off"]
     assert main(["finetune", *words]) == 130
@@ -479,7 +479,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_alone_does(
     other = write_folder(tmp_path / "other", 240)
     assert main([*shlex.split(line), "--data", str(other)]) == 1
     assert main(shlex.split(line)) in (0, 3)
-    assert steps[3] == steps[2] == 2  # it went on where it was
+    assert steps[:4] == [0, 1, 2, 3]  # it went on where it was
     spec = Bundle.load(out / "bundle").spec
     assert spec.name == "mine-classifier"
     assert (spec.picture.height, spec.picture.width) == (32, 32)

@@ -22,12 +22,12 @@ from vinoreward.errors import (
     DatasetError,
     QuantizationRefusedError,
 )
-from vinoreward_training.classifier.training import CHECKPOINT
 from vinoreward_training.cli import main
 from vinoreward_training.configs.train_vae import TrainVaeConfig
 from vinoreward_training.encoder import train_vae
 from vinoreward_training.encoder.training import VaeFit
 from vinoreward_training.quantize.encoder import Moved, judge, run_encoder
+from vinoreward_training.runs.fit import CHECKPOINT
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +119,11 @@ def test_the_command_that_ctrl_c_prints_goes_on_alone_and_a_card_without_places_
     out = tmp_path / "run"
     steps, step = [], VaeFit._step
 
-    def stopped(self: VaeFit, *arguments: Any) -> Any:
+    def stopped(self: VaeFit) -> Any:
         steps.append(self.step)
         if len(steps) == 2:
             signal.raise_signal(signal.SIGINT)
-        return step(self, *arguments)
+        return step(self)
 
     monkeypatch.setattr(VaeFit, "_step", stopped)
     words = ["--architecture", "conv_vae", "--latent", "3", "--steps", "3", "--batch-size", "8"]

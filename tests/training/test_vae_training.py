@@ -21,11 +21,12 @@ from vinoreward.errors import (
     ModelCorruptError,
     RunFolderError,
 )
-from vinoreward_training.classifier.training import CHECKPOINT
 from vinoreward_training.data.frames import split_frames
+from vinoreward_training.encoder import training
 from vinoreward_training.encoder.apply import decode, encode
 from vinoreward_training.encoder.loss import PlaceReader
-from vinoreward_training.encoder.training import Recipe, VaeFit
+from vinoreward_training.encoder.training import VaeFit, VaeRecipe
+from vinoreward_training.runs.fit import CHECKPOINT
 
 
 def fit_of(folder: Path, *, steps: int = 12, resume: bool = False, **changes: object) -> VaeFit:
@@ -34,7 +35,7 @@ def fit_of(folder: Path, *, steps: int = 12, resume: bool = False, **changes: ob
     parts = split_frames(frames, seed=0)
     torch.manual_seed(0)
     vae = build_vae("spatial_vae", *SIZE, 4)
-    recipe = dataclasses.replace(Recipe(steps=steps, batch_size=8, denoise=0.02), **changes)
+    recipe = dataclasses.replace(VaeRecipe(steps=steps, batch_size=8, denoise=0.02), **changes)
     return VaeFit(vae, frames, parts[0], parts[1], recipe, folder, resume=resume)
 
 
@@ -48,10 +49,10 @@ def test_places_that_are_asked_for_are_read_better(tmp_path: Path) -> None:
     for places in (0.0, 100.0):
         torch.manual_seed(0)
         vae = build_vae("spatial_vae", *SIZE, 8)
-        recipe = Recipe(steps=150, batch_size=32, places=places)
+        recipe = VaeRecipe(steps=150, batch_size=32, places=places)
         fit = VaeFit(vae, frames, *parts[:2], recipe, tmp_path / str(places))
         (tmp_path / str(places)).mkdir()
-        fit.run(ignore, ignore)
+        fit.run()
         (error,) = probe_places(encode(vae.encoder, frames.images)[0], frames.places, *parts[::2])
         found[places] = error.mean_mm
     assert found[100.0] < 0.8 * found[0.0]
@@ -75,10 +76,6 @@ def test_the_error_of_places_is_in_square_millimetres(seed: int) -> None:
     assert all(torch.isfinite(value.grad).all() for value in reader.parameters())
 
 
-def ignore(*_: object) -> None:
-    """Take no notice."""
-
-
 def weights_of(fit: VaeFit) -> dict[str, np.ndarray]:
     return {name: value.numpy().copy() for name, value in fit.vae.state_dict().items()}
 
@@ -87,7 +84,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     found = []
     for name in ("one", "two"):
         fit = fit_of(tmp_path / name)
-        fit.run(ignore, ignore)
+        fit.run()
         found.append(weights_of(fit))
     for name in found[0]:
         np.testing.assert_array_equal(found[0][name], found[1][name])
@@ -98,7 +95,7 @@ def test_ctrl_c_and_resume_lead_to_the_very_same_weights(
     tmp_path: Path, stop: int, places: float
 ) -> None:
     whole = fit_of(tmp_path / "whole", places=places)
-    whole.run(ignore, ignore)
+    whole.run()
 
     def interrupt(step: int, _: dict[str, float]) -> None:
         if step == stop:
@@ -106,35 +103,40 @@ def test_ctrl_c_and_resume_lead_to_the_very_same_weights(
 
     stopped = fit_of(tmp_path / "stopped", places=places)
     with pytest.raises(KeyboardInterrupt):
-        stopped.run(interrupt, ignore)
+        stopped.run(interrupt)
     assert stopped.step == stop
     resumed = fit_of(tmp_path / "stopped", resume=True, places=places)
     assert resumed.step == stop
-    resumed.run(ignore, ignore)
+    resumed.run()
     assert resumed.history == whole.history
     for name, value in weights_of(whole).items():
         np.testing.assert_array_equal(value, weights_of(resumed)[name])
 
 
-def test_places_count_by_their_weight_and_begin_at_the_mean_of_training_frames(
-    tmp_path: Path,
-) -> None:
-    fit = fit_of(tmp_path / "run", places=5.0, steps=4, beta=2.0, warmup=0.0)
-    assert fit._reader is not None
-    mean = fit._places[fit._train].mean(0)
-    assert fit._reader.linear.bias.detach().numpy() == pytest.approx(mean, rel=1e-5)
-    found = fit._step()
-    expected = found["reconstruction"] + 2.0 * found["kl"] + 5.0 * found["places_mm2"]
-    assert found["loss"] == pytest.approx(expected, rel=1e-5)
+def test_places_count_by_their_weight(tmp_path: Path) -> None:
+    fit = fit_of(tmp_path / "run", places=5.0, steps=2, beta=2.0, warmup=0.0)
+    found: list[dict[str, float]] = []
+    fit.run(lambda step, parts: found.append(parts))
+    for each in found:
+        expected = each["reconstruction"] + 2.0 * each["kl"] + 5.0 * each["places_mm2"]
+        assert each["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_places_are_read_as_the_mean_of_training_frames_at_first() -> None:
+    places = np.random.default_rng(0).normal(size=(50, 2))
+    found = PlaceReader(3, places).squared_error(torch.zeros(50, 3), places)
+    spread = 1000.0 * (places - places.mean(0))
+    assert float(found.detach()) == pytest.approx((spread**2).sum(1).mean(), rel=1e-5)
 
 
 def test_half_precision_is_for_the_first_three_quarters(tmp_path: Path) -> None:
     fit = fit_of(tmp_path / "run", steps=8, bf16=True)
     seen: list[torch.dtype] = []
     layer = next(part for part in fit.vae.modules() if isinstance(part, torch.nn.Conv2d))
-    layer.register_forward_hook(lambda *given: seen.append(given[2].dtype))
-    for _ in range(8):
-        fit._step()
+    layer.register_forward_hook(
+        lambda module, _, made: seen.append(made.dtype) if module.training else None
+    )
+    fit.run()
     assert seen == [torch.bfloat16] * 6 + [torch.float32] * 2
     assert all(value.dtype == torch.float32 for value in fit.vae.parameters())
 
@@ -150,7 +152,7 @@ def test_a_full_disk_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> N
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     fit = fit_of(tmp_path / "run", steps=2)
-    fit.run(ignore, ignore)
+    fit.run()
     with pytest.raises(ModelCorruptError, match="other settings"):
         fit_of(tmp_path / "run", steps=2, resume=True, beta=3.0)
     path = tmp_path / "run" / CHECKPOINT
@@ -163,10 +165,20 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         fit_of(tmp_path / "run", steps=2, resume=True)
 
 
-def test_beta_and_the_rate_rise_and_the_rate_falls(tmp_path: Path) -> None:
-    fit = fit_of(tmp_path / "run", steps=1000, beta=4.0)
-    assert fit._beta(0) == 0.0 and fit._beta(100) == 2.0 and fit._beta(999) == 4.0
-    assert fit._rate(0) < fit._rate(150) > fit._rate(999) >= 0.0
+def test_beta_and_the_rate_rise_and_the_rate_falls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "RECORD_EVERY", 1)
+    fit = fit_of(tmp_path / "run", steps=20, beta=4.0, warmup=0.2)
+    betas: list[float] = []
+    fit.run(
+        lambda step, parts: betas.append((parts["loss"] - parts["reconstruction"]) / parts["kl"])
+    )
+    assert betas == pytest.approx([0.0, 1.0, 2.0, 3.0, *[4.0] * 16], abs=0.05)
+    rates = [record["rate"] for record in fit.history]
+    highest = int(np.argmax(rates))
+    assert 0 < highest < 8 and rates == [*sorted(rates[:highest]), *sorted(rates[highest:])[::-1]]
+    assert rates[-1] == 0.0 and max(rates) <= fit.recipe.learning_rate
 
 
 @pytest.mark.slow
@@ -175,8 +187,8 @@ def test_a_small_thing_is_found_and_can_be_read_linearly(tmp_path: Path) -> None
     parts = split_frames(frames, seed=0)
     torch.manual_seed(0)
     vae = build_vae("spatial_vae", *SIZE, 8)
-    fit = VaeFit(vae, frames, *parts[:2], Recipe(steps=300, batch_size=32), tmp_path)
-    fit.run(ignore, ignore)
+    fit = VaeFit(vae, frames, *parts[:2], VaeRecipe(steps=300, batch_size=32), tmp_path)
+    fit.run()
     from vinoreward_training.encoder.probe import probe_places
 
     mean, _ = encode(vae.encoder, frames.images)

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD
-from vinoreward.errors import ConfigError, TooFewNegativesError
+from vinoreward.errors import TooFewNegativesError
 from vinoreward.rewards.calibration import negatives_needed
-from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_training.classifier.bundle import make_bundle
 from vinoreward_training.configs.finetune import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
-from vinoreward_training.runs.machine import cores
+from vinoreward_training.data.dataset_files import Indices, say_parts
 from vinoreward_training.runs.next_command import again, bundle_name
 from vinoreward_training.runs.run_folder import RunFolder
-from vinoreward_training.runs.settings import resumed
+from vinoreward_training.runs.settings import refuse, resumed
 
 if TYPE_CHECKING:
     from vinoreward.backends.torch_networks import WithPreprocess
-    from vinoreward_training.classifier.training import Fit
     from vinoreward_training.classifier.weights import TrainedOn
 
 USELESS = 3
@@ -32,103 +28,49 @@ USELESS = 3
 
 
 def _check(config: FinetuneConfig) -> None:
-    wrong = {
-        "epochs": config.epochs < 1,
-        "batch_size": config.batch_size < 2,
-        "learning_rate": not 0 < config.learning_rate < 1,
-        "augment": not 0 <= config.augment <= 1,
-        "boost": not 1 <= config.boost <= 100,
-        "target_fpr": not 0 < config.target_fpr < 1,
-        "threads": config.threads < 0,
-        "seed": config.seed < 0,
-        "patience": config.patience < 1,
-    }
-    for name, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} {getattr(config, name)} cannot work. Expected a "
-                "positive number (a rate below 1); see vinoreward finetune --help."
-            )
+    refuse(
+        "finetune",
+        config,
+        {
+            "epochs": config.epochs < 1,
+            "batch_size": config.batch_size < 2,
+            "learning_rate": not 0 < config.learning_rate < 1,
+            "augment": not 0 <= config.augment <= 1,
+            "boost": not 1 <= config.boost <= 100,
+            "target_fpr": not 0 < config.target_fpr < 1,
+            "threads": config.threads < 0,
+            "seed": config.seed < 0,
+            "patience": config.patience < 1,
+        },
+    )
 
 
 def _train(
-    config: FinetuneConfig,
-    dataset: Dataset,
-    parts: tuple[npt.NDArray[np.int64], ...],
-    folder: Path,
-) -> tuple[WithPreprocess, Fit]:
-    """Train with a progress bar and TensorBoard; return the network in its best state."""
+    config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], folder: Path
+) -> tuple[WithPreprocess, list[dict[str, float]]]:
+    """Return the network in its best state, and one record per epoch."""
     import torch
-    from torch.utils.tensorboard import SummaryWriter
-    from tqdm import tqdm
 
     from vinoreward.backends.torch_networks import WithPreprocess, build
     from vinoreward_training.classifier.training import (
         ChannelsLast,
-        Fit,
-        Recipe,
-        has_bf16,
+        ClassifierFit,
+        ClassifierRecipe,
     )
     from vinoreward_training.classifier.weights import load_weights
 
-    torch.set_num_threads(config.threads or cores())
-    torch.manual_seed(config.seed)
+    recipe = ClassifierRecipe.of(config, len(parts[0]))
     net = build(config.architecture, 2)
     if config.weights is not None:
         fresh = load_weights(net, config.weights)
         print(f"weights from {config.weights}; left fresh: {', '.join(fresh) or 'none'}")
-    recipe = Recipe(
-        epochs=config.epochs,
-        batch_size=min(config.batch_size, len(parts[0])),
-        learning_rate=config.learning_rate,
-        augment=config.augment,
-        margin=config.margin,
-        boost=config.boost,
-        patience=config.patience,
-        seed=config.seed,
-        success_distance=_success_distance(),
-        bf16=has_bf16() if config.bf16 == "auto" else config.bf16 == "on",
-    )
     inner = WithPreprocess(net, IMAGENET_MEAN, IMAGENET_STD)
-    fit = Fit(
-        ChannelsLast(inner), dataset, parts[0], parts[1], recipe, folder, resume=config.resume
-    )
-    writer = SummaryWriter(str(folder / "tensorboard"))
-    try:
-        with tqdm(
-            total=fit.steps * recipe.batch_size,
-            initial=fit.step * recipe.batch_size,
-            desc="finetune",
-            unit="frame",
-            smoothing=0.05,
-        ) as bar:
-
-            def on_step(step: int, loss: float) -> None:
-                bar.update(recipe.batch_size)
-                if step % 10 == 0:
-                    writer.add_scalar("train/loss", loss, step)
-
-            def on_epoch(record: dict[str, float]) -> None:
-                bar.set_postfix(
-                    epoch=int(record["epoch"]),
-                    val_loss=f"{record['val_loss']:.3f}",
-                    AP=f"{record['val_ap']:.4f}",
-                )
-                for name, value in record.items():
-                    if name != "epoch":
-                        writer.add_scalar(name.replace("_", "/", 1), value, int(record["epoch"]))
-
-            fit.run(on_step, on_epoch)
-    finally:
-        writer.close()
+    module = ChannelsLast(inner)
+    fit = ClassifierFit(module, dataset, parts[0], parts[1], recipe, folder, resume=config.resume)
+    fit.show("finetune")
     net.to(memory_format=torch.contiguous_format)
     inner.eval()
-    return inner, fit
-
-
-def _success_distance() -> float:
-
-    return SUCCESS_DISTANCE
+    return inner, fit.history
 
 
 def run(config: FinetuneConfig) -> int:
@@ -155,23 +97,17 @@ def run(config: FinetuneConfig) -> int:
         )
         parts = split_by_episode(dataset)
         _enough(config, dataset, parts[1])
-        print(
-            f"{len(dataset.labels)} frames of {dataset.images.shape[1]}x{dataset.images.shape[2]}: "
-            + ", ".join(
-                f"{len(part)} {name}"
-                for name, part in zip(("train", "validation", "test"), parts, strict=True)
-            )
-        )
+        say_parts(dataset.images, parts)
         before, unseen = _before(config, dataset, parts)
-        inner, fit = _train(config, dataset, parts, folder)
+        inner, history = _train(config, dataset, parts, folder)
         started = config.weights is not None
         record = record_of(dataset, parts[0], started=started, before=before)
-        verdict = make_bundle(config, dataset, parts, folder, inner, fit.history, record, unseen)
+        verdict = make_bundle(config, dataset, parts, folder, inner, history, record, unseen)
     return USELESS if verdict.level == "useless" else 0
 
 
 def _before(
-    config: FinetuneConfig, dataset: Dataset, parts: tuple[npt.NDArray[np.int64], ...]
+    config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices]
 ) -> tuple[TrainedOn | None, str | None]:
     """Return what the given weights were trained on, and what that means for these data."""
     from vinoreward_training.classifier.weights import check_unseen, read_record
@@ -184,9 +120,8 @@ def _before(
     return before, unseen
 
 
-def _enough(config: FinetuneConfig, dataset: Dataset, validation: npt.NDArray[np.int64]) -> None:
+def _enough(config: FinetuneConfig, dataset: Dataset, validation: Indices) -> None:
     """Refuse before training what cannot be claimed after it."""
-
     needed = negatives_needed(config.target_fpr)
     found = int((dataset.labels[validation] == 0).sum())
     if found >= needed:

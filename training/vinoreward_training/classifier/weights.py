@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from vinoreward.errors import DatasetError, ModelCorruptError, ModelNotFoundError
-from vinoreward.saved_state import MAX_CHECKPOINT, read_state
 from vinoreward_training.data.dataset import SPLIT, Dataset
+from vinoreward_training.runs.run_folder import read_tensors
 
 RECORD = "trained_on"
 """Key in the metadata of a ``.safetensors`` file."""
@@ -69,7 +70,7 @@ def load_weights(net: nn.Module, path: Path) -> list[str]:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    state = load_plain(path)
+    state = read_tensors(path)
     inner = state.get("state_dict", state)
     values = {
         name: value
@@ -79,21 +80,6 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     if not values:
         raise ModelCorruptError(f"{path} holds no tensors. Expected a state dict; save one anew.")
     return values
-
-
-def load_plain(path: Path) -> dict[str, Any]:
-    """Read a file of ``torch.save`` or safetensors that holds a table of tensors and plain data.
-
-    Raises:
-        ModelCorruptError: it cannot be read, or needs code to be read.
-    """
-    try:
-        return read_state(path, MAX_CHECKPOINT)
-    except (ModelCorruptError, OSError) as error:
-        raise ModelCorruptError(
-            f"{path} cannot be read as plain tensors: {error}. Expected a whole file of a state "
-            "dict, as safetensors or torch.save write it; delete it or make it anew."
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -215,7 +201,7 @@ def check_unseen(
     record: TrainedOn | None,
     path: Path,
     dataset: Dataset,
-    parts: tuple[npt.NDArray[np.int64], ...],
+    parts: Sequence[npt.NDArray[np.int64]],
 ) -> str:
     """Return a sentence on whether the held-out frames are new to the weights at ``path``.
 

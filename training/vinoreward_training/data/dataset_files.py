@@ -22,6 +22,7 @@ from vinoreward.errors import BundleError, DatasetError, InputError
 from vinoreward.files import is_inside, open_to_read, read_plain
 from vinoreward.picture_files import read_picture, shown_name
 
+Indices = npt.NDArray[np.int64]
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 METADATA = "metadata.csv"
 """The table of a capture; a picture that it does not list is not part of the dataset yet."""
@@ -255,6 +256,13 @@ def _check_memory(folder: Path, count: int, size: tuple[int, ...]) -> None:
             f"pixels (height x width), and {free / 1e9:.1f} GB are free. Expected them to fit into "
             "memory; give a smaller --image-size (train-vae: --size), or take fewer."
         )
+
+
+def say_parts(images: npt.NDArray[np.uint8], parts: Iterable[Indices], more: str = "") -> None:
+    """Print how many frames there are and how they are split."""
+    named = zip(("train", "validation", "test"), parts, strict=True)
+    counts = ", ".join(f"{len(part)} {name}" for name, part in named)
+    print(f"{len(images)} frames of {images.shape[1]}x{images.shape[2]}: {counts}{more}")
 
 
 def free_memory() -> int | None:

@@ -15,6 +15,7 @@ from vinoreward.errors import ConfigError, DatasetError
 from vinoreward_training.data.dataset_files import (
     METADATA,
     SUFFIXES,
+    Indices,
     check_there,
     number,
     pictures_below,
@@ -23,7 +24,6 @@ from vinoreward_training.data.dataset_files import (
     stack_pictures,
 )
 
-Indices = npt.NDArray[np.int64]
 LOWEST_COUNT = 64
 
 

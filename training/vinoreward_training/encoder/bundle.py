@@ -13,8 +13,8 @@ import numpy.typing as npt
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
 from vinoreward_training.classifier.bundle import versions
-from vinoreward_training.data.dataset_files import read_about
-from vinoreward_training.data.frames import Frames, Indices
+from vinoreward_training.data.dataset_files import Indices, read_about
+from vinoreward_training.data.frames import Frames
 from vinoreward_training.encoder import card as vae_card
 from vinoreward_training.encoder.probe import ProbeError, probe_places
 from vinoreward_training.runs.next_command import origin

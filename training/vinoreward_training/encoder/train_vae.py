@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,24 +10,17 @@ from typing import TYPE_CHECKING
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward_training.configs.train_vae import TrainVaeConfig
-from vinoreward_training.data.frames import (
-    Frames,
-    Indices,
-    check_size,
-    load_frames,
-    split_frames,
-)
+from vinoreward_training.data.dataset_files import Indices, say_parts
+from vinoreward_training.data.frames import Frames, check_size, load_frames, split_frames
 from vinoreward_training.encoder.bundle import make_bundle
 from vinoreward_training.encoder.rollout import rollout_frames
-from vinoreward_training.runs.machine import cores
 from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_train
 from vinoreward_training.runs.run_folder import RunFolder
-from vinoreward_training.runs.settings import resumed
+from vinoreward_training.runs.settings import refuse, resumed
 from vinoreward_training.tasks.environments import naming
 
 if TYPE_CHECKING:
     from vinoreward.encoders.vae import Vae
-    from vinoreward_training.encoder.training import VaeFit
 
 ROLLOUT_FRAMES = 4000
 
@@ -37,28 +31,26 @@ def _check(config: TrainVaeConfig) -> None:
             f"--data is {config.data} and --env is {config.env}. Expected one of them: a folder of "
             "pictures or an environment to collect them in."
         )
-    wrong = {
-        "frames": config.frames < 0,
-        "latent": not 1 <= config.latent <= 4096,
-        "steps": config.steps < 1,
-        "batch_size": config.batch_size < 2,
-        "learning_rate": not 0 < config.learning_rate < 1,
-        "beta": not 0 <= config.beta < 1e6,
-        "warmup": not 0 <= config.warmup <= 1,
-        "sigma": not 0 < config.sigma <= 1,
-        "foreground": not 0 <= config.foreground <= 1000,
-        "rare": not 1 <= config.rare <= 1000,
-        "denoise": not 0 <= config.denoise <= 1,
-        "places": not 0 <= config.places < 1e6,
-        "threads": config.threads < 0,
-        "seed": config.seed < 0,
-    }
-    for name, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} {getattr(config, name)} cannot work. Expected a "
-                "number in the usual range; see vinoreward train-vae --help."
-            )
+    refuse(
+        "train-vae",
+        config,
+        {
+            "frames": config.frames < 0,
+            "latent": not 1 <= config.latent <= 4096,
+            "steps": config.steps < 1,
+            "batch_size": config.batch_size < 2,
+            "learning_rate": not 0 < config.learning_rate < 1,
+            "beta": not 0 <= config.beta < 1e6,
+            "warmup": not 0 <= config.warmup <= 1,
+            "sigma": not 0 < config.sigma <= 1,
+            "foreground": not 0 <= config.foreground <= 1000,
+            "rare": not 1 <= config.rare <= 1000,
+            "denoise": not 0 <= config.denoise <= 1,
+            "places": not 0 <= config.places < 1e6,
+            "threads": config.threads < 0,
+            "seed": config.seed < 0,
+        },
+    )
     check_size(config.size)
 
 
@@ -72,66 +64,18 @@ def _frames(config: TrainVaeConfig) -> Frames:
 
 
 def _train(
-    config: TrainVaeConfig, frames: Frames, parts: tuple[Indices, Indices, Indices], folder: Path
-) -> tuple[Vae, VaeFit]:
-    """Train with a progress bar and TensorBoard."""
-    import torch
-    from torch.utils.tensorboard import SummaryWriter
-    from tqdm import tqdm
-
+    config: TrainVaeConfig, frames: Frames, parts: Sequence[Indices], folder: Path
+) -> tuple[Vae, list[dict[str, float]]]:
+    """Return the trained network and one record per evaluation."""
     from vinoreward.encoders.vae import build_vae
-    from vinoreward_training.classifier.training import has_bf16
-    from vinoreward_training.encoder.training import Recipe, VaeFit
+    from vinoreward_training.encoder.training import VaeFit, VaeRecipe
 
-    torch.set_num_threads(config.threads or cores())
-    torch.manual_seed(config.seed)
-    recipe = Recipe(
-        steps=config.steps,
-        batch_size=min(config.batch_size, len(parts[0])),
-        learning_rate=config.learning_rate,
-        beta=config.beta,
-        warmup=config.warmup,
-        sigma=config.sigma,
-        foreground=config.foreground,
-        rare=config.rare,
-        denoise=config.denoise,
-        places=config.places,
-        seed=config.seed,
-        bf16=has_bf16() if config.bf16 == "auto" else config.bf16 == "on",
-    )
+    recipe = VaeRecipe.of(config, len(parts[0]))
     height, width = frames.images.shape[1:3]
     vae = build_vae(config.architecture, height, width, config.latent)
     fit = VaeFit(vae, frames, parts[0], parts[1], recipe, folder, resume=config.resume)
-    writer = SummaryWriter(str(folder / "tensorboard"))
-    try:
-        with tqdm(
-            total=recipe.steps * recipe.batch_size,
-            initial=fit.step * recipe.batch_size,
-            desc="train-vae",
-            unit="frame",
-            smoothing=0.05,
-        ) as bar:
-
-            def on_step(step: int, found: dict[str, float]) -> None:
-                bar.update(recipe.batch_size)
-                if step % 10 == 0:
-                    for name, value in found.items():
-                        writer.add_scalar(f"train/{name}", value, step)
-
-            def on_record(record: dict[str, float]) -> None:
-                bar.set_postfix(
-                    rec=f"{record['val_reconstruction']:.0f}",
-                    kl=f"{record['val_kl']:.1f}",
-                    used=int(record["val_active"]),
-                )
-                for name, value in record.items():
-                    if name.startswith("val_"):
-                        writer.add_scalar(name.replace("_", "/", 1), value, int(record["step"]))
-
-            fit.run(on_step, on_record)
-    finally:
-        writer.close()
-    return vae, fit
+    fit.show("train-vae")
+    return vae, fit.history
 
 
 def run(config: TrainVaeConfig) -> int:
@@ -152,16 +96,10 @@ def run(config: TrainVaeConfig) -> int:
                 "--places out to train on pictures alone."
             )
         parts = split_frames(frames, seed=config.seed)
-        print(
-            f"{len(frames.images)} frames of {frames.images.shape[1]}x{frames.images.shape[2]}: "
-            + ", ".join(
-                f"{len(part)} {name}"
-                for name, part in zip(("train", "validation", "test"), parts, strict=True)
-            )
-            + f"; places known of: {', '.join(frames.places) or 'nothing'}"
-        )
-        vae, fit = _train(config, frames, parts, folder)
-        make_bundle(config, frames, parts, folder, vae, fit.history)
+        known = ", ".join(frames.places) or "nothing"
+        say_parts(frames.images, parts, f"; places known of: {known}")
+        vae, history = _train(config, frames, parts, folder)
+        make_bundle(config, frames, parts, folder, vae, history)
         bundle = Bundle.load(folder / "bundle", verify=False)
         following = (
             to_train(bundle.path, bundle.spec)

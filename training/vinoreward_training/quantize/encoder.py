@@ -18,7 +18,8 @@ from vinoreward.bundles.latents import means, moved, unit
 from vinoreward.bundles.save import add_int8, card_of
 from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
-from vinoreward_training.data.frames import Frames, Indices, load_frames, split_frames
+from vinoreward_training.data.dataset_files import Indices
+from vinoreward_training.data.frames import Frames, load_frames, split_frames
 from vinoreward_training.encoder.card import with_int8
 from vinoreward_training.encoder.probe import fit_places, judge_places
 from vinoreward_training.runs.next_command import to_train

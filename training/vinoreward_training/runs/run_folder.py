@@ -13,8 +13,14 @@ from typing import IO, Any
 
 import yaml
 
-from vinoreward.errors import ConfigError, RunFolderError
+from vinoreward.errors import (
+    ConfigError,
+    ModelCorruptError,
+    ModelNotFoundError,
+    RunFolderError,
+)
 from vinoreward.files import open_plain, refuse_links, write_bytes, write_text
+from vinoreward.saved_state import MAX_CHECKPOINT, read_state
 
 CONFIG = "config.yaml"
 NEVER_FROM_A_FILE = ("explicit", "trust_run")
@@ -48,6 +54,30 @@ def made(folder: Path) -> Path:
             "the run writes into it; remove what is in its place."
         ) from error
     return folder
+
+
+def read_tensors(path: Path) -> dict[str, Any]:
+    """Read a table of tensors and plain values; nothing in the file is executed.
+
+    Args:
+        path: a file of ``torch.save``, or, if it ends in ``.safetensors``, one of those.
+
+    Raises:
+        ModelNotFoundError: no such file.
+        ModelCorruptError: not such a file.
+    """
+    try:
+        return read_state(path, MAX_CHECKPOINT)
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(
+            f"no file {path}. Expected what a training of vinoreward writes; check the folder, or "
+            "train first."
+        ) from error
+    except (ModelCorruptError, OSError) as error:
+        raise ModelCorruptError(
+            f"{path} cannot be read as plain tensors: {error}. Expected a whole file of a state "
+            "dict, as safetensors or torch.save write it; restore it or make it anew."
+        ) from error
 
 
 class RunFolder:

@@ -54,6 +54,16 @@ class Settings(Protocol):
         """What was named on the command line."""
 
 
+def refuse(command: str, config: Any, wrong: Mapping[str, bool]) -> None:
+    """Raise ConfigError for the first of these options of ``vinoreward COMMAND`` that is wrong."""
+    for name, is_wrong in wrong.items():
+        if is_wrong:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {getattr(config, name)} cannot work. Expected a "
+                f"number in the usual range; see vinoreward {command} --help."
+            )
+
+
 def resolve(config: _Config) -> _Config:
     """Return the configuration with every value settled.
 

@@ -1,0 +1,305 @@
+"""The training loop of ``finetune`` and ``train-vae``: repeatable, resumable to the step."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from vinoreward.actor_learner.learners.precision import has_bf16
+from vinoreward.errors import ModelCorruptError, OutputError
+from vinoreward.interrupts import interrupt_between
+from vinoreward.saved_state import save_state
+from vinoreward_training.runs.machine import cores
+from vinoreward_training.runs.run_folder import read_tensors
+
+CHECKPOINT = "checkpoint.pt"
+BF16_SHARE = 0.75
+"""Share of the steps that may run in bfloat16; the rest settles in float32 what that blurred."""
+
+Indices = npt.NDArray[np.int64]
+Record = dict[str, float]
+_Recipe = TypeVar("_Recipe", bound="Recipe")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained; further settings are those of the same name of the command.
+
+    Attributes:
+        batch_size: frames of a step.
+        learning_rate: the highest one.
+        seed: decides initial weights, order and noise.
+        bf16: compute in bfloat16 for the first ``BF16_SHARE`` of the steps.
+    """
+
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    seed: int = 0
+    bf16: bool = False
+
+    @classmethod
+    def of(cls: type[_Recipe], config: Any, frames: int) -> _Recipe:
+        """Return the recipe of a command's options, and set torch's threads and seed.
+
+        Args:
+            config: has ``threads``, ``bf16`` as ``auto``, ``on`` or ``off``, and settings.
+            frames: to train on.
+        """
+        torch.set_num_threads(config.threads or cores())
+        torch.manual_seed(config.seed)
+        names = {field.name for field in dataclasses.fields(cls)} & set(vars(config))
+        settings = {name: getattr(config, name) for name in names}
+        settings["batch_size"] = min(config.batch_size, frames)
+        settings["bf16"] = config.bf16 == "on" or (
+            config.bf16 == "auto" and has_bf16(torch.device("cpu"))
+        )
+        return cls(**settings)
+
+
+class Fit(abc.ABC):
+    """One training: a network, its optimiser and where it stands.
+
+    A subclass says what a step's loss is, how the rate moves, what an evaluation finds, and what a
+    checkpoint has to be of.
+
+    Args:
+        module: trained in place.
+        optimiser: of its parameters.
+        train: numbers of the frames to train on.
+        recipe: how.
+        folder: holds the checkpoint and TensorBoard's files.
+        steps: in all.
+        every: steps between evaluations.
+        save_every: steps between checkpoints: what a kill can cost.
+        clip: largest norm of the gradient.
+        patience: epochs without a better score before training stops; None: never.
+        shares: (N,) how often each frame is drawn; None: each once an epoch.
+        reader: trained with the module, and thrown away.
+    """
+
+    POSTFIX: tuple[str, ...] = ()
+    """What the progress bar shows of an evaluation."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        train: Indices,
+        recipe: Recipe,
+        folder: Path,
+        *,
+        steps: int,
+        every: int,
+        save_every: int,
+        clip: float,
+        patience: int | None = None,
+        shares: npt.NDArray[np.float64] | None = None,
+        reader: nn.Module | None = None,
+    ) -> None:
+        self.module = module
+        self._reader = reader
+        self.steps = steps
+        self.step = 0
+        self.history: list[Record] = []
+        """One record per evaluation."""
+        self._batch_size, self._seed, self._bf16 = recipe.batch_size, recipe.seed, recipe.bf16
+        self._optimiser = optimiser
+        self._train, self._shares = train, shares
+        self._folder = folder
+        self._every, self._save_every = every, save_every
+        self._clip, self._patience = clip, patience
+        self._best: dict[str, Tensor] = {}
+        self._best_loss, self._best_epoch = math.inf, -1
+        self._order: tuple[int, Indices] | None = None
+        self._per_epoch = steps_per_epoch(train, recipe)
+
+    @abc.abstractmethod
+    def _loss(self, batch: Indices, random: torch.Generator) -> tuple[Tensor, Record]:
+        """Return the loss on some frames, and its parts by name."""
+
+    @abc.abstractmethod
+    def _rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
+
+    @abc.abstractmethod
+    def _evaluate(self, losses: list[Record]) -> tuple[Record, float | None]:
+        """Return a record, and a score: the weights of the lowest are kept; None keeps the last.
+
+        Args:
+            losses: of the steps since the last evaluation.
+        """
+
+    @abc.abstractmethod
+    def _about(self) -> dict[str, Any]:
+        """Return what a checkpoint says beside weights and step."""
+
+    @abc.abstractmethod
+    def _check(self, about: Mapping[str, Any], path: Path) -> None:
+        """Raise a VinorewardError if a checkpoint with this ``_about`` is of something else."""
+
+    def save(self) -> None:
+        """Write the checkpoint: weights, optimiser, best weights and the step; atomically."""
+        state = {
+            **self._about(),
+            "model": self.module.state_dict(),
+            "reader": None if self._reader is None else self._reader.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "step": self.step,
+            "best_loss": self._best_loss,
+            "best_epoch": self._best_epoch,
+            "best": self._best,
+            "history": self.history,
+        }
+        save_state(self._folder / CHECKPOINT, state)
+
+    def _load(self) -> None:
+        """Go on from the checkpoint if there is one."""
+        path = self._folder / CHECKPOINT
+        if not path.is_file():
+            return
+        state = read_tensors(path)
+        self._check(state, path)
+        try:
+            self.module.load_state_dict(state["model"])
+            if self._reader is not None:
+                self._reader.load_state_dict(state["reader"])
+            self._optimiser.load_state_dict(state["optimiser"])
+            self.step, self.history = int(state["step"]), list(state["history"])
+            self._best_loss = float(state.get("best_loss", math.inf))
+            self._best_epoch = int(state.get("best_epoch", -1))
+            self._best = dict(state.get("best") or {})
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise ModelCorruptError(
+                f"{path} does not fit this run ({str(error).splitlines()[0]}). Expected the "
+                "checkpoint of the same architecture; train in a new folder with --out."
+            ) from error
+
+    def _half(self) -> torch.autocast:
+        """Return a context that computes in bfloat16 where that is due."""
+        due = self._bf16 and self.step < BF16_SHARE * self.steps
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=due)
+
+    def _batch(self) -> Indices:
+        epoch, position = divmod(self.step, self._per_epoch)
+        if self._order is None or self._order[0] != epoch:
+            random = np.random.default_rng([self._seed, epoch])
+            if self._shares is None:
+                order = random.permutation(self._train)
+            else:
+                order = random.choice(self._train, len(self._train), p=self._shares)
+            self._order = (epoch, order)
+        start = position * self._batch_size
+        return self._order[1][start : start + self._batch_size]
+
+    def _step(self) -> Record:
+        random = torch.Generator().manual_seed(self._seed * 1_000_003 + self.step)
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._rate(self.step)
+        loss, parts = self._loss(self._batch(), random)
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.module.parameters(), self._clip)
+        self._optimiser.step()
+        self.step += 1
+        found = {"loss": float(loss.detach()), **parts}
+        if not math.isfinite(found["loss"]):
+            raise OutputError(
+                f"the loss is {found['loss']} after step {self.step}. Expected a finite number; "
+                "lower --learning-rate, or start again from the last checkpoint."
+            )
+        return found
+
+    def run(
+        self,
+        on_step: Callable[[int, Record], None] = lambda step, parts: None,
+        on_record: Callable[[Record], None] = lambda record: None,
+    ) -> None:
+        """Train to the end, then load the best weights where a score chooses them.
+
+        Args:
+            on_step: called with the step and the parts of its loss.
+            on_record: called with each evaluation.
+
+        Ctrl-C lets the step finish, saves the checkpoint and raises KeyboardInterrupt.
+        """
+        self.module.train()
+        losses: list[Record] = []
+        # Between steps only: half a step saved would not lead to the very same weights again.
+        with interrupt_between() as check:
+            while self.step < self.steps and not self._flat():
+                losses.append(self._step())
+                on_step(self.step, losses[-1])
+                due = self.step % self._every == 0 or self.step == self.steps
+                if due:
+                    self.module.eval()
+                    record, score = self._evaluate(losses)
+                    self.module.train()
+                    losses = []
+                    if score is not None and score < self._best_loss:
+                        self._best_loss, self._best_epoch = score, self._epoch()
+                        weights = self.module.state_dict()
+                        self._best = {name: one.clone() for name, one in weights.items()}
+                    self.history.append(record)
+                    on_record(record)
+                if due or self.step % self._save_every == 0:
+                    self.save()
+                check(self.save)
+        if self._best:
+            self.module.load_state_dict(self._best)
+        self.module.eval()
+
+    def _epoch(self) -> int:
+        return self.step // self._per_epoch
+
+    def _flat(self) -> bool:
+        if self._patience is None:
+            return False
+        return self._epoch() - max(0, self._best_epoch) >= self._patience
+
+    def show(self, title: str) -> None:
+        """Train with a progress bar and TensorBoard."""
+        from torch.utils.tensorboard import SummaryWriter
+        from tqdm import tqdm
+
+        size = self._batch_size
+        with (
+            contextlib.closing(SummaryWriter(str(self._folder / "tensorboard"))) as writer,
+            tqdm(
+                total=self.steps * size,
+                initial=self.step * size,
+                desc=title,
+                unit="frame",
+                smoothing=0.05,
+            ) as bar,
+        ):
+
+            def on_step(step: int, parts: Record) -> None:
+                bar.update(size)
+                if step % 10 == 0:
+                    for name, value in parts.items():
+                        writer.add_scalar(f"train/{name}", value, step)
+
+            def on_record(record: Record) -> None:
+                bar.set_postfix({name: f"{record[name]:.4g}" for name in self.POSTFIX})
+                place = int(record.get("epoch", self.step))
+                for name, value in record.items():
+                    if name.startswith("val_"):
+                        writer.add_scalar(name.replace("_", "/", 1), value, place)
+
+            self.run(on_step, on_record)
+
+
+def steps_per_epoch(train: Indices, recipe: Recipe) -> int:
+    """Return how many steps draw as many frames as there are, at least one."""
+    return max(1, len(train) // recipe.batch_size)
