@@ -208,9 +208,7 @@ def test_retrace_and_tree_backup_targets_by_hand():
         (Retrace(lam=0.9), lambda p, mu: 0.9 * min(1.0, p / mu)),
         (TreeBackup(lam=0.9), lambda p, mu: 0.9 * p),
     ):
-        learner = dqn(
-            n_step=2, correctors=(corrector,), target_epsilon=share, learning_rate=1e-12
-        )
+        learner = dqn(n_step=2, correctors=(corrector,), target_epsilon=share, learning_rate=1e-12)
         target = random_policy(learner.spec, 8)
         load_policy(learner.target, target)
         online = learner.policy(0)
