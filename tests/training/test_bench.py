@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -12,26 +13,28 @@ from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward_training.bench import command as bench
-from vinoreward_training.bench.env import run_script
-from vinoreward_training.bench.statistics import (
+from vinoreward_training.bench.processes import memory_rows, run_script
+from vinoreward_training.bench.rows import (
     Row,
     Timing,
     figure,
     interleaved,
     markdown,
-    paired_ratio,
+    paired_ratios,
     quartiles,
     speed_row,
+    turns,
 )
-from vinoreward_training.bench.train import (
+from vinoreward_training.bench.speed import backends_rows
+from vinoreward_training.bench.trainings import (
     TUNED_ON,
     Training,
+    compared,
     seeds_note,
     solved_row,
     train_to_solved,
     training_seeds,
 )
-from vinoreward_training.bench.wall import compared
 from vinoreward_training.configs.bench import BenchConfig
 from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.runs.settings import resolve
@@ -50,10 +53,8 @@ def test_quartiles_are_in_order_and_within_the_values(values: list[float]) -> No
 
 @given(times, st.floats(0.1, 10))
 def test_the_ratio_to_a_fixed_multiple_is_that_multiple(values: list[float], factor: float) -> None:
-    ratio = paired_ratio([value * factor for value in values], values)
-    assert ratio.low == pytest.approx(factor)
-    assert ratio.median == pytest.approx(factor)
-    assert ratio.high == pytest.approx(factor)
+    ratios = paired_ratios([value * factor for value in values], values)
+    assert quartiles(ratios) == pytest.approx((factor,) * 3)
 
 
 @given(times, st.lists(st.floats(0.1, 10), min_size=30, max_size=30))
@@ -62,13 +63,13 @@ def test_a_round_that_slows_both_does_not_change_the_ratio(
 ) -> None:
     slow = [4.0 * value * s for value, s in zip(values, slowness, strict=False)]
     fast = [value * s for value, s in zip(values, slowness, strict=False)]
-    assert paired_ratio(slow, fast).median == pytest.approx(4.0)
+    assert paired_ratios(slow, fast) == pytest.approx([4.0] * len(slow))
 
 
 @pytest.mark.parametrize(("slow", "fast"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0])])
 def test_times_that_cannot_be_paired_are_refused(slow: list[float], fast: list[float]) -> None:
     with pytest.raises(ConfigError, match="cannot be paired"):
-        paired_ratio(slow, fast)
+        paired_ratios(slow, fast)
 
 
 def test_quartiles_of_nothing_are_refused() -> None:
@@ -87,6 +88,15 @@ def test_candidates_take_turns_and_the_order_turns_round() -> None:
     assert order == ["a", "a", "b", "b", "a", "a", "a", "a", "b"]
     assert len(timings["a"].wall) == len(timings["b"].cpu) == 3
     assert min(timings["a"].wall) > 0
+
+
+def test_an_order_may_be_drawn_for_every_round() -> None:
+    names = ["a", "b", "c", "d"]
+    found = list(turns(names, 20, np.random.default_rng(0)))
+    orders = {tuple(name for _, name in found[start : start + 4]) for start in range(0, 80, 4)}
+    assert {frozenset(order) for order in orders} == {frozenset(names)}
+    assert len(orders) > 4
+    assert [index for index, _ in found] == sorted(list(range(20)) * 4)
 
 
 def test_warm_up_is_not_measured() -> None:
@@ -133,6 +143,27 @@ def test_the_table_says_what_was_not_measured_and_what_was_not_met() -> None:
     assert "| b | second (no INT8) | not measured |  | >= 5 x | **no** |" in table
 
 
+@pytest.mark.parametrize(
+    ("target", "value", "met"),
+    [
+        (">= 5 x", 5.0, True),
+        (">= 5 x", 4.9, False),
+        ("< 1 %", 1.0, False),
+        ("> 95 %", 95.1, True),
+        ("<= 350 MB, without torch", 350.0, True),
+        (">= 5 x", None, False),
+        ("", 3.0, None),
+        ("5 of 5 solved in < 8000 steps", 3.0, None),
+    ],
+)
+def test_a_bound_is_met_or_not(target: str, value: float | None, met: bool | None) -> None:
+    assert Row("a", "what", value, target=target).met is met
+
+
+def test_what_is_said_of_a_target_counts() -> None:
+    assert Row("a", "what", 300.0, target="<= 350 MB, without torch", met=False).met is False
+
+
 def test_figures_are_short() -> None:
     assert figure(2250, "steps") == "2,250 steps"
     assert figure(1234.5, "MB") == "1234 MB"
@@ -172,7 +203,7 @@ def test_a_row_that_is_not_ours_is_refused(tmp_path: Path) -> None:
 def test_every_row_has_a_function() -> None:
     import importlib
 
-    for module, function in bench.ROWS.values():
+    for module, function in (place.split(".") for place in bench.ROWS.values()):
         found = importlib.import_module(f"vinoreward_training.bench.{module}")
         assert callable(getattr(found, function))
 
@@ -181,8 +212,6 @@ def test_every_row_has_a_function() -> None:
 def test_the_reward_path_and_the_backends_are_measured_on_the_shipped_bundle(
     tmp_path: Path,
 ) -> None:
-    from vinoreward_training.bench.network import backends_rows
-
     rows = backends_rows(BenchConfig(out=tmp_path, rounds=3))
     assert {row.name for row in rows} == {"backends"}
     assert any("openvino fp32" in row.what for row in rows)
@@ -191,8 +220,6 @@ def test_the_reward_path_and_the_backends_are_measured_on_the_shipped_bundle(
 
 @pytest.mark.slow
 def test_memory_is_measured_in_a_process_without_torch(tmp_path: Path) -> None:
-    from vinoreward_training.bench.env import memory_rows
-
     resident, growth = memory_rows(BenchConfig(out=tmp_path, memory_steps=200))
     assert resident.details["imported"] == {
         "samples": resident.details["imported"]["samples"],

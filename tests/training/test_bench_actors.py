@@ -36,7 +36,7 @@ from vinoreward_training.bench.actor_runs import (
 )
 from vinoreward_training.bench.actor_training import time_row
 from vinoreward_training.bench.actors import actor_refresh_rows, task_arms, wire_rows
-from vinoreward_training.bench.command import ROWS, check
+from vinoreward_training.bench.command import check
 from vinoreward_training.cli import main
 from vinoreward_training.configs.bench import BenchConfig
 
@@ -52,14 +52,6 @@ def found(*times: tuple[float | None, float | None]) -> dict[str, list[Trained]]
         EAGER: [trained(EAGER, slow, seed) for seed, (slow, _) in enumerate(times)],
         INT8: [trained(INT8, fast, seed) for seed, (_, fast) in enumerate(times)],
     }
-
-
-def test_every_row_has_a_function() -> None:
-    import importlib
-
-    for module, function in ROWS.values():
-        found = importlib.import_module(f"vinoreward_training.bench.{module}")
-        assert callable(getattr(found, function))
 
 
 def test_a_ratio_is_the_median_of_pairs_of_one_seed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -20,25 +21,28 @@ from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
 from vinoreward.encoders.vae import build_encoder
 from vinoreward_training.bench.encoders import (
     ENVIRONMENT,
-    Clock,
+    STEPS_PER_TURN,
+    DrawsAnew,
     EagerEncoding,
     alone_rows,
+    captured_frames,
     encoder_bundle,
     encoders_rows,
-    step_rows,
+    graph_row,
+    probe_errors,
+    probe_rows,
+    render_row,
+    step_row,
     step_times,
 )
-from vinoreward_training.bench.env import Stepper
-from vinoreward_training.bench.joint import DrawsAnew, graph_row, render_row
-from vinoreward_training.bench.pixels import (
+from vinoreward_training.bench.trainings import (
+    Training,
     cnn_row,
     each,
     latent_rows,
     overhead_pixels_rows,
     solve_pixels_rows,
 )
-from vinoreward_training.bench.probe import captured_frames, probe_errors, probe_rows
-from vinoreward_training.bench.train import Training
 from vinoreward_training.configs.bench import BenchConfig
 from vinoreward_training.data.capture_hover import HoverFrame
 
@@ -120,13 +124,15 @@ def test_the_eager_baseline_computes_what_our_wrapper_does(bundle: Bundle) -> No
 
 
 def test_the_clock_counts_what_is_below_the_wrapper(bundle: Bundle) -> None:
-    clock = Clock(gym.make(ENVIRONMENT, backend="oracle"))
-    stepper = Stepper(EagerEncoding(clock, bundle), seed=0)
-    whole, inside = step_times({"eager": stepper}, {"eager": clock}, rounds=2)
-    assert len(whole["eager"].cpu) == len(inside["eager"].wall) == 2
-    for total, part in zip(whole["eager"].wall, inside["eager"].wall, strict=True):
-        assert 0 < part < total
-    clock.close()
+    env = EagerEncoding(gym.make(ENVIRONMENT, backend="oracle"), bundle)
+    before = time.perf_counter()
+    wrapper, below = step_times({"eager": env}, 0, rounds=2)
+    whole = time.perf_counter() - before
+    assert len(wrapper["eager"].cpu) == len(below["eager"].wall) == 2
+    assert min(*wrapper["eager"].wall, *below["eager"].wall) > 0
+    steps = STEPS_PER_TURN * sum([*wrapper["eager"].wall, *below["eager"].wall])
+    assert steps < whole
+    env.close()
 
 
 def test_without_an_encoder_the_rows_say_so(tmp_path: Path) -> None:
@@ -165,12 +171,12 @@ def test_the_worst_seed_decides() -> None:
 def test_steps_and_probe_are_measured_on_any_encoder_of_ours(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vinoreward_training.bench.probe.PROBE_FRAMES", 40)
+    monkeypatch.setattr("vinoreward_training.bench.encoders.PROBE_FRAMES", 40)
     config = BenchConfig(out=tmp_path, encoder=str(bundle.path), rounds=2, scenes=16)
-    encoding, whole = step_rows(config, bundle)
+    encoding = step_row(config, bundle)
     assert encoding.value is not None and encoding.value > 0
     assert encoding.target == ">= 4 x"
-    assert "is the environment" in whole.note
+    assert "the environment, takes" in encoding.note
     rows = probe_rows(config, bundle)
     assert [row.unit for row in rows] == ["mm", "mm"]
     assert all(row.met is False for row in rows), "random weights know nothing"
@@ -187,7 +193,7 @@ def test_encoders_alone_are_compared_with_eager_pytorch(tmp_path: Path) -> None:
 
 def test_an_encoder_without_weights_for_torch_is_not_compared(tmp_path: Path) -> None:
     foreign = save_toy_encoder(tmp_path / "foreign", resize="pil_bilinear")
-    (row,) = step_rows(BenchConfig(out=tmp_path), foreign)
+    row = step_row(BenchConfig(out=tmp_path), foreign)
     assert row.value is None and "no weights for PyTorch" in row.note
 
 

@@ -26,7 +26,7 @@ from vinoreward.policies.policy import Policy
 from vinoreward.policies.reference import forward
 from vinoreward.policies.wire import encode
 from vinoreward_training.bench.actor_bits_plot import Variant, draw
-from vinoreward_training.bench.statistics import Row
+from vinoreward_training.bench.rows import Row
 from vinoreward_training.configs.bench import BenchConfig
 
 TASK = "Pendulum-v1"

@@ -30,7 +30,7 @@ from vinoreward.policies.policy import (
 from vinoreward.policies.reference import layer_inputs
 from vinoreward.policies.spec import Conv, Dense, Layer, PolicySpec
 from vinoreward.policies.wire import lowered
-from vinoreward_training.bench.statistics import Row, Timing, interleaved, quartiles, speed_row
+from vinoreward_training.bench.rows import Row, Timing, interleaved, quartiles, speed_row
 
 TURN_SECONDS = 0.02
 """Of one candidate in one round: long beside the clock's steps, short beside a neighbour's load."""
@@ -95,7 +95,7 @@ def step_rows(
     with contextlib.ExitStack() as stack:
         calls = [_ready(stack, arm, seed) for arm in every]
         times = _in_random_order(calls, rounds, np.random.default_rng(seed))
-    per_step = [divided(timing, arm.batch) for timing, arm in zip(times, every, strict=True)]
+    per_step = [timing / arm.batch for timing, arm in zip(times, every, strict=True)]
     return [
         speed_row(
             name,
@@ -262,27 +262,12 @@ def _ready(stack: contextlib.ExitStack, arm: Arm, seed: int) -> Callable[[], obj
 def _in_random_order(
     calls: Sequence[Callable[[], object]], rounds: int, random: np.random.Generator
 ) -> list[Timing]:
-    if rounds < 1:
-        raise ConfigError(f"{rounds} rounds. Expected at least one.")
-    names = [str(number) for number in range(len(calls))]
+    candidates = {str(number): call for number, call in enumerate(calls)}
     # How many calls a turn holds; the first ones, that fill caches, do not count.
-    once = interleaved(dict(zip(names, calls, strict=True)), rounds=3, calls=5, warm_up=5)
-    count = {name: int(TURN_SECONDS / max(once[name].median_cpu, 1e-6)) + 1 for name in names}
-    found: dict[str, list[Timing]] = {name: [] for name in names}
-    for _ in range(rounds):
-        order = [names[index] for index in random.permutation(len(names))]
-        turns = {name: calls[int(name)] for name in order}
-        for name, timing in interleaved(turns, rounds=1, calls=count, warm_up=0).items():
-            found[name].append(timing)
-    return [
-        Timing(
-            tuple(part for timing in found[name] for part in timing.wall),
-            tuple(part for timing in found[name] for part in timing.cpu),
-        )
-        for name in names
-    ]
-
-
-def divided(timing: Timing, by: int) -> Timing:
-    """Return the times of one environment's step, from those of a batch of so many."""
-    return Timing(tuple(value / by for value in timing.wall), tuple(v / by for v in timing.cpu))
+    once = interleaved(candidates, rounds=3, calls=5, warm_up=5)
+    count = {
+        name: int(TURN_SECONDS * 1e3 / max(timing.median_ms(), 1e-3)) + 1
+        for name, timing in once.items()
+    }
+    times = interleaved(candidates, rounds=rounds, calls=count, warm_up=0, random=random)
+    return list(times.values())

@@ -20,7 +20,7 @@ from vinoreward_training.bench.actor_runs import (
     line,
     preset,
 )
-from vinoreward_training.bench.statistics import Row, quartiles
+from vinoreward_training.bench.rows import Row, quartiles
 from vinoreward_training.configs.bench import BenchConfig
 
 TIMES = 3.0

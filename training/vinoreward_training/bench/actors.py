@@ -17,14 +17,13 @@ from vinoreward.policies.spec import PolicySpec, mlp
 from vinoreward.policies.wire import encode
 from vinoreward_training.bench.actor_step import (
     Arm,
-    divided,
     eager,
     halved,
     policy_for,
     refresh_rows,
     step_rows,
 )
-from vinoreward_training.bench.statistics import Row, interleaved, speed_row
+from vinoreward_training.bench.rows import Row, interleaved, speed_row
 from vinoreward_training.configs.bench import BenchConfig
 from vinoreward_training.tasks.lookup import find_task
 from vinoreward_training.tasks.networks import network
@@ -156,7 +155,7 @@ def _task(config: BenchConfig, name: str, of_what: str) -> list[Row]:
         steps = {label: _acting(stack, name, arm, config.seed) for label, arm in arms.items()}
         # A real actor's process runs one network and one environment, and nothing else.
         found = interleaved(steps, rounds=config.rounds, calls=20, warm_up=20, settle=20)
-    times = {label: divided(timing, arms[label].batch) for label, timing in found.items()}
+    times = {label: timing / arms[label].batch for label, timing in found.items()}
     return [
         speed_row(
             "actor-tasks",
@@ -165,7 +164,7 @@ def _task(config: BenchConfig, name: str, of_what: str) -> list[Row]:
             times["eager"],
             times[label],
             at_least=targets.get(label),
-            note=f"{times['eager'].median_cpu * 1e3:.2f} and {times[label].median_cpu * 1e3:.2f} "
+            note=f"{times['eager'].median_ms():.2f} and {times[label].median_ms():.2f} "
             "ms of processor time per step; weights are random, nothing was trained",
         )
         for label in arms

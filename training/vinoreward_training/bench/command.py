@@ -12,57 +12,52 @@ from typing import Any
 
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward.files import write_json, write_text
-from vinoreward_training.bench.statistics import Row, markdown
+from vinoreward_training.bench.rows import Row, markdown
 from vinoreward_training.configs.bench import BenchConfig
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.run_folder import RunFolder, plain
 
 __all__ = ["ROWS", "BenchConfig", "Row", "run"]
 
-ROWS: dict[str, tuple[str, str]] = {
-    "backends": ("network", "backends_rows"),
-    "reward-path": ("network", "reward_path_rows"),
-    "step": ("env", "step_rows"),
-    "camera": ("camera", "camera_rows"),
-    "classifier": ("classifier", "classifier_rows"),
-    "int8": ("int8", "int8_rows"),
-    "encoders": ("encoders", "encoders_rows"),
-    "joint": ("joint", "joint_rows"),
-    "memory": ("env", "memory_rows"),
-    "install": ("install", "install_rows"),
-    "overhead": ("train", "overhead_rows"),
-    "overhead-pixels": ("pixels", "overhead_pixels_rows"),
-    "solve": ("train", "solve_rows"),
-    "solve-random": ("train", "solve_random_rows"),
-    "solve-pixels": ("pixels", "solve_pixels_rows"),
-    "wall": ("wall", "wall_rows"),
-    "actor-step": ("actors", "actor_step_rows"),
-    "actor-refresh": ("actors", "actor_refresh_rows"),
-    "actor-tasks": ("actors", "actor_task_rows"),
-    "actor-wire": ("actors", "wire_rows"),
-    "actor-bits": ("actor_bits", "bits_rows"),
-    "actor-cartpole": ("actor_training", "cartpole_rows"),
-    "actor-classic": ("actor_training", "classic_rows"),
-    "actor-samples": ("actor_training", "samples_rows"),
-    "actor-pong": ("actor_training", "pong_rows"),
-    "actor-curves": ("actor_curves", "curve_rows"),
+ROWS = {
+    "backends": "speed.backends_rows",
+    "reward-path": "speed.reward_path_rows",
+    "step": "speed.step_rows",
+    "camera": "speed.camera_rows",
+    "classifier": "decisions.classifier_rows",
+    "int8": "decisions.int8_rows",
+    "encoders": "encoders.encoders_rows",
+    "joint": "encoders.joint_rows",
+    "memory": "processes.memory_rows",
+    "install": "processes.install_rows",
+    "overhead": "trainings.overhead_rows",
+    "overhead-pixels": "trainings.overhead_pixels_rows",
+    "solve": "trainings.solve_rows",
+    "solve-random": "trainings.solve_random_rows",
+    "solve-pixels": "trainings.solve_pixels_rows",
+    "wall": "trainings.wall_rows",
+    "actor-step": "actors.actor_step_rows",
+    "actor-refresh": "actors.actor_refresh_rows",
+    "actor-tasks": "actors.actor_task_rows",
+    "actor-wire": "actors.wire_rows",
+    "actor-bits": "actor_bits.bits_rows",
+    "actor-cartpole": "actor_training.cartpole_rows",
+    "actor-classic": "actor_training.classic_rows",
+    "actor-samples": "actor_training.samples_rows",
+    "actor-pong": "actor_training.pong_rows",
+    "actor-curves": "actor_curves.curve_rows",
 }
-"""Name of a row to the module and the function ``(BenchConfig) -> list[Row]`` that measure it."""
-
-QUICK = (
-    "backends",
-    "reward-path",
-    "step",
-    "camera",
-    "classifier",
-    "int8",
-    "encoders",
-    "joint",
-    "memory",
-)
-
-
+"""Name of a row to the function ``(BenchConfig) -> list[Row]`` that measures it, by its module."""
+QUICK = list(ROWS)[:9]
+"""Those that take no training."""
+_GROUPS = {
+    "quick": QUICK,
+    "actors": [name for name in ROWS if name.startswith("actor-")],
+    "all": list(ROWS),
+}
 _FROM_NOUGHT = ("seed", "first_seed", "cnn_steps")
+_NO_MEASURE = ("rows", "resume", "out")
+"""Options that change no figure."""
 
 
 def check(config: BenchConfig) -> None:
@@ -71,18 +66,21 @@ def check(config: BenchConfig) -> None:
     Raises:
         ConfigError: names them.
     """
-    wrong = {
-        field.name: value
-        for field in dataclasses.fields(config)
-        if isinstance(value := getattr(config, field.name), int)
-        and not isinstance(value, bool)
-        and value < (0 if field.name in _FROM_NOUGHT else 1)
-    }
+    wrong = [
+        f"{option(name)} {value}"
+        for name, value in vars(config).items()
+        if type(value) is int and value < (0 if name in _FROM_NOUGHT else 1)
+    ]
     if wrong:
-        options = ", ".join(f"--{name.replace('_', '-')} {wrong[name]}" for name in wrong)
         raise ConfigError(
-            f"found {options}. Expected at least 1, and at least 0 of {', '.join(_FROM_NOUGHT)}."
+            f"found {', '.join(wrong)}. Expected at least 1, and at least 0 of "
+            f"{', '.join(_FROM_NOUGHT)}."
         )
+
+
+def option(field: str) -> str:
+    """Return a setting's name on the command line."""
+    return f"--{field.replace('_', '-')}"
 
 
 def chosen(rows: Sequence[str]) -> list[str]:
@@ -91,30 +89,19 @@ def chosen(rows: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: a name that is no row, or no names.
     """
+    expected = f"Expected quick, actors, all or some of {', '.join(ROWS)}."
+    if not rows:
+        raise ConfigError(f"no rows were asked for. {expected}")
     wanted: set[str] = set()
     for name in rows:
-        if name == "all":
-            wanted |= set(ROWS)
-        elif name == "actors":
-            wanted |= {row for row in ROWS if row.startswith("actor-")}
-        elif name == "quick":
-            wanted |= set(QUICK)
-        elif name in ROWS:
-            wanted.add(name)
-        else:
-            raise ConfigError(
-                f"there is no row {name!r}. Expected quick, actors, all or some of "
-                f"{', '.join(ROWS)}."
-            )
-    if not wanted:
-        raise ConfigError(
-            f"no rows were asked for. Expected quick, actors, all or {', '.join(ROWS)}."
-        )
+        if name not in {**_GROUPS, **ROWS}:
+            raise ConfigError(f"there is no row {name!r}. {expected}")
+        wanted.update(_GROUPS.get(name, [name]))
     return [name for name in ROWS if name in wanted]
 
 
-def measured(folder: Path, name: str) -> list[Row] | None:
-    """Return the rows that a run has written already, None if there are none.
+def measured(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return what a run has written of a row already, its rows as such; None if there is nothing.
 
     Raises:
         RunFolderError: the file is not what this command writes.
@@ -123,8 +110,8 @@ def measured(folder: Path, name: str) -> list[Row] | None:
     if not path.is_file():
         return None
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        return [Row(**row) for row in stored["rows"]]
+        stored = dict(json.loads(path.read_text(encoding="utf-8")))
+        return {**stored, "rows": [Row(**row) for row in stored["rows"]]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{path} cannot be read ({error}). Expected what vinoreward bench writes; remove the "
@@ -132,12 +119,17 @@ def measured(folder: Path, name: str) -> list[Row] | None:
         ) from error
 
 
-def measure(config: BenchConfig, name: str) -> list[Row]:
-    """Measure one row of the table now."""
-    module, function = ROWS[name]
+def measure(config: BenchConfig, name: str) -> dict[str, Any]:
+    """Measure one row of the table now; return it with what it was measured by."""
+    module, function = ROWS[name].split(".")
+    began = time.perf_counter()
     measuring = importlib.import_module(f"vinoreward_training.bench.{module}")
-    found: list[Row] = getattr(measuring, function)(config)
-    return found
+    return {
+        "rows": getattr(measuring, function)(config),
+        "command": command(config, [name]),
+        "seconds": time.perf_counter() - began,
+        "machine": describe_machine(),
+    }
 
 
 def run(config: BenchConfig) -> int:
@@ -145,56 +137,34 @@ def run(config: BenchConfig) -> int:
 
     1 means that a figure with a target was not reached.
     """
-    try:
-        return _run(config)
-    except KeyboardInterrupt:
-        print(
-            f"\nStopped. Continue with: {command(config, config.rows)} --out {config.out} --resume"
-        )
-        raise
-
-
-def _run(config: BenchConfig) -> int:
     names = chosen(config.rows)
     check(config)
-    with RunFolder(config.out, config, resume=config.resume) as folder:
-        rows: list[Row] = []
-        commands: dict[str, str] = {}
+    line = f"{command(config, config.rows)} --out {config.out} --resume"
+    with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
+        found: dict[str, dict[str, Any]] = {}
         for index, name in enumerate(names, 1):
-            commands[name] = command(config, [name])
-            found = measured(folder, name) if config.resume else None
-            if found is not None:
-                print(f"[{index}/{len(names)}] {name}: measured before")
+            step = f"[{index}/{len(names)}] {name}"
+            before = measured(folder, name) if config.resume else None
+            if before is None:
+                print(f"{step} …", flush=True)
+                found[name] = measure(config, name)
+                write_json(folder / "rows" / f"{name}.json", plain(found[name]))
+                print(f"{step}: {found[name]['seconds']:.0f} s")
             else:
-                print(f"[{index}/{len(names)}] {name} …", flush=True)
-                began = time.perf_counter()
-                found = measure(config, name)
-                seconds = time.perf_counter() - began
-                write_json(
-                    folder / "rows" / f"{name}.json",
-                    {
-                        "rows": _as_json(found),
-                        "command": commands[name],
-                        "seconds": seconds,
-                        "machine": describe_machine(),
-                    },
-                )
-                print(f"[{index}/{len(names)}] {name}: {seconds:.0f} s")
-            rows += found
-        # What was measured before may come from another commit or with other options.
-        about = {name: _about(folder, name) for name in names}
-        commands |= {name: found["command"] for name, found in about.items() if "command" in found}
+                print(f"{step}: measured before")
+                found[name] = before
+        rows = [row for one in found.values() for row in one["rows"]]
         machine = describe_machine()
-        write_json(
-            folder / "bench.json",
-            {
-                "machine": machine,
-                "config": plain(config),
-                "commands": commands,
-                "measured": about,
-                "rows": _as_json(rows),
-            },
-        )
+        # What was measured before may come from another commit or with other options.
+        commands = {
+            name: one.get("command") or command(config, [name]) for name, one in found.items()
+        }
+        about = {
+            name: {key: value for key, value in one.items() if key != "rows"}
+            for name, one in found.items()
+        }
+        record = {"machine": machine, "config": config, "commands": commands, "measured": about}
+        write_json(folder / "bench.json", plain({**record, "rows": rows}))
         table = markdown(rows)
         write_text(folder / "bench.md", _heading(machine, commands, about) + table)
     print(f"\n{table}\n{config.out / 'bench.md'}\n{config.out / 'bench.json'}")
@@ -204,23 +174,14 @@ def _run(config: BenchConfig) -> int:
     return 1 if missed else 0
 
 
-def _as_json(rows: Sequence[Row]) -> list[Any]:
-    return [plain(dataclasses.asdict(row)) for row in rows]
-
-
 def command(config: BenchConfig, rows: Sequence[str]) -> str:
     """Return the command that measures ``rows``, with all options that change a figure."""
     words = ["vinoreward bench --rows", *rows]
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if field.name not in {"rows", "resume", "out"} and value != field.default:
-            words.append(f"--{field.name.replace('_', '-')} {value}")
+        if field.name not in _NO_MEASURE and value != field.default:
+            words.append(f"{option(field.name)} {value}")
     return " ".join(words)
-
-
-def _about(folder: Path, name: str) -> dict[str, Any]:
-    stored = json.loads((folder / "rows" / f"{name}.json").read_text(encoding="utf-8"))
-    return {key: stored[key] for key in ("command", "seconds", "machine") if key in stored}
 
 
 def _heading(
@@ -228,12 +189,11 @@ def _heading(
 ) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in machine["versions"].items() if value)
     features = ", ".join(name for name, there in machine["cpu_features"].items() if there)
-    others = {
-        name: where
+    elsewhere = [
+        f"Measured elsewhere: {name} ({where})."
         for name, found in about.items()
         if (where := _where(found.get("machine", machine))) != _where(machine)
-    }
-    elsewhere = [f"Measured elsewhere: {name} ({where})." for name, where in others.items()]
+    ]
     lines = [
         "# Figures",
         "",

@@ -1,15 +1,17 @@
-"""Bench rows about encoders: one inference, a wrapped step, and what the latent knows."""
+"""Bench rows about encoders: one inference, a wrapped step, what the latent knows, and what is
+saved where classifier and encoder look at the same picture.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import math
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -18,35 +20,52 @@ import numpy.typing as npt
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.backends.base import TensorSpec
 from vinoreward.backends.int8 import quantize_onnx
+from vinoreward.backends.openvino_core import shared_core
 from vinoreward.backends.registry import load_backend
 from vinoreward.backends.spec import NetworkSpec
+from vinoreward.backends.telemetry import import_openvino
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.encoders.encoder import Encoder
 from vinoreward.errors import ModelNotFoundError
 from vinoreward.wrappers.encoded import EncodedObservation
+from vinoreward.wrappers.render_once import RenderOnce
 from vinoreward_envs.camera.pictures import resized
-from vinoreward_training.bench.env import Stepper
-from vinoreward_training.bench.network import one_thread
-from vinoreward_training.bench.probe import PROBE_LIMIT_MM, probe_rows
-from vinoreward_training.bench.statistics import Row, Timing, interleaved, speed_row
-from vinoreward_training.classifier.fresh_scenes import fresh_scenes
+from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.scene.hover import HoverScene
+from vinoreward_training.bench.rows import (
+    Clock,
+    Row,
+    Timing,
+    interleaved,
+    speed_row,
+    speed_rows,
+    turns,
+    wall_and_cpu,
+)
+from vinoreward_training.bench.speed import Stepper, one_thread, scene_camera
+from vinoreward_training.classifier.fresh_scenes import fresh_frames, fresh_scenes
 from vinoreward_training.configs.bench import BenchConfig
-
-if TYPE_CHECKING:
-    from vinoreward.bundles.bundle import Bundle
+from vinoreward_training.data.capture_hover import HoverFrame, hover_frame
+from vinoreward_training.encoder.probe import ProbeError, probe_places
 
 ENVIRONMENT = "PandaHoverPixels-v0"
+STATE_ENVIRONMENT = "PandaHoverRandom-v0"
+"""The same task with the true places instead of the picture."""
 SIZES = ((64, 6.0), (256, 4.0))
 """Side of the square pictures, and how many times faster than eager PyTorch INT8 must be."""
 LATENT = 32
 CALIBRATION_FRAMES = 100
 STEPS_PER_TURN = 40
+PROBE_FRAMES = 4000
+"""Frames that the probe is fitted on, drawn the way a capture draws them."""
+PROBE_TARGET = "<= 5 mm"
 
 Pictures = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 
 
 def encoder_bundle(config: BenchConfig) -> Bundle | None:
     """Return the encoder to measure, None where none of that name or folder is there."""
-
     with contextlib.suppress(ModelNotFoundError):
         return Bundle.load(config.encoder)
     return None
@@ -68,15 +87,9 @@ def encoders_rows(config: BenchConfig) -> list[Row]:
         return [
             *rows,
             missing("encoding in a whole wrapped step", ">= 4 x"),
-            missing("linear probe on fresh scenes", f"<= {PROBE_LIMIT_MM:g} mm"),
+            missing("linear probe on fresh scenes", PROBE_TARGET),
         ]
-    return [*rows, *step_rows(config, bundle), *probe_rows(config, bundle)]
-
-
-def resized_scenes(count: int, seed: int, side: int) -> Pictures:
-    """Return pictures of fresh hover scenes, ``(count, side, side, 3)``, resized by PIL."""
-
-    return np.stack([resized(picture, side, side) for picture in fresh_scenes(count, seed)[0]])
+    return [*rows, step_row(config, bundle), *probe_rows(config, bundle)]
 
 
 def alone_rows(config: BenchConfig, side: int, at_least: float) -> list[Row]:
@@ -84,26 +97,21 @@ def alone_rows(config: BenchConfig, side: int, at_least: float) -> list[Row]:
 
     Weights do not change the time, so the INT8 network needs no gate here.
     """
+    scenes = fresh_scenes(CALIBRATION_FRAMES, config.seed)[0]
+    pictures = np.stack([resized(scene, side, side) for scene in scenes])
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        pictures = resized_scenes(CALIBRATION_FRAMES, config.seed, side)
-        networks = _networks(Path(folder), side, pictures)
         candidates: dict[str, Callable[[], object]] = {}
-        for name, backend in networks.items():
+        for name, backend in _networks(Path(folder), side, pictures).items():
             stack.enter_context(backend)
             candidates[name] = functools.partial(backend.infer, pictures[:1])
         times = interleaved(candidates, rounds=config.rounds, calls=20, warm_up=20)
-    return [
-        speed_row(
-            "encoders",
-            f"conv_vae {side}x{side}, batch 1, one thread: {name} against eager PyTorch",
-            times["torch fp32"],
-            timing,
-            at_least=at_least if name == "openvino int8" else None,
-            note="random weights and, in INT8, no gate: neither changes the time",
-        )
-        for name, timing in times.items()
-        if name != "torch fp32"
-    ]
+    return speed_rows(
+        "encoders",
+        f"conv_vae {side}x{side}, batch 1, one thread: {{}} against eager PyTorch",
+        times,
+        {"openvino int8": at_least},
+        "random weights and, in INT8, no gate: neither changes the time",
+    )
 
 
 def _networks(folder: Path, side: int, pictures: Pictures) -> dict[str, Any]:
@@ -130,42 +138,15 @@ def _networks(folder: Path, side: int, pictures: Pictures) -> dict[str, Any]:
         mean=MEAN,
         std=STD,
     )
-    quantized = dataclasses.replace(spec, path=int8)
-    return {
-        "torch fp32": load_backend("torch", spec),
-        "onnxruntime fp32": load_backend("onnxruntime", spec),
-        "openvino fp32": load_backend("openvino", spec),
-        "onnxruntime int8": load_backend("onnxruntime", quantized),
-        "openvino int8": load_backend("openvino", quantized),
-    }
-
-
-class Clock(gym.Wrapper[Any, Any, Any, Any]):
-    """Counts the seconds spent in the environment below: what a wrapper above it does not cost."""
-
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self.wall = 0.0
-        self.cpu = 0.0
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        wall, cpu = time.perf_counter(), time.process_time()
-        yield
-        self.cpu += time.process_time() - cpu
-        self.wall += time.perf_counter() - wall
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset, on the clock."""
-        with self._counted():
-            return self.env.reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step, on the clock."""
-        with self._counted():
-            return self.env.step(action)
+    wanted = (
+        "torch fp32",
+        "onnxruntime fp32",
+        "openvino fp32",
+        "onnxruntime int8",
+        "openvino int8",
+    )
+    specs = {"fp32": spec, "int8": dataclasses.replace(spec, path=int8)}
+    return {one: load_backend(one.split()[0], specs[one.split()[1]]) for one in wanted}
 
 
 class EagerEncoding(gym.ObservationWrapper[Any, Any, Any]):
@@ -209,80 +190,223 @@ class EagerEncoding(gym.ObservationWrapper[Any, Any, Any]):
         return latent
 
 
-def step_rows(config: BenchConfig, bundle: Bundle) -> list[Row]:
-    """Time whole steps of the wrapped environment, and how much of them is the encoding."""
-
+def step_row(config: BenchConfig, bundle: Bundle) -> Row:
+    """Time the encoding in whole steps of the wrapped environment."""
     what = f"{ENVIRONMENT} with the learned reward and the encoder {bundle.spec.name}"
     if bundle.spec.architecture is None or "model.safetensors" not in bundle.spec.files:
         note = "the bundle has no weights for PyTorch to compare with"
-        return [Row("encoders", f"encoding in a step of {what}", None, note=note)]
+        return Row("encoders", f"encoding in a step of {what}", None, note=note)
     with contextlib.ExitStack() as stack:
 
-        def clock() -> Clock:
-            made = gym.make(ENVIRONMENT, bundle=config.bundle)
-            return stack.enter_context(contextlib.closing(Clock(made)))
+        def made() -> gym.Env[Any, Any]:
+            env = gym.make(ENVIRONMENT, bundle=config.bundle)
+            return stack.enter_context(contextlib.closing(env))
 
-        clocks = {"ours": clock(), "eager": clock()}
-        ours = EncodedObservation(clocks["ours"], bundle)
+        ours = EncodedObservation(made(), bundle)
+        stack.callback(ours.encoder.close)
+        wrapped = {"ours": ours, "eager": EagerEncoding(made(), bundle)}
+        encoding, below = step_times(wrapped, config.seed, config.rounds)
         precision = ours.encoder.precision
-        wrapped = {"ours": ours, "eager": EagerEncoding(clocks["eager"], bundle)}
-        steppers = {name: Stepper(env, config.seed) for name, env in wrapped.items()}
-        whole, inside = step_times(steppers, clocks, config.rounds)
-        ours.encoder.close()
-    encoding = {name: _less(whole[name], inside[name]) for name in whole}
-    row = speed_row(
+    return speed_row(
         "encoders",
         f"time spent in encoding per step of {what} ({precision}): eager PyTorch in an "
         "ObservationWrapper over ours",
         encoding["eager"],
         encoding["ours"],
         at_least=4.0,
-        note=f"{_ms(encoding['eager'])} and {_ms(encoding['ours'])} of processor time",
+        note=f"{encoding['eager'].median_ms():.3g} ms and {encoding['ours'].median_ms():.3g} ms of "
+        f"processor time; the rest of a step, the environment, takes "
+        f"{below['ours'].median_ms():.3g} ms",
     )
-    rest = speed_row(
-        "encoders",
-        f"the whole step of {what}, resets included: eager PyTorch in an ObservationWrapper over "
-        "ours",
-        whole["eager"],
-        whole["ours"],
-        note=f"{_ms(whole['eager'])} and {_ms(whole['ours'])}; of ours {_ms(inside['ours'])} is "
-        "the environment: moving, drawing, judging",
-    )
-    return [row, rest]
 
 
 def step_times(
-    steppers: dict[str, Stepper], clocks: dict[str, Clock], rounds: int
+    wrapped: Mapping[str, gym.Wrapper[Any, Any, Any, Any]], seed: int, rounds: int
 ) -> tuple[dict[str, Timing], dict[str, Timing]]:
-    """Return the seconds of a whole step, and of the environment below the wrapper, in turns."""
-    whole: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in steppers}
-    inside: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in steppers}
-    for stepper in steppers.values():
+    """Return the seconds per step spent in each wrapper, and in the environment below it."""
+    clocks = {name: Clock(wall_and_cpu) for name in wrapped}
+    steps: dict[str, Callable[[], object]] = {}
+    for name, env in wrapped.items():
+        for method in ("reset", "step"):
+            setattr(env.env, method, clocks[name].timed("below", getattr(env.env, method)))
+        steps[name] = clocks[name].timed("wrapper", Stepper(env, seed))
         for _ in range(20):
-            stepper()
-    names = list(steppers)
-    for index in range(rounds):
-        for name in names[index % len(names) :] + names[: index % len(names)]:
-            clock, stepper = clocks[name], steppers[name]
-            clock.wall = clock.cpu = 0.0
-            wall, cpu = time.perf_counter(), time.process_time()
-            for _ in range(STEPS_PER_TURN):
-                stepper()
-            whole[name][1].append((time.process_time() - cpu) / STEPS_PER_TURN)
-            whole[name][0].append((time.perf_counter() - wall) / STEPS_PER_TURN)
-            inside[name][0].append(clock.wall / STEPS_PER_TURN)
-            inside[name][1].append(clock.cpu / STEPS_PER_TURN)
-    timed = ({k: Timing(tuple(w), tuple(c)) for k, (w, c) in t.items()} for t in (whole, inside))
-    first, second = timed
-    return first, second
+            steps[name]()
+        clocks[name].take()
+    found: dict[str, dict[str, list[Any]]] = {
+        part: {name: [] for name in wrapped} for part in ("wrapper", "below")
+    }
+    for _, name in turns(list(wrapped), rounds):
+        for _ in range(STEPS_PER_TURN):
+            steps[name]()
+        for part, seconds in clocks[name].take().items():
+            found[part][name].append(seconds / STEPS_PER_TURN)
+    wrapper, below = (
+        {name: Timing(*np.transpose(seconds).tolist()) for name, seconds in part.items()}
+        for part in found.values()
+    )
+    return wrapper, below
 
 
-def _less(whole: Timing, part: Timing) -> Timing:
-    return Timing(
-        tuple(a - b for a, b in zip(whole.wall, part.wall, strict=True)),
-        tuple(a - b for a, b in zip(whole.cpu, part.cpu, strict=True)),
+def probe_rows(config: BenchConfig, bundle: Bundle) -> list[Row]:
+    """Read gripper and object from the latent by a linear map; say how far off it is."""
+    camera = scene_camera(bundle)
+    fitted = captured_frames(PROBE_FRAMES, config.seed, camera)
+    fresh = fresh_frames(config.scenes, config.seed, camera=camera)
+    with Encoder(bundle) as encoder:
+        return [
+            Row(
+                "encoders",
+                f"encoder {bundle.spec.name} ({encoder.precision}), fresh scenes: mean error "
+                f"of a linear probe, {error.name}",
+                error.mean_mm,
+                "mm",
+                spread=f"95 % below {error.p95_mm:.2f} mm; {error.frames} scenes",
+                target=PROBE_TARGET,
+                note=f"R2 {error.r2:.5f}; fitted on {error.fitted_on} other scenes; the mean "
+                f"place would be {error.chance_mm:.0f} mm off",
+                details=dict(error.as_dict()),
+            )
+            for error in probe_errors(encoder.encode, fitted, fresh)
+        ]
+
+
+def captured_frames(count: int, seed: int, camera: CameraSpec | None) -> list[HoverFrame]:
+    """Draw frames as a capture of that seed does."""
+    with contextlib.closing(HoverScene(camera=camera or CameraSpec())) as scene:
+        return [hover_frame(scene, seed, index) for index in range(count)]
+
+
+def probe_errors(
+    encode: Callable[[Pictures], Floats],
+    fitted: Sequence[HoverFrame],
+    fresh: Sequence[HoverFrame],
+) -> list[ProbeError]:
+    """Fit the probe on some frames and judge it on others; absent objects are left out.
+
+    Args:
+        encode: pictures (N, H, W, 3) to latents (N, D).
+        fitted: frames to fit on.
+        fresh: frames to judge on.
+    """
+    frames = [*fitted, *fresh]
+    latents = np.concatenate([encode(frame.image[None]) for frame in frames])
+    absent = (math.nan, math.nan)
+    places = {
+        "gripper": np.array([frame.gripper for frame in frames]),
+        "object": np.array([frame.object or absent for frame in frames]),
+    }
+    indices = np.arange(len(frames))
+    return probe_places(latents, places, indices[: len(fitted)], indices[len(fitted) :])
+
+
+class DrawsAnew(gym.Wrapper[Any, Any, Any, Any]):
+    """Draws at every ``render()``, as most environments do; ours keeps its last frame by itself."""
+
+    def render(self) -> Any:
+        """Return a frame drawn now."""
+        scene: Any = self.get_wrapper_attr("scene")
+        return scene.render()
+
+
+def joint_rows(config: BenchConfig) -> list[Row]:
+    """Time frames drawn once against twice, and two networks in one compiled graph."""
+    encoder = encoder_bundle(config)
+    if encoder is None:
+        return [not_there(config, "joint", "classifier and encoder in one graph", "")]
+    return [render_row(config), graph_row(config, Bundle.load(config.bundle), encoder)]
+
+
+def render_row(config: BenchConfig) -> Row:
+    """Time a step whose frame two wrappers ask for, with and without keeping it."""
+    with contextlib.ExitStack() as stack:
+
+        def looked_at_twice(*wrappers: Callable[[Any], Any]) -> Callable[[], object]:
+            env = DrawsAnew(gym.make(STATE_ENVIRONMENT, backend="oracle", render_mode="rgb_array"))
+            stack.callback(env.close)
+            for wrapper in wrappers:
+                env = wrapper(env)
+            stepper = Stepper(env, config.seed)
+            return lambda: [call() for call in (stepper, env.render, env.render)]
+
+        candidates = {"twice": looked_at_twice(), "once": looked_at_twice(RenderOnce)}
+        times = interleaved(candidates, rounds=config.rounds, calls=40, warm_up=20)
+    return speed_row(
+        "joint",
+        f"a step of {STATE_ENVIRONMENT} whose frame two wrappers look at: drawn twice over drawn "
+        "once",
+        times["twice"],
+        times["once"],
+        note=f"{times['twice'].median_ms():.3g} and {times['once'].median_ms():.3g} ms; "
+        "what LearnedReward and EncodedObservation around one environment share",
     )
 
 
-def _ms(timing: Timing) -> str:
-    return f"{timing.median_cpu * 1e3:.3g} ms"
+def graph_row(config: BenchConfig, classifier: Bundle, encoder: Bundle) -> Row:
+    """Time classifier and encoder one after the other against one graph with both outputs."""
+    bundles = (classifier, encoder)
+    precisions = [bundle.resolve_precision("openvino", "auto") for bundle in bundles]
+    networks = [
+        bundle.network(precision) for bundle, precision in zip(bundles, precisions, strict=True)
+    ]
+    shapes = {network.input.shape for network in networks}
+    what = (
+        f"{classifier.spec.name} ({precisions[0]}) and {encoder.spec.name} "
+        f"({precisions[1]}): one after the other over one graph with both outputs"
+    )
+    if len(shapes) != 1:
+        note = f"they take pictures of different sizes: {sorted(map(str, shapes))}"
+        return Row("joint", what, None, note=note)
+    picture = np.ascontiguousarray(classifier.golden.images[:1])
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        first, second = (
+            stack.enter_context(load_backend("openvino", network)) for network in networks
+        )
+        both = stack.enter_context(load_backend("openvino", joined(networks, Path(folder))))
+        separate = np.concatenate([first.infer(picture), second.infer(picture)], axis=1)
+        difference = float(np.abs(both.infer(picture) - separate).max())
+
+        def apart() -> None:
+            first.infer(picture)
+            second.infer(picture)
+
+        times = interleaved(
+            {"apart": apart, "together": functools.partial(both.infer, picture)},
+            rounds=config.rounds,
+            calls=20,
+            warm_up=20,
+        )
+    return speed_row(
+        "joint",
+        what,
+        times["apart"],
+        times["together"],
+        note="they share no layer: a call and the picture's conversion are all that it saves; "
+        f"largest difference of their outputs {difference:.2g}",
+    )
+
+
+def joined(networks: list[NetworkSpec], folder: Path) -> NetworkSpec:
+    """Write one graph with the input of the first network and the outputs of both.
+
+    Args:
+        networks: two, with their preprocessing inside, for pictures of one size.
+        folder: where to.
+    """
+    ov = import_openvino()
+    core = shared_core(ov)
+    first, second = (core.read_model(network.path) for network in networks)
+    picture = first.input(0).node
+    for reader in second.input(0).get_target_inputs():
+        reader.replace_source_output(picture.output(0))
+    whole = ov.Model([*first.get_results(), *second.get_results()], [picture], "joined")
+    ov.save_model(whole, folder / "joined.xml", compress_to_fp16=False)
+    widths = [network.output.shape[1] or 0 for network in networks]
+    return dataclasses.replace(
+        networks[0],
+        path=folder / "joined.xml",
+        sha256=None,
+        output=TensorSpec((None, sum(widths)), "float32"),
+        output_index=0,
+        joined_index=1,
+    )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,8 @@ import numpy as np
 from vinoreward.errors import ConfigError
 from vinoreward.files import atomic_path, write_json
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_training.bench.env import Stepper
-from vinoreward_training.bench.network import one_thread
-from vinoreward_training.bench.statistics import quartiles
+from vinoreward_training.bench.rows import Clock, quartiles
+from vinoreward_training.bench.speed import Stepper, one_thread
 from vinoreward_training.configs.profile import ProfileConfig
 from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.runs.machine import describe_machine
@@ -32,43 +29,6 @@ from vinoreward_training.tasks.environments import (
 
 PARTS = ("motion", "render", "preprocess", "infer", "other", "learner")
 Step = Callable[[], object]
-
-
-class Clock:
-    """Seconds spent inside wrapped calls, by part; inner calls are taken out of outer ones."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._inner: list[float] = []
-
-    @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Count the block's time as ``name``, less what blocks inside it count."""
-        self._inner.append(0.0)
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - began
-            inner = self._inner.pop()
-            self.seconds[name] = self.seconds.get(name, 0.0) + spent - inner
-            if self._inner:
-                self._inner[-1] += spent
-
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function``, counted as ``name``."""
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self.part(name):
-                return function(*args, **kwargs)
-
-        return call
-
-    def take(self) -> dict[str, float]:
-        """Return the seconds since the last call and start again."""
-        seconds, self.seconds = self.seconds, {}
-        return seconds
 
 
 def amdahl_bound(total: float, part: float) -> float:

@@ -19,8 +19,7 @@ class BenchConfig:
 
     ``wall`` needs the longest: 10 to 60 minutes for the article's setting. Stopped with Ctrl-C it
     goes on from its last checkpoint with --resume. The article's run is judged by the same bundle,
-    on its own 960x720 pictures resized; the row says how often that is right. For a classifier
-    trained on these very pictures:
+    on its own 960x720 pictures resized. For a classifier trained on these very pictures:
 
         vinoreward capture --fidelity article --out data/article
         vinoreward finetune --data data/article --out runs/article --epochs 3 \\

@@ -1,0 +1,314 @@
+"""What a row of the table is, how its arms take turns, and how rows are printed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vinoreward.errors import ConfigError
+from vinoreward.rewards.calibration import clopper_pearson
+
+_BOUND = re.compile(r"(<=|>=|<|>) ([\d.]+)")
+_HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of the table.
+
+    Attributes:
+        name: the row's name on the command line.
+        what: what was compared, in words.
+        value: the figure; None where it could not be measured (``note`` says why).
+        unit: ``"x"``, ``"%"``, ``"MB"``, ``"steps"``, ``"s"`` or ``"grey levels"``.
+        low: lower quartile, interval bound or minimum, as ``spread`` says.
+        high: upper quartile, interval bound or maximum.
+        spread: what ``low`` and ``high`` are.
+        target: the figure to reach, in words; empty for rows that inform only.
+        met: whether it was reached; None without a target. Of a target that begins with a
+            comparison, such as ``">= 5 x"``, it is worked out where it is left out.
+        note: what a reader must know to judge the figure.
+        details: plain data behind the figure.
+    """
+
+    name: str
+    what: str
+    value: float | None
+    unit: str = "x"
+    low: float | None = None
+    high: float | None = None
+    spread: str = ""
+    target: str = ""
+    met: bool | None = None
+    note: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.met is None and (bound := _BOUND.match(self.target)):
+            holds = _HOLDS[bound[1]]
+            met = self.value is not None and bool(holds(self.value, float(bound[2])))
+            object.__setattr__(self, "met", met)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call, per round: ``wall`` and the process's ``cpu``."""
+
+    wall: tuple[float, ...]
+    cpu: tuple[float, ...]
+
+    def median_ms(self, kind: str = "cpu") -> float:
+        """Return the median over the rounds in milliseconds, of processor or of wall time."""
+        return float(np.median(getattr(self, kind))) * 1e3
+
+    def __truediv__(self, by: float) -> Timing:
+        return Timing(*(tuple(time / by for time in kind) for kind in (self.wall, self.cpu)))
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return lower quartile, median and upper quartile (of at least one value).
+
+    Raises:
+        ConfigError: there are no values.
+    """
+    if not values:
+        raise ConfigError("quartiles of no values. Expected at least one measured round.")
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return low, middle, high
+
+
+def paired_ratios(slow: Sequence[float], fast: Sequence[float]) -> list[float]:
+    """Return the ratios ``slow[i] / fast[i]``.
+
+    Both were measured in round ``i``, one right after the other, so a busy machine slows both and
+    the ratio stays.
+
+    Raises:
+        ConfigError: the lengths differ, there are none, or a time is not positive.
+    """
+    if len(slow) != len(fast) or not slow or min(*slow, *fast) <= 0:
+        raise ConfigError(
+            f"{len(slow)} and {len(fast)} times cannot be paired. Expected equally many, at least "
+            "one, all of them positive."
+        )
+    return [a / b for a, b in zip(slow, fast, strict=True)]
+
+
+def turns(
+    names: Sequence[str], rounds: int, random: np.random.Generator | None = None
+) -> Iterator[tuple[int, str]]:
+    """Yield (round, name): in each round every name once.
+
+    The order turns round, or is drawn anew for each round: none always goes first.
+
+    Raises:
+        ConfigError: no rounds or no names.
+    """
+    if rounds < 1 or not names:
+        raise ConfigError(
+            f"{rounds} rounds of {len(names)} candidates. Expected at least one of each."
+        )
+    for index in range(rounds):
+        start = index % len(names)
+        order = [*names[start:], *names[:start]]
+        for name in order if random is None else random.permutation(names).tolist():
+            yield index, name
+
+
+def interleaved(
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    calls: int | Mapping[str, int] = 1,
+    warm_up: int = 2,
+    settle: int = 0,
+    random: np.random.Generator | None = None,
+) -> dict[str, Timing]:
+    """Time the candidates in turns, in one process; return their seconds per call.
+
+    Args:
+        candidates: name to a function of no arguments.
+        rounds: how many times each has its turn.
+        calls: calls per turn (one number, or one per candidate).
+        warm_up: calls of each before the first round, not measured.
+        settle: calls at the beginning of each turn, not measured: whoever had the turn before left
+            its weights in the caches.
+        random: draws the order of each round; without it the order turns round.
+
+    Raises:
+        ConfigError: no rounds or no candidates.
+    """
+    for function in candidates.values():
+        for _ in range(warm_up):
+            function()
+    wall: dict[str, list[float]] = {name: [] for name in candidates}
+    cpu: dict[str, list[float]] = {name: [] for name in candidates}
+    for _, name in turns(list(candidates), rounds, random):
+        function = candidates[name]
+        count = calls if isinstance(calls, int) else calls.get(name, 1)
+        for _ in range(settle):
+            function()
+        wall_start, cpu_start = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            function()
+        cpu[name].append((time.process_time() - cpu_start) / count)
+        wall[name].append((time.perf_counter() - wall_start) / count)
+    return {name: Timing(tuple(wall[name]), tuple(cpu[name])) for name in candidates}
+
+
+def wall_and_cpu() -> Any:
+    """Return wall and processor time in seconds, as an array of two."""
+    return np.array((time.perf_counter(), time.process_time()))
+
+
+class Clock:
+    """Seconds spent inside wrapped calls, by part; inner calls are taken out of outer ones.
+
+    Args:
+        timer: returns the time in seconds: a number, or an array of several kinds.
+    """
+
+    def __init__(self, timer: Callable[[], Any] = time.perf_counter) -> None:
+        self.seconds: dict[str, Any] = {}
+        self._timer = timer
+        self._inner: list[Any] = []
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the block's time as ``name``, less what blocks inside it count."""
+        self._inner.append(0.0)
+        began = self._timer()
+        try:
+            yield
+        finally:
+            spent = self._timer() - began
+            inner = self._inner.pop()
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent - inner
+            if self._inner:
+                self._inner[-1] = self._inner[-1] + spent
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function``, counted as ``name``."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.part(name):
+                return function(*args, **kwargs)
+
+        return call
+
+    def take(self) -> dict[str, Any]:
+        """Return the seconds since the last call and start again."""
+        seconds, self.seconds = self.seconds, {}
+        return seconds
+
+
+def median_row(name: str, what: str, values: Sequence[float], of: str, **more: Any) -> Row:
+    """Return the row of a median with its quartiles; ``of`` says of what, ``more`` is of Row."""
+    low, middle, high = quartiles(values)
+    spread = more.pop("spread", f"quartiles of {len(values)} {of}")
+    return Row(name, what, middle, low=low, high=high, spread=spread, **more)
+
+
+def share_row(name: str, what: str, count: int, total: int, **more: Any) -> Row:
+    """Return the row of ``count`` in ``total`` in percent, with its exact interval."""
+    low, high = clopper_pearson(count, total, 0.95)
+    return Row(
+        name,
+        what,
+        100.0 * count / total,
+        "%",
+        low=100.0 * low,
+        high=100.0 * high,
+        spread=f"95 % interval; {count} of {total}" + more.pop("spread", ""),
+        **more,
+    )
+
+
+def speed_row(
+    name: str,
+    what: str,
+    slow: Timing,
+    fast: Timing,
+    *,
+    at_least: float | None = None,
+    note: str = "",
+) -> Row:
+    """Return the row "``fast`` is so many times faster than ``slow``", by processor time.
+
+    Processor time is what a busy machine leaves alone; wall times stand in the details.
+    """
+    low, middle, high = quartiles(paired_ratios(slow.wall, fast.wall))
+    return median_row(
+        name,
+        what,
+        paired_ratios(slow.cpu, fast.cpu),
+        "rounds",
+        target="" if at_least is None else f">= {at_least:g} x",
+        note=note,
+        details={
+            **{f"slow_ms_{kind}": slow.median_ms(kind) for kind in ("cpu", "wall")},
+            **{f"fast_ms_{kind}": fast.median_ms(kind) for kind in ("cpu", "wall")},
+            "ratio_wall": [low, middle, high],
+        },
+    )
+
+
+def speed_rows(
+    name: str,
+    what: str,
+    times: Mapping[str, Timing],
+    targets: Mapping[str, float],
+    note: str = "",
+) -> list[Row]:
+    """Return how many times faster each candidate is than the first.
+
+    Args:
+        name: of the rows.
+        what: in words, with ``{}`` for the candidate.
+        times: candidate to its times.
+        targets: candidate to the ratio that it should reach.
+        note: of every row.
+    """
+    (_, baseline), *others = times.items()
+    return [
+        speed_row(name, what.format(one), baseline, timing, at_least=targets.get(one), note=note)
+        for one, timing in others
+    ]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return the rows as a Markdown table."""
+    lines = ["| row | what | figure | spread | target | met |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        met = {None: "", True: "yes", False: "**no**"}[row.met]
+        note = f" ({row.note})" if row.note else ""
+        lines.append(
+            f"| {row.name} | {row.what}{note} | {figure(row.value, row.unit)} | {_spread(row)} "
+            f"| {row.target} | {met} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def figure(value: float | None, unit: str) -> str:
+    """Return a figure with its unit, to three significant digits; counts of steps in full."""
+    if value is None:
+        return "not measured"
+    if unit == "steps":
+        return f"{value:,.0f} steps"
+    text = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{text} {unit}".rstrip()
+
+
+def _spread(row: Row) -> str:
+    if row.low is None or row.high is None:
+        return row.spread
+    return f"{figure(row.low, '')} to {figure(row.high, '')} ({row.spread})"

@@ -1,0 +1,423 @@
+"""Bench rows that train: steps and time to a solved task, and what the learned reward costs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import gymnasium as gym
+
+from vinoreward_training.bench.encoders import (
+    ENVIRONMENT,
+    STATE_ENVIRONMENT,
+    encoder_bundle,
+    not_there,
+)
+from vinoreward_training.bench.rows import Row, median_row, paired_ratios, quartiles, turns
+from vinoreward_training.bench.speed import one_thread
+from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.policy.checkpoint import build_model
+from vinoreward_training.policy.evaluate import Evaluation, evaluate
+from vinoreward_training.policy.files import load_policy
+from vinoreward_training.policy.train import train
+from vinoreward_training.runs.settings import resolve
+from vinoreward_training.tasks.environments import make_env
+
+GOAL = 0.95
+"""True success rate from which a task counts as solved."""
+PIXELS_GOAL = 90
+"""True success in percent that a policy of pictures must show after its training."""
+CHECKPOINT_EVERY = 250
+"""A stopped run loses at most so many steps."""
+TUNED_ON = range(8)
+"""Training seeds on which the presets were tuned: a fair row uses none of them."""
+JUDGE_SEED = 500_000
+"""First seed of the episodes that decide; evaluations during training use others."""
+CNN_LEARNING_RATE = 3e-4
+"""SB3's default: the preset's was found for the latent, and convolutions take less."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training run, up to the evaluation that found it solved.
+
+    Attributes:
+        seed: of weights, exploration and environment.
+        solved_at: steps, None if it was not solved within the budget.
+        steps: steps trained.
+        seconds: wall time of the training, without the evaluations.
+        true: share of true successes in the final evaluation.
+        claimed: share of claimed successes in the same.
+        episodes: episodes of the final evaluation.
+    """
+
+    seed: int
+    solved_at: int | None
+    steps: int
+    seconds: float
+    true: float = 0.0
+    claimed: float = 0.0
+    episodes: int = 0
+
+    def __str__(self) -> str:
+        end = "not solved" if self.solved_at is None else f"solved at {self.solved_at} steps"
+        return f"{end} ({self.steps} steps, {self.seconds:.0f} s of training)"
+
+
+def train_to_solved(
+    config: BenchConfig, name: str, env_id: str, *, seed: int, steps: int, **settings: Any
+) -> Training:
+    """Run ``vinoreward train``, its preset included, until the task is solved or steps are spent.
+
+    Now and then (as the preset says) a few episodes are played; if they look solved, the final
+    number decides, on seeds that no other evaluation uses. Evaluations are not in the seconds. A
+    run that was stopped goes on from its checkpoint, its seconds with it.
+
+    Args:
+        config: of the bench.
+        name: of the run's folder.
+        env_id: what it trains in.
+        seed: of everything.
+        steps: at most.
+        **settings: further ones of ``vinoreward train``.
+    """
+    result = train(
+        TrainConfig(
+            out=config.out / "train" / name,
+            env=env_id,
+            timesteps=steps,
+            seed=seed,
+            final_episodes=config.evaluation_episodes,
+            stop_when_solved=GOAL,
+            checkpoint_every=CHECKPOINT_EVERY,
+            resume=config.resume,
+            explicit=("final_episodes", "stop_when_solved", "checkpoint_every", "seed"),
+            **{"bundle": config.bundle, **settings},
+        )
+    )
+    seconds = result.seconds - result.evaluation_seconds
+    return _judged(Training(seed, result.solved_at, result.steps, seconds), result.final)
+
+
+def _judged(run: Training, found: Evaluation) -> Training:
+    """Return the run with what an evaluation found."""
+    if found.true is None or found.claimed is None:  # our environments always say
+        return run
+    return dataclasses.replace(
+        run, true=found.true.value, claimed=found.claimed.value, episodes=found.true.trials
+    )
+
+
+def solve_rows(config: BenchConfig) -> list[Row]:
+    """Count the steps to >= 95 % true success on the fixed object."""
+    return [_solve(config, "solve", "PandaHover-v0", config.train_steps, 8000)]
+
+
+def solve_random_rows(config: BenchConfig) -> list[Row]:
+    """Count the steps to >= 95 % true success on an object that moves every episode."""
+    return [_solve(config, "solve-random", "PandaHoverRandom-v0", config.random_steps, None)]
+
+
+def _solve(config: BenchConfig, name: str, env_id: str, steps: int, limit: int | None) -> Row:
+    runs = []
+    for seed in training_seeds(config):
+        runs.append(train_to_solved(config, f"{name}-{seed}", env_id, seed=seed, steps=steps))
+        print(f"  {env_id} seed {seed}: {runs[-1]}", flush=True)
+    what = (
+        f"SAC, {env_id}, learned reward: steps to >= 95 % true success over "
+        f"{config.evaluation_episodes} episodes"
+    )
+    return solved_row(name, what, runs, limit)
+
+
+def solved_row(name: str, what: str, runs: list[Training], limit: int | None) -> Row:
+    """Return the row of several trainings: median steps, best and worst, how many solved."""
+    solved = [run.solved_at for run in runs if run.solved_at is not None]
+    everyone = len(solved) == len(runs)
+    return Row(
+        name,
+        what,
+        float(statistics.median(solved)) if solved else None,
+        "steps",
+        low=float(min(solved)) if solved else None,
+        high=float(max(solved)) if solved else None,
+        spread=f"best and worst of {len(runs)} seeds; {len(solved)} of {len(runs)} solved",
+        target=f"{len(runs)} of {len(runs)} solved" + (f" in < {limit} steps" if limit else ""),
+        met=everyone and (limit is None or max(solved) < limit),
+        note=seeds_note([run.seed for run in runs]),
+        details={"runs": [asdict(run) for run in runs]},
+    )
+
+
+def seeds_note(seeds: Sequence[int]) -> str:
+    """Return which training seeds were used, and whether the presets were tuned on any of them."""
+    used = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {min(seeds)} to {max(seeds)}"
+    if not seeds or any(seed in TUNED_ON for seed in seeds):
+        return f"training {used}, on some of which the hyper-parameters were tuned"
+    return (
+        f"training {used}; the hyper-parameters were tuned on seeds {TUNED_ON[0]} to {TUNED_ON[-1]}"
+    )
+
+
+def training_seeds(config: BenchConfig) -> range:
+    """Return the seeds of the trainings."""
+    return range(config.first_seed, config.first_seed + config.seeds)
+
+
+def wall_rows(config: BenchConfig) -> list[Row]:
+    """Train once with our default and once in the article's setting; compare wall times."""
+
+    def trained(which: str, **settings: Any) -> Training:
+        run = train_to_solved(
+            config,
+            f"wall-{which}",
+            "PandaHover-v0",
+            seed=config.first_seed,
+            steps=config.train_steps,
+            **settings,
+        )
+        print(f"  {which}: {run}", flush=True)
+        return run
+
+    ours = trained("ours")
+    print(
+        f"  now the article's setting, at most {config.train_steps} steps; Ctrl-C and --resume work"
+    )
+    bundle = config.article_bundle or config.bundle
+    fidelity = {"fidelity": "article"}
+    return compared(ours, trained("article", bundle=bundle, backend="torch", env_kwargs=fidelity))
+
+
+def compared(ours: Training, article: Training) -> list[Row]:
+    """Return the rows that compare one run of ours with one in the article's setting."""
+    ratio = article.seconds / ours.seconds if ours.solved_at is not None else None
+    bound = ours.solved_at is not None and article.solved_at is None
+    per_step = [run.seconds / run.steps for run in (ours, article)]
+    return [
+        Row(
+            "wall",
+            'training wall time to solved: fidelity="article" with PyTorch over our default',
+            ratio,
+            spread="one full run of each, same seed, evaluations not counted",
+            target=">= 20 x",
+            met=False if bound else None,
+            note=f"ours: {ours}; the article's: {article}; {seeds_note([ours.seed])}"
+            + ("; a lower bound, as the article's run would have gone on" if bound else ""),
+            details={"ours": asdict(ours), "article": asdict(article)},
+        ),
+        Row(
+            "wall",
+            "wall time of one training step, learner included: the same two runs",
+            per_step[1] / per_step[0],
+            spread="mean of each run",
+            details={"ours_ms": 1e3 * per_step[0], "article_ms": 1e3 * per_step[1]},
+        ),
+    ]
+
+
+def overhead_rows(config: BenchConfig) -> list[Row]:
+    """Compare training wall time with the learned and the oracle reward, same seeds, in turns."""
+
+    def maker(backend: str) -> Callable[[], gym.Env[Any, Any]]:
+        return lambda: gym.make("PandaHover-v0", backend=backend, bundle=config.bundle)
+
+    return overhead_row(
+        config,
+        "overhead",
+        f"training wall time with the learned reward over that with the oracle reward, "
+        f"PandaHover-v0, {config.overhead_steps} steps of SAC as vinoreward train runs it",
+        {"learned": maker("openvino"), "oracle": maker("oracle")},
+        "PandaHover-v0",
+        "<= 1.25 x",
+    )
+
+
+def overhead_pixels_rows(config: BenchConfig) -> list[Row]:
+    """Compare training wall time: encoder and learned reward over true state and oracle reward."""
+    what = (
+        f"training wall time per step with encoder and learned reward ({ENVIRONMENT}) over oracle "
+        f"reward and true state ({STATE_ENVIRONMENT}), {config.overhead_steps} steps of the same "
+        "SAC"
+    )
+    target = "<= 1.5 x"
+    if encoder_bundle(config) is None:
+        return [not_there(config, "overhead-pixels", what, target)]
+    return overhead_row(
+        config,
+        "overhead-pixels",
+        what,
+        {
+            "latent": lambda: make_env(ENVIRONMENT, bundle=config.bundle, encoder=config.encoder),
+            "state": lambda: make_env(STATE_ENVIRONMENT, bundle=config.bundle, backend="oracle"),
+        },
+        ENVIRONMENT,
+        target,
+    )
+
+
+def overhead_row(
+    config: BenchConfig,
+    name: str,
+    what: str,
+    makers: dict[str, Callable[[], gym.Env[Any, Any]]],
+    env_id: str,
+    target: str,
+) -> list[Row]:
+    """Time trainings in two environments, same seeds, in turns; return the row of their ratio.
+
+    Args:
+        config: says which seeds and how many steps.
+        name: of the row.
+        what: of the row.
+        makers: two names with what makes the environment; the first is divided by the second.
+        env_id: whose preset both are trained with: a learner of another size would hide or
+            exaggerate the reward's share.
+        target: of the ratio of wall times.
+    """
+    settled = resolve(TrainConfig(env=env_id, timesteps=config.overhead_steps))
+    wall: dict[str, list[float]] = {kind: [] for kind in makers}
+    cpu: dict[str, list[float]] = {kind: [] for kind in makers}
+    for index, kind in turns(list(makers), config.seeds):
+        seed = config.first_seed + index
+        spent, processor = train_seconds(makers[kind](), settled, seed)
+        wall[kind].append(spent)
+        cpu[kind].append(processor)
+        print(f"  {kind} seed {seed}: {spent:.1f} s", flush=True)
+    by_cpu = quartiles(paired_ratios(*cpu.values()))[1]
+    return [
+        median_row(
+            name,
+            what,
+            paired_ratios(*wall.values()),
+            "seeds, wall times",
+            target=target,
+            note=f"by processor time {by_cpu:.3g} x",
+            details={"seconds": wall, "processor_seconds": cpu},
+        )
+    ]
+
+
+def train_seconds(env: gym.Env[Any, Any], settled: TrainConfig, seed: int) -> tuple[float, float]:
+    """Return wall and processor seconds of a training of fixed length, without making its parts.
+
+    Args:
+        env: one environment; it is closed.
+        settled: says which learner and how many steps.
+        seed: of both.
+    """
+    one_thread()
+    steps = settled.timesteps or 1
+    with contextlib.closing(env):
+        # Loads the network and the camera; a run pays that once, whatever its length.
+        env.reset(seed=seed)
+        env.step(env.action_space.sample())
+        learner = build_model(
+            settled.algorithm, env, settled.algorithm_kwargs, seed=seed, replay_size=steps
+        )
+        wall, cpu = time.perf_counter(), time.process_time()
+        learner.learn(steps)
+        return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def solve_pixels_rows(config: BenchConfig) -> list[Row]:
+    """Judge policies that learned through the latent, and what CnnPolicy reaches beside them."""
+    what = f"SAC, {ENVIRONMENT}, encoder {config.encoder} and learned reward"
+    target = f">= {PIXELS_GOAL}%, {config.pixel_seeds} of {config.pixel_seeds} seeds"
+    if encoder_bundle(config) is None:
+        return [not_there(config, "solve-pixels", f"{what}: true success", target)]
+    runs = []
+    for seed in range(config.first_seed, config.first_seed + config.pixel_seeds):
+        runs.append(trained(config, f"pixels-{seed}", seed, config.pixel_steps, config.encoder))
+        print(f"  latent, seed {seed}: {runs[-1]}, {runs[-1].true:.0%}", flush=True)
+    budget = config.cnn_steps or max(run.steps for run in runs)
+    print(f"  now CnnPolicy, at most {budget} steps; Ctrl-C and --resume work", flush=True)
+    cnn = trained(config, "pixels-cnn", config.first_seed, budget, None)
+    print(f"  CnnPolicy, seed {cnn.seed}: {cnn}, {cnn.true:.0%}", flush=True)
+    return [*latent_rows(what, target, runs), cnn_row(runs, cnn, budget)]
+
+
+def trained(config: BenchConfig, name: str, seed: int, steps: int, encoder: str | None) -> Training:
+    """Train on pictures with the learned reward, then judge the policy on episodes of its own.
+
+    Training stops at an evaluation that went well, so that one is no fair count of what was
+    learned: the one that is returned is another, of episodes that no training run has seen.
+    """
+    run = train_to_solved(
+        config,
+        name,
+        ENVIRONMENT,
+        seed=seed,
+        steps=steps,
+        encoder=encoder,
+        # A replay buffer of pictures is over a gigabyte; writing it often would be timed too. A
+        # CnnPolicy run that was stopped therefore goes on with an empty one.
+        save_replay=encoder is not None,
+        algorithm_kwargs={} if encoder is not None else {"learning_rate": CNN_LEARNING_RATE},
+    )
+    with contextlib.closing(make_env(ENVIRONMENT, bundle=config.bundle, encoder=encoder)) as env:
+        policy = load_policy(config.out / "train" / name, env)
+        found = evaluate(policy, env, config.evaluation_episodes, JUDGE_SEED)
+    return _judged(run, found)
+
+
+def latent_rows(what: str, target: str, runs: list[Training]) -> list[Row]:
+    """Return the rows of the policies that learned through the latent: how well, how soon."""
+    rates = [100.0 * run.true for run in runs]
+    steps = [run.steps for run in runs]
+    return [
+        Row(
+            "solve-pixels",
+            f"{what}: true success over {runs[0].episodes} episodes after training, worst seed",
+            min(rates),
+            "%",
+            low=min(rates),
+            high=max(rates),
+            spread=f"worst and best of {len(runs)} seeds",
+            target=target,
+            note=f"{each(runs)}; {seeds_note([run.seed for run in runs])}",
+            details={"runs": [asdict(run) for run in runs]},
+        ),
+        Row(
+            "solve-pixels",
+            f"{what}: steps of training, until an evaluation showed >= {GOAL:.0%} true success",
+            float(statistics.median(steps)),
+            "steps",
+            low=float(min(steps)),
+            high=float(max(steps)),
+            spread=f"least and most of {len(runs)} seeds",
+            note=f"{sum(run.solved_at is not None for run in runs)} of {len(runs)} showed it",
+        ),
+    ]
+
+
+def each(runs: list[Training]) -> str:
+    """Return what every training reached, in words."""
+    return "; ".join(
+        f"seed {run.seed}: {run.true:.0%} true and {run.claimed:.0%} claimed success after "
+        f"{run.steps} steps, {run.seconds:.0f} s of training"
+        for run in runs
+    )
+
+
+def cnn_row(runs: list[Training], cnn: Training, budget: int) -> Row:
+    """Return what CnnPolicy reached with as many steps, and how long that took."""
+    ours = [run.seconds / run.steps for run in runs]
+    per_step = cnn.seconds / cnn.steps
+    return Row(
+        "solve-pixels",
+        f"SB3's CnnPolicy on the same pictures and reward: true success over {cnn.episodes} "
+        f"episodes within {budget} steps",
+        100.0 * cnn.true,
+        "%",
+        spread="one seed",
+        note=f"{cnn}; SB3's learning rate, else the same hyper-parameters; "
+        f"{1e3 * per_step:.0f} ms a step, through the encoder {1e3 * sum(ours) / len(ours):.0f} "
+        f"ms; {seeds_note([cnn.seed])}",
+        details={"run": asdict(cnn), "seconds_per_step": {"cnn": per_step, "encoder": ours}},
+    )
