@@ -20,10 +20,16 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, ModelNotFoundError, RunFolderError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_training.configs.demo import DemoConfig
-from vinoreward_training.demo.check import claim_sentence, verdict
-from vinoreward_training.demo.command import next_commands, program, run
-from vinoreward_training.demo.plan import CAPTURE_SEED, check_same, make_plan
-from vinoreward_training.demo.stages import STAGES, Places, Stages
+from vinoreward_training.demo.command import (
+    CAPTURE_SEED,
+    Demo,
+    Stages,
+    fixed,
+    program,
+    run,
+    settled,
+)
+from vinoreward_training.demo.report import STAGES, claim_sentence, verdict
 from vinoreward_training.runs.machine import usable_cores
 
 TINY = {
@@ -85,18 +91,18 @@ def test_the_demo_stopped_in_three_stages_goes_on_and_ends_with_all_it_promises(
 
     done = subprocess.run(command(out), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert all(f"] {name}: done before" in done.stdout for name in STAGES[:4])
+    assert all(f"] {name}: done before" in done.stdout for name in list(STAGES)[:4])
     assert "next: " not in done.stdout
-    places = Places(out)
-    assert places.data.joinpath("dataset.json").is_file()
-    for path in (places.policy / "play.gif", places.policy / "learning_curve.png", places.report):
+    demo, page = Demo(tiny(out), out), out / "report.html"
+    assert demo.data.joinpath("dataset.json").is_file()
+    for path in (demo.policy / "play.gif", demo.policy / "learning_curve.png", page):
         assert path.stat().st_size > 1000
         assert str(path) in done.stdout
-    report = places.report.read_text(encoding="utf-8")
+    report = page.read_text(encoding="utf-8")
     assert not re.search(r'(?:src|href)="(?!data:)', report)
     for words in ("shipped", "average precision", "panda-hover-classifier", "Fresh scenes"):
         assert words in report
-    assert Bundle.load(places.bundle).spec.name == "demo-classifier"
+    assert Bundle.load(demo.bundle).spec.name == "demo-classifier"
 
     # Once more: nothing is repeated but the report.
     again = subprocess.run(command(out), capture_output=True, text=True, check=False)
@@ -115,20 +121,24 @@ def tiny(out: Path, **settings: object) -> DemoConfig:
 
 
 def test_by_default_it_starts_from_the_shipped_weights_and_other_pictures() -> None:
-    plan = make_plan(DemoConfig())
+    config = settled(DemoConfig())
     shipped = Bundle.load("panda-hover-classifier")
-    assert plan.weights == shipped.path / "model.safetensors"
-    assert plan.settings["weights_sha256"] == shipped.spec.files["model.safetensors"]
-    assert "shipped" in plan.start
+    assert config.weights == shipped.path / "model.safetensors"
+    assert fixed(config)["weights_sha256"] == shipped.spec.files["model.safetensors"]
+    assert "shipped" in Demo(config, config.out).start
     assert shipped.spec.dataset["seed"] < CAPTURE_SEED
 
 
 def test_from_scratch_takes_no_weights_and_more_of_everything() -> None:
-    usual, scratch = make_plan(DemoConfig()), make_plan(DemoConfig(from_scratch=True))
+    usual, scratch = settled(DemoConfig()), settled(DemoConfig(from_scratch=True))
     assert scratch.weights is None
+    assert scratch.frames is not None and usual.frames is not None
     assert scratch.frames > usual.frames
+    assert scratch.epochs is not None and usual.epochs is not None
     assert scratch.epochs > usual.epochs
-    assert scratch.learning_rate > usual.learning_rate
+    rates = [Demo(config, config.out).learning_rate for config in (usual, scratch)]
+    assert rates[1] > rates[0]
+    assert "random weights" in Demo(scratch, scratch.out).start
 
 
 @pytest.mark.parametrize(
@@ -189,14 +199,14 @@ def test_next_commands_of_stages_are_left_out(
 
 
 def test_other_settings_and_a_broken_stamp_are_refused(tmp_path: Path) -> None:
-    plan = make_plan(tiny(tmp_path))
-    Stages(tmp_path, plan.settings)
-    check_same(tmp_path, plan)
+    settings = fixed(settled(tiny(tmp_path)))
+    Stages(tmp_path, settings).begin()
+    Stages(tmp_path, settings)
     with pytest.raises(ConfigError, match="episodes 3; now asked for episodes 4"):
-        check_same(tmp_path, make_plan(tiny(tmp_path, episodes=4)))
+        Stages(tmp_path, fixed(settled(tiny(tmp_path, episodes=4))))
     (tmp_path / "stages" / "capture.json").write_text("{", encoding="utf-8")
     with pytest.raises(RunFolderError, match="remove it"):
-        check_same(tmp_path, plan)
+        Stages(tmp_path, settings)
 
 
 def test_more_and_fewer_mistakes_and_no_difference() -> None:
@@ -230,12 +240,12 @@ def test_next_commands_name_real_commands_and_survive_a_folder_with_a_space(
 ) -> None:
     from vinoreward_training.cli import COMMANDS
 
-    places = Places(tmp_path / "a demo")
-    for words, what in next_commands(places):
+    demo = Demo(DemoConfig(), tmp_path / "a demo")
+    for words, what in demo.next_commands():
         parts = shlex.split(words)
         assert parts[1] in COMMANDS
         assert what
-    assert str(places.bundle) in shlex.split(next_commands(places)[0][0])
+    assert str(demo.bundle) in shlex.split(demo.next_commands()[0][0])
 
 
 def test_a_program_that_is_not_on_the_path_is_named_by_its_path(

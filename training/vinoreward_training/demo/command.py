@@ -1,23 +1,393 @@
-"""``vinoreward demo``: from pictures to a trained arm, a film and a report, in one go."""
+"""``vinoreward demo``: from pictures to a trained arm, a film and a report, in one go.
+
+It is a chain of our own commands, each of which goes on where it was stopped; what a stage found is
+kept in ``stages/NAME.json``, and a stage that ended is not repeated.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
 import os
 import shlex
 import shutil
 import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, cast
 
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import (
+    ConfigError,
+    ModelNotFoundError,
+    QuantizationRefusedError,
+    RunFolderError,
+    UselessClassifierError,
+)
+from vinoreward.files import write_json
+from vinoreward.rewards.calibration import negatives_needed
+from vinoreward_training.classifier.finetune import USELESS
+from vinoreward_training.classifier.finetune import run as run_finetune
+from vinoreward_training.configs.capture import CaptureConfig
 from vinoreward_training.configs.demo import DemoConfig
-from vinoreward_training.demo import stages
-from vinoreward_training.demo.plan import check_same, make_plan
-from vinoreward_training.demo.report import report
+from vinoreward_training.configs.finetune import FinetuneConfig
+from vinoreward_training.configs.play import PlayConfig
+from vinoreward_training.configs.quantize import QuantizeConfig
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.data.capture import run as run_capture
+from vinoreward_training.data.dataset import HELD_OUT_SHARES
+from vinoreward_training.demo.report import CAPTIONS, SHIPPED, STAGES, compare, demo_sections
+from vinoreward_training.play.command import play as play_policy
+from vinoreward_training.policy.train import train as train_policy
+from vinoreward_training.quantize.command import run as run_quantize
+from vinoreward_training.runs.machine import usable_cores
 from vinoreward_training.runs.next_command import beside
+from vinoreward_training.runs.report import write_report
 from vinoreward_training.runs.run_folder import RunFolder
 
-if TYPE_CHECKING:
-    from vinoreward_training.demo.stages import Places
+CAPTURE_SEED = 710_000
+"""Added to the seed of the capture: the shipped bundle was trained on captures of small seeds,
+and what it was trained on could not tell whether it is good."""
+SCENES_SEED = 2
+"""Of the fresh scenes; ``vinoreward bench`` draws others."""
+FAILURE_SHARE = 2 / 3
+"""Share of failures in a capture."""
+QUANTIZE_NEEDS = 200
+"""Held-out frames below which ``vinoreward quantize`` refuses to compare decisions."""
+SPARE = 1.2
+"""So many more than are needed on average: the split goes by a hash, and parts differ in size."""
+Facts = dict[str, Any]
+
+
+def settled(config: DemoConfig) -> DemoConfig:
+    """Return the configuration with nothing left open, but for ``weights`` from scratch.
+
+    Raises:
+        ConfigError: settings that cannot work, too few frames for the target among them.
+        ModelNotFoundError: the weights are not there.
+    """
+    if config.from_scratch and config.weights is not None:
+        raise ConfigError(
+            f"found --from-scratch and --weights {config.weights}. Expected one of them; leave out "
+            "the other."
+        )
+    shipped = config.weights is None and not config.from_scratch
+    weights = Bundle.load(SHIPPED).path / "model.safetensors" if shipped else config.weights
+    if weights is not None and not weights.is_file():
+        raise ModelNotFoundError(
+            f"there are no weights at {weights}. Expected a .safetensors file; "
+            + (
+                "install vinoreward again, or add --from-scratch."
+                if shipped
+                else "correct --weights or leave it out to start from the shipped bundle."
+            )
+        )
+    frames = config.frames or (24_000 if config.from_scratch else 5000)
+    epochs = config.epochs or (8 if config.from_scratch else 2)
+    config = dataclasses.replace(config, weights=weights, frames=frames, epochs=epochs)
+    for name, least in {"epochs": 1, "episodes": 1, "scenes": 8, "seed": 0}.items():
+        if getattr(config, name) < least:
+            raise ConfigError(
+                f"found --{name} {getattr(config, name)}. Expected at least {least}; ask for more."
+            )
+    validation, test = HELD_OUT_SHARES
+    # Twice as many: an episode may be a mistake, and the split is random.
+    needed = 2 * negatives_needed(config.target_fpr)
+    fewest = max(needed / validation / FAILURE_SHARE, SPARE * QUANTIZE_NEEDS / (validation + test))
+    if frames < fewest:
+        raise ConfigError(
+            f"{frames} frames leave about {int(frames * validation * FAILURE_SHARE)} failures to "
+            f"choose the threshold by. Expected about {needed} for a false-positive rate of "
+            f"{config.target_fpr:g}: ask for --frames {int(fewest) + 1} or more, or accept a "
+            "higher --target-fpr."
+        )
+    return config
+
+
+def fixed(config: DemoConfig) -> dict[str, Any]:
+    """Return what must be the same when a demo is continued."""
+    names = ("seed", "frames", "epochs", "target_fpr", "scenes", "env", "timesteps", "episodes")
+    weights = config.weights
+    sha256 = None if weights is None else hashlib.sha256(weights.read_bytes()).hexdigest()
+    return {**{name: getattr(config, name) for name in names}, "weights_sha256": sha256}
+
+
+class Stages:
+    """Runs stages once: each writes a stamp when it ends, and is skipped where that is there.
+
+    Args:
+        folder: of the demo.
+        settings: plain data, recorded in every stamp.
+
+    Raises:
+        ConfigError: the demo that the folder holds was begun with other settings.
+        RunFolderError: what was recorded cannot be read.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._folder = folder / "stages"
+        self._settings = settings
+        self.seconds: dict[str, float] = {}
+        self.facts: Facts = {}
+        for stamp in sorted(self._folder.glob("*.json")):
+            before = _read(stamp, settings=dict)["settings"]
+            names = [
+                name for name in {**before, **settings} if before.get(name) != settings.get(name)
+            ]
+            if names:
+                there, asked = (
+                    ", ".join(f"{name} {values.get(name)}" for name in names)
+                    for values in (before, settings)
+                )
+                raise ConfigError(
+                    f"{folder} holds a demo with {there}; now asked for {asked}. Expected the same "
+                    "when continuing; choose another folder with --out."
+                )
+
+    def begin(self) -> None:
+        """Record the settings."""
+        write_json(self._folder / "begun.json", {"settings": self._settings})
+
+    def stage(self, name: str, work: Callable[[], Facts], *, keep: bool = True) -> None:
+        """Run ``work``, which returns facts, unless it ended before; ``keep=False``: always.
+
+        Raises:
+            RunFolderError: the stamp cannot be read.
+        """
+        title = f"[{list(STAGES).index(name) + 1}/{len(STAGES)}] {name}"
+        stamp, part = self._folder / f"{name}.json", self._folder / "spent" / f"{name}.json"
+        if stamp.is_file():
+            stored = _read(stamp, facts=dict, seconds=float)
+            facts, seconds = stored["facts"], stored["seconds"]
+            print(f"{title}: done before ({seconds:.0f} s)", flush=True)
+        else:
+            print(f"{title} …", flush=True)
+            # The time of a stage that was stopped counts too: the total is what the demo took.
+            before = _read(part, seconds=float)["seconds"] if part.is_file() else 0.0
+            began = time.perf_counter()
+            try:
+                with _without_next():
+                    facts = work()
+            except KeyboardInterrupt:
+                write_json(part, {"seconds": before + time.perf_counter() - began})
+                raise
+            seconds = before + time.perf_counter() - began
+            if keep:
+                record = {"settings": self._settings, "seconds": seconds, "facts": facts}
+                write_json(stamp, record)
+            print(f"{title}: {seconds:.0f} s", flush=True)
+        self.seconds[name] = seconds
+        self.facts.update(facts)
+
+
+def _read(stamp: Path, **kinds: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return what a stamp records, each value as its kind."""
+    try:
+        stored = json.loads(stamp.read_text(encoding="utf-8"))
+        return {name: kind(stored[name]) for name, kind in kinds.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{stamp} cannot be read ({error}). Expected what the demo writes; remove it to run "
+            "that stage again."
+        ) from error
+
+
+class _Filter(io.TextIOBase):
+    """Passes on whole lines, but for those that say how to go on."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            if not line.startswith(("next:", "Continue with:")):
+                self._stream.write(line + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        """End a last line that has no end."""
+        if self._begun:
+            self.write("\n")
+
+
+@contextlib.contextmanager
+def _without_next() -> Iterator[None]:
+    """Leave out the next commands that stages print: here the next stage follows by itself."""
+    kept = _Filter(sys.stdout)
+    with contextlib.closing(kept), contextlib.redirect_stdout(cast("Any", kept)):
+        yield
+
+
+class Demo:
+    """The stages of a demo; each returns facts for the report.
+
+    Args:
+        config: settled.
+        folder: where everything lies.
+    """
+
+    def __init__(self, config: DemoConfig, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self.data = folder / "data"
+        self.classifier = folder / "classifier"
+        self.bundle = self.classifier / "bundle"
+        self.policy = folder / "policy"
+
+    @property
+    def start(self) -> str:
+        """What the classifier starts from, in words."""
+        if self.config.weights is None:
+            return "random weights (--from-scratch)"
+        shipped = Bundle.load(SHIPPED).path in self.config.weights.parents
+        return (
+            f"the weights of the shipped bundle {SHIPPED}"
+            if shipped
+            else f"the weights in {self.config.weights}"
+        )
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the classifier: what is nearly right is only nudged, a high rate would undo it."""
+        return 1.5e-3 if self.config.from_scratch else 1e-4
+
+    def capture(self) -> Facts:
+        """Take the pictures."""
+        run_capture(
+            CaptureConfig(
+                out=self.data,
+                frames=self.config.frames or 0,
+                seed=CAPTURE_SEED + self.config.seed,
+                resume=_started(self.data),
+            )
+        )
+        return {}
+
+    def finetune(self) -> Facts:
+        """Train the classifier."""
+        config = self.config
+        status = run_finetune(
+            FinetuneConfig(
+                data=self.data,
+                out=self.classifier,
+                name="demo-classifier",
+                weights=config.weights,
+                epochs=config.epochs or 0,
+                learning_rate=self.learning_rate,
+                augment=0.1,
+                target_fpr=config.target_fpr,
+                seed=config.seed,
+                threads=usable_cores(),
+                resume=_started(self.classifier),
+            )
+        )
+        if status == USELESS:
+            raise UselessClassifierError(
+                f"the demo's classifier in {self.bundle} is useless, as said above. Expected one "
+                "that claims successes; ask for more --frames or --epochs in another folder."
+            )
+        return {}
+
+    def quantize(self) -> Facts:
+        """Add INT8; a refusal is a result too."""
+        try:
+            run_quantize(QuantizeConfig(bundle=self.bundle, data=self.data))
+        except QuantizationRefusedError as error:
+            # The gate did what it is for. Training goes on with FP32, and the report says so.
+            print(f"INT8 refused, going on with FP32: {error}")
+            return {"int8": f"refused, FP32 is used. {error}"}
+        found = Bundle.load(self.bundle).spec.quantization
+        if found is None:
+            return {"int8": "none"}
+        text = f"passed the gate: {found.flips} of {found.frames} decisions differ from FP32"
+        looks = found.detail.get("second_looks_held_out")
+        if isinstance(looks, float):
+            text += f"; FP32 looks again at {looks:.1%} of the held-out frames"
+        return {"int8": text}
+
+    def check(self) -> Facts:
+        """Compare the classifier with the shipped one on scenes that neither has seen."""
+        scenes = self.config.scenes
+        print(f"{scenes} fresh scenes, judged by the shipped and by this demo's classifier …")
+        found = compare(self.bundle, scenes, SCENES_SEED + self.config.seed)
+        for row in found["rows"]:
+            name, *values = row.values()
+            print(f"  {name:<40}" + "".join(f"{value:>18}" for value in values))
+        print(found["verdict"])
+        return {"check": found}
+
+    def train(self) -> Facts:
+        """Train the policy."""
+        config = self.config
+        result = train_policy(
+            TrainConfig(
+                out=self.policy,
+                env=config.env,
+                bundle=str(self.bundle),
+                timesteps=config.timesteps,
+                final_episodes=config.episodes,
+                seed=config.seed,
+                resume=_started(self.policy),
+            )
+        )
+        return {"steps": result.steps, "solved_at": result.solved_at}
+
+    def play(self) -> Facts:
+        """Film and count."""
+        found = play_policy(PlayConfig(run=self.policy, episodes=self.config.episodes)).evaluation
+        return {"true": str(found.true), "claimed": str(found.claimed)}
+
+    def report(self, stages: Stages, commands: Sequence[tuple[str, str]]) -> Facts:
+        """Write the report."""
+        paths = [self.policy / "play.gif", self.policy / "learning_curve.png"]
+        paths += [self.bundle / "pictures" / name for name in CAPTIONS]
+        sections = demo_sections(
+            self.config, self.start, stages.facts, paths, stages.seconds, commands
+        )
+        title = "vinoreward demo: an arm that learned from pictures alone"
+        write_report(self.folder / "report.html", title, sections)
+        return {}
+
+    def next_commands(self) -> list[tuple[str, str]]:
+        """Return (command, what it does) of what one may try after the demo."""
+        name = program()
+
+        def command(*words: object) -> str:
+            return f"{name} {shlex.join(map(str, words))}"
+
+        def own(word: str) -> Path:
+            # A folder of its own: the commands' usual ones may hold an earlier run.
+            return beside(self.folder, word)
+
+        bundle = ("--bundle", self.bundle)
+        return [
+            (command("profile", *bundle, "--out", own("profile")), "where the time of a step goes"),
+            (
+                command("play", "--run", self.policy, "--episodes", 500, "--seed", 5000),
+                "count more episodes",
+            ),
+            (
+                command("train", "--env", "PandaHoverRandom-v0", *bundle, "--out", own("random")),
+                "the object moves in every episode",
+            ),
+            (
+                command("bench", "--rows", "quick", "--out", own("bench")),
+                "the comparisons of the README that need no training",
+            ),
+        ]
+
+
+def _started(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
 
 
 def run(config: DemoConfig) -> int:
@@ -27,43 +397,37 @@ def run(config: DemoConfig) -> int:
         ConfigError: a setting that cannot work, or the folder holds a demo with other settings.
         KeyboardInterrupt: Ctrl-C; the same command continues.
     """
-
     # Before torch is loaded: on a machine that does other things too, threads that wait by spinning
     # take the time of those they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    plan = make_plan(config)
-    check_same(config.out, plan)
-    print(f"classifier starts from {plan.start}", flush=True)
+    asked, config = config, settled(config)
+    demo, stages = Demo(config, config.out), Stages(config.out, fixed(config))
+    print(f"classifier starts from {demo.start}", flush=True)
     try:
-        with RunFolder(config.out, config, resume=True) as folder, stages.kept_threads():
-            places = stages.Places(folder)
-            done = stages.Stages(folder, plan.settings)
-            done.stage("capture", lambda: stages.capture(plan, places))
-            done.stage("finetune", lambda: stages.finetune(plan, places))
-            done.stage("quantize", lambda: stages.quantize(places))
-            done.stage("check", lambda: stages.check(config, places))
-            done.stage("train", lambda: stages.train(config, places))
-            done.stage("play", lambda: stages.play(config, places))
-            commands = next_commands(places)
+        with RunFolder(config.out, asked, resume=True):
+            stages.begin()
+            for name in list(STAGES)[:-1]:
+                stages.stage(name, getattr(demo, name))
+            commands = demo.next_commands()
             # Cheap, and always about what is there now: never skipped.
-            done.stage("report", lambda: report(plan, places, done, commands), keep=False)
+            stages.stage("report", lambda: demo.report(stages, commands), keep=False)
     except KeyboardInterrupt:
         print(
             f"\nStopped; what is done is kept in {config.out}. Run the same command to go on.",
             file=sys.stderr,
         )
         raise
-    print(f"\n{sum(done.seconds.values()):.0f} s in all")
-    print(f"true success:    {done.facts['true']}")
-    print(f"claimed success: {done.facts['claimed']}")
-    print(f"film:   {places.policy / 'play.gif'}")
-    print(f"curve:  {places.policy / 'learning_curve.png'}")
-    print(f"plots:  {places.bundle / 'pictures'}")
-    print(f"card:   {places.bundle / 'README.md'}")
-    print(f"report: {places.report}")
+    print(f"\n{sum(stages.seconds.values()):.0f} s in all")
+    print(f"true success:    {stages.facts['true']}")
+    print(f"claimed success: {stages.facts['claimed']}")
+    print(f"film:   {demo.policy / 'play.gif'}")
+    print(f"curve:  {demo.policy / 'learning_curve.png'}")
+    print(f"plots:  {demo.bundle / 'pictures'}")
+    print(f"card:   {demo.bundle / 'README.md'}")
+    print(f"report: {demo.folder / 'report.html'}")
     print("\nnext:")
-    for command, _ in commands:
-        print(f"  {command}")
+    for words, _ in commands:
+        print(f"  {words}")
     return 0
 
 
@@ -75,29 +439,3 @@ def program() -> str:
     found = shutil.which("vinoreward")
     same = found is not None and Path(found).resolve() == called.resolve()
     return "vinoreward" if same else shlex.quote(str(called))
-
-
-def next_commands(places: Places) -> list[tuple[str, str]]:
-    """Return (command, what it does) of what one may try after the demo."""
-    name = program()
-    bundle, run = shlex.quote(str(places.bundle)), shlex.quote(str(places.policy))
-
-    def own(word: str) -> str:
-        # A folder of its own: the commands' usual ones may hold an earlier run.
-        return shlex.quote(str(beside(places.folder, word)))
-
-    return [
-        (
-            f"{name} profile --bundle {bundle} --out {own('profile')}",
-            "where the time of a step goes",
-        ),
-        (f"{name} play --run {run} --episodes 500 --seed 5000", "count more episodes"),
-        (
-            f"{name} train --env PandaHoverRandom-v0 --bundle {bundle} --out {own('random')}",
-            "the object moves in every episode",
-        ),
-        (
-            f"{name} bench --rows quick --out {own('bench')}",
-            "the comparisons of the README that need no training",
-        ),
-    ]

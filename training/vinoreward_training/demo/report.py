@@ -1,4 +1,4 @@
-"""The demo's report: what came out, how it was measured, what to try next."""
+"""The demo's report: what came out, is the classifier as good as the shipped one, what to try."""
 
 from __future__ import annotations
 
@@ -6,11 +6,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vinoreward_training.demo.plan import Plan
-from vinoreward_training.demo.stages import Facts, Places, Stages
-from vinoreward_training.runs.machine import describe_machine
-from vinoreward_training.runs.report import Section, write_report
+import numpy as np
+import numpy.typing as npt
 
+from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.classifier.evaluation import average_precision
+from vinoreward_training.classifier.fresh_scenes import evaluate_classifier, fresh_scenes
+from vinoreward_training.configs.demo import DemoConfig
+from vinoreward_training.runs.machine import describe_machine
+from vinoreward_training.runs.report import Section
+
+SHIPPED = "panda-hover-classifier"
+"""Name of the bundle that comes with the package."""
+STAGES = {
+    "capture": "take and label the pictures",
+    "finetune": "train the classifier, choose its threshold, export it",
+    "quantize": "make INT8 and compare its decisions",
+    "check": "compare with the shipped classifier",
+    "train": "train the policy, evaluations included",
+    "play": "film and count",
+    "report": "write this page",
+}
+"""Stage to what it does."""
+SIGNIFICANCE = 0.05
 CAPTIONS = {
     "play.gif": "The first episodes of the trained policy. The classifier sees the same scene "
     "smaller.",
@@ -22,85 +41,183 @@ CAPTIONS = {
     "mistakes.png": "The held-out frames it is most wrong about; millimetres between gripper and "
     "object, success is up to 35 mm.",
 }
-WHAT = {
-    "capture": "take and label the pictures",
-    "finetune": "train the classifier, choose its threshold, export it",
-    "quantize": "make INT8 and compare its decisions",
-    "check": "compare with the shipped classifier",
-    "train": "train the policy, evaluations included",
-    "play": "film and count",
-}
 
 
-def report(
-    plan: Plan, places: Places, stages: Stages, commands: Sequence[tuple[str, str]]
-) -> Facts:
-    """Write the report; return no facts.
+def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
+    """Let the shipped classifier and that of ``bundle`` judge the same fresh scenes.
 
-    Raises:
-        RunFolderError: it cannot be written.
+    Args:
+        bundle: folder of a bundle.
+        count: scenes.
+        seed: of the scenes.
+
+    Returns:
+        plain data: ``rows`` (one per quantity), ``categories`` (one per kind of scene),
+        ``verdict`` and ``claim`` (sentences).
     """
-    facts = stages.facts
-    write_report(
-        places.report,
-        "vinoreward demo: an arm that learned from pictures alone",
-        [
-            _result(plan, facts, places),
-            Section(
-                "Learning curve",
-                "Where claimed and true part, the policy has found a way to fool the classifier.",
-                pictures=_there(places.policy / "learning_curve.png"),
-                captions=CAPTIONS,
-            ),
-            *_classifier(plan, facts["check"], places),
-            _time(stages.seconds),
-            Section(
-                "What to try next",
-                rows=[{"command": command, "what it does": what} for command, what in commands],
-            ),
-            _versions(plan),
-        ],
+    images, labels, kinds = fresh_scenes(count, seed)
+    rows: dict[str, dict[str, str]] = {}
+    categories: dict[str, dict[str, object]] = {}
+    wrong, claim = [], ""
+    for name, source in (("shipped", SHIPPED), ("this demo's", str(bundle))):
+        with Classifier(source) as classifier:
+            found = evaluate_classifier(classifier, images, labels, kinds)
+            chosen = dict(classifier.bundle.spec.decision.chosen_for)
+            threshold, precision = classifier.threshold, classifier.precision
+        counts, scores = found.rates, found.probabilities.astype(np.float64)
+        failures = counts.false_positives + counts.true_negatives
+        for quantity, value in {
+            "precision": precision.upper(),
+            "threshold": f"{threshold:.3f}",
+            "recall": f"{counts.recall:.1%}",
+            "recall, 95 % interval": f"{counts.recall_low:.1%} to {counts.recall_high:.1%}",
+            "false positives": f"{counts.false_positives} of {failures}",
+            "false-positive rate": f"{counts.false_positive_rate:.2%}",
+            "false-positive rate, 95 % upper bound": f"{counts.fpr_high:.2%}",
+            "average precision (no threshold)": f"{average_precision(scores, labels):.4f}",
+        }.items():
+            rows.setdefault(quantity, {"": quantity})[name] = value
+        for row in found.categories:
+            kind = str(row["category"])
+            first = {"kind": kind, "scenes": row["frames"]}
+            categories.setdefault(kind, first)[name] = row["wrong"]
+        wrong.append(found.decisions != (labels == 1))
+        claim = claim_sentence(chosen, counts.false_positives, failures)
+    return {
+        "rows": list(rows.values()),
+        "categories": list(categories.values()),
+        "verdict": verdict(*wrong),
+        "claim": claim,
+    }
+
+
+def verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> str:
+    """Say whether the second of two classifiers is worse, by the exact McNemar test.
+
+    Args:
+        before: (N,) where the first was wrong.
+        after: (N,) where the second was wrong, on the same scenes.
+    """
+    from scipy.stats import binomtest
+
+    lost, gained = int((after & ~before).sum()), int((before & ~after).sum())
+    p = 1.0 if lost + gained == 0 else float(binomtest(lost, lost + gained).pvalue)
+    if p >= SIGNIFICANCE:
+        found = f"no difference that so many scenes could show (p = {p:.2g})"
+    else:
+        found = f"this one makes {'more' if lost > gained else 'fewer'} mistakes (p = {p:.2g})"
+    return (
+        f"Of {len(before)} scenes the shipped classifier alone was right on {lost}, this one alone "
+        f"on {gained}: {found}."
     )
-    return {}
 
 
-def _there(path: Path) -> list[Path]:
-    return [path] if path.is_file() else []
+def claim_sentence(chosen: dict[str, Any], false_positives: int, failures: int) -> str:
+    """Say what the threshold was chosen for and whether frames and fresh scenes support it.
+
+    Args:
+        chosen: a bundle's ``decision.chosen_for``.
+        false_positives: among the fresh scenes.
+        failures: among the fresh scenes.
+    """
+    if "target_fpr" not in chosen:
+        return "The bundle does not say what its threshold was chosen for."
+    target, negatives = float(chosen["target_fpr"]), int(chosen["negatives"])
+    percent = f"{100 * target:g} %"
+    errors, upper = int(chosen["false_positives"]), float(chosen["fpr_upper"])
+    allowed = 0
+    while clopper_pearson(allowed + 1, negatives, 0.95, "upper")[1] <= target:
+        allowed += 1
+    text = (
+        f"The threshold is the lowest that keeps false positives under {percent} with 95 % "
+        f"confidence, on validation frames: {errors} of {negatives} failures were claimed as "
+        f"success, hence at most {upper:.2%}. So few frames allow {allowed} mistakes "
+        f"({allowed / negatives:.2%}), well under the target: the margin for chance is "
+        "paid in recall, and more frames would buy it back."
+    )
+    if "raised_to" in chosen:
+        text += f" It was then raised to {float(chosen['raised_to']):g}."
+    if upper > target:
+        text += f" The bound is above {percent}: these frames do not support the claim."
+    bound = clopper_pearson(false_positives, failures, 0.95, "upper")[1]
+    if bound <= target:
+        supported = f"They support the claim of {percent}."
+    elif clopper_pearson(false_positives, failures, 0.95, "lower")[0] > target:
+        supported = f"They contradict the claim: the rate is above {percent}."
+    else:
+        supported = (
+            f"They are too few to support {percent} or to refute it; ask for more with --scenes."
+        )
+    return (
+        f"{text}\nFresh scenes, which had no part in choosing it: {false_positives} of {failures} "
+        f"({false_positives / failures:.2%}, at most {bound:.2%}). {supported}"
+    )
 
 
-def _result(plan: Plan, facts: Mapping[str, Any], places: Places) -> Section:
-    solved = facts.get("solved_at")
-    rows = [
-        {"what": "true success, by the simulator", "value": facts["true"]},
-        {"what": "claimed success, by the classifier", "value": facts["claimed"]},
-        {
-            "what": "training steps",
-            "value": f"{facts['steps']}, "
-            + ("the goal was not reached" if solved is None else "then the task was solved"),
-        },
-        {"what": "classifier started from", "value": plan.start},
-        {"what": "INT8", "value": facts["int8"]},
+def demo_sections(
+    config: DemoConfig,
+    start: str,
+    facts: Mapping[str, Any],
+    pictures: Sequence[Path],
+    seconds: Mapping[str, float],
+    commands: Sequence[tuple[str, str]],
+) -> list[Section]:
+    """Return the report's sections.
+
+    Args:
+        config: settled.
+        start: what the classifier started from, in words.
+        facts: what the stages found.
+        pictures: the film, the learning curve and those of the model card; some may be missing.
+        seconds: of each stage.
+        commands: (command, what it does) to try next.
+    """
+    film, curve, card = (
+        [path for path in part if path.is_file()]
+        for part in (pictures[:1], pictures[1:2], pictures[2:])
+    )
+    machine: dict[str, Any] = describe_machine()
+    solved = (
+        "the goal was not reached" if facts["solved_at"] is None else "then the task was solved"
+    )
+    load = machine["load_average"]
+    busy = f" Load average {load[0]:.1f} at the end." if load else ""
+    commit = f", commit {machine['commit']}" if machine["commit"] else ""
+    check = facts["check"]
+    result = {
+        "true success, by the simulator": facts["true"],
+        "claimed success, by the classifier": facts["claimed"],
+        "training steps": f"{facts['steps']}, {solved}",
+        "classifier started from": start,
+        "INT8": facts["int8"],
+    }
+    times: list[dict[str, object]] = [
+        {"stage": name, "what it did": what, "seconds": round(seconds[name])}
+        for name, what in STAGES.items()
+        if name in seconds
     ]
-    return Section(
-        "Result",
-        f"{plan.config.env}, {plan.config.episodes} episodes after training. Success of an episode "
-        "is that of its last state: the gripper within 35 mm of the point above the object. The "
-        "classifier's claims were the only reward in training; the simulator's truth was only "
-        "watched, and decided when to stop.",
-        rows,
-        _there(places.policy / "play.gif"),
-        CAPTIONS,
-    )
-
-
-def _classifier(plan: Plan, check: Mapping[str, Any], places: Places) -> list[Section]:
-    folder = places.bundle / "pictures"
-    pictures = [folder / name for name in CAPTIONS if (folder / name).is_file()]
+    times.append({"stage": "all", "what it did": "", "seconds": round(sum(seconds.values()))})
     return [
         Section(
+            "Result",
+            f"{config.env}, {config.episodes} episodes after training. Success of an episode "
+            "is that of its last state: the gripper within 35 mm of the point above the object. "
+            "The classifier's claims were the only reward in training; the simulator's truth was "
+            "only watched, and decided when to stop.",
+            [{"what": what, "value": value} for what, value in result.items()],
+            film,
+            CAPTIONS,
+        ),
+        Section(
+            "Learning curve",
+            "Where claimed and true part, the policy has found a way to fool the classifier.",
+            pictures=curve,
+            captions=CAPTIONS,
+        ),
+        Section(
             "The classifier beside the shipped one",
-            f"It started from {plan.start} and saw {plan.frames} pictures, {plan.epochs} times the "
-            f"part for training. Both judged the same {plan.config.scenes} fresh scenes, which "
+            f"It started from {start} and saw {config.frames} pictures, {config.epochs} times the "
+            f"part for training. Both judged the same {config.scenes} fresh scenes, which "
             "neither was trained on. Intervals are Clopper-Pearson; average precision needs no "
             f"threshold.\n{check['verdict']} Their thresholds differ, and a threshold trades "
             "recall for false positives.",
@@ -111,35 +228,21 @@ def _classifier(plan: Plan, check: Mapping[str, Any], places: Places) -> list[Se
         Section(
             "The classifier in pictures",
             "From its model card.",
-            pictures=pictures,
+            pictures=card,
             captions=CAPTIONS,
         ),
+        Section("Time", f"On {machine['cpu']}, {machine['cores']} cores.{busy}", times),
+        Section(
+            "What to try next",
+            rows=[{"command": command, "what it does": what} for command, what in commands],
+        ),
+        Section(
+            "Versions",
+            f"Python {machine['python']}{commit}, seed {config.seed}.",
+            [
+                {"package": name, "version": version}
+                for name, version in machine["versions"].items()
+                if version
+            ],
+        ),
     ]
-
-
-def _time(seconds: Mapping[str, float]) -> Section:
-    machine = describe_machine()
-    total = sum(seconds.values())
-    rows: list[dict[str, object]] = [
-        {"stage": name, "what it did": WHAT[name], "seconds": round(seconds[name])}
-        for name in WHAT
-        if name in seconds
-    ]
-    rows.append({"stage": "all", "what it did": "", "seconds": round(total)})
-    load = machine["load_average"]
-    busy = f" Load average {load[0]:.1f} at the end." if isinstance(load, list) else ""
-    return Section("Time", f"On {machine['cpu']}, {machine['cores']} cores.{busy}", rows)
-
-
-def _versions(plan: Plan) -> Section:
-    machine: dict[str, Any] = describe_machine()
-    commit = f", commit {machine['commit']}" if machine["commit"] else ""
-    return Section(
-        "Versions",
-        f"Python {machine['python']}{commit}, seed {plan.config.seed}.",
-        [
-            {"package": name, "version": version}
-            for name, version in machine["versions"].items()
-            if version
-        ],
-    )
