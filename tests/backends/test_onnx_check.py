@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vinoreward.backends import compile_cost, onnx_check
+from vinoreward.backends import onnx_check
+from vinoreward.backends.onnx_check import MAX_OPSET, MIN_OPSET, OPERATORS
 from vinoreward.backends.onnx_graph import Malformed, read_graph
-from vinoreward.backends.onnx_operators import MAX_OPSET, MIN_OPSET, OPERATORS
 from vinoreward.backends.onnx_rules import RULES
 from vinoreward.backends.onnx_values import Value
 from vinoreward.errors import ModelRefusedError
@@ -79,8 +79,8 @@ def inferred(path: Path, batch: int) -> dict[str, tuple[int, tuple[int | None, .
 def test_networks_that_people_export_are_followed(
     build: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vinoreward.backends.export import export_onnx
-    from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD
+    from vinoreward.backends.convert import export_onnx
+    from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
     from vinoreward.backends.torch_networks import WithPreprocess
 
     path = tmp_path / "network.onnx"
@@ -110,9 +110,9 @@ def test_the_limits_are_those_that_the_documentation_states(project_root: Path) 
     assert f"2^{int(math.log2(onnx_check.MAX_ELEMENTS))} numbers in one result" in text
     assert f"2^{int(math.log2(onnx_check.MAX_TOTAL))} in all" in text
     assert f"10^{int(math.log10(onnx_check.MAX_WORK))} operations" in text
-    assert f"more than {compile_cost.MAX_OPERATIONS} operations" in text
-    assert f"{compile_cost.MAX_READERS} that read" in text
-    assert f"{compile_cost.MAX_CLUSTER} without" in text
+    assert f"more than {onnx_check.MAX_OPERATIONS} operations" in text
+    assert f"{onnx_check.MAX_READERS} that read" in text
+    assert f"{onnx_check.MAX_CLUSTER} without" in text
 
 
 def test_work_is_bounded_as_memory_is(tmp_path: Path) -> None:

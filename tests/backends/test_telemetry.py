@@ -93,7 +93,7 @@ def test_loading_and_quantizing_connect_to_nothing(tmp_path: Path) -> None:
     home.mkdir()
     code = (
         "from pathlib import Path\n"
-        "from vinoreward.backends.int8 import quantize_onnx\n"
+        "from vinoreward.backends.convert import quantize_onnx\n"
         "from vinoreward.bundles.bundle import Bundle\n"
         "bundle = Bundle.load('panda-hover-classifier')\n"
         "for name in ('openvino', 'onnxruntime', 'torch'):\n"
@@ -142,7 +142,7 @@ def test_ray_reports_no_usage(tmp_path: Path) -> None:
 
 def test_openvino_is_imported_without_telemetry(tmp_path: Path) -> None:
     code = WATCH + (
-        "from vinoreward.backends.telemetry import import_openvino\n"
+        "from vinoreward.backends.runtime import import_openvino\n"
         "ov = import_openvino()\n"
         "ov.Core()\n"
         "assert 'openvino_telemetry' not in sys.modules\n"
@@ -156,7 +156,7 @@ def test_openvino_is_imported_without_telemetry(tmp_path: Path) -> None:
 def test_nncf_is_imported_without_telemetry(tmp_path: Path) -> None:
     pytest.importorskip("nncf")
     code = WATCH + (
-        "from vinoreward.backends.telemetry import import_nncf\n"
+        "from vinoreward.backends.runtime import import_nncf\n"
         "nncf = import_nncf()\n"
         "from nncf.telemetry.wrapper import telemetry\n"
         "telemetry.send_event('nncf', 'test', 'test')\n"
@@ -169,7 +169,7 @@ def test_the_stub_does_not_stay(tmp_path: Path) -> None:
     """Another package may import openvino_telemetry afterwards; that is its own decision."""
     code = (
         "import sys\n"
-        "from vinoreward.backends.telemetry import import_openvino\n"
+        "from vinoreward.backends.runtime import import_openvino\n"
         "import_openvino()\n"
         "import importlib.util\n"
         "print(importlib.util.find_spec('openvino_telemetry') is not None)\n"
@@ -180,7 +180,7 @@ def test_the_stub_does_not_stay(tmp_path: Path) -> None:
 
 def test_import_vinoreward_is_light(tmp_path: Path) -> None:
     code = (
-        "import sys, vinoreward, vinoreward.backends.registry\n"
+        "import sys, vinoreward, vinoreward.backends.base\n"
         "heavy = ('torch', 'torchvision', 'openvino', 'onnxruntime', 'onnx', 'nncf', 'pybullet',"
         " 'warp', 'stable_baselines3', 'openvino_telemetry')\n"
         "print([name for name in heavy if name in sys.modules])\n"
@@ -191,7 +191,7 @@ def test_import_vinoreward_is_light(tmp_path: Path) -> None:
 def test_listing_backends_is_light(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from vinoreward.backends.registry import available_backends\n"
+        "from vinoreward.backends.base import available_backends\n"
         "assert set(available_backends()) >= {'openvino', 'onnxruntime', 'torch'}\n"
         "print([name for name in ('torch', 'openvino', 'onnxruntime') if name in sys.modules])\n"
     )
@@ -204,7 +204,7 @@ def test_running_openvino_leaves_torch_and_onnx_out(tmp_path: Path) -> None:
         "import sys\n"
         "sys.modules['torch'] = sys.modules['onnx'] = sys.modules['onnxruntime'] = None\n"
         "from vinoreward.backends.openvino import OpenVINOBackend\n"
-        "from vinoreward.backends.telemetry import import_openvino\n"
+        "from vinoreward.backends.runtime import import_openvino\n"
         "import_openvino()\n"
         "print('fine')\n"
     )
@@ -220,7 +220,7 @@ def test_ctrl_c_while_openvino_is_imported_is_ctrl_c(tmp_path: Path) -> None:
     )
     code = (
         f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
-        "from vinoreward.backends.telemetry import import_openvino\n"
+        "from vinoreward.backends.runtime import import_openvino\n"
         "try:\n    import_openvino()\nexcept KeyboardInterrupt:\n    print('stopped')\n"
     )
     assert run(code, tmp_path).strip() == "stopped"

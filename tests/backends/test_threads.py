@@ -75,7 +75,7 @@ def test_threads_may_use_classifiers_for_the_first_time_together(
 
 IMPORTED_BY_ANOTHER = """
 import sys, threading, time
-from vinoreward.backends.telemetry import import_openvino
+from vinoreward.backends.runtime import import_openvino
 middle = threading.Event()
 
 class Finder:

@@ -140,7 +140,7 @@ def test_outputs_can_be_named_in_the_other_order(onnx_files: dict[str, Path]) ->
 
 
 def test_an_openvino_model_works_too(onnx_files: dict[str, Path], tmp_path: Path) -> None:
-    from vinoreward.backends.telemetry import import_openvino
+    from vinoreward.backends.runtime import import_openvino
 
     ov = import_openvino()
     ov.save_model(ov.Core().read_model(onnx_files["two"]), tmp_path / "m.xml", False)

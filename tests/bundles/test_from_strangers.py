@@ -24,8 +24,8 @@ from tiny_network import (
     rewrite,
 )
 
-from vinoreward.backends import network_file
-from vinoreward.backends.telemetry import import_openvino
+from vinoreward.backends import network as network_file
+from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.errors import (

@@ -19,12 +19,10 @@ import safetensors.torch
 import torch
 from onnx import TensorProto, helper
 
-from vinoreward.backends.base import Backend, TensorSpec, chunks
-from vinoreward.backends.export import export_onnx
-from vinoreward.backends.int8 import quantize_onnx
-from vinoreward.backends.registry import available_backends, load_backend
-from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD, NetworkSpec
-from vinoreward.backends.telemetry import import_openvino
+from vinoreward.backends.base import Backend, available_backends, chunks, load_backend
+from vinoreward.backends.convert import export_onnx, quantize_onnx
+from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD, NetworkSpec, TensorSpec
+from vinoreward.backends.runtime import import_openvino
 from vinoreward.backends.torch_networks import WithPreprocess, build
 from vinoreward.errors import (
     BundleEditedError,

@@ -16,13 +16,13 @@ from torch import nn
 from toy_environments import LATENT, save_toy_bundle, save_toy_encoder, toy_latents
 
 from vinoreward import Classifier, Encoder
-from vinoreward.backends.export import export_onnx
+from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.torch_networks import WithPreprocess
-from vinoreward.bundles import latents
+from vinoreward.bundles import golden as latents
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import add_int8, save_bundle
 from vinoreward.bundles.schema import BundleSpec, Encoding, Picture, Quantization
-from vinoreward.encoders.vae import ARCHITECTURES, build_encoder
+from vinoreward.encoders.vae import ENCODERS, build_encoder
 from vinoreward.errors import (
     BundleError,
     BundleParityError,
@@ -32,7 +32,7 @@ from vinoreward.errors import (
 )
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=ENCODERS)
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Bundle, nn.Module]:

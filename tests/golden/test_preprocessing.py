@@ -17,9 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from vinoreward.backends.base import TensorSpec
-from vinoreward.backends.registry import load_backend
-from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD, NetworkSpec, Preprocess
+from vinoreward.backends.base import load_backend
+from vinoreward.backends.network import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    NetworkSpec,
+    Preprocess,
+    TensorSpec,
+)
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import ConfigError
 

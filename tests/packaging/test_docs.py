@@ -77,8 +77,7 @@ def test_the_documented_backend_gives_the_golden_outputs(example: type[Backend])
 
 
 def test_the_documented_backend_is_not_loaded_when_made(example: type[Backend]) -> None:
-    from vinoreward.backends.base import TensorSpec
-    from vinoreward.backends.spec import NetworkSpec
+    from vinoreward.backends.network import NetworkSpec, TensorSpec
     from vinoreward.errors import ModelNotFoundError
 
     spec = NetworkSpec(

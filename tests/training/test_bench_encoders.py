@@ -13,7 +13,7 @@ import torch
 from toy_environments import save_toy_encoder
 
 from vinoreward import Encoder
-from vinoreward.backends.export import export_onnx
+from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from vinoreward.backends.telemetry import import_openvino
+from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import BundleParityError, ConfigError, PictureMismatchError, VinorewardError
 from vinoreward_training.configs.import_encoder import ImportEncoderConfig

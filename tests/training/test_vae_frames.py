@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from vae_data import BLUE, SIZE, frames_of, pictures, write_capture, write_folder
 
-from vinoreward.encoders.vae import ARCHITECTURES, build_encoder, build_vae
+from vinoreward.encoders.vae import ENCODERS, build_encoder, build_vae
 from vinoreward.errors import (
     ConfigError,
     DatasetError,
@@ -97,7 +97,7 @@ def test_no_episode_is_in_two_parts(seed: int, count: int) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(
-    architecture=st.sampled_from(ARCHITECTURES),
+    architecture=st.sampled_from(ENCODERS),
     height=st.integers(32, 70),
     width=st.integers(32, 70),
     latent=st.integers(1, 20),

@@ -6,9 +6,8 @@ import os
 import platform
 import sys
 
-from vinoreward.backends.openvino_core import shared_core
-from vinoreward.backends.registry import available_backends
-from vinoreward.backends.telemetry import import_openvino, telemetry_switches
+from vinoreward.backends.base import available_backends
+from vinoreward.backends.runtime import import_openvino, shared_core, telemetry_switches
 from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.errors import MissingExtraError, VinorewardError, install_command

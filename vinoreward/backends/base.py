@@ -1,28 +1,35 @@
-"""The contract every inference backend keeps, and the checks they share."""
+"""The contract every inference backend keeps, the checks they share, and finding one by name."""
 
 from __future__ import annotations
 
 import abc
+import importlib.util
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.checks import check_input, check_output
-from vinoreward.backends.fork import keep_forever, watch
+from vinoreward.backends.network import NetworkSpec, TensorSpec
+from vinoreward.backends.runtime import keep_forever, watch
 from vinoreward.closing import Closing
-from vinoreward.errors import ConfigError
+from vinoreward.errors import (
+    ConfigError,
+    InputError,
+    MissingExtraError,
+    OutputError,
+    UnknownBackendError,
+    install_command,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from vinoreward.backends.spec import NetworkSpec
-
+GROUP = "vinoreward.backends"
 PRECISIONS = ("fp32", "bf16", "int8")
 MAX_THREADS = 512
 
@@ -30,25 +37,6 @@ MAX_THREADS = 512
 # stays flat however the batch size varies, and no frame is padded. One picture of a batch of 16
 # costs about what it costs alone, so nothing is lost by splitting.
 CHUNKS = (16, 4, 1)
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Shape and dtype of an array. ``None`` in ``shape`` stands for any size of at least one."""
-
-    shape: tuple[int | None, ...]
-    dtype: str
-
-    def __str__(self) -> str:
-        sizes = ", ".join("N" if size is None else str(size) for size in self.shape)
-        return f"({sizes}) {self.dtype}"
-
-    def fits(self, array: NDArray[Any]) -> bool:
-        """Return whether the array's shape is one that this describes; dtype is not looked at."""
-        return len(array.shape) == len(self.shape) and all(
-            found >= 1 if expected is None else found == expected
-            for found, expected in zip(array.shape, self.shape, strict=True)
-        )
 
 
 class Backend(Closing):
@@ -242,3 +230,133 @@ def chunks(count: int, sizes: tuple[int, ...] = CHUNKS) -> Iterator[tuple[int, i
         stop = min(start + size, count)
         yield start, stop, size
         start = stop
+
+
+def check_input(batch: NDArray[Any], spec: TensorSpec) -> None:
+    """Raise InputError unless ``batch`` is an array exactly as ``spec`` says."""
+    if not isinstance(batch, np.ndarray):
+        raise InputError(
+            f"the network was given a {type(batch).__name__}. Expected a numpy array {spec}; use "
+            "numpy.asarray or numpy.stack."
+        )
+    if batch.dtype != np.dtype(spec.dtype):
+        hint = (
+            "pass the picture as uint8 from 0 to 255: scaling and normalising is part of the "
+            "network"
+            if spec.dtype == "uint8"
+            else f"convert it with astype({spec.dtype!r})"
+        )
+        raise InputError(f"the network was given {batch.dtype}. Expected {spec}; {hint}.")
+    if not spec.fits(batch):
+        hint = (
+            "add the batch axis with picture[None]"
+            if batch.ndim == len(spec.shape) - 1
+            else ("give pictures of the size the network was trained on")
+        )
+        raise InputError(
+            f"the network was given an array of shape {batch.shape}. Expected {spec} with N at "
+            f"least 1; {hint}."
+        )
+    if batch.dtype.kind == "f" and not np.isfinite(batch).all():
+        raise InputError(
+            "the network was given NaN or infinity. Expected finite numbers; look at where the "
+            "observation comes from."
+        )
+
+
+def check_output(result: NDArray[Any], spec: TensorSpec, count: int, name: str) -> None:
+    """Raise OutputError unless ``result`` has ``count`` finite rows as ``spec`` says."""
+    if not spec.fits(result) or len(result) != count:
+        raise OutputError(
+            f"the {name} backend returned an array of shape {result.shape} for a batch of {count}. "
+            f"Expected {spec}; the model file and its description do not belong together."
+        )
+    if not np.isfinite(result).all():
+        bad = int(np.count_nonzero(~np.isfinite(result).reshape(count, -1).all(axis=1)))
+        raise OutputError(
+            f"the network returned NaN or infinity for {bad} of {count} inputs. Expected finite "
+            "numbers; the weights are broken or overflow, train or export the network again."
+        )
+
+
+def load_backend(
+    name: str,
+    spec: NetworkSpec,
+    *,
+    device: str = "CPU",
+    precision: str = "fp32",
+    threads: int = 1,
+    cache_dir: Path | None = None,
+) -> Backend:
+    """Make a backend for a network. The network is read on first use, or by ``.load()``.
+
+    Args:
+        name: ``"openvino"``, ``"onnxruntime"``, ``"torch"``, or one that another package registers
+            in the entry-point group ``vinoreward.backends``.
+        spec: the network.
+        device: device name, in capitals (``"CPU"``).
+        precision: ``"fp32"``, ``"bf16"`` or ``"int8"``.
+        threads: threads that one inference may use.
+        cache_dir: folder for compiled models (OpenVINO only); ``None`` keeps none.
+
+    Raises:
+        UnknownBackendError: no backend of that name.
+        MissingExtraError: its library is not installed.
+        ConfigError: the backend cannot do what is asked.
+    """
+    backend = find_backend(name)
+    problem = _missing(backend)
+    if problem is not None:
+        raise MissingExtraError(problem)
+    return backend(spec, device=device, precision=precision, threads=threads, cache_dir=cache_dir)
+
+
+def available_backends() -> dict[str, str | None]:
+    """Return each registered backend's name with ``None``, or with why it cannot be used."""
+    found: dict[str, str | None] = {}
+    for name, entry in sorted(_entries().items()):
+        try:
+            found[name] = _missing(_load(entry))
+        except (ImportError, ConfigError) as error:
+            found[name] = str(error)
+    return found
+
+
+def _entries() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def find_backend(name: str) -> type[Backend]:
+    """Return the class of a backend; its library is not imported yet.
+
+    Raises:
+        UnknownBackendError: no backend of that name.
+    """
+    entries = _entries()
+    if name not in entries:
+        raise UnknownBackendError(
+            f"there is no backend {name!r}. Expected one of {', '.join(sorted(entries)) or 'none'};"
+            f" another package can add one in the entry-point group {GROUP!r}."
+        )
+    return _load(entries[name])
+
+
+def _load(entry: EntryPoint) -> type[Backend]:
+    found = entry.load()
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise ConfigError(
+            f"the entry point {entry.name!r} of {GROUP!r} is {entry.value}. Expected a subclass of "
+            "vinoreward.backends.base.Backend; correct the package that registers it."
+        )
+    return found
+
+
+def _missing(backend: type[Backend]) -> str | None:
+    if not backend.library or importlib.util.find_spec(backend.library) is not None:
+        return None
+    extra = backend.extra
+    command = install_command(extra) if extra else f"pip install '{backend.library}'"
+    return (
+        f"the {backend.name} backend needs {backend.library}, which is not installed. "
+        f"Install it with: {command}"
+    )

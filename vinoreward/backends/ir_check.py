@@ -19,10 +19,9 @@ from xml.parsers import expat
 
 import numpy as np
 
-from vinoreward.backends.compile_cost import CompileCost
-from vinoreward.backends.onnx_check import MAX_ELEMENTS, MAX_ROWS, MAX_TOTAL, MAX_WORK
+from vinoreward.backends.onnx_check import MAX_ELEMENTS, MAX_ROWS, MAX_TOTAL, MAX_WORK, CompileCost
 from vinoreward.backends.onnx_graph import Malformed
-from vinoreward.backends.telemetry import import_openvino
+from vinoreward.backends.runtime import import_openvino
 from vinoreward.child_python import python_command
 from vinoreward.errors import ModelRefusedError
 

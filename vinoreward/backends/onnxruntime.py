@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import CHUNKS, Backend, chunks
-from vinoreward.backends.network_file import read_network
-from vinoreward.backends.spec import Preprocess
+from vinoreward.backends.network import Preprocess, read_network
 from vinoreward.errors import (
     ConfigError,
     MissingExtraError,

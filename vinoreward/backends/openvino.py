@@ -7,12 +7,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.base import CHUNKS, Backend, TensorSpec, chunks
+from vinoreward.backends.base import CHUNKS, Backend, chunks
 from vinoreward.backends.ir_check import check_sizes
-from vinoreward.backends.network_file import read_network, told_in_full
-from vinoreward.backends.openvino_core import shared_core
-from vinoreward.backends.spec import Preprocess
-from vinoreward.backends.telemetry import import_openvino
+from vinoreward.backends.network import Preprocess, TensorSpec, read_network, told_in_full
+from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.errors import (
     ConfigError,
     ModelCorruptError,

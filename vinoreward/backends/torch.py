@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend
-from vinoreward.backends.network_file import read_bytes
+from vinoreward.backends.network import read_bytes
 from vinoreward.errors import (
     ConfigError,
     MissingExtraError,
@@ -50,8 +50,12 @@ class TorchBackend(Backend):
             import safetensors.torch
             import torch
 
-            from vinoreward.backends.torch_encoders import ARCHITECTURES, build_encoder
-            from vinoreward.backends.torch_networks import WithPreprocess, build
+            from vinoreward.backends.torch_networks import (
+                ENCODERS,
+                WithPreprocess,
+                build,
+                build_encoder,
+            )
         except ImportError as error:
             raise MissingExtraError(
                 f"the torch backend needs {error.name}, which is not installed or does not load "
@@ -64,7 +68,7 @@ class TorchBackend(Backend):
                 f"the network is described as {self.input} to {self.output}. Expected a fixed "
                 "picture size and number of outputs, which the torch backend needs to build it."
             )
-        if architecture in ARCHITECTURES:
+        if architecture in ENCODERS:
             height, width = (int(side or 0) for side in self.input.shape[1:3])
             network = build_encoder(architecture, height, width, columns)
         else:

@@ -1,7 +1,12 @@
-"""The networks that training makes and the torch backend runs. Importing this imports torch."""
+"""The networks that training makes and the torch backend runs. Importing this imports torch.
+
+A classifier is a module from float pictures (N, 3, H, W) to logits (N, classes). An encoder goes to
+(N, 2 D): D means, then D natural logarithms of variances.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +14,20 @@ from torch import Tensor, nn
 
 from vinoreward.errors import ConfigError
 
-ARCHITECTURES = ("squeezenet1_0", "squeezenet1_1")
+CLASSIFIERS = ("squeezenet1_0", "squeezenet1_1")
+ENCODERS = ("conv_vae", "spatial_vae")
+LOWEST_SIDE, HIGHEST_SIDE = 32, 1024
+CHANNELS = (32, 64, 128, 256)
+"""Of the first convolutions; those after them repeat the last number."""
+LOG_VARIANCE = (-12.0, 4.0)
+"""Limits of what an encoder returns: beyond them a variance is as good as 0, or as the prior's."""
+SPATIAL_CHANNELS = 32
+"""Of every convolution of the networks with keypoints, which need few: they say where, not what."""
+KEYPOINTS = 32
+LEAST_WEIGHT = 1e-3
+"""Added to the sum of a map, which may be 0: its keypoint is then in the middle."""
+LARGEST_MAP = 32
+"""Longer side, in cells, of the maps in which keypoints are looked for."""
 
 
 class SqueezeNet(nn.Module):
@@ -79,10 +97,10 @@ def build(architecture: str, classes: int = 2) -> nn.Module:
     Raises:
         ConfigError: the architecture is not known, or fewer than one class.
     """
-    if architecture not in ARCHITECTURES:
+    if architecture not in CLASSIFIERS:
         raise ConfigError(
             f"there is no architecture {architecture!r}. Expected one of "
-            f"{', '.join(ARCHITECTURES)}; choose one of these."
+            f"{', '.join(CLASSIFIERS)}; choose one of these."
         )
     if classes < 1:
         raise ConfigError(f"a network was asked for with {classes} classes. Expected at least 1.")
@@ -90,3 +108,182 @@ def build(architecture: str, classes: int = 2) -> nn.Module:
 
     factory = getattr(squeezenet, architecture)
     return SqueezeNet(factory(weights=None).features, classes)
+
+
+def halvings(height: int, width: int) -> list[tuple[int, int]]:
+    """Return the sizes (height, width) after each stride-2 convolution, until a side is below 8.
+
+    Raises:
+        ConfigError: a side is shorter than 32 or longer than 1024 pixels.
+    """
+    if min(height, width) < LOWEST_SIDE or max(height, width) > HIGHEST_SIDE:
+        raise ConfigError(
+            f"an encoder was asked for with pictures of {height} x {width} pixels. Expected sides "
+            f"of {LOWEST_SIDE} to {HIGHEST_SIDE}; resize them, 64 x 64 is usual."
+        )
+    sizes = []
+    while min(height, width) >= 8:
+        height, width = height // 2, width // 2
+        sizes.append((height, width))
+    return sizes
+
+
+def map_sizes(height: int, width: int, fewest: int = 1) -> list[tuple[int, int]]:
+    """Return the sizes after each stride-2 convolution on the way to the maps of keypoints.
+
+    Args:
+        height: of the pictures in pixels.
+        width: likewise.
+        fewest: convolutions, even if the maps are small enough with fewer.
+    """
+    sizes = halvings(height, width)
+    count = max(fewest, sum(max(size) > LARGEST_MAP for size in sizes) + 1)
+    return sizes[:count]
+
+
+def axes_of(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Return the places of rows and columns, from -1 to 1."""
+    return torch.linspace(-1, 1, rows), torch.linspace(-1, 1, columns)
+
+
+def channels_of(count: int) -> list[int]:
+    """Return the channels after each of ``count`` convolutions."""
+    return [CHANNELS[min(index, len(CHANNELS) - 1)] for index in range(count)]
+
+
+def check_latent(latent_size: int) -> None:
+    """Raise ConfigError unless a latent vector may have that many numbers."""
+    if not 1 <= latent_size <= 4096:
+        raise ConfigError(
+            f"an encoder was asked for with {latent_size} latent numbers. Expected 1 to 4096; 32 "
+            "is a good start."
+        )
+
+
+def _limited(output: Tensor, latent_size: int) -> Tensor:
+    """Keep the log variances where their exponentials can be computed with."""
+    mean, log_variance = output[:, :latent_size], output[:, latent_size:]
+    return torch.cat([mean, log_variance.clamp(*LOG_VARIANCE)], 1)
+
+
+class ConvEncoder(nn.Module):
+    """Stride-2 convolutions down to 4 to 7 cells a side, then one linear layer.
+
+    Args:
+        height: of the pictures in pixels, 32 to 1024.
+        width: likewise.
+        latent_size: D; the output has 2 D columns.
+
+    Raises:
+        ConfigError: a size that cannot work.
+    """
+
+    def __init__(self, height: int, width: int, latent_size: int) -> None:
+        super().__init__()
+        check_latent(latent_size)
+        self.latent_size = latent_size
+        sizes = halvings(height, width)
+        channels = [3, *channels_of(len(sizes))]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(channels):
+            layers += [nn.Conv2d(before, after, 4, 2, 1), nn.ReLU()]
+        self.features = nn.Sequential(*layers)
+        # A linear layer written as a convolution over all cells: quantization leaves the last
+        # convolution in floats, and its rounding would be the latent's.
+        self.head = nn.Conv2d(channels[-1], 2 * latent_size, sizes[-1])
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return (N, 2 D) for normalised float pictures (N, 3, H, W)."""
+        return _limited(self.head(self.features(pictures)).flatten(1), self.latent_size)
+
+
+class SpatialEncoder(nn.Module):
+    """Keypoints, then one linear layer: where things are is nearly linear in the latent.
+
+    Convolutions make one map per keypoint. The mean place over a map is the keypoint's place, as in
+    the spatial soft-argmax of Finn et al. (2016), and the logarithm of the map's sum says how
+    strongly it is there. Places are weighted with squares of the positive part instead of
+    exponentials: cells without the thing then weigh nothing at all, however many they are.
+
+    The second moments of the place go into the linear layer too: a camera that looks at a table
+    from the side makes places on the table curved functions of places in the picture, and these are
+    the next terms of that curve.
+
+    Args:
+        height: of the pictures in pixels, 32 to 1024.
+        width: likewise.
+        latent_size: D; the output has 2 D columns.
+        keypoints: maps.
+
+    Raises:
+        ConfigError: a size that cannot work.
+    """
+
+    grid: Tensor
+
+    def __init__(
+        self, height: int, width: int, latent_size: int, keypoints: int = KEYPOINTS
+    ) -> None:
+        super().__init__()
+        check_latent(latent_size)
+        self.latent_size = latent_size
+        sizes = map_sizes(height, width)
+        channels = [3, *[SPATIAL_CHANNELS] * len(sizes)]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(channels):
+            layers += [nn.Conv2d(before, after, 4, 2, 1), nn.ReLU()]
+        for _ in range(2):
+            layers += [nn.Conv2d(SPATIAL_CHANNELS, SPATIAL_CHANNELS, 3, 1, 1), nn.ReLU()]
+        self.features = nn.Sequential(*layers)
+        self.maps = nn.Conv2d(SPATIAL_CHANNELS, keypoints, 1)
+        # Maps that are flat at the start put every keypoint in the middle, with hardly a gradient.
+        nn.init.normal_(self.maps.weight, std=0.5)
+        down, across = axes_of(*sizes[-1])
+        y, x = (axis.flatten() for axis in torch.meshgrid(down, across, indexing="ij"))
+        moments = [x, y, 2.0 * x * y, x * x, y * y]
+        self.register_buffer("grid", torch.stack(moments, 1), persistent=False)
+        self.head = nn.Linear((len(moments) + 1) * keypoints, 2 * latent_size)
+        # Means that vary from the first step, with variances well below those of the prior.
+        with torch.no_grad():
+            nn.init.orthogonal_(self.head.weight[:latent_size], gain=2.0)
+            self.head.weight[latent_size:] *= 0.1
+            self.head.bias[:latent_size] = 0.0
+            self.head.bias[latent_size:] = -4.0
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return (N, 2 D) for normalised float pictures (N, 3, H, W)."""
+        maps = self.maps(self.features(pictures)).flatten(2)
+        # In float32 whatever the convolutions ran in: a place needs more than bfloat16's 8 bits.
+        with torch.autocast(pictures.device.type, enabled=False):
+            weights = maps.float().relu().square()
+            total = weights.sum(2, keepdim=True) + LEAST_WEIGHT
+            places = (weights @ self.grid) / total
+            strength = 0.1 * total.log()
+            found = torch.cat([places, strength], 2).flatten(1)
+            return _limited(self.head(found), self.latent_size)
+
+
+def build_encoder(architecture: str, height: int, width: int, outputs: int) -> nn.Module:
+    """Build an untrained encoder; seeded by ``torch.manual_seed``.
+
+    Args:
+        architecture: ``"conv_vae"`` or ``"spatial_vae"``.
+        height: of the pictures in pixels.
+        width: likewise.
+        outputs: columns of the output, twice the latent size.
+
+    Raises:
+        ConfigError: the architecture is not known, or a size that cannot work.
+    """
+    if architecture not in ENCODERS:
+        raise ConfigError(
+            f"there is no encoder architecture {architecture!r}. Expected one of "
+            f"{', '.join(ENCODERS)}; choose one of these."
+        )
+    if outputs < 2 or outputs % 2:
+        raise ConfigError(
+            f"the encoder {architecture} was asked for with {outputs} outputs. Expected an even "
+            "number: as many log variances as means."
+        )
+    kind = ConvEncoder if architecture == "conv_vae" else SpatialEncoder
+    return kind(height, width, outputs // 2)

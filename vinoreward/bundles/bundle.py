@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.base import Backend, TensorSpec
-from vinoreward.backends.registry import load_backend
-from vinoreward.backends.spec import NetworkSpec, Preprocess
+from vinoreward.backends.base import Backend, load_backend
+from vinoreward.backends.network import NetworkSpec, Preprocess, TensorSpec
 from vinoreward.bundles.golden import Golden, check_parity, read_golden
 from vinoreward.bundles.importers.importer import FromOthers
 from vinoreward.bundles.locate import (
@@ -26,13 +25,12 @@ from vinoreward.bundles.locate import (
     read_spec,
 )
 from vinoreward.bundles.picture import prepare
-from vinoreward.bundles.precision import INT8_BACKENDS, resolve
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError
 from vinoreward.files import sha256 as hash_of
 
-__all__ = ["INT8_BACKENDS", "Bundle"]
+INT8_BACKENDS = ("openvino", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,37 @@ class Bundle(FromOthers):
         Raises:
             ConfigError: INT8 asked for and not there, not passed, or not possible on the backend.
         """
-        return resolve(self.spec, self.path, backend, precision)
+        quantization = self.spec.quantization
+        ready = (
+            quantization is not None and quantization.passed and int8_name(self.spec) is not None
+        )
+        if precision == "auto":
+            return "int8" if ready and backend in INT8_BACKENDS else "fp32"
+        if precision not in ("fp32", "bf16", "int8"):
+            raise ConfigError(
+                f"precision is {precision!r}. Expected auto, fp32, bf16 or int8; choose one."
+            )
+        if precision == "int8" and not ready:
+            what = (
+                "decisions flipped" if self.spec.kind == "classifier" else "vectors moved too far"
+            )
+            found = (
+                f"its INT8 network failed the gate ({quantization.flips} of {quantization.frames} "
+                f"{what}, allowed are {quantization.max_flip_rate:.2%})"
+                if quantization is not None and not quantization.passed
+                else "it has no INT8 network"
+            )
+            raise ConfigError(
+                f"precision 'int8' was asked of the bundle {self.spec.name!r}, but {found}. "
+                "Expected one that passed the gate; use precision='auto' or 'fp32', or run: "
+                f"vinoreward quantize --bundle {self.path}"
+            )
+        if precision == "int8" and backend == "torch":
+            raise ConfigError(
+                "precision 'int8' was asked of the torch backend, which runs FP32. Expected one of "
+                f"{', '.join(INT8_BACKENDS)}; choose another backend or precision='auto'."
+            )
+        return precision
 
     def second_look_band(self, precision: str) -> float | None:
         """Return the half-width (log-odds) of the second look at a resolved precision, or None.

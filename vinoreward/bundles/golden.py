@@ -1,4 +1,7 @@
-"""Golden frames: a few pictures with the outputs they must give, and the comparison."""
+"""Golden frames: a few pictures with the outputs they must give, and the comparison.
+
+Latent vectors are compared in a unit that means something, see :func:`unit`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend
-from vinoreward.backends.network_file import read_bytes
-from vinoreward.bundles import latents
-from vinoreward.bundles.schema import BundleSpec
+from vinoreward.backends.network import read_bytes
+from vinoreward.bundles.schema import BundleSpec, Encoding
 from vinoreward.errors import BundleError, BundleParityError, ModelCorruptError
 from vinoreward.saved_arrays import read_npz
 
@@ -26,6 +28,15 @@ FLOAT_TOLERANCE = 1e-2
 # INT8 kernels differ between processor generations (with and without VNNI), so only a gross
 # difference of a probability says that something is broken.
 INT8_TOLERANCE = 0.1
+
+# Of latent vectors.
+RANGE_SHARE = 0.05
+"""The unit of a dimension whose posterior is not known: this share of its range."""
+FLOAT_SHARE = 0.1
+"""Backends in FP32 may differ by this many units, or by 1e-3 of the largest number if that is more:
+the order of sums is theirs."""
+FLOAT_ROUNDING = 1e-3
+LOG_VARIANCE_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -107,7 +118,7 @@ def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
 
     FP32 may differ by ``1e-2`` of the largest recorded logit (at least of 1). INT8 and bf16 are
     compared as probabilities of success, which may differ by 0.1: every decision with a larger
-    margin is then the same. An encoder's vectors are compared by :func:`latents.parity`.
+    margin is then the same. An encoder's vectors are compared by :func:`parity`.
 
     Raises:
         BundleParityError: a frame differs more.
@@ -144,6 +155,64 @@ def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
     )
 
 
+def means(outputs: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
+    """Return the ``(N, D)`` means out of an encoder's outputs."""
+    return outputs[:, : len(encoding.low)]
+
+
+def unit(encoding: Encoding, recorded: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the ``(D,)`` unit of each dimension's differences; positive.
+
+    Args:
+        encoding: of the bundle. Its ``std`` is the unit where it is known.
+        recorded: ``(N, D)`` vectors; without ``std`` the unit is 5 % of their range.
+    """
+    if encoding.std is not None:
+        return np.asarray(encoding.std, np.float64)
+    spread = np.ptp(recorded.astype(np.float64), axis=0)
+    # A dimension that hardly varies, or few frames: as much as the others vary on average.
+    return np.asarray(RANGE_SHARE * np.maximum(spread, max(float(spread.mean()), 1e-3)))
+
+
+def moved(
+    found: NDArray[Any], expected: NDArray[Any], encoding: Encoding, recorded: NDArray[Any]
+) -> NDArray[np.float64]:
+    """Return how far each frame's vector moved, ``(N,)``: the largest dimension, in units.
+
+    Args:
+        found: ``(N, D)`` or with log variances ``(N, 2 D)``, which are not looked at.
+        expected: likewise.
+        encoding: of the bundle.
+        recorded: what :func:`unit` measures ranges on.
+    """
+    difference = means(found, encoding).astype(np.float64) - means(expected, encoding)
+    return np.asarray(
+        np.abs(difference / unit(encoding, means(recorded, encoding))).max(axis=1), np.float64
+    )
+
+
+def parity(
+    found: NDArray[np.float32], expected: NDArray[np.float32], encoding: Encoding, exact: bool
+) -> NDArray[np.float64]:
+    """Return how far each frame is from what was recorded, ``(G,)``, where 1 is the limit.
+
+    FP32: every mean within 0.1 unit, every log variance within 0.1. INT8 and bf16, whose arithmetic
+    differs between processor generations: the root mean square over the means within one unit.
+    """
+    mean = means(expected, encoding).astype(np.float64)
+    difference = np.abs(means(found, encoding) - mean)
+    units = unit(encoding, mean)
+    if not exact:
+        return np.asarray(np.sqrt(np.square(difference / units).mean(axis=1)))
+    limit = np.maximum(FLOAT_SHARE * units, FLOAT_ROUNDING * max(1.0, float(np.abs(mean).max())))
+    off = np.asarray((difference / limit).max(axis=1))
+    if encoding.posterior:
+        size = mean.shape[1]
+        spread = np.abs(found[:, size:].astype(np.float64) - expected[:, size:]).max(axis=1)
+        off = np.maximum(off, spread / LOG_VARIANCE_TOLERANCE)
+    return off
+
+
 def softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """Return probabilities ``(N, K)`` float64 for logits ``(N, K)``."""
     shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
@@ -156,7 +225,7 @@ def _distance(
 ) -> NDArray[np.float64]:
     """Return how far each frame is off, ``(G,)``."""
     if spec.encoding is not None:
-        return latents.parity(found, expected, spec.encoding, exact)
+        return parity(found, expected, spec.encoding, exact)
     if not exact and spec.kind == "classifier" and spec.output == "logits":
         temperature = np.float32(spec.decision.temperature)
         difference = softmax(found / temperature) - softmax(expected / temperature)
@@ -182,11 +251,11 @@ def _tolerance(expected: NDArray[np.float32], spec: BundleSpec, exact: bool) -> 
 
 def _limit(expected: NDArray[np.float32], spec: BundleSpec, exact: bool) -> str:
     if spec.encoding is not None:
-        share = f"{latents.FLOAT_SHARE} of " if exact else ""
+        share = f"{FLOAT_SHARE} of " if exact else ""
         return (
             f"{share}the posterior's standard deviation"
             if spec.encoding.std is not None
-            else f"{share}{latents.RANGE_SHARE:.0%} of the vectors' range"
+            else f"{share}{RANGE_SHARE:.0%} of the vectors' range"
         )
     limit = f"{_tolerance(expected, spec, exact):.3g}"
     return f"{limit} {'of each output' if exact else 'in probability'}"

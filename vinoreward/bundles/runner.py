@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.fork import building
-from vinoreward.backends.registry import find_backend
+from vinoreward.backends.base import find_backend
+from vinoreward.backends.runtime import building
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.picture import check_pictures
 from vinoreward.closing import Closing

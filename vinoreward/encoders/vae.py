@@ -1,6 +1,6 @@
 """The variational autoencoders that training makes. Imports torch.
 
-The encoders themselves are in :mod:`vinoreward.backends.torch_encoders`, where the torch backend
+The encoders themselves are in :mod:`vinoreward.backends.torch_networks`, where the torch backend
 finds them too. The decoder is for training and for looking only.
 """
 
@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vinoreward.backends.torch_encoders import (
-    ARCHITECTURES,
+from vinoreward.backends.torch_networks import (
+    ENCODERS,
     KEYPOINTS,
     ConvEncoder,
     SpatialEncoder,
@@ -26,7 +26,7 @@ from vinoreward.backends.torch_encoders import (
 )
 
 __all__ = [
-    "ARCHITECTURES",
+    "ENCODERS",
     "ConvEncoder",
     "Decoder",
     "SpatialDecoder",

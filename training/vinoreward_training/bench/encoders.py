@@ -18,12 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 import vinoreward  # noqa: F401  (registers the environments)
-from vinoreward.backends.base import TensorSpec
-from vinoreward.backends.int8 import quantize_onnx
-from vinoreward.backends.openvino_core import shared_core
-from vinoreward.backends.registry import load_backend
-from vinoreward.backends.spec import NetworkSpec
-from vinoreward.backends.telemetry import import_openvino
+from vinoreward.backends.base import load_backend
+from vinoreward.backends.convert import quantize_onnx
+from vinoreward.backends.network import NetworkSpec, TensorSpec
+from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.encoders.encoder import Encoder
 from vinoreward.errors import ModelNotFoundError

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.backends.base import TensorSpec
-from vinoreward.backends.export import export_onnx
-from vinoreward.backends.registry import load_backend
-from vinoreward.backends.spec import NetworkSpec
+from vinoreward.backends.base import load_backend
+from vinoreward.backends.convert import export_onnx
+from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Picture
 from vinoreward.errors import OutputError

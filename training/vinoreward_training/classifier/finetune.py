@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD
+from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.errors import TooFewNegativesError
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.classifier.bundle import make_bundle

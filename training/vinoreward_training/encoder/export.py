@@ -9,10 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from vinoreward.backends.base import TensorSpec
-from vinoreward.backends.export import export_onnx, quiet_exporter
-from vinoreward.backends.registry import load_backend
-from vinoreward.backends.spec import NetworkSpec
+from vinoreward.backends.base import load_backend
+from vinoreward.backends.convert import export_onnx, quiet_exporter
+from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.errors import OutputError
 from vinoreward.files import atomic_path
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.backends.int8 import quantize_onnx
-from vinoreward.backends.registry import load_backend
+from vinoreward.backends.base import load_backend
+from vinoreward.backends.convert import quantize_onnx
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import find, known_names
 from vinoreward.bundles.save import add_int8
@@ -30,7 +30,7 @@ from vinoreward_training.quantize.gate import Floats, GateResult, gate, halves
 from vinoreward_training.runs.next_command import to_train
 
 if TYPE_CHECKING:
-    from vinoreward.backends.spec import NetworkSpec
+    from vinoreward.backends.network import NetworkSpec
     from vinoreward.bundles.bundle import Bundle
 
 BACKENDS = ("openvino", "onnxruntime")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.backends.int8 import quantize_onnx
-from vinoreward.backends.registry import load_backend
-from vinoreward.bundles.latents import means, moved, unit
+from vinoreward.backends.base import load_backend
+from vinoreward.backends.convert import quantize_onnx
+from vinoreward.bundles.golden import means, moved, unit
 from vinoreward.bundles.save import add_int8, card_of
 from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
@@ -25,7 +25,7 @@ from vinoreward_training.encoder.probe import fit_places, judge_places
 from vinoreward_training.runs.next_command import to_train
 
 if TYPE_CHECKING:
-    from vinoreward.backends.spec import NetworkSpec
+    from vinoreward.backends.network import NetworkSpec
     from vinoreward.bundles.bundle import Bundle
     from vinoreward.bundles.schema import Encoding
 

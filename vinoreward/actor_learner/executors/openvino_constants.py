@@ -24,8 +24,7 @@ from vinoreward.actor_learner.executors.openvino_swap import (
     rows,
     scaled,
 )
-from vinoreward.backends.openvino_core import shared_core
-from vinoreward.backends.telemetry import import_openvino
+from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Policy, QuantizedArray
 from vinoreward.policies.spec import Conv, Flatten

@@ -16,8 +16,7 @@ from vinoreward.actor_learner.executors.openvino_constants import (
     wants_constants,
 )
 from vinoreward.actor_learner.executors.openvino_swap import Swappable
-from vinoreward.backends.openvino_core import shared_core
-from vinoreward.backends.telemetry import import_openvino
+from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.policies.policy import Floats, Policy
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from vinoreward.backends.base import CHUNKS
-from vinoreward.backends.network_file import NetworkFile, check_network, read_bytes
+from vinoreward.backends.network import NetworkFile, check_network, read_bytes
 from vinoreward.backends.onnx_graph import read_metadata
-from vinoreward.backends.openvino_core import shared_core
-from vinoreward.backends.telemetry import import_openvino
+from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.bundles.reader import shown
 from vinoreward.bundles.schema import Picture
 from vinoreward.errors import BundleError, ConfigError, ModelCorruptError, ModelNotFoundError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.spec import IMAGENET_MEAN, IMAGENET_STD
-from vinoreward.bundles.latents import means
+from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
+from vinoreward.bundles.golden import means
 from vinoreward.bundles.schema import BundleSpec, Encoding
 from vinoreward.errors import BundleError, BundleParityError, InputError, ModelCorruptError
 from vinoreward.files import read_plain

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vinoreward.backends.export import export_onnx
+from vinoreward.backends.convert import export_onnx
 from vinoreward.errors import (
     ConfigError,
     MissingExtraError,

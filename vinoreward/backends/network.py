@@ -1,4 +1,8 @@
-"""A network's files, read once: what was hashed and checked is what a runtime is given."""
+"""A network: what a backend must know about it, and its files, read once.
+
+The description is plain data that can be pickled and sent anywhere. What was hashed and checked of
+the files is what a runtime is given.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,125 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Literal
+
+from numpy.typing import NDArray
 
 from vinoreward.backends.ir_check import check_ir
 from vinoreward.backends.onnx_check import check_graph
 from vinoreward.backends.onnx_graph import Malformed, read_graph
 from vinoreward.errors import (
     BundleEditedError,
+    ConfigError,
     ModelCorruptError,
     ModelNotFoundError,
     ModelRefusedError,
 )
 from vinoreward.files import read_plain
 
-if TYPE_CHECKING:
-    from vinoreward.backends.spec import NetworkSpec
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 MAX_BYTES = 512 << 20
 """Of one file."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of an array. ``None`` in ``shape`` stands for any size of at least one."""
+
+    shape: tuple[int | None, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        sizes = ", ".join("N" if size is None else str(size) for size in self.shape)
+        return f"({sizes}) {self.dtype}"
+
+    def fits(self, array: NDArray[Any]) -> bool:
+        """Return whether the array's shape is one that this describes; dtype is not looked at."""
+        return len(array.shape) == len(self.shape) and all(
+            found >= 1 if expected is None else found == expected
+            for found, expected in zip(array.shape, self.shape, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How an unsigned-byte RGB picture becomes the float input of a network.
+
+    The network's input is ``(pixel / scale - mean) / std`` per channel. ``mean`` and ``std`` are in
+    the network's channel order, which is ``color_order``. The pictures given to a backend are RGB
+    in the order N, H, W, C whatever the network wants.
+    """
+
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    scale: float = 255.0
+    color_order: Literal["RGB", "BGR"] = "RGB"
+    layout: Literal["NCHW", "NHWC"] = "NCHW"
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != 3 or len(self.std) != 3:
+            raise ConfigError(
+                f"preprocessing has {len(self.mean)} means and {len(self.std)} standard "
+                "deviations. Expected three of each, one per colour channel."
+            )
+        if min(self.std) <= 0 or self.scale <= 0:
+            raise ConfigError(
+                f"preprocessing has std={self.std} and scale={self.scale}. Expected positive "
+                "numbers, because the picture is divided by them."
+            )
+        if self.color_order not in ("RGB", "BGR") or self.layout not in ("NCHW", "NHWC"):
+            raise ConfigError(
+                f"preprocessing has color_order={self.color_order!r} and layout={self.layout!r}. "
+                "Expected RGB or BGR, and NCHW or NHWC."
+            )
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """One network, described so that every backend can run it.
+
+    Attributes:
+        path: the ``.onnx`` file or the OpenVINO ``.xml`` (with its ``.bin`` beside it).
+        input: what callers give, normally ``(None, H, W, 3)`` uint8 RGB pictures.
+        output: what callers get, normally ``(None, K)`` float32 logits.
+        sha256: expected hash of ``path``; checked when the network is loaded.
+        preprocess: ``None`` when the graph takes uint8 N, H, W, C itself (every bundle's own
+            network does). Otherwise the backend puts these steps in front of the graph.
+        output_index: which output of the graph is meant.
+        joined_index: another output, whose columns are put behind those of the first.
+        architecture: name known to :func:`vinoreward.backends.torch_networks.build` or
+            :func:`vinoreward.backends.torch_networks.build_encoder`.
+        weights: ``.safetensors`` file with the state dict of that bare network.
+        weights_sha256: expected hash of ``weights``.
+        mean: per-channel mean of the torch network's input, in units of 0 to 1.
+        std: per-channel standard deviation of the same.
+        bin_sha256: expected hash of the ``.bin`` beside an ``.xml``.
+        trusted: run any operators, of any cost. Otherwise the file is refused unless each of its
+            operators is known and what they need is bounded, see ``SECURITY.md``.
+    """
+
+    path: Path
+    input: TensorSpec
+    output: TensorSpec
+    sha256: str | None = None
+    preprocess: Preprocess | None = None
+    output_index: int = 0
+    joined_index: int | None = None
+    architecture: str | None = None
+    weights: Path | None = None
+    weights_sha256: str | None = None
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    bin_sha256: str | None = None
+    trusted: bool = False
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The outputs of the graph that make the result, in order."""
+        first = (self.output_index,)
+        return first if self.joined_index is None else (*first, self.joined_index)
 
 
 @dataclass(frozen=True)

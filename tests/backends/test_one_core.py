@@ -37,8 +37,7 @@ def test_ctrl_c_is_survived_after_two_networks_were_closed_in_the_order_they_wer
 
 
 def test_a_forked_child_has_a_core_of_its_own() -> None:
-    from vinoreward.backends.openvino_core import shared_core
-    from vinoreward.backends.telemetry import import_openvino
+    from vinoreward.backends.runtime import import_openvino, shared_core
 
     openvino = import_openvino()
     ours = shared_core(openvino)
