@@ -540,7 +540,7 @@ def test_an_image_folder_becomes_a_bundle_that_decides_right(tmp_path: Path) -> 
     why = [f"it claims {dead['claimed']} of 520 dead-camera frames"] * (dead["claimed"] > 5)
     assert verdict["reasons"] == why and verdict["level"] == ("weak" if why else "usable")
     card = (bundle.path / "README.md").read_text()
-    assert f"**Verdict: {verdict['level']}.**" in card
+    assert f"## Verdict: {verdict['level']}" in card
     assert "| dead_camera: black | 40 | 0 |" in card
     # Continuing a finished run trains nothing and writes the same network again.
     again = FinetuneConfig(**{**config.__dict__, "resume": True})

@@ -19,8 +19,8 @@ from vinoreward.errors import (
     DatasetError,
 )
 from vinoreward_training.data.frames import load_frames, split_frames
-from vinoreward_training.encoder.apply import encode
 from vinoreward_training.encoder.bundle import bounds
+from vinoreward_training.encoder.export import encode
 from vinoreward_training.encoder.loss import PixelWeights, divergence, reconstruction
 
 # Frames

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vinoreward.files import atomic_path
-from vinoreward_training.classifier.model_card import new_figure
+from vinoreward_training.runs.curves import new_figure
 
 LEAST_KL = 1e-6
 """Nats; full precision has none, and a logarithm no place for that."""

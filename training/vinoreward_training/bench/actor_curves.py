@@ -19,8 +19,8 @@ from vinoreward_training.actors.record import read_rows
 from vinoreward_training.actors.run import train
 from vinoreward_training.bench.actor_runs import EAGER, INT8, MANY, PRESETS, preset
 from vinoreward_training.bench.rows import Row
-from vinoreward_training.classifier.model_card import new_figure
 from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.runs.curves import new_figure
 from vinoreward_training.tasks.lookup import find_task, make_task
 
 TASKS = ("cartpole-balance", "walker-stand")

@@ -1,9 +1,7 @@
-"""What follows training: calibration, threshold, export, model card, bundle, report."""
+"""What follows a classifier's training: calibration, threshold, verdict, bundle, report."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.backends.base import load_backend
 from vinoreward.backends.convert import export_onnx
-from vinoreward.backends.network import NetworkSpec, TensorSpec
-from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Picture
-from vinoreward.errors import OutputError
 from vinoreward.rewards.calibration import clopper_pearson, temperature, threshold_for_fpr
 from vinoreward_training.classifier import model_card
-from vinoreward_training.classifier.dead_camera import held_out
 from vinoreward_training.classifier.evaluation import (
     GOOD_RECALL,
     Rates,
@@ -35,13 +28,13 @@ from vinoreward_training.classifier.evaluation import (
     still_falling,
 )
 from vinoreward_training.data.dataset import SPLIT, Dataset
-from vinoreward_training.data.dataset_files import read_about
+from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.runs.next_command import after_bundle, origin
-from vinoreward_training.runs.report import Section, write_report
+from vinoreward_training.runs.publish import check_export, publish, versions
+from vinoreward_training.runs.report import Section
 
 if TYPE_CHECKING:
     from vinoreward.backends.torch_networks import WithPreprocess
-    from vinoreward.bundles.schema import Decision
     from vinoreward_training.classifier.weights import TrainedOn
     from vinoreward_training.configs.finetune import FinetuneConfig
 
@@ -49,37 +42,6 @@ Dead = dict[str, npt.NDArray[np.float64]]
 """Family of dead-camera frames to their log-odds (M,), not calibrated."""
 
 GOLDEN_FRAMES = 8
-EXPORT_TOLERANCE = 2e-3
-"""Largest difference in logits that the exported network may show."""
-
-
-def _export(inner: WithPreprocess, path: Path, dataset: Dataset) -> float:
-    """Write the ONNX file; return its largest difference in logits from torch.
-
-    Raises:
-        OutputError: the exported network does not compute what was trained.
-    """
-    from vinoreward_training.classifier.training import predict
-
-    height, width = dataset.images.shape[1:3]
-    export_onnx(inner, path, height, width)
-    frames = dataset.images[:: max(1, len(dataset.images) // 64)][:64]
-    expected = predict(inner, frames)
-    spec = NetworkSpec(
-        path, TensorSpec((None, height, width, 3), "uint8"), TensorSpec((None, 2), "float32")
-    )
-    worst = 0.0
-    for name in ("openvino", "onnxruntime"):
-        with load_backend(name, spec) as backend:
-            difference = float(np.abs(backend.infer(frames) - expected).max())
-        if not difference <= EXPORT_TOLERANCE * max(1.0, float(np.abs(expected).max())):
-            raise OutputError(
-                f"the exported network gives logits {difference:.4g} away from torch's on {name}. "
-                f"Expected at most {EXPORT_TOLERANCE}; export with other versions of torch or onnx "
-                "(vinoreward doctor lists them)."
-            )
-        worst = max(worst, difference)
-    return worst
 
 
 def golden_indices(
@@ -93,17 +55,6 @@ def golden_indices(
         picks = [0, 1, len(members) // 2, len(members) - 1]
         chosen += [int(members[min(pick, len(members) - 1)]) for pick in picks]
     return np.array(sorted(dict.fromkeys(chosen)), dtype=np.int64)[:GOLDEN_FRAMES]
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what made the bundle."""
-    found = {"python": platform.python_version()}
-    for name in ("vinoreward", "torch", "torchvision", "onnx", "openvino", "numpy"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 @dataclass(frozen=True)
@@ -121,7 +72,7 @@ def _evaluate(
     config: FinetuneConfig,
     dataset: Dataset,
     logits: npt.NDArray[np.float64],
-    parts: tuple[npt.NDArray[np.int64], ...],
+    parts: Sequence[Indices],
     dead: tuple[Dead, Dead],
     *,
     falling: bool,
@@ -209,24 +160,10 @@ def _evaluate(
     )
 
 
-def _dead(
-    inner: WithPreprocess, dataset: Dataset, part: npt.NDArray[np.int64], number: int, seed: int
-) -> Dead:
-    """Let the network judge the dead-camera frames of a held-out part."""
-    from vinoreward_training.classifier.training import predict
-
-    failures = part[dataset.labels[part] == 0]
-    found: Dead = {}
-    for family, images in held_out(number, dataset.images, failures, seed=seed):
-        logits = predict(inner, images).astype(np.float64)
-        found[family] = logits[:, 1] - logits[:, 0]
-    return found
-
-
 def make_bundle(
     config: FinetuneConfig,
     dataset: Dataset,
-    parts: tuple[npt.NDArray[np.int64], ...],
+    parts: Sequence[Indices],
     folder: Path,
     inner: WithPreprocess,
     history: Sequence[dict[str, float]],
@@ -252,38 +189,25 @@ def make_bundle(
     """
     from safetensors.torch import save as safetensors_bytes
 
-    from vinoreward_training.classifier.training import predict
+    from vinoreward_training.classifier.training import judged_dead, predict
     from vinoreward_training.classifier.weights import RECORD
 
-    held = np.concatenate(parts[1:])
+    _, validation, test = parts
+    held = np.concatenate([validation, test])
     logits = np.zeros((len(dataset.labels), 2))  # of training frames never read
     logits[held] = predict(inner, dataset.images[held])
     dead = (
-        _dead(inner, dataset, parts[1], 1, config.seed),
-        _dead(inner, dataset, parts[2], 2, config.seed),
+        judged_dead(inner, dataset, validation, 1, config.seed),
+        judged_dead(inner, dataset, test, 2, config.seed),
     )
     falling = still_falling([record["val_loss"] for record in history], config.epochs)
     found = _evaluate(config, dataset, logits, parts, dead, falling=falling)
-    test, labels = parts[2], dataset.labels
-    difference = _export(inner, folder / "model.onnx", dataset)
-    pictures = folder / "pictures"
-    pictures.mkdir(exist_ok=True)
-    drawn = [
-        *model_card.draw_curves(
-            pictures, found.log_odds[test], labels[test], found.threshold_log_odds
-        ),
-        model_card.draw_mistakes(
-            pictures / "mistakes.png",
-            dataset.images[test],
-            sigmoid(found.log_odds[test]),
-            labels[test],
-            _captions(dataset, test),
-            found.decision.threshold,
-        ),
-        model_card.draw_history(pictures / "history.png", list(history)),
-    ]
-    golden = test[golden_indices(found.log_odds[test], labels[test], found.threshold_log_odds)]
+    labels, decision, seen = dataset.labels[test], found.decision, found.metrics["dead_camera"]
     height, width = dataset.images.shape[1:3]
+    export_onnx(inner, folder / "model.onnx", height, width)
+    compared = dataset.images[:: max(1, len(dataset.images) // 64)][:64]
+    difference = check_export(folder / "model.onnx", compared, predict(inner, compared))
+    golden = test[golden_indices(found.log_odds[test], labels, found.threshold_log_odds)]
     spec = BundleSpec(
         name=config.name,
         picture=Picture(
@@ -292,7 +216,7 @@ def make_bundle(
             resize="pil_bilinear" if dataset.resized else "none",
             scene=dataset.scene,
         ),
-        decision=found.decision,
+        decision=decision,
         architecture=config.architecture,
         metrics=found.metrics | {"export_difference": difference, "history": list(history)},
         dataset={
@@ -305,36 +229,49 @@ def make_bundle(
         },
         versions=versions(),
     )
-    facts = (
-        {
-            "network": f"{config.architecture}, {height}x{width} pixels, FP32",
-            "trained on": f"{len(parts[0])} frames ({dataset.counts['episodes']} episodes in all), "
-            f"dataset {dataset.sha256[:12]}, seed {config.seed}",
-            # Not the whole path: it means nothing on another machine.
-            "started from": "random weights" if config.weights is None else config.weights.name,
-        }
-        | ({} if unseen is None else {"held-out frames new to those weights": unseen})
-        | {
-            "epochs": len(history),
-            "exported network's largest difference from torch": f"{difference:.2g} in logits",
-        }
-    )
-    decision = {
-        "threshold": f"{found.decision.threshold:.6f} (calibrated probability)",
-        "temperature": f"{found.decision.temperature:.3f}",
-    } | {str(key): value for key, value in found.decision.chosen_for.items() if key != "value"}
-    card = model_card.card(
-        config.name,
-        facts=facts,
-        rates=found.test.as_dict(),
-        categories=found.categories,
-        decision=decision,
-        verdict=found.verdict,
-        dead_camera=found.metrics["dead_camera"],
-        pictures=[path.name for path in drawn],
-    )
-    saved = save_bundle(
-        folder / "bundle",
+    facts: dict[str, object] = {
+        "network": f"{config.architecture}, {height}x{width} pixels, FP32",
+        "trained on": f"{len(parts[0])} frames ({dataset.counts['episodes']} episodes in all), "
+        f"dataset {dataset.sha256[:12]}, seed {config.seed}",
+        # Not the whole path: it means nothing on another machine.
+        "started from": "random weights" if config.weights is None else config.weights.name,
+    }
+    if unseen is not None:
+        facts["held-out frames new to those weights"] = unseen
+    facts |= {
+        "epochs": len(history),
+        "exported network's largest difference from torch": f"{difference:.2g} in logits",
+    }
+    chosen: dict[str, object] = {
+        "threshold": f"{decision.threshold:.6f} (calibrated probability)",
+        "temperature": f"{decision.temperature:.3f}",
+    } | {str(key): value for key, value in decision.chosen_for.items() if key != "value"}
+    saved = publish(
+        folder,
+        "Success classifier",
+        "A success classifier: one camera picture in, the probability of success out. Made by "
+        "`vinoreward finetune`; use it with `vinoreward.LearnedReward(env, path)`.",
+        [
+            Section(f"Verdict: {found.verdict.level}", found.verdict.bullets()),
+            Section("What it is", facts=facts),
+            Section(
+                "On held-out test frames",
+                f"{model_card.in_words(found.test)}\n\nOf {seen['frames']} frames as a failing "
+                "camera gives them (black, noise, lost rows and others, the categories "
+                f"`dead_camera`) it claims {seen['claimed']} (95 % upper bound "
+                f"{seen['claimed_high']:.2%}). They are easy and not counted in the rates above.",
+                model_card.confusion_rows(found.test),
+            ),
+            Section("By category", rows=found.categories),
+            Section("The threshold", facts=chosen),
+            Section("Pictures", pictures=_draw(folder, dataset, test, found, history)),
+            Section(
+                "Limits",
+                "It knows the pictures it was trained on: another camera, size, light or object "
+                "needs a new capture. Frames close to the success distance are the ones it gets "
+                "wrong.",
+            ),
+        ],
         spec,
         {
             "model.onnx": folder / "model.onnx",
@@ -343,45 +280,44 @@ def make_bundle(
                 metadata={RECORD: record.to_text()},
             ),
         },
-        dataset.images[golden],
-        logits[golden].astype(np.float32),
-        card,
-        {path.name: path for path in drawn},
-        overwrite=True,
+        (dataset.images[golden], logits[golden].astype(np.float32)),
     )
-    write_report(
-        folder / "report.html",
-        f"Success classifier {config.name}",
-        [
-            Section("Verdict", str(found.verdict)),
-            Section("What it is", rows=[{"": key, " ": value} for key, value in facts.items()]),
-            Section("Test frames", rows=model_card.confusion_rows(found.test.as_dict())),
-            Section("By category", rows=found.categories),
-            Section(
-                "Threshold", rows=[{"": key, " ": str(value)} for key, value in decision.items()]
-            ),
-            Section("Pictures", pictures=drawn),
-        ],
-    )
-    (folder / "model.onnx").unlink()
     print(
         f"test: recall {found.test.recall:.2%} ({found.test.recall_low:.2%} to "
         f"{found.test.recall_high:.2%}), false positives {found.test.false_positive_rate:.2%} "
-        f"(at most {found.test.fpr_high:.2%}), threshold {found.decision.threshold:.4f}"
+        f"(at most {found.test.fpr_high:.2%}), threshold {decision.threshold:.4f}"
     )
-    seen = found.metrics["dead_camera"]
     print(f"dead camera: {seen['claimed']} of {seen['frames']} frames claimed")
     print(f"verdict: {found.verdict}")
-    print(f"bundle {saved}, report {folder / 'report.html'}")
     if found.verdict.level != "useless":
         print(f"next: {after_bundle(saved, config.data, config.success_label)}")
     return found.verdict
 
 
-def _captions(dataset: Dataset, indices: npt.NDArray[np.int64]) -> list[str]:
+def _draw(
+    folder: Path,
+    dataset: Dataset,
+    test: Indices,
+    found: _Evaluation,
+    history: Sequence[dict[str, float]],
+) -> list[Path]:
+    pictures = folder / "pictures"
+    pictures.mkdir(exist_ok=True)
+    log_odds, labels = found.log_odds[test], dataset.labels[test]
     captions = []
-    for index in indices:
+    for index in test:
         distance = dataset.distances[index]
         where = f", {distance * 1000:.1f} mm" if np.isfinite(distance) else ""
         captions.append(f"{dataset.categories[index]}{where}")
-    return captions
+    return [
+        *model_card.draw_curves(pictures, log_odds, labels, found.threshold_log_odds),
+        model_card.draw_mistakes(
+            pictures / "mistakes.png",
+            dataset.images[test],
+            sigmoid(log_odds),
+            labels,
+            captions,
+            found.decision.threshold,
+        ),
+        model_card.draw_history(pictures / "history.png", history),
+    ]

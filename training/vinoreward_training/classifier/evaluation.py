@@ -187,6 +187,10 @@ class Verdict:
             "advice": list(self.advice),
         }
 
+    def bullets(self) -> str:
+        """Return reasons and advice as a Markdown list."""
+        return "\n".join([f"- {r}" for r in self.reasons] + [f"- Try: {a}" for a in self.advice])
+
     def __str__(self) -> str:
         text = str(self.level)
         if self.reasons:

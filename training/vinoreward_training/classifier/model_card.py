@@ -1,4 +1,4 @@
-"""The pictures and the text of a bundle's model card."""
+"""The pictures and tables of a classifier's model card."""
 
 from __future__ import annotations
 
@@ -9,32 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.files import atomic_path
 from vinoreward_training.classifier.evaluation import (
-    Verdict,
+    Rates,
     average_precision,
     pr_curve,
     roc_curve,
 )
+from vinoreward_training.runs.curves import new_figure, save_figure
 
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
-
-
-def new_figure(width: float = 5.0, height: float = 4.0) -> Any:
-    """Return a matplotlib figure of a size in inches."""
-    # The object interface: nothing global, no display, safe beside a user's own pyplot.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Any, path: Path) -> None:
-    with atomic_path(path) as part:
-        figure.savefig(part)
 
 
 def draw_curves(folder: Path, log_odds: Floats, labels: Labels, threshold: float) -> list[Path]:
@@ -74,8 +58,7 @@ def draw_curves(folder: Path, log_odds: Floats, labels: Labels, threshold: float
             )
         axes.grid(alpha=0.3)
         axes.legend(loc="lower center")
-        paths.append(folder / f"{name}.png")
-        _save(figure, paths[-1])
+        paths.append(save_figure(figure, folder / f"{name}.png"))
     return paths
 
 
@@ -93,8 +76,7 @@ def draw_history(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.ticklabel_format(useOffset=False)
         axes.grid(alpha=0.3)
-    _save(figure, path)
-    return path
+    return save_figure(figure, path)
 
 
 def draw_mistakes(
@@ -135,85 +117,24 @@ def draw_mistakes(
             fontsize=8,
             color="#c8102e" if wrong else "#333333",
         )
-    _save(figure, path)
-    return path
+    return save_figure(figure, path)
 
 
-def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Return rows as a Markdown table."""
-    if not rows:
-        return ""
-    names = list(rows[0])
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    lines += ["| " + " | ".join(str(row.get(name, "")) for name in names) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def confusion_rows(rates: Mapping[str, Any]) -> list[dict[str, object]]:
-    """Return the confusion table of a classifier's ``Rates`` as rows."""
+def confusion_rows(rates: Rates) -> list[dict[str, object]]:
+    """Return the confusion table of a classifier as rows."""
+    success = (rates.true_positives, rates.false_negatives)
+    failure = (rates.false_positives, rates.true_negatives)
     return [
-        {
-            "truth": "success",
-            "claimed success": int(rates["true_positives"]),
-            "claimed failure": int(rates["false_negatives"]),
-        },
-        {
-            "truth": "failure",
-            "claimed success": int(rates["false_positives"]),
-            "claimed failure": int(rates["true_negatives"]),
-        },
+        {"truth": truth, "claimed success": claimed, "claimed failure": denied}
+        for truth, (claimed, denied) in (("success", success), ("failure", failure))
     ]
 
 
-def card(
-    name: str,
-    *,
-    facts: Mapping[str, object],
-    rates: Mapping[str, Any],
-    categories: Sequence[Mapping[str, object]],
-    decision: Mapping[str, object],
-    verdict: Verdict,
-    dead_camera: Mapping[str, Any],
-    pictures: Sequence[str],
-) -> str:
-    """Return the model card as Markdown.
-
-    Args:
-        name: the bundle's name.
-        facts: what it is and what it was trained on.
-        rates: see :class:`vinoreward_training.classifier.evaluation.Rates`.
-        categories: rows of errors per category.
-        decision: threshold and how it was chosen.
-        verdict: on the classifier.
-        dead_camera: ``frames``, ``claimed`` and ``claimed_high`` of the dead-camera frames.
-        pictures: file names under ``pictures/``.
-    """
-    parts = [
-        f"# {name}",
-        "A success classifier: one camera picture in, the probability of success out. Made by "
-        "`vinoreward finetune`; use it with `vinoreward.LearnedReward(env, path)`.",
-        f"**Verdict: {verdict.level}.**"
-        + "".join(f"\n- {reason}" for reason in verdict.reasons)
-        + "".join(f"\n- Try: {advice}" for advice in verdict.advice),
-        "## What it is",
-        "\n".join(f"- {key}: {value}" for key, value in facts.items()),
-        "## On held-out test frames",
-        table(confusion_rows(rates)),
-        f"Recall {rates['recall']:.2%} (95 % interval {rates['recall_low']:.2%} to "
-        f"{rates['recall_high']:.2%}); false-positive rate {rates['false_positive_rate']:.2%} "
-        f"(95 % upper bound {rates['fpr_high']:.2%}); precision {rates['precision']:.2%}. "
-        "Clopper-Pearson, counted in frames.",
-        f"Of {dead_camera['frames']} frames as a failing camera gives them (black, noise, lost "
-        f"rows and others, the categories `dead_camera`) it claims {dead_camera['claimed']} "
-        f"(95 % upper bound {dead_camera['claimed_high']:.2%}). They are easy and not counted in "
-        "the rates above.",
-        table(categories),
-        "## The threshold",
-        "\n".join(f"- {key}: {value}" for key, value in decision.items()),
-        "## Pictures",
-        "\n\n".join(f"![{file}](pictures/{file})" for file in pictures),
-        "## Limits",
-        "It knows the pictures it was trained on: another camera, size, light or object needs a "
-        "new capture. Frames close to the success distance are the ones it gets wrong.",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+def in_words(rates: Rates) -> str:
+    """Return the rates of a classifier as a sentence."""
+    return (
+        f"Recall {rates.recall:.2%} (95 % interval {rates.recall_low:.2%} to "
+        f"{rates.recall_high:.2%}); false-positive rate {rates.false_positive_rate:.2%} "
+        f"(95 % upper bound {rates.fpr_high:.2%}); precision {rates.precision:.2%}. "
+        "Clopper-Pearson, counted in frames."
+    )

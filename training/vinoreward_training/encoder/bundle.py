@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
-from vinoreward_training.classifier.bundle import versions
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.data.frames import Frames
 from vinoreward_training.encoder import card as vae_card
 from vinoreward_training.encoder.probe import ProbeError, probe_places
 from vinoreward_training.runs.next_command import origin
-from vinoreward_training.runs.report import Section, write_report
+from vinoreward_training.runs.publish import publish, versions
+from vinoreward_training.runs.report import Section
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,7 +73,7 @@ def bounds(means: Floats, std: Floats) -> tuple[Floats, Floats]:
 
 def measure(vae: Vae, frames: Frames, parts: Sequence[Indices]) -> Measured:
     """Encode frames, fit the probe on training ones and judge it on the test part."""
-    from vinoreward_training.encoder.apply import decode, encode
+    from vinoreward_training.encoder.export import decode, encode
 
     train, _, test = parts
     fitted = train[:: max(1, -(-len(train) // PROBE_FRAMES))]
@@ -117,7 +116,7 @@ def measure(vae: Vae, frames: Frames, parts: Sequence[Indices]) -> Measured:
 
 def draw(folder: Path, vae: Vae, frames: Frames, test: Indices, found: Measured) -> list[Path]:
     """Write ``reconstructions.png`` and ``traversals.png``; return their paths."""
-    from vinoreward_training.encoder.apply import decode, encode
+    from vinoreward_training.encoder.export import decode, encode
 
     folder.mkdir(exist_ok=True)
     shown = test[:: max(1, len(test) // SHOWN_FRAMES)][:SHOWN_FRAMES]
@@ -146,23 +145,31 @@ def make_bundle(
     folder: Path,
     vae: Vae,
     history: Sequence[dict[str, float]],
-) -> Measured:
-    """Measure, export and write bundle and report; return what was measured."""
+) -> None:
+    """Measure, export and write bundle and report."""
     from safetensors.torch import save as safetensors_bytes
 
-    from vinoreward_training.encoder.apply import encode
-    from vinoreward_training.encoder.export import MEAN, STD, export_decoder, export_encoder
+    from vinoreward_training.encoder.export import (
+        MEAN,
+        STD,
+        encode,
+        export_decoder,
+        export_encoder,
+    )
+
+    def weights(module: nn.Module) -> bytes:
+        state = {name: value.contiguous() for name, value in module.state_dict().items()}
+        return bytes(safetensors_bytes(state))
 
     test = parts[2]
     found = measure(vae, frames, parts)
-    golden = test[:: max(1, len(test) // GOLDEN_FRAMES)][:GOLDEN_FRAMES]
+    golden = frames.images[test[:: max(1, len(test) // GOLDEN_FRAMES)][:GOLDEN_FRAMES]]
     compared = frames.images[test[:: max(1, len(test) // 64)][:64]]
     difference = export_encoder(vae.encoder, folder / "model.onnx", compared)
     export_decoder(vae.decoder, folder / "decoder.onnx", config.latent)
     drawn = draw(folder / "pictures", vae, frames, test, found)
     drawn.append(vae_card.draw_losses(folder / "pictures" / "losses.png", history))
     height, width = frames.images.shape[1:3]
-    errors = [error.as_dict() for error in found.errors]
     spec = BundleSpec(
         name=config.name,
         kind="encoder",
@@ -184,7 +191,7 @@ def make_bundle(
         architecture=config.architecture,
         metrics={
             "held_out": found.held_out,
-            "probe": {str(error["name"]): error for error in errors},
+            "probe": {error.name: error.as_dict() for error in found.errors},
             "export_difference": difference,
             "history": list(history),
         },
@@ -200,77 +207,64 @@ def make_bundle(
         },
         versions=versions(),
     )
-    facts = {
-        "network": f"{config.architecture}, {height}x{width} pixels to {config.latent} numbers "
-        "(mean and log variance of each), FP32",
-        "trained on": f"{len(parts[0])} frames, dataset {frames.sha256[:12]}, seed {config.seed}",
-        "steps": f"{config.steps} of {config.batch_size} frames",
-        "loss": f"sum of squares / (2 * {config.sigma:g}^2) + {config.beta:g} * KL"
-        + (
-            f" + {config.places:g} * squared error in mm of recorded places, read linearly: "
-            "trained with these labels"
-            if config.places > 0
-            else "; no labels"
-        ),
-        "pixel weights": f"rare colours up to {config.rare:g}, foreground + {config.foreground:g}",
-        "exported network's largest difference from torch": f"{difference:.2g}",
-    }
-    held_out = {
-        "frames": f"{found.held_out['frames']} of {found.held_out['episodes']} episodes",
-        "reconstruction error": f"{found.held_out['root_mean_square_error']:.2f} grey levels "
-        "(root mean square over all pixels)",
-        "KL divergence": f"{found.held_out['kl']:.1f} nats",
-        "numbers in use": f"{found.held_out['active']} of {config.latent}",
-    }
-    card = vae_card.card(
-        config.name,
-        facts=facts,
-        errors=found.errors,
-        held_out=held_out,
-        pictures=[path.name for path in drawn],
+    labels = (
+        f" + {config.places:g} * squared error in mm of recorded places, read linearly: "
+        "trained with these labels"
+        if config.places > 0
+        else "; no labels"
     )
-    saved = save_bundle(
-        folder / "bundle",
+    held = found.held_out
+    publish(
+        folder,
+        "State encoder",
+        "A state encoder: one camera picture in, a few numbers out that a policy can act on. Made "
+        "by `vinoreward train-vae`; use it with `vinoreward.EncodedObservation(env, path)`.",
+        [
+            Section(
+                "What it is",
+                facts={
+                    "network": f"{config.architecture}, {height}x{width} pixels to "
+                    f"{config.latent} numbers (mean and log variance of each), FP32",
+                    "trained on": f"{len(parts[0])} frames, dataset {frames.sha256[:12]}, seed "
+                    f"{config.seed}",
+                    "steps": f"{config.steps} of {config.batch_size} frames",
+                    "loss": f"sum of squares / (2 * {config.sigma:g}^2) + {config.beta:g} * KL"
+                    + labels,
+                    "pixel weights": f"rare colours up to {config.rare:g}, foreground + "
+                    f"{config.foreground:g}",
+                    "exported network's largest difference from torch": f"{difference:.2g}",
+                },
+            ),
+            Section(
+                "What the numbers know",
+                vae_card.PROBED if found.errors else vae_card.NO_PLACES,
+                vae_card.probe_rows(found.errors),
+            ),
+            Section(
+                "On held-out frames",
+                facts={
+                    "frames": f"{held['frames']} of {held['episodes']} episodes",
+                    "reconstruction error": f"{held['root_mean_square_error']:.2f} grey levels "
+                    "(root mean square over all pixels)",
+                    "KL divergence": f"{held['kl']:.1f} nats",
+                    "numbers in use": f"{held['active']} of {config.latent}",
+                },
+            ),
+            Section("Pictures", vae_card.PICTURES, pictures=drawn),
+            Section("Limits", vae_card.LIMITS),
+        ],
         spec,
         {
             "model.onnx": folder / "model.onnx",
-            "model.safetensors": safetensors_bytes(_state(vae.encoder)),
+            "model.safetensors": weights(vae.encoder),
             "decoder.onnx": folder / "decoder.onnx",
-            "decoder.safetensors": safetensors_bytes(_state(vae.decoder)),
+            "decoder.safetensors": weights(vae.decoder),
         },
-        frames.images[golden],
-        np.concatenate(encode(vae.encoder, frames.images[golden]), axis=1),
-        card,
-        {path.name: path for path in drawn},
-        overwrite=True,
+        (golden, np.concatenate(encode(vae.encoder, golden), axis=1)),
     )
-    write_report(
-        folder / "report.html",
-        f"State encoder {config.name}",
-        [
-            Section("What it is", rows=[{"": key, " ": value} for key, value in facts.items()]),
-            Section(
-                "What the numbers know",
-                text="" if found.errors else vae_card.NO_PLACES,
-                rows=vae_card.probe_rows(found.errors),
-            ),
-            Section(
-                "Held-out frames", rows=[{"": key, " ": str(v)} for key, v in held_out.items()]
-            ),
-            Section("Pictures", pictures=drawn),
-        ],
-    )
-    for name in ("model.onnx", "decoder.onnx"):
-        (folder / name).unlink()
     for error in found.errors:
         verdict = "" if error.mean_mm <= PROBE_LIMIT_MM else f", above {PROBE_LIMIT_MM:g} mm"
         print(
             f"linear probe, {error.name}: mean error {error.mean_mm:.2f} mm, 95 % below "
             f"{error.p95_mm:.2f} mm, R2 {error.r2:.4f}, {error.frames} held-out frames{verdict}"
         )
-    print(f"bundle {saved}, report {folder / 'report.html'}")
-    return found
-
-
-def _state(module: nn.Module) -> dict[str, Any]:
-    return {name: value.contiguous() for name, value in module.state_dict().items()}

@@ -1,4 +1,4 @@
-"""The pictures and the text of an encoder's model card."""
+"""The pictures and tables of an encoder's model card."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.files import atomic_path
-from vinoreward_training.classifier.model_card import new_figure, table
 from vinoreward_training.encoder.probe import ProbeError
+from vinoreward_training.runs.curves import new_figure, save_figure
+from vinoreward_training.runs.report import bullets
 
 Pictures = npt.NDArray[np.uint8]
 
@@ -80,9 +81,7 @@ def draw_losses(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
         axes.set(xlabel="step", yscale=scale, title=title)
         axes.grid(alpha=0.3)
         axes.legend()
-    with atomic_path(path) as file:
-        figure.savefig(file)
-    return path
+    return save_figure(figure, path)
 
 
 def probe_rows(errors: Sequence[ProbeError]) -> list[dict[str, object]]:
@@ -106,47 +105,19 @@ NO_PLACES = (
 )
 
 
-def card(
-    name: str,
-    *,
-    facts: Mapping[str, object],
-    errors: Sequence[ProbeError],
-    held_out: Mapping[str, object],
-    pictures: Sequence[str],
-) -> str:
-    """Return the model card as Markdown.
-
-    Args:
-        name: the bundle's name.
-        facts: what it is and what it was trained on.
-        errors: of the linear probe; empty where no places are known.
-        held_out: what was measured on held-out frames.
-        pictures: file names under ``pictures/``.
-    """
-    parts = [
-        f"# {name}",
-        "A state encoder: one camera picture in, a few numbers out that a policy can act on. Made "
-        "by `vinoreward train-vae`; use it with `vinoreward.EncodedObservation(env, path)`.",
-        "## What it is",
-        "\n".join(f"- {key}: {value}" for key, value in facts.items()),
-        "## What the numbers know",
-        "A linear map from the latent to places on the table, fitted on training frames and judged "
-        "on frames of other episodes. Frames without the thing are left out."
-        if errors
-        else NO_PLACES,
-        table(probe_rows(errors)),
-        "## On held-out frames",
-        "\n".join(f"- {key}: {value}" for key, value in held_out.items()),
-        "## Pictures",
-        "`reconstructions.png`: held-out frames, what the decoder makes of their latent, and the "
-        "difference. `traversals.png`: one row per latent number, moved from its lowest to its "
-        "highest usual value.",
-        "\n\n".join(f"![{file}](pictures/{file})" for file in pictures),
-        "## Limits",
-        "It knows the pictures it was trained on: another camera, size, light or object needs new "
-        "frames and a new training. The decoder is for looking; nothing at run time needs it.",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+PROBED = (
+    "A linear map from the latent to places on the table, fitted on training frames and judged on "
+    "frames of other episodes. Frames without the thing are left out."
+)
+PICTURES = (
+    "`reconstructions.png`: held-out frames, what the decoder makes of their latent, and the "
+    "difference. `traversals.png`: one row per latent number, moved from its lowest to its highest "
+    "usual value."
+)
+LIMITS = (
+    "It knows the pictures it was trained on: another camera, size, light or object needs new "
+    "frames and a new training. The decoder is for looking; nothing at run time needs it."
+)
 
 
 INT8_TITLE = "## In INT8"
@@ -160,5 +131,4 @@ def with_int8(card: str, facts: Mapping[str, str]) -> str:
         facts: what the gate measured, in words.
     """
     kept = card.partition(f"\n{INT8_TITLE}\n")[0].rstrip()
-    lines = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    return f"{kept}\n\n{INT8_TITLE}\n\n{lines}\n"
+    return f"{kept}\n\n{INT8_TITLE}\n\n{bullets(facts)}\n"

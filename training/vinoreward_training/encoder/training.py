@@ -15,7 +15,7 @@ from torch import Tensor
 from vinoreward.encoders.vae import Vae
 from vinoreward.errors import DatasetError, ModelCorruptError
 from vinoreward_training.data.frames import Frames
-from vinoreward_training.encoder.apply import normalised, planes
+from vinoreward_training.encoder.export import normalised, planes
 from vinoreward_training.encoder.loss import PixelWeights, PlaceReader, divergence, reconstruction
 from vinoreward_training.runs.fit import Fit, Indices, Recipe, Record
 

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,24 @@ def rolling_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts), dtype=np.float64)
 
 
+def new_figure(width: float = 5.0, height: float = 4.0, dpi: int = 110) -> Any:
+    """Return a matplotlib figure of a size in inches."""
+    # The object interface: nothing global, no display, safe beside a user's own pyplot.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Any, path: Path) -> Path:
+    """Write a figure as PNG (atomically); return its path."""
+    with atomic_path(path) as part:
+        figure.savefig(part, format="png")
+    return path
+
+
 def draw_curve(
     path: Path, title: str, episodes: Sequence[Row], evaluations: Sequence[Row], *, window: int = 50
 ) -> Path:
@@ -86,11 +105,7 @@ def draw_curve(
     thick lines are evaluations (it does not). Where the two colours part, the learned reward is
     being fooled.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 4.5, dpi=120)
     axes = figure.add_subplot()
     # The dashed line is drawn over the other, so that both are seen where they agree.
     for name, label, colour, mark, dashes in (
@@ -121,6 +136,4 @@ def draw_curve(
     if axes.get_legend_handles_labels()[0]:
         # Beside the plot: inside, any place may hide an evaluation.
         figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    with atomic_path(path) as part:
-        figure.savefig(part, format="png")
-    return path
+    return save_figure(figure, path)

@@ -66,6 +66,8 @@ class Section:
     """PNG, JPEG, GIF or MP4 files, embedded whole."""
     captions: Mapping[str, str] = field(default_factory=dict)
     """File name to caption; without one the name is the caption."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """Names and values, above the table."""
 
 
 def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
@@ -88,10 +90,41 @@ def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
     return Path(path)
 
 
+def markdown(title: str, intro: str, sections: Sequence[Section]) -> str:
+    """Return sections as Markdown; their pictures lie in ``pictures/``."""
+    parts = [f"# {title}", intro]
+    for section in sections:
+        names = [Path(path).name for path in section.pictures]
+        parts += [
+            f"## {section.title}",
+            section.text,
+            bullets(section.facts),
+            _markdown_table(section.rows),
+            "\n\n".join(f"![{name}](pictures/{name})" for name in names),
+        ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def bullets(facts: Mapping[str, object]) -> str:
+    """Return names and values as a Markdown list."""
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
+
+
+def _markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
+    if not rows:
+        return ""
+    names = list(rows[0])
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    lines += ["| " + " | ".join(str(row.get(name, "")) for name in names) + " |" for row in rows]
+    return "\n".join(lines)
+
+
 def _section(section: Section) -> str:
     parts = [f"<section>\n<h2>{html.escape(section.title)}</h2>"]
     if section.text:
         parts.append(f"<p>{html.escape(section.text)}</p>")
+    if section.facts:
+        parts.append(_table([{"": name, " ": value} for name, value in section.facts.items()]))
     if section.rows:
         parts.append(_table(section.rows))
     if section.pictures:
