@@ -66,7 +66,7 @@ class TestFixedLag:
             ActorLearner(
                 "CartPole-v1",
                 learner,
-                settings(actors=actors, lag=1, seed=seed, executor="openvino"),
+                settings(actors=actors, lag=1, seed=seed, backend="openvino"),
                 compressor=chain if compressed else None,
             ).learn(600)
             return weights_of(learner)
@@ -131,7 +131,7 @@ class TestTraining:
         summary = ActorLearner(
             "CartPole-v1",
             learner,
-            settings(actors=2, environments=4, executor="openvino", lag=1),
+            settings(actors=2, environments=4, backend="openvino", lag=1),
             compressor=chain,
         ).learn(150_000, progressed)
         assert summary.stopped

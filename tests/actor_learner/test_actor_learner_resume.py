@@ -164,16 +164,16 @@ def test_a_monitor_needs_a_unit_for_actions_without_probabilities() -> None:
 
 
 @pytest.mark.parametrize(
-    ("executor", "engine"), [("onnxruntime", "onnxruntime"), ("torch", "numpy")]
+    ("backend", "engine"), [("onnxruntime", "onnxruntime"), ("torch", "numpy")]
 )
 def test_a_chain_that_does_not_say_what_runs_it_is_run_as_the_rest(
-    executor: str, engine: str
+    backend: str, engine: str
 ) -> None:
-    learner: Learner = dqn() if executor == "torch" else impala()
+    learner: Learner = dqn() if backend == "torch" else impala()
     training = ActorLearner(
         "CartPole-v1",
         learner,
-        settings(executor=executor),
+        settings(backend=backend),
         compressor=CompressorChain().add(Quantize("w8")),
     )
     found: list[str] = []

@@ -92,7 +92,7 @@ class TestActor:
         assert link.refused == [
             {
                 "version": 0,
-                "why": "the numpy executor returned NaN or infinity with the weights of version 0",
+                "why": "the numpy backend returned NaN or infinity with the weights of version 0",
             }
         ]
         assert link.counts["compressed_steps"] == (kinds == COMPRESSED).sum()

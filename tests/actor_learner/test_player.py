@@ -10,8 +10,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from actor_learner_parts import CARTPOLE, impala, settings
+from backend_policies import PRECISIONS, SPECS, observations, with_precision
 from compression_policies import context_for
-from executor_policies import PRECISIONS, SPECS, observations, with_precision
 
 import vinoreward
 from vinoreward import ActorLearner, CompressorChain, Player, load_policy, save_policy
@@ -21,13 +21,13 @@ from vinoreward.policies.policy import Policy, QuantizedArray, random_policy
 from vinoreward.policies.reference import forward
 from vinoreward.policies.spec import mlp
 
-ENGINES = ("numpy", "openvino", "onnxruntime")
+BACKENDS = ("numpy", "openvino", "onnxruntime")
 
 
 def assert_same(found: Policy, expected: Policy) -> None:
     """To the bit: codes, scales and bits, not what they stand for."""
     assert found.spec == expected.spec and found.ranges == expected.ranges
-    assert (found.version, found.engine) == (expected.version, expected.engine)
+    assert (found.version, found.backend) == (expected.version, expected.backend)
     for name, value in expected.parameters.items():
         other = found.parameters[name]
         if isinstance(value, QuantizedArray):
@@ -60,14 +60,14 @@ def test_few_bits_come_back(tmp_path: Path, bits: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
-def test_what_a_training_returns_comes_back_and_plays(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
+def test_what_a_training_returns_comes_back_and_plays(tmp_path: Path, backend: str) -> None:
     chain = (
         CompressorChain()
         .add(Prune(0.5))
         .add(Distill(steps=5, cold_steps=5))
         .add(Quantize("int8"))
-        .add(Compile(engine))
+        .add(Compile(backend))
     )
     summary = ActorLearner("CartPole-v1", impala(), settings(), compressor=chain).learn(600)
     assert summary.compressed is not None and summary.compressed.ranges
@@ -102,11 +102,11 @@ def best(policy: Policy, seen: np.ndarray) -> np.ndarray:
     return np.tanh(outputs[:, : policy.spec.actions])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("precision", ["fp32", "4 bits", "int8"])
 @pytest.mark.parametrize("name", SPECS)
-def test_actions_are_the_references(name: str, precision: str, engine: str) -> None:
-    policy = with_precision(random_policy(SPECS[name], 3), precision).replace(engine=engine)
+def test_actions_are_the_references(name: str, precision: str, backend: str) -> None:
+    policy = with_precision(random_policy(SPECS[name], 3), precision).replace(backend=backend)
     seen = observations(policy.spec, 6, seed=4)
     expected = best(policy, seen)
     with Player(policy, batch=6) as many, Player(policy) as one:
@@ -137,7 +137,7 @@ def test_an_environment_is_played(tmp_path: Path) -> None:
     """As the documentation does it."""
     env = gym.make("Pendulum-v1")
     path = save_policy(tmp_path, random_policy(mlp(3, 1, head="tanh_gaussian", hidden=(8,)), 0))
-    with Player(load_policy(path), env.action_space, engine="openvino") as player:
+    with Player(load_policy(path), env.action_space, backend="openvino") as player:
         observation, _ = env.reset(seed=0)
         over = False
         while not over:
@@ -176,14 +176,14 @@ def test_other_spaces_are_refused(space: gym.Space) -> None:
         Player(_small(), space)
 
 
-@pytest.mark.parametrize("wrong", [{"engine": "abacus"}, {"batch": 0}])
+@pytest.mark.parametrize("wrong", [{"backend": "abacus"}, {"batch": 0}])
 def test_settings_that_cannot_be(wrong: dict) -> None:
     with pytest.raises(ConfigError, match="Expected"):
         Player(_small(), **wrong)
 
 
 def test_acting_needs_no_training(tmp_path: Path) -> None:
-    save_policy(tmp_path, _small().replace(engine="openvino"))
+    save_policy(tmp_path, _small().replace(backend="openvino"))
     code = (
         "import sys, vinoreward\n"
         f"player = vinoreward.Player(vinoreward.load_policy({str(tmp_path)!r}))\n"

@@ -203,7 +203,7 @@ class TestCluster:
             environment(tmp_path),
             learner(),
             ActorLearnerConfig(
-                actors=3, steps=9, engine="ray", executor="numpy", max_lag=10**6, heartbeat=30.0
+                actors=3, steps=9, engine="ray", backend="numpy", max_lag=10**6, heartbeat=30.0
             ),
         )
         summary = training.learn(10**7, done)
@@ -229,7 +229,7 @@ class TestCluster:
         training = ActorLearner(
             environment(tmp_path),
             learner(),
-            ActorLearnerConfig(actors=1, steps=9, engine="ray", executor="numpy", max_lag=10**6),
+            ActorLearnerConfig(actors=1, steps=9, engine="ray", backend="numpy", max_lag=10**6),
             compressor=CompressorChain().add(Placed(noted)),
             folder=folder,
         )
@@ -376,7 +376,7 @@ if __name__ == "__main__":
     ActorLearner(
         EnvironmentSpec("engine_environments:Watched", kwargs),
         Impala(network, ImpalaConfig(trajectories=2, seed=0, precision="fp32")),
-        ActorLearnerConfig(actors=2, steps=9, engine="ray", executor="numpy", max_lag=10**6),
+        ActorLearnerConfig(actors=2, steps=9, engine="ray", backend="numpy", max_lag=10**6),
         folder=pathlib.Path({str(folder / "run")!r}),
     ).learn(10**9, note)
 """

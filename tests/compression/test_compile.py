@@ -1,4 +1,4 @@
-"""What is compiled is what engines load; how good a compressed policy is."""
+"""What is compiled is what backends load; how good a compressed policy is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from compression_policies import (
     observations_for,
 )
 
-from vinoreward.actor_learner.executors.registry import compile_blob, make_executor
 from vinoreward.compression import (
     Compile,
     CompressorChain,
@@ -23,73 +22,62 @@ from vinoreward.compression import (
     compare_outputs,
 )
 from vinoreward.errors import ConfigError, InputError, OutputError
+from vinoreward.policies.backends.registry import make_backend
 from vinoreward.policies.policy import Policy, random_policy
 from vinoreward.policies.reference import forward
-from vinoreward.policies.spec import mlp
+from vinoreward.policies.spec import PolicySpec, mlp
 
 # Compilation
 
 
-def compiler(policy: Policy) -> bytes | None:
-    """As engines do: integers are worth preparing, floats are not."""
-    return f"{policy.engine} {len(policy.ranges)}".encode() if policy.ranges else None
+WIDE = mlp(6, 3, head="logits", hidden=(1030, 1030))
 
 
-def compiled(stage: Compile, precision: str, given: bool = True) -> Policy:
-    policy = random_policy(MLP, 11)
-    context = dataclasses.replace(context_for(policy), compiler=compiler if given else None)
-    return CompressorChain().add(Quantize(precision)).add(stage).compress(policy, context)
-
-
-def test_int8_travels_compiled() -> None:
-    assert compiled(Compile("openvino"), "int8").blob == b"openvino 1"
-    assert compiled(Compile("openvino", lambda policy: b"own"), "int8").blob == b"own"
+def compiled(stage: Compile, precision: str, spec: PolicySpec = WIDE) -> Policy:
+    policy = random_policy(spec, 11)
+    chain = CompressorChain().add(Quantize(precision)).add(stage)
+    return chain.compress(policy, context_for(policy))
 
 
 @pytest.mark.parametrize("width", [256, 1030])
-@pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "numpy"])
-def test_what_engines_compile_is_what_they_load(engine: Any, width: int) -> None:
-    def compile_one(policy: Policy) -> bytes | None:
-        return compile_blob(policy, 4)
-
+@pytest.mark.parametrize("backend_name", ["openvino", "onnxruntime", "numpy"])
+def test_what_backends_compile_is_what_they_load(backend_name: Any, width: int) -> None:
     policy = random_policy(mlp(6, 3, head="logits", hidden=(width, width)), 0)
-    context = dataclasses.replace(context_for(policy), compiler=compile_one)
-    chain = CompressorChain().add(Quantize("int8")).add(Compile(engine))
+    context = dataclasses.replace(context_for(policy), batch=4)
+    chain = CompressorChain().add(Quantize("int8")).add(Compile(backend_name))
     found = chain.compress(policy, context)
-    assert (found.blob is not None) == (width >= 1000 and engine != "numpy")
+    assert (found.blob is not None) == (width >= 1000 and backend_name != "numpy")
     observations = observations_for(policy.spec, 4)
-    with make_executor(engine, 4) as executor:
-        executor.refresh(found)
+    with make_backend(backend_name, 4) as backend:
+        backend.refresh(found)
         np.testing.assert_allclose(
-            executor.infer(observations), forward(found, observations), rtol=0.05, atol=0.05
+            backend.infer(observations), forward(found, observations), rtol=0.05, atol=0.05
         )
 
 
 @pytest.mark.parametrize(
-    ("stage", "precision", "given"),
+    ("stage", "precision", "spec"),
     [
-        (Compile("openvino"), "int8", False),
-        (Compile("openvino"), "w8", True),
-        (Compile("openvino", blob=False), "int8", True),
-        (Compile("openvino", lambda policy: None), "int8", True),
+        (Compile("openvino"), "int8", MLP),
+        (Compile("onnxruntime"), "w8", WIDE),
+        (Compile("openvino", blob=False), "int8", WIDE),
+        (Compile("numpy"), "int8", WIDE),
     ],
 )
 def test_nothing_is_compiled_where_it_does_not_pay(
-    stage: Compile, precision: str, given: bool
+    stage: Compile, precision: str, spec: PolicySpec
 ) -> None:
-    found = compiled(stage, precision, given)
+    found = compiled(stage, precision, spec)
     assert found.blob is None
-    assert found.engine == stage.engine
+    assert found.backend == stage.backend
 
 
 def test_a_compiled_form_that_is_wanted_must_come() -> None:
-    assert compiled(Compile("onnxruntime", blob=True), "int8").blob == b"onnxruntime 1"
-    with pytest.raises(ConfigError, match="no compiler"):
-        compiled(Compile("openvino", blob=True), "int8", given=False)
+    assert compiled(Compile("onnxruntime", blob=True), "int8").blob
     with pytest.raises(OutputError, match="no compiled form"):
-        compiled(Compile("openvino", lambda policy: None, blob=True), "int8")
+        compiled(Compile("onnxruntime", blob=True), "int8", MLP)
     with pytest.raises(ConfigError, match="Expected one of"):
-        Compile("tflite")  # type: ignore[arg-type]
+        Compile("tflite")
 
 
 # Quality

@@ -57,7 +57,7 @@ def test_the_papers_line_works() -> None:
     assert [layer.outputs for layer in found.spec.weighted] == [8, 6, 3]
     assert found.in_int8("dense1")
     assert not found.in_int8("dense0") and not found.in_int8("head")
-    assert (found.engine, found.version, found.blob) == ("openvino", 7, None)
+    assert (found.backend, found.version, found.blob) == ("openvino", 7, None)
 
 
 def test_a_chain_without_stages_gives_the_policy_back() -> None:

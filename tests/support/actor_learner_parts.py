@@ -28,7 +28,7 @@ def dqn(**config: Any) -> DQN:
 
 def settings(**changed: Any) -> ActorLearnerConfig:
     return ActorLearnerConfig(
-        **({"actors": 1, "steps": 10, "executor": "numpy", "pull_period": 10} | changed)
+        **({"actors": 1, "steps": 10, "backend": "numpy", "pull_period": 10} | changed)
     )
 
 

@@ -152,7 +152,7 @@ def replay_training(folder: Path) -> Any:
             DQNConfig(batch=16, minimum=100, capacity=4000, precision="fp32"),
         ),
         ActorLearnerConfig(
-            actors=2, steps=10, executor="numpy", pull_period=10, checkpoint_seconds=0.3
+            actors=2, steps=10, backend="numpy", pull_period=10, checkpoint_seconds=0.3
         ),
         compressor=CompressorChain().add(Remembers()).add(Quantize("int8")),
         folder=folder,

@@ -175,7 +175,7 @@ Case = Callable[[random.Random], str]
 
 def cases(folder: Path) -> dict[str, Case]:
     """Return what is harmed: name to a function that harms it once and uses it."""
-    from executor_policies import SPECS, in_int8
+    from backend_policies import SPECS, in_int8
     from tiny_network import SPEC, expected_logits, golden_images, network
 
     from vinoreward.bundles.bundle import Bundle

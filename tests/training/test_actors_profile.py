@@ -83,7 +83,7 @@ def test_a_training_that_waits_for_its_learner_is_not_told_to_compress(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Eager PyTorch is slow to act, and 128 samples for each step are far slower to learn from.
-    slow = ["--algorithm", "dqn", "--samples-per-insert", "128", "--executor", "torch"]
+    slow = ["--algorithm", "dqn", "--samples-per-insert", "128", "--backend", "torch"]
     task = ["--task", "CartPole-v0", "--network", "2x256", "--no-progress"]
     arguments = ["actors", *task, *slow, "--compress", "int8", "--profile-only", "1500"]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0

@@ -369,7 +369,7 @@ def test_observations_of_another_network_are_refused(tmp_path: Path) -> None:
 # The command
 
 
-@pytest.mark.parametrize("options", [("--executor", "tensorrt"), ("--actors", "2")])
+@pytest.mark.parametrize("options", [("--backend", "tensorrt"), ("--actors", "2")])
 def test_a_resume_that_fails_leaves_the_configuration_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, str]
 ) -> None:

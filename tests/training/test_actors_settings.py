@@ -27,7 +27,7 @@ def test_every_preset_is_settled_and_fits_its_task() -> None:
         assert learner.__name__.lower() == config.algorithm
         chain = chain_of(
             config.compress,
-            config.executor,
+            config.backend,
             lambda name, config=config: network(config.task, name, config.algorithm),
         )
         monitor_of(config.monitor, spec.head, chain, config.pull_period)
@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_is_refused(tmp_path: Path, text: str) -> None:
         ({"algorithm": "dqn", "task": "Pendulum-v1"}, "dqn"),
         ({"network": "resnet"}, "resnet"),
         ({"engine": "spark"}, "engine"),
-        ({"executor": "tensorrt"}, "executor"),
+        ({"backend": "tensorrt"}, "backend"),
         ({"task": "NoSuch-v0"}, "NoSuch-v0"),
         ({"learner": {"gama": 0.9}}, "gama"),
         ({"learner": {"gamma": "high"}}, "gamma"),

@@ -77,11 +77,11 @@ def test_a_student_is_a_network_of_the_task() -> None:
     assert isinstance(stage, Distill) and stage.student == network("pong", "net3")
 
 
-@pytest.mark.parametrize(("executor", "engine"), [("numpy", "numpy"), ("torch", "openvino")])
-def test_without_an_engine_the_executors_is_taken(executor: str, engine: str) -> None:
-    chain = chain_of("int8", executor, student)
+@pytest.mark.parametrize(("backend", "taken"), [("numpy", "numpy"), ("torch", "openvino")])
+def test_without_a_stage_for_it_full_precisions_backend_is_taken(backend: str, taken: str) -> None:
+    chain = chain_of("int8", backend, student)
     assert chain is not None and isinstance(last := chain.stages[-1], Compile)
-    assert last.engine == engine
+    assert last.backend == taken
 
 
 @pytest.mark.parametrize("text", ["none", "", "off", " None "])

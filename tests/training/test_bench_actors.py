@@ -91,7 +91,7 @@ def batched() -> dict[str, str]:
     names = ["actorq/cartpole", *rows.CLASSIC, *rows.SAMPLES]
     found = {f"{name}-{many}": f"{name}-{one}" for name in names}
     found |= {f"{name}-{many}-spi1": f"{name}-fp32-spi1" for name in rows.SAMPLES}
-    # These have no arm that is compiled and nothing else: eager apart from its executor.
+    # These have no arm that is compiled and nothing else: eager apart from its backend.
     found |= {
         f"actorq/{task}-curve-{many}": f"actorq/{task}-curve-fp32"
         for task in bench_actor_curves.TASKS
@@ -104,7 +104,7 @@ def test_batching_is_an_arm_of_every_training_and_differs_in_nothing_else() -> N
     for many, one in batched().items():
         left, right = presets()[many].copy(), presets()[one].copy()
         assert (left.pop("environments"), right.pop("environments", 1)) == (8, 1), many
-        assert left.pop("executor") == "openvino" and right.pop("executor") in ("openvino", "torch")
+        assert left.pop("backend") == "openvino" and right.pop("backend") in ("openvino", "torch")
         if left["algorithm"] == "impala":
             # An update takes as many steps as of one environment.
             for side, environments in ((left, 8), (right, 1)):
@@ -123,7 +123,7 @@ def test_batching_is_an_arm_of_every_training_and_differs_in_nothing_else() -> N
 def test_batching_is_an_arm_of_whole_actor_steps(task: str, of_what: str) -> None:
     arms = task_arms(task, of_what)
     (many,) = (arm for arm in arms.values() if arm.batch > 1)
-    assert (many.engine, many.precision, many.batch) == ("openvino", "fp32", 8)
+    assert (many.backend, many.precision, many.batch) == ("openvino", "fp32", 8)
     assert many.spec == arms["eager"].spec and arms["eager"].batch == 1
 
 

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
-from executor_policies import in_int8
+from backend_policies import in_int8
 from PIL import Image
 from task_runs import evaluator
 
@@ -38,13 +38,13 @@ def run_of(folder: Path, task: str, spec: Any, **changes: Any) -> Path:
     save_policy(folder, policy)
     if spec.observation_dtype == "float32":
         small = in_int8(policy, but=(policy.spec.weighted[0].name,))
-        save_policy(folder, small.replace(engine="onnxruntime"), "compressed")
+        save_policy(folder, small.replace(backend="onnxruntime"), "compressed")
     return folder
 
 
 @pytest.fixture
 def cartpole(tmp_path: Path) -> Path:
-    options: dict[str, Any] = {"env_kwargs": {"max_steps": 30}, "executor": "numpy"}
+    options: dict[str, Any] = {"env_kwargs": {"max_steps": 30}, "backend": "numpy"}
     return run_of(tmp_path / "run", "CartPole-v0", network("CartPole-v0", "1x8"), **options)
 
 
@@ -63,7 +63,7 @@ def test_a_run_of_actors_is_played(
         "env_kwargs": {"max_steps": 30},
         "file": "compressed.json" if compressed else "policy.json",
         "version": 3,
-        "engine": "onnxruntime" if compressed else "numpy",
+        "backend": "onnxruntime" if compressed else "numpy",
     }
     assert len(found["returns"]) == 4 and max(found["returns"]) <= 30
     assert "Mean return" in (cartpole / "play.html").read_text()

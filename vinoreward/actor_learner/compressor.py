@@ -20,7 +20,7 @@ from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.link import NONE, CompressorLink
 from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION
 from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.context import Compiler, CompressionContext
+from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.quality import Run, check_policy
 from vinoreward.errors import OutputError, VinorewardError
 from vinoreward.files import atomic_path, open_plain
@@ -43,7 +43,7 @@ class CompressorConfig:
 
     Attributes:
         chain: the stages.
-        executor: what actors run where the chain does not say (``Compile`` does).
+        backend: what actors run where the chain does not say (``Compile`` does).
         seed: of the run.
         folder: where its state is written when asked, and read from on resuming; None for nowhere.
         resume: read the state first.
@@ -52,7 +52,7 @@ class CompressorConfig:
     """
 
     chain: CompressorChain
-    executor: str = "numpy"
+    backend: str = "numpy"
     seed: int = 0
     folder: Path | None = None
     resume: bool = False
@@ -93,8 +93,8 @@ class Compressor:
     Args:
         config: what to do.
         link: to the learner.
-        compiler: gives an engine's compiled form of a policy.
-        outputs: runs compressed policies on the actors' engines for the check before they are
+        batch: observations of one call of the actors' backends.
+        outputs: runs compressed policies on the actors' backends for the check before they are
             published; None checks in NumPy.
     """
 
@@ -102,12 +102,12 @@ class Compressor:
         self,
         config: CompressorConfig,
         link: CompressorLink,
-        compiler: Compiler | None = None,
+        batch: int = 1,
         outputs: Run | None = None,
     ) -> None:
         self._config = config
         self._link = link
-        self._compiler = compiler
+        self._batch = batch
         self._outputs = outputs
         self._chain = config.chain
         self._pace = Pace()
@@ -125,7 +125,7 @@ class Compressor:
             if weights is None:
                 continue
             # A copy: what follows takes long, and the learner's next weights need the room.
-            teacher = copied(weights.policy()).replace(engine=self._config.executor)
+            teacher = copied(weights.policy()).replace(backend=self._config.backend)
             have = teacher.version
             with self._told(have):
                 self._push(teacher, self._link.settings())
@@ -155,7 +155,7 @@ class Compressor:
             push=self._pushes,
             seed=self._config.seed,
             seconds=None if self._config.counted else seconds,
-            compiler=self._compiler,
+            batch=self._batch,
             bits=float(settings.bits or FULL_BITS) if "bits" in parameters else None,
             sparsity=settings.sparsity if "sparsity" in parameters else None,
         )

@@ -36,7 +36,7 @@ class ActorLearnerConfig:
             compression, and free of any loss: try it first.
         steps: T, steps of each environment in one trajectory.
         engine: ``"local"`` processes, or ``"ray"`` for a cluster.
-        executor: what runs full-precision weights in actors.
+        backend: what runs full-precision weights in actors.
         pull_period: steps of an environment between two looks for newer weights.
         push_period: updates between two pushes.
         bits: communication quantization of what the learner pushes: 32, 16, or 2 to 8.
@@ -71,7 +71,7 @@ class ActorLearnerConfig:
     environments: int = 1
     steps: int = 20
     engine: str = "local"
-    executor: str = "openvino"
+    backend: str = "openvino"
     pull_period: int = 100
     push_period: int = 1
     bits: int = 32
@@ -89,10 +89,10 @@ class ActorLearnerConfig:
     seed: int = 0
 
     @property
-    def compressed_executor(self) -> str:
+    def compressed_backend(self) -> str:
         """What runs compressed weights where their chain does not say."""
         # Eager PyTorch runs the learner's weights only: actors do not import it otherwise.
-        return "numpy" if self.executor == "torch" else self.executor
+        return "numpy" if self.backend == "torch" else self.backend
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(_AT_LEAST_ONE, 1) | {"max_staleness": 0, "restarts": 0}

@@ -75,7 +75,7 @@ def engine_config(
         actor=ActorConfig(
             environment=environment,
             policy=spec,
-            engine=config.executor,
+            backend=config.backend,
             environments=config.environments,
             steps=config.steps,
             actors=config.actors,

@@ -36,7 +36,7 @@ class EvaluationsBeside(Closing):
 
     Args:
         environment: to play in.
-        executor: of full-precision policies.
+        backend: of full-precision policies.
         episodes: of an evaluation.
         heartbeat: seconds that one step of an environment may take.
         engine: gives the compressed policies.
@@ -46,13 +46,13 @@ class EvaluationsBeside(Closing):
     def __init__(
         self,
         environment: EnvironmentSpec,
-        executor: str,
+        backend: str,
         episodes: int,
         heartbeat: float,
         engine: Engine,
         kept: PolicyCache,
     ) -> None:
-        self._told = (environment, executor, episodes)
+        self._told = (environment, backend, episodes)
         self._heartbeat = heartbeat
         self._engine, self._kept = engine, kept
         self._child = Child("evaluation", 0, run_evaluator, self._arguments)

@@ -281,7 +281,7 @@ class ActorLearner:
                 (self._folder / STATE_FILE).unlink(missing_ok=True)
             compressor = CompressorConfig(
                 self._chain,
-                config.compressed_executor,
+                config.compressed_backend,
                 seed=config.seed,
                 folder=self._folder,
                 resume=self._goes_on,
@@ -297,7 +297,7 @@ class ActorLearner:
             make_engine(config.engine, told) as engine,
             EvaluationsBeside(
                 self._evaluation,
-                config.executor,
+                config.backend,
                 config.evaluation_episodes,
                 config.heartbeat,
                 engine,

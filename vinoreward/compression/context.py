@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,8 +13,6 @@ from vinoreward.policies.policy import Policy, QuantizedArray
 from vinoreward.policies.reference import check_observations
 
 Observations = npt.NDArray[np.generic]
-Compiler = Callable[[Policy], "bytes | None"]
-"""Gives the compiled form of a policy for ``policy.engine``, or None if that engine has none."""
 
 BATCH = 64
 """Observations at a time: the patches of a first convolution take 400 kB for each."""
@@ -39,7 +37,7 @@ class CompressionContext:
         seed: of the run.
         seconds: wall time for teaching; a stage that is done takes none of it. None: a stage does
             as many updates as it was told, so that the same push gives the same policy.
-        compiler: compiles for an engine; :class:`Compile` uses it where it has none of its own.
+        batch: observations of one call of the actors' backends.
         bits: new setting of the chain's quantization, or None to leave it.
         sparsity: new setting of the chain's pruning, or None to leave it.
 
@@ -52,7 +50,7 @@ class CompressionContext:
     push: int = 0
     seed: int = 0
     seconds: float | None = None
-    compiler: Compiler | None = None
+    batch: int = 1
     bits: float | None = None
     sparsity: float | None = None
 

@@ -23,8 +23,8 @@ class Fuse(Stage):
     - A flattening of what is flat already goes.
 
     Fusing an activation into the layer before it (FC + ReLU, which AcceRL means by graph fusion) is
-    done by every engine's compiler here, and a layer of a spec says its own activation, so there is
-    nothing left of that to do.
+    done by every backend here, and a layer of a spec says its own activation, so there is nothing
+    left of that to do.
     """
 
     phase = FLOAT

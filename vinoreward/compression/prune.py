@@ -1,4 +1,4 @@
-"""Structured pruning: whole neurons and channels are taken out, so every engine gets faster.
+"""Structured pruning: whole neurons and channels are taken out, so every backend gets faster.
 
 AcceRL, section 2.2: the rows and columns of weight matrices are deleted, not set to nought, and
 distillation always follows, because the pruned network by itself predicts badly.

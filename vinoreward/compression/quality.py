@@ -92,7 +92,7 @@ def check_policy(
         observations: (N, *shape).
         sigma: see :func:`compare_outputs`.
         run: computes the compressed policy, as actors will. None: the reference in NumPy, which
-            cannot show a fault of an engine.
+            cannot show a fault of a backend.
 
     Raises:
         InputError: unsuitable observations, or a teacher whose outputs are not finite.

@@ -30,7 +30,7 @@ class Quantize(Stage):
     """Stores weights in fewer bits, and lets layers be computed in INT8.
 
     ``"int8"``: weights as 8-bit codes, one scale for each output, and the range of every such
-    layer's input, so that engines multiply whole numbers. ``"w2"`` to ``"w8"``: weights only; they
+    layer's input, so that backends multiply whole numbers. ``"w2"`` to ``"w8"``: weights only; they
     are wider again when computed with, so bytes and memory traffic fall and inputs are not rounded.
     ``"fp16"``: weights in half precision. Biases and the value head stay float32.
 

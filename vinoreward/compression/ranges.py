@@ -89,7 +89,7 @@ def aligned(bounds: Bounds) -> ActivationRange:
     """Return a range that holds ``bounds`` and has nought as one of its 256 levels exactly.
 
     The step between levels has 16 binary digits at most, so that all its multiples up to 255 times
-    are float32 numbers and no engine's arithmetic moves nought away.
+    are float32 numbers and no backend's arithmetic moves nought away.
 
     Args:
         bounds: low <= 0 <= high, low < high.

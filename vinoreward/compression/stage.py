@@ -35,7 +35,7 @@ class Stage(abc.ABC):
 
     @property
     def shrinks(self) -> bool:
-        """Whether it makes layers smaller, so that any engine runs them faster."""
+        """Whether it makes layers smaller, so that any backend runs them faster."""
         return False
 
     @abc.abstractmethod

@@ -42,7 +42,7 @@ def _safetensors() -> Any:
 def save_policy(folder: str | Path, policy: Policy, name: str = "policy") -> Path:
     """Write a policy, of full precision or quantized, and return the path of its JSON file.
 
-    An engine's compiled form is left out: it is of one machine.
+    A backend's compiled form is left out: it is of one machine.
 
     Args:
         folder: made if it is not there.
@@ -74,7 +74,7 @@ def save_policy(folder: str | Path, policy: Policy, name: str = "policy") -> Pat
             "spec": policy.spec.to_dict(),
             "parameters": table,
             "ranges": {key: [found.low, found.high] for key, found in policy.ranges.items()},
-            "engine": policy.engine,
+            "engine": policy.backend,  # the key on disk
             "version": policy.version,
             "weights": f"{name}.safetensors",
             "sha256": hashlib.sha256(weights).hexdigest(),
@@ -120,7 +120,7 @@ def load_policy(path: str | Path) -> Policy:
             ranges={
                 key: ActivationRange(*map(float, pair)) for key, pair in value["ranges"].items()
             },
-            engine=str(value["engine"]),
+            backend=str(value["engine"]),
             version=int(value["version"]),
         )
     except FileNotFoundError as error:

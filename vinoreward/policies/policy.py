@@ -121,17 +121,17 @@ Parameter = npt.NDArray[Any] | QuantizedArray
 
 @dataclass(frozen=True)
 class Policy:
-    """A network with weights, ready for any engine.
+    """A network with weights, ready for any backend.
 
     Attributes:
         spec: the layers.
         parameters: name to float32 or float16 array, or quantized weights; biases are float32.
         ranges: layer name to the range of its input. Layers in it that also have 8-bit weights are
             computed in INT8; all others in float.
-        engine: which executor it was made for.
+        backend: what it was made to run on.
         version: the learner's version that it was made of.
-        blob: the engine's compiled form, if compiling is worth doing once for all actors; a view of
-            what it came in if it came over the wire, valid as long as the parameters.
+        blob: the backend's compiled form, if compiling is worth doing once for all actors; a view
+            of what it came in if it came over the wire, valid as long as the parameters.
 
     Raises:
         InputError: parameters that are not those of the spec.
@@ -140,7 +140,7 @@ class Policy:
     spec: PolicySpec
     parameters: Mapping[str, Parameter]
     ranges: Mapping[str, ActivationRange] = field(default_factory=dict)
-    engine: str = "numpy"
+    backend: str = "numpy"
     version: int = 0
     blob: bytes | memoryview | None = field(default=None, repr=False)
 

@@ -1,4 +1,4 @@
-"""What a policy computes, written plainly in NumPy: the oracle that every engine is held against.
+"""What a policy computes, written plainly in NumPy: the oracle that every backend is held against.
 
 INT8 is exact here: the input of a layer is rounded to the 256 levels of its range, the weights are
 their codes times their scales, and sums are taken in float.

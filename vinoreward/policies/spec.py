@@ -1,7 +1,7 @@
-"""What a policy network is made of, as plain data that any process or engine can build it from.
+"""What a policy network is made of, as plain data that any process or backend can build it from.
 
 A network is a chain of layers. The last one is the head; a value head may read what the head reads.
-Layers are few on purpose: what these cannot say, no engine here could compress.
+Layers are few on purpose: what these cannot say, no backend here could compress.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def encode(policy: Policy, *, bits: int = 32, packed: bool = True) -> Encoded:
         "spec": policy.spec.to_dict(),
         "parameters": table,
         "ranges": {name: [found.low, found.high] for name, found in policy.ranges.items()},
-        "engine": policy.engine,
+        "engine": policy.backend,  # the key on disk
         "version": policy.version,
         "blob": None if policy.blob is None else add(np.frombuffer(policy.blob, dtype=np.uint8)),
     }
@@ -204,7 +204,7 @@ def decode(header: bytes, buffer: Bytes) -> Policy:
                 name: ActivationRange(float(low), float(high))
                 for name, (low, high) in value["ranges"].items()
             },
-            engine=str(value["engine"]),
+            backend=str(value["engine"]),
             version=int(value["version"]),
             blob=None if value["blob"] is None else _part(buffer, value["blob"]).data.toreadonly(),
         )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.engines.registry import ENGINES
-from vinoreward.actor_learner.executors.registry import ENGINES as EXECUTORS
 from vinoreward.errors import ConfigError, VinorewardError
+from vinoreward.policies.backends.registry import BACKENDS
 from vinoreward_training.actors.plugs import chain_of, correctors_of, monitor_of
 from vinoreward_training.configs.actors import ActorsConfig
 from vinoreward_training.tasks.lookup import find_task, make_task
@@ -77,7 +77,7 @@ def build(config: ActorsConfig) -> Parts:
     """
     from vinoreward.actor_learner.trainer import ActorLearnerConfig
 
-    for name, known in (("engine", ENGINES), ("executor", EXECUTORS)):
+    for name, known in (("engine", ENGINES), ("backend", BACKENDS.names())):
         if getattr(config, name) not in known:
             raise ConfigError(
                 f"found {name}={getattr(config, name)!r}. Expected one of {', '.join(known)}."
@@ -92,7 +92,7 @@ def build(config: ActorsConfig) -> Parts:
         environments=config.environments,
         steps=config.trajectory,
         engine=config.engine,
-        executor=config.executor,
+        backend=config.backend,
         pull_period=config.pull_period,
         push_period=config.push_period,
         bits=config.bits,
@@ -106,7 +106,7 @@ def build(config: ActorsConfig) -> Parts:
         seed=config.seed,
     )
     head_of = SB3[config.algorithm][1] if config.algorithm in SB3 else config.algorithm
-    chain = chain_of(config.compress, config.executor, lambda name: network(task, name, head_of))
+    chain = chain_of(config.compress, config.backend, lambda name: network(task, name, head_of))
     learner, close = learner_of(config, task)
     monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period, config.bits)
     environment = EnvironmentSpec(FACTORY, {"name": config.task, **config.env_kwargs})

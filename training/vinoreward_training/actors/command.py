@@ -39,7 +39,7 @@ def _about(settings: Mapping[str, object]) -> str:
     words = [str(settings.get(name, "")) for name in ("task", "algorithm", "network")]
     compress = settings.get("compress", "none")
     if compress == "none":
-        compress = f"full precision on {settings.get('executor', 'openvino')}"
+        compress = f"full precision on {settings.get('backend', 'openvino')}"
     if settings.get("bits", 32) != 32:
         compress = f"{compress}, pushes of {settings['bits']} bits"
     return "  ".join([*filter(None, words), str(compress)])

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from vinoreward.monitoring import CompressionSetting, Monitor
     from vinoreward.policies.spec import Head, PolicySpec
 
-ENGINES = ("openvino", "onnxruntime", "numpy")
+BACKENDS = ("openvino", "onnxruntime", "numpy")
 STAGES = (
     "prune SPARSITY",
     "distill [NETWORK]",
@@ -55,15 +55,16 @@ MONITORS = ("default", "watch", "kl", "alpha", "staged", "sparsity", "off")
 
 
 def chain_of(
-    text: str, executor: str, network: Callable[[str], PolicySpec]
+    text: str, backend: str, network: Callable[[str], PolicySpec]
 ) -> CompressorChain | None:
     """Return the chain that ``--compress`` describes, None for none.
 
-    A chain that names no engine runs on the executor's, or on OpenVINO where that is PyTorch.
+    A chain that names no backend runs on that of full precision, or on OpenVINO where that is
+    PyTorch.
 
     Args:
         text: such as ``"prune 0.5 | distill | int8 | openvino"``.
-        executor: of full-precision weights.
+        backend: of full-precision weights.
         network: gives a student's spec by its name.
 
     Raises:
@@ -77,20 +78,18 @@ def chain_of(
     for part in parts:
         chain.add(_stage(part, network))
     if not any(isinstance(stage, Compile) for stage in chain.stages):
-        chain.add(_stage(Part(executor if executor in ENGINES else "openvino"), network))
+        chain.add(_stage(Part(backend if backend in BACKENDS else "openvino"), network))
     chain.check()
     return chain
 
 
 def _stage(part: Part, network: Callable[[str], PolicySpec]) -> Stage:
 
-    engine: Any = part.name
-
     def distill(student: object = None, **options: Any) -> Stage:
         return Distill(**options, student=None if student is None else network(str(student)))
 
-    if part.name in ENGINES:
-        made: Stage = call(part, partial(Compile, engine), "--compress")
+    if part.name in BACKENDS:
+        made: Stage = call(part, partial(Compile, part.name), "--compress")
     elif re.fullmatch("int8|fp16|w[2-8]", part.name):
         made = call(part, partial(Quantize, part.name), "--compress")
     elif part.name == "prune":
@@ -106,7 +105,7 @@ def _stage(part: Part, network: Callable[[str], PolicySpec]) -> Stage:
     else:
         raise ConfigError(
             f"--compress has the stage {part.name!r}. Expected some of {', '.join(STAGES)}, and "
-            f"one of {', '.join(ENGINES)} at the end."
+            f"one of {', '.join(BACKENDS)} at the end."
         )
     return made
 

@@ -143,7 +143,7 @@ def profile(config: ActorsConfig) -> dict[str, Breakdown]:
         plain_config = dataclasses.replace(config, compress="none", monitor="off")
         plain_measured = measure(plain_config, steps)
         first, learner_seconds = plain_measured.actor, plain_measured.learner_seconds
-        found[config.executor] = first
+        found[config.backend] = first
         lines = [first.advice(learner_seconds, config.actors)]
         changes: dict[str, Any] = {"profile_only": None, "resume": False, "out": config.out / "run"}
         if first.steps < ENOUGH:

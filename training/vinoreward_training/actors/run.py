@@ -170,7 +170,7 @@ def _conclude(
         for name in ("compressed.json", "compressed.safetensors"):
             (folder / name).unlink(missing_ok=True)
     seeds = range(FINAL_SEED, FINAL_SEED + config.final_episodes)
-    with Evaluator(evaluation_environment(config), config.executor) as evaluator:
+    with Evaluator(evaluation_environment(config), config.backend) as evaluator:
         pair = evaluator.pair(summary.policy, summary.compressed, seeds)
     seconds = time.perf_counter() - began
     base = {"step": summary.steps, "seconds": summary.seconds + seconds}

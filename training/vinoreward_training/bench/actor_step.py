@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.executors.base import Executor
-from vinoreward.actor_learner.executors.registry import compile_blob, make_executor
 from vinoreward.errors import ConfigError
+from vinoreward.policies.backends.base import PolicyBackend
+from vinoreward.policies.backends.registry import compile_blob, make_backend
 from vinoreward.policies.policy import (
     ActivationRange,
     Parameter,
@@ -46,16 +46,16 @@ class Arm:
     Attributes:
         network: its name, for the table.
         spec: its layers.
-        engine: of the executor.
+        backend: what runs it.
         precision: one of :data:`PRECISIONS`.
         batch: environments of one actor; times are per environment's step.
         target: how many times faster than the baseline it should be; None informs only.
-        blob: whether weights come with the engine's prepared form, as from the compressor.
+        blob: whether weights come with the backend's prepared form, as from the compressor.
     """
 
     network: str
     spec: PolicySpec
-    engine: str
+    backend: str
     precision: str = "fp32"
     batch: int = 1
     target: float | None = None
@@ -64,7 +64,7 @@ class Arm:
     @property
     def label(self) -> str:
         """What is compared, in words."""
-        return f"{self.network} {self.precision}, {self.engine}, batch {self.batch}"
+        return f"{self.network} {self.precision}, {self.backend}, batch {self.batch}"
 
 
 def eager(network: str, spec: PolicySpec) -> Arm:
@@ -88,8 +88,8 @@ def step_rows(
         name: of the rows.
 
     Raises:
-        ConfigError: no rounds, no arms, or an unknown precision or engine.
-        MissingExtraError: an engine's library is not installed.
+        ConfigError: no rounds, no arms, or an unknown precision or backend.
+        MissingExtraError: a backend's library is not installed.
     """
     every = [baseline, *arms]
     with contextlib.ExitStack() as stack:
@@ -126,8 +126,8 @@ def refresh_rows(
         name: of the rows.
 
     Raises:
-        ConfigError: no rounds, or an unknown precision or engine.
-        MissingExtraError: an engine's library is not installed.
+        ConfigError: no rounds, or an unknown precision or backend.
+        MissingExtraError: a backend's library is not installed.
     """
     if rounds < 1:
         raise ConfigError(f"{rounds} rounds. Expected at least one.")
@@ -136,13 +136,13 @@ def refresh_rows(
     with contextlib.ExitStack() as stack:
         made = []
         for arm, _ in arms:
-            executor = stack.enter_context(make_executor(arm.engine, arm.batch))
+            backend = stack.enter_context(make_backend(arm.backend, arm.batch))
             pair = (policy_for(arm, seed), policy_for(arm, seed + 1))
-            made.append((executor, pair, observations(arm, seed)))
+            made.append((backend, pair, observations(arm, seed)))
         for number in range(-1, rounds):
             for index in random.permutation(len(arms)):
-                executor, pair, seen = made[index]
-                found = _refreshed(executor, pair[number % 2], seen)
+                backend, pair, seen = made[index]
+                found = _refreshed(backend, pair[number % 2], seen)
                 if number >= 0:
                     spent[index].append(found)
     return [
@@ -152,18 +152,18 @@ def refresh_rows(
 
 
 def _refreshed(
-    executor: Executor, policy: Policy, seen: npt.NDArray[Any]
+    backend: PolicyBackend, policy: Policy, seen: npt.NDArray[Any]
 ) -> tuple[float, float, float]:
     """Return milliseconds of processor time: of the refresh, the first action, and a later one."""
     start = time.process_time()
-    executor.refresh(policy)
+    backend.refresh(policy)
     loaded = time.process_time()
-    executor.infer(seen)
+    backend.infer(seen)
     acted = time.process_time()
     later = []
     for _ in range(5):
         before = time.process_time()
-        executor.infer(seen)
+        backend.infer(seen)
         later.append(time.process_time() - before)
     return (loaded - start) * 1e3, (acted - loaded) * 1e3, statistics.median(later) * 1e3
 
@@ -193,15 +193,15 @@ def _refresh_row(
 
 
 def policy_for(arm: Arm, seed: int) -> Policy:
-    """Return random weights in an arm's precision, with its engine's blob.
+    """Return random weights in an arm's precision, with its backend's blob.
 
     Ranges are those that the layers' inputs have on random observations: speed does not depend on
     them.
 
     Raises:
-        ConfigError: an unknown precision or engine.
+        ConfigError: an unknown precision or backend.
     """
-    policy = random_policy(arm.spec, seed).replace(engine=arm.engine)
+    policy = random_policy(arm.spec, seed).replace(backend=arm.backend)
     if arm.precision == "int8":
         policy = _in_int8(policy, observations(dataclasses.replace(arm, batch=32), seed))
     elif arm.precision in _BITS:
@@ -253,10 +253,10 @@ def halved(spec: PolicySpec) -> PolicySpec:
 
 
 def _ready(stack: contextlib.ExitStack, arm: Arm, seed: int) -> Callable[[], object]:
-    executor = stack.enter_context(make_executor(arm.engine, arm.batch))
-    executor.refresh(policy_for(arm, seed))
+    backend = stack.enter_context(make_backend(arm.backend, arm.batch))
+    backend.refresh(policy_for(arm, seed))
     seen = observations(arm, seed)
-    return lambda: executor.infer(seen)
+    return lambda: backend.infer(seen)
 
 
 def _in_random_order(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vinoreward.actor_learner.acting.environments import Environments, EnvironmentSpec
-from vinoreward.actor_learner.executors.registry import make_executor
 from vinoreward.errors import MissingExtraError
+from vinoreward.policies.backends.registry import make_backend
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import PolicySpec, mlp
@@ -30,7 +30,7 @@ from vinoreward_training.tasks.networks import network
 from vinoreward_training.tasks.table import ACTORQ
 
 BITS = (32, 16, 8, 6, 4, 3, 2)
-ENGINES = ("openvino", "onnxruntime")
+BACKENDS = ("openvino", "onnxruntime")
 MANY = 8
 """Environments of one actor, where batching is compared with compressing."""
 BATCH = f"openvino fp32, {MANY} environments"
@@ -49,7 +49,7 @@ def _narrow() -> PolicySpec:
 
 
 def actor_step_rows(config: BenchConfig) -> list[Row]:
-    """Time one action of every network, engine and precision against eager PyTorch."""
+    """Time one action of every network, backend and precision against eager PyTorch."""
     rows: list[Row] = []
     for name, spec, targets in (
         ("3x2048", _wide(), {"openvino int8": 5.0}),
@@ -57,9 +57,9 @@ def actor_step_rows(config: BenchConfig) -> list[Row]:
         ("Atari Original", network("pong", "original"), {"openvino int8": 4.5}),
     ):
         arms = [
-            Arm(name, spec, engine, precision, batch, targets.get(f"{engine} {precision}"))
+            Arm(name, spec, backend, precision, batch, targets.get(f"{backend} {precision}"))
             for batch in (1, MANY)
-            for engine in ENGINES
+            for backend in BACKENDS
             for precision in ("fp32", "int8")
         ]
         # Only the papers' setting, one environment, has a figure to reach.
@@ -178,19 +178,19 @@ class _Acting:
     def __init__(self, environments: Environments, arm: Arm, seed: int) -> None:
         self._environments = environments
         self._spec = arm.spec
-        self._executor = make_executor(arm.engine, arm.batch)
-        self._executor.refresh(policy_for(arm, seed))
+        self._backend = make_backend(arm.backend, arm.batch)
+        self._backend.refresh(policy_for(arm, seed))
         self._random = np.random.default_rng(seed)
         self._exploration = Exploration(sigma=0.1 if arm.spec.head == "tanh" else 0.0)
 
     def __call__(self) -> None:
-        outputs = self._executor.infer(self._environments.observations)
+        outputs = self._backend.infer(self._environments.observations)
         acted = act(self._spec, outputs, self._random, self._exploration)
         self._environments.step(acted.actions)
 
     def close(self) -> None:
         self._environments.close()
-        self._executor.close()
+        self._backend.close()
 
 
 def _acting(stack: contextlib.ExitStack, name: str, arm: Arm, seed: int) -> _Acting:

@@ -25,7 +25,7 @@ class ActorsConfig:
         low-rank 64         two thin layers for a wide one; or low-rank energy=0.9
         fuse                fold what can be computed beforehand
         int8 | fp16 | w4    8-bit arithmetic; half precision; weights alone in 2 to 8 bits
-        openvino            what runs it (onnxruntime, numpy); left out: as --executor
+        openvino            what runs it (onnxruntime, numpy); left out: as --backend
 
     Further settings are key=value: distill batch=32, int8 margin=1.5.
 
@@ -80,7 +80,7 @@ class ActorsConfig:
     """Environments that each of them acts on as one batch: try this before compressing."""
     engine: str = "local"
     """local processes, or ray for a cluster."""
-    executor: str = "openvino"
+    backend: str = "openvino"
     """Runs full-precision weights in actors: openvino, onnxruntime, numpy; torch is eager PyTorch,
     the papers' baseline."""
     steps: int = 100_000

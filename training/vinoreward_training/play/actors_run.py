@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 from vinoreward.actor_learner.acting.environments import failures_told
-from vinoreward.actor_learner.acting.evaluation import executor_of
+from vinoreward.actor_learner.acting.evaluation import evaluation_backend
 from vinoreward.actor_learner.acting.player import Player
 from vinoreward.actor_learner.acting.spaces import check_spaces
 from vinoreward.closing import Closing
@@ -92,21 +92,21 @@ def open_model(config: PlayConfig, render_mode: str | None) -> ActorsModel:
                 f"{getattr(config, name)}."
             )
     policy = _policy(config.run, config.compressed)
-    task, options, executor = _recorded(config)
+    task, options, backend = _recorded(config)
     options = {**options, **config.env_kwargs}
     env, unfilmed = _made(task, options, render_mode)
     try:
         check_spaces(env, policy.spec)
-        engine = policy.engine if config.compressed else executor_of(executor)
+        backend = policy.backend if config.compressed else evaluation_backend(backend)
         description = {
             "task": task,
             "env_kwargs": options,
             "file": f"{_name(config.compressed)}.json",
             "version": policy.version,
-            "engine": engine,
+            "backend": backend,
         }
         return ActorsModel(
-            env, Player(policy, env.action_space, engine=engine), description, unfilmed
+            env, Player(policy, env.action_space, backend=backend), description, unfilmed
         )
     except BaseException:
         env.close()
@@ -128,19 +128,19 @@ def _policy(folder: Path, compressed: bool) -> Policy:
 
 
 def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str]:
-    """Return task, its options and the executor: the run's, or those of the command line."""
+    """Return task, its options and the backend: the run's, or those of the command line."""
     if (config.run / "config.yaml").is_file():
         # The run's task is made only where no other is named.
         trusted = config.trust_run or config.env is not None
         run = resolve(ActorsConfig(out=config.run, resume=True, trust_run=trusted))
         same = config.env is None or config.env == run.task
-        return config.env or run.task, evaluation_options(run) if same else {}, run.executor
+        return config.env or run.task, evaluation_options(run) if same else {}, run.backend
     if config.env is None:
         raise ConfigError(
             f"{config.run} holds a policy, but no config.yaml that says of which task. Expected "
             "one as vinoreward actors writes it; name the task with --env and --env-kwargs."
         )
-    return config.env, {}, ActorsConfig.executor
+    return config.env, {}, ActorsConfig.backend
 
 
 def _made(

@@ -10,12 +10,12 @@ from vinoreward.actor_learner.acting.environments import Environments, Environme
 from vinoreward.actor_learner.acting.network import Acting, ActorNetwork, Refused
 from vinoreward.actor_learner.acting.profile import COUNTERS as PROFILE_COUNTERS
 from vinoreward.actor_learner.acting.profile import Stopwatch
-from vinoreward.actor_learner.executors.base import finite
 from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.link import NONE, ActorLink, plain
 from vinoreward.actor_learner.transport.sync import wait_until
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
 from vinoreward.errors import OutputError, VinorewardError
+from vinoreward.policies.backends.base import finite
 from vinoreward.policies.distributions import Doubles, act
 from vinoreward.policies.spec import PolicySpec
 
@@ -29,7 +29,7 @@ class ActorConfig:
     Attributes:
         environment: of which it steps several.
         policy: the learner's network, without weights.
-        engine: executor of full-precision weights; compressed ones say theirs.
+        backend: of full-precision weights; compressed ones say theirs.
         environments: B.
         steps: T, of a trajectory.
         actors: how many there are.
@@ -49,7 +49,7 @@ class ActorConfig:
 
     environment: EnvironmentSpec
     policy: PolicySpec
-    engine: str = "openvino"
+    backend: str = "openvino"
     environments: int = 1
     steps: int = 20
     actors: int = 1
@@ -96,7 +96,7 @@ class Actor:
         first = int(np.random.default_rng([*entropy, 1]).integers(2**31 - config.environments))
         self._envs = Environments(config.environment, config.policy, config.environments, first)
         self._networks = [
-            ActorNetwork(kind, config.engine, config.environments, config.steps)
+            ActorNetwork(kind, config.backend, config.environments, config.steps)
             for kind in (FULL_PRECISION, COMPRESSED)
         ]
         # Before the first sign of life, after which silence counts as hanging.
@@ -172,7 +172,7 @@ class Actor:
         return None if full is None else self._choose(full)
 
     def _choose(self, network: ActorNetwork) -> Acting:
-        outputs = network.executor.infer(self._envs.observations)
+        outputs = network.backend.infer(self._envs.observations)
         exploration = self._settings.exploration(self._number, self._config.actors)
         acted = act(self._config.policy, outputs, self._random, exploration, self._noise)
         if network.kind == COMPRESSED and not finite(acted.log_mu):

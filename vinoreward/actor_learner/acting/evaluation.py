@@ -15,10 +15,10 @@ import numpy.typing as npt
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec, failures_told
 from vinoreward.actor_learner.acting.network import Refused
 from vinoreward.actor_learner.acting.spaces import check_spaces, in_space, observed
-from vinoreward.actor_learner.executors.registry import make_executor
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.monitoring.returns import PairedReturns
+from vinoreward.policies.backends.registry import make_backend
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import PolicySpec
@@ -143,10 +143,10 @@ class Evaluation:
     pair: Pair
 
 
-def executor_of(executor: str) -> str:
-    """Return what plays full-precision policies of actors with this executor."""
+def evaluation_backend(backend: str) -> str:
+    """Return what plays full-precision policies of actors with this backend."""
     # Eager PyTorch gives the same outputs, later.
-    return "openvino" if executor.startswith("torch") else executor
+    return "openvino" if backend.startswith("torch") else backend
 
 
 def send_policy(pipe: Connection, policy: Policy | None) -> None:
@@ -181,18 +181,18 @@ class Evaluator(Closing):
 
     Args:
         environment: to play in.
-        executor: of full-precision policies; compressed ones say theirs.
+        backend: of full-precision policies; compressed ones say theirs.
         stepped: called after each answer of an environment.
     """
 
     def __init__(
         self,
         environment: EnvironmentSpec,
-        executor: str,
+        backend: str,
         stepped: Callable[[], None] = lambda: None,
     ) -> None:
         self._environment = environment
-        self._executor = executor_of(executor)
+        self._backend = evaluation_backend(backend)
         self._stepped = stepped
         self._truth = Truth()
         self._envs: list[gym.Env[Any, Any]] = []
@@ -203,28 +203,28 @@ class Evaluator(Closing):
         Raises:
             ConfigError: an environment fails.
         """
-        played = self.play(full, seeds, self._executor)
+        played = self.play(full, seeds, self._backend)
         if compressed is None:
             return Pair(tuple(seeds), played, None)
         try:
-            return Pair(tuple(seeds), played, self.play(compressed, seeds, compressed.engine))
+            return Pair(tuple(seeds), played, self.play(compressed, seeds, compressed.backend))
         except OutputError as error:
             # Training goes on with the full one, as actors do.
             found = Refused.of(compressed.version, error)
             return Pair(tuple(seeds), played, None, found.why)
 
-    def play(self, policy: Policy, seeds: Sequence[int], engine: str) -> Played:
+    def play(self, policy: Policy, seeds: Sequence[int], backend: str) -> Played:
         """Play one episode for each seed, a few side by side, with the best actions."""
         width = min(WIDTH, len(seeds))
         while len(self._envs) < width:
             self._envs.append(self._asked(self._environment.make))
         check_spaces(self._envs[0], policy.spec)
         rows: list[_Row] = []
-        with make_executor(engine, width) as executor:
+        with make_backend(backend, width) as network:
             # The compiled form is for the actors' batch.
-            executor.refresh(policy.replace(blob=None))
+            network.refresh(policy.replace(blob=None))
             for start in range(0, len(seeds), width):
-                rows += self._block(policy, executor.infer, seeds[start : start + width], width)
+                rows += self._block(policy, network.infer, seeds[start : start + width], width)
         return Played(
             policy.version,
             np.array([row.reward if row.score is None else row.score for row in rows]),

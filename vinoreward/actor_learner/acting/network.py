@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vinoreward.actor_learner.executors.base import Executor
-from vinoreward.actor_learner.executors.registry import make_executor
 from vinoreward.actor_learner.transport.link import NONE
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED
+from vinoreward.policies.backends.base import PolicyBackend
+from vinoreward.policies.backends.registry import make_backend
 from vinoreward.policies.distributions import Acted
 from vinoreward.policies.policy import Floats, Policy
 
@@ -27,7 +27,7 @@ class Refused:
 
     @classmethod
     def of(cls, version: int, error: Exception) -> Refused:
-        """Say what an executor found, without what it advises: that is for the learner's own."""
+        """Say what a backend found, without what it advises: that is for the learner's own."""
         found = str(error).split(" Expected ")[0].split("\n")[0].rstrip(". ")
         return cls(version, found or type(error).__name__)
 
@@ -37,17 +37,17 @@ class ActorNetwork:
 
     Args:
         kind: ``FULL_PRECISION`` or ``COMPRESSED``.
-        engine: of full-precision weights; compressed ones say theirs.
+        backend: of full-precision weights; compressed ones say theirs.
         environments: B, observations of one call.
         steps: of a trajectory; how often weights that have never come are looked for.
     """
 
-    def __init__(self, kind: int, engine: str, environments: int, steps: int) -> None:
+    def __init__(self, kind: int, backend: str, environments: int, steps: int) -> None:
         self.kind = kind
-        self._usual = engine
+        self._usual = backend
         self._environments = environments
         self._steps = steps
-        self._executors: dict[str, Executor] = {}
+        self._backends: dict[str, PolicyBackend] = {}
         self.policy: Policy | None = None
         self._refused = NONE
         self._looked = NONE
@@ -63,20 +63,20 @@ class ActorNetwork:
         return max(self.version, self._refused)
 
     @property
-    def executor(self) -> Executor:
+    def backend(self) -> PolicyBackend:
         """What runs the weights in use."""
-        return self._executors[self._engine()]
+        return self._backends[self._backend()]
 
-    def _engine(self) -> str:
+    def _backend(self) -> str:
         if self.kind == COMPRESSED and self.policy is not None:
-            return self.policy.engine
+            return self.policy.backend
         return self._usual
 
     def prepare(self) -> None:
-        """Make what will run the weights: importing an engine takes seconds."""
-        name = self._engine()
-        if name not in self._executors:
-            self._executors[name] = make_executor(name, self._environments)
+        """Make what will run the weights: importing a backend takes seconds."""
+        name = self._backend()
+        if name not in self._backends:
+            self._backends[name] = make_backend(name, self._environments)
 
     def use(self, policy: Policy) -> None:
         """Act with other weights from now on.
@@ -86,7 +86,7 @@ class ActorNetwork:
         """
         self.policy = policy
         self.prepare()
-        self.executor.refresh(policy)
+        self.backend.refresh(policy)
 
     def refuse(self, version: int) -> None:
         """Have no weights until there are some of a later version."""
@@ -104,9 +104,9 @@ class ActorNetwork:
         return True
 
     def close(self) -> None:
-        """Let all executors go."""
-        for executor in self._executors.values():
-            executor.close()
+        """Let all backends go."""
+        for backend in self._backends.values():
+            backend.close()
 
 
 class Acting(NamedTuple):

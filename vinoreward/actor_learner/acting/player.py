@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.spaces import check_actions, in_space, observed
-from vinoreward.actor_learner.executors.registry import make_executor
 from vinoreward.closing import Closing
+from vinoreward.policies.backends.registry import make_backend
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
 
@@ -18,7 +18,7 @@ from vinoreward.policies.policy import Policy
 class Player(Closing):
     """Gives a policy's best actions, without exploring. Not for use by several threads at a time.
 
-    Nothing of training is needed: NumPy, and the library of the engine.
+    Nothing of training is needed: NumPy, and the library of the backend.
 
     Args:
         policy: of full precision or compressed, see
@@ -26,14 +26,14 @@ class Player(Closing):
         space: of the actions, of one environment; continuous ones are scaled to its limits and
             discrete ones count from its start. None: they stay in [-1, 1], or count from 0.
         batch: observations of one call.
-        engine: what runs it: ``"openvino"``, ``"onnxruntime"``, ``"numpy"``, ``"torch"``; None is
+        backend: what runs it: ``"openvino"``, ``"onnxruntime"``, ``"numpy"``, ``"torch"``; None is
             the one that the policy was made for.
 
     Raises:
-        ConfigError: an unknown engine, one that cannot run this network, actions that are not those
-            of the space, or a batch below 1.
+        ConfigError: an unknown backend, one that cannot run this network, actions that are not
+            those of the space, or a batch below 1.
         InputError: weights that are not finite.
-        MissingExtraError: the engine's library is not installed.
+        MissingExtraError: the backend's library is not installed.
     """
 
     def __init__(
@@ -42,17 +42,17 @@ class Player(Closing):
         space: gym.Space[Any] | None = None,
         *,
         batch: int = 1,
-        engine: str | None = None,
+        backend: str | None = None,
     ) -> None:
         if space is not None:
             check_actions(space, policy.spec)
         self.policy = policy
         self._space = space
         self._random = np.random.default_rng(0)  # asked for by act, which draws nothing from it
-        self._executor = make_executor(policy.engine if engine is None else engine, batch)
+        self._backend = make_backend(policy.backend if backend is None else backend, batch)
         try:
             # The compiled form is for the actors' batch.
-            self._executor.refresh(policy.replace(blob=None))
+            self._backend.refresh(policy.replace(blob=None))
         except BaseException:
             self.close()
             raise
@@ -75,8 +75,8 @@ class Player(Closing):
         """
         spec = self.policy.spec
         seen = observed(observations, spec)
-        alone = seen.shape == spec.observation_shape and self._executor.batch == 1
-        outputs = self._executor.infer(seen[None] if alone else seen)
+        alone = seen.shape == spec.observation_shape and self._backend.batch == 1
+        outputs = self._backend.infer(seen[None] if alone else seen)
         actions: Any = act(spec, outputs, self._random, Exploration(greedy=True)).actions
         if self._space is not None:
             actions = in_space(actions, self._space)
@@ -85,5 +85,5 @@ class Player(Closing):
         return int(actions[0]) if spec.discrete else actions[0]
 
     def close(self) -> None:
-        """Let weights and engine go. Closing twice is fine."""
-        self._executor.close()
+        """Let weights and backend go. Closing twice is fine."""
+        self._backend.close()

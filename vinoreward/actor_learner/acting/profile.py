@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 PARTS = ("infer", "env", "write", "pull", "decode", "load", "wait")
 """Choosing actions, stepping environments, writing transitions, getting weights, making a policy of
-them, giving it to the executor, waiting for room or permission."""
+them, giving it to the backend, waiting for room or permission."""
 
 
 class Stopwatch:

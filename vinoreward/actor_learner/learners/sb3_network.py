@@ -1,4 +1,4 @@
-"""The network that acts in a Stable-Baselines3 model, as a policy that any engine can run."""
+"""The network that acts in a Stable-Baselines3 model, as a policy that any backend can run."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import multiprocessing
 import os
 import signal
@@ -23,10 +22,10 @@ from vinoreward.actor_learner.engines.local.links import (
     Shared,
 )
 from vinoreward.actor_learner.engines.local.messages import send
-from vinoreward.actor_learner.executors.registry import EngineOutputs, compile_blob
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.child_python import forget_safe_path
 from vinoreward.interrupts import STOPS
+from vinoreward.policies.backends.registry import BackendOutputs
 
 TERMINATED_GRACE = 30.0
 """Seconds after SIGTERM in which the learner may save what it has, and end this process itself."""
@@ -90,7 +89,7 @@ def run_actor(
 
 def run_evaluator(
     environment: EnvironmentSpec,
-    executor: str,
+    backend: str,
     episodes: int,
     requests: Connection,
     pipe: Connection,
@@ -107,7 +106,7 @@ def run_evaluator(
                 send(pipe, "alive", None)
 
         seeds = range(FIRST_SEED, FIRST_SEED + episodes)
-        with Evaluator(environment, executor, stepped) as evaluator:
+        with Evaluator(environment, backend, stepped) as evaluator:
             while (full := receive_policy(requests)) is not None:
                 pair = evaluator.pair(full, receive_policy(requests), seeds)
                 send(pipe, "evaluated", pair.to_dict())
@@ -120,6 +119,5 @@ def run_compressor(
     _prepare()
     with _reporting(pipe):
         link = LocalCompressorLink(shared, process, pipe)
-        with EngineOutputs(batch) as outputs:
-            compiler = functools.partial(compile_blob, batch=batch)
-            Compressor(config, link, compiler, outputs).run()
+        with BackendOutputs(batch) as outputs:
+            Compressor(config, link, batch, outputs).run()

@@ -5,7 +5,6 @@ The process's event loop answers the learner meanwhile. torch is not imported by
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -16,8 +15,8 @@ from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
 from vinoreward.actor_learner.engines.error_report import error_report
 from vinoreward.actor_learner.engines.ray.message_queue import Message, MessageQueue
 from vinoreward.actor_learner.engines.ray.state import Identity
-from vinoreward.actor_learner.executors.registry import EngineOutputs, compile_blob
 from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
+from vinoreward.policies.backends.registry import BackendOutputs
 
 
 class _Worker:
@@ -91,7 +90,7 @@ class CompressorWorker(_Worker):
         paths: see above.
         identity: of this process.
         config: a reference to a CompressorConfig, in a list.
-        batch: of the actors' executors.
+        batch: of the actors' backends.
     """
 
     def __init__(
@@ -106,8 +105,7 @@ class CompressorWorker(_Worker):
 
             link = RayCompressorLink(identity, self._messages)
             told: CompressorConfig = ray.get(config[0])
-            with EngineOutputs(batch) as outputs:
-                compiler = functools.partial(compile_blob, batch=batch)
-                Compressor(told, link, compiler, outputs).run()
+            with BackendOutputs(batch) as outputs:
+                Compressor(told, link, batch, outputs).run()
 
         self._start(work)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from vinoreward.actor_learner.executors.blob import describes, seal, unseal
-from vinoreward.actor_learner.executors.folded import (
+from vinoreward.errors import ConfigError
+from vinoreward.policies.backends.blob import describes, seal, unseal
+from vinoreward.policies.backends.int8 import (
     float_array,
     folded,
     int8_layers,
     weight_count,
 )
-from vinoreward.actor_learner.executors.openvino_swap import (
+from vinoreward.policies.backends.openvino_inputs import (
     activated,
     convolution,
     observation_input,
@@ -24,8 +25,6 @@ from vinoreward.actor_learner.executors.openvino_swap import (
     rows,
     scaled,
 )
-from vinoreward.backends.runtime import import_openvino, shared_core
-from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Policy, QuantizedArray
 from vinoreward.policies.spec import Conv, Flatten
 
@@ -119,27 +118,18 @@ def compiled(openvino: Any, core: Any, model: Any) -> Any:
     except RuntimeError as error:
         raise ConfigError(
             "OpenVINO cannot compile the policy for the CPU. Expected a network that it runs; use "
-            f"engine='numpy', and report this. The reason it gives: {str(error).splitlines()[0]}"
+            f"backend='numpy', and report this. The reason it gives: {str(error).splitlines()[0]}"
         ) from error
 
 
-def compile_blob(policy: Policy, batch: int) -> bytes | None:
-    """Compile a policy for actors on machines like this one; for ``Policy.blob``.
-
-    Args:
-        policy: with the weights to compile in.
-        batch: observations of one call, the same as the actors'.
-
-    Returns:
-        The bytes, or None where nothing is worth compiling, since weights are swapped in place.
+def compile_blob(openvino: Any, core: Any, policy: Policy, batch: int) -> bytes | None:
+    """Compile a policy for machines like this one, or return None where weights are swapped.
 
     Raises:
         ConfigError: OpenVINO refuses the network.
     """
     if not wants_constants(policy):
         return None
-    openvino = import_openvino()
-    core = shared_core(openvino)
     exported = compiled(openvino, core, constant_model(openvino, policy, batch)).export_model()
     payload = exported if isinstance(exported, bytes) else exported.getvalue()
     return seal(_header(openvino, core, policy, batch), payload)

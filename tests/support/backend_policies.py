@@ -1,4 +1,4 @@
-"""Policies of every precision for executors, and their oracle, for tests."""
+"""Policies of every precision for backends, and their oracle, for tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from policy_specs import observations_for as observations
 
-from vinoreward.actor_learner.executors.base import Executor
+from vinoreward.policies.backends.base import PolicyBackend
 from vinoreward.policies.policy import (
     ActivationRange,
     Policy,
@@ -67,7 +67,7 @@ def with_precision(policy: Policy, precision: str) -> Policy:
 
 
 def tolerance(policy: Policy) -> float:
-    """How far an engine may be from the oracle.
+    """How far a backend may be from the oracle.
 
     In float: rounding of sums. In INT8 as well, but sums in another order may put an input that
     lies between two levels on the other one: two such in a layer, at its largest weight.
@@ -79,10 +79,10 @@ def tolerance(policy: Policy) -> float:
     return max(flips, default=0.0) + 2e-5
 
 
-def agrees(executor: Executor, policy: Policy, seed: int = 0) -> npt.NDArray[np.float32]:
+def agrees(backend: PolicyBackend, policy: Policy, seed: int = 0) -> npt.NDArray[np.float32]:
     """Check one call; return how far each output is from the oracle's."""
-    seen = observations(policy.spec, executor.batch, seed)
-    found, expected = executor.infer(seen), forward(executor.computed(policy), seen)
+    seen = observations(policy.spec, backend.batch, seed)
+    found, expected = backend.infer(seen), forward(backend.computed(policy), seen)
     assert found.dtype == np.float32 and found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=tolerance(policy))
     return np.abs(found - expected)

@@ -1,4 +1,4 @@
-"""What single engines promise beside the contract: what they import, compile and compute with."""
+"""What single backends promise beside the contract: what they import, compile and compute with."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import sys
 import numpy as np
 import numpy.typing as npt
 import pytest
-from executor_policies import SPECS, WIDE, agrees, in_int8, with_precision
+from backend_policies import SPECS, WIDE, agrees, in_int8, with_precision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from vinoreward.actor_learner.executors.base import finite
-from vinoreward.actor_learner.executors.blob import describes, seal, unseal
-from vinoreward.actor_learner.executors.folded import folded
-from vinoreward.actor_learner.executors.onnx_blob import read_blob
-from vinoreward.actor_learner.executors.onnx_graph import policy_model, weights_of
-from vinoreward.actor_learner.executors.openvino_executor import OpenVINOExecutor
-from vinoreward.actor_learner.executors.registry import ENGINES, compile_blob, make_executor
 from vinoreward.errors import ConfigError, VinorewardError
+from vinoreward.policies.backends.base import finite
+from vinoreward.policies.backends.blob import describes, seal, unseal
+from vinoreward.policies.backends.int8 import folded
+from vinoreward.policies.backends.onnx_graph import policy_model, weights_of
+from vinoreward.policies.backends.onnxruntime_backend import read_blob
+from vinoreward.policies.backends.openvino_backend import OpenVINOBackend
+from vinoreward.policies.backends.registry import BACKENDS, compile_blob, make_backend
 from vinoreward.policies.policy import (
     ActivationRange,
     quantize_array,
@@ -31,29 +31,31 @@ from vinoreward.policies.reference import forward, quantized
 from vinoreward.policies.spec import mlp
 
 
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=BACKENDS.names())
+def backend_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINES if not name.startswith("torch")])
+@pytest.mark.parametrize(
+    "name", [name for name in BACKENDS.names() if not name.startswith("torch")]
+)
 def test_actors_do_not_import_torch(name: str) -> None:
     code = (
         "import sys, numpy as np\n"
-        "from vinoreward.actor_learner.executors.registry import make_executor\n"
+        "from vinoreward.policies.backends.registry import make_backend\n"
         "from vinoreward.policies.policy import ActivationRange, quantize_array, random_policy\n"
         "from vinoreward.policies.spec import mlp\n"
         "policy = random_policy(mlp(4, 2, head='logits'), 0)\n"
         "weights = {n: quantize_array(v) if v.ndim > 1 else v"
         " for n, v in policy.parameters.items()}\n"
         "ranges = {layer.name: ActivationRange(-4, 4) for layer in policy.spec.layers}\n"
-        f"with make_executor({name!r}, 1) as executor:\n"
+        f"with make_backend({name!r}, 1) as backend:\n"
         "    for each in (policy, policy.replace(parameters=weights, ranges=ranges)):\n"
-        "        executor.refresh(each)\n"
-        "        executor.infer(np.ones((1, 4), dtype=np.float32))\n"
+        "        backend.refresh(each)\n"
+        "        backend.infer(np.ones((1, 4), dtype=np.float32))\n"
         "heavy = {'torch', 'onnx', 'nncf', 'openvino', 'onnxruntime'} - {"
         f"{name!r}" + "}\n"
         "print(sorted(heavy.intersection(sys.modules)))\n"
@@ -69,7 +71,7 @@ def test_actors_do_not_import_torch(name: str) -> None:
 def test_a_missing_library_is_named(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(VinorewardError, match=extra):
-        make_executor(name, 1)
+        make_backend(name, 1)
 
 
 @pytest.mark.skipif(not ON_X86, reason="INT8 kernels of x86 processors")
@@ -77,13 +79,13 @@ def test_a_missing_library_is_named(name: str, extra: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", [*SPECS, "wide"])
 def test_openvino_really_computes_in_int8(name: str, batch: int) -> None:
     policy = in_int8(random_policy({**SPECS, "wide": WIDE}[name], 0))
-    with OpenVINOExecutor(batch) as executor:
+    with OpenVINOBackend(batch) as backend:
         with pytest.raises(ConfigError, match="refresh first"):
-            executor.kernels()
-        executor.refresh(policy)
+            backend.kernels()
+        backend.refresh(policy)
         precisions = [
             precision
-            for kind, precision in executor.kernels().values()
+            for kind, precision in backend.kernels().values()
             if kind in ("Convolution", "FullyConnected", "MatMul")
         ]
     assert len(precisions) == len(policy.spec.weighted)
@@ -94,21 +96,21 @@ def test_openvino_really_computes_in_int8(name: str, batch: int) -> None:
     ("name", "batch"), [("openvino", 1), ("openvino", 4), ("onnxruntime", 1), ("onnxruntime", 4)]
 )
 def test_a_blob_is_used_if_it_fits_and_ignored_if_not(name: str, batch: int) -> None:
-    policy = in_int8(random_policy(WIDE, 0)).replace(engine=name)
+    policy = in_int8(random_policy(WIDE, 0)).replace(backend=name)
     other = in_int8(random_policy(WIDE, 1))
     blob = compile_blob(policy, batch)
     assert blob is not None
-    with make_executor(name, batch) as executor:
+    with make_backend(name, batch) as backend:
 
         def used() -> bool:
-            acting = executor.policy
-            if isinstance(executor, OpenVINOExecutor):
-                return executor.imported
-            return acting is not None and read_blob(executor.computed(acting)) is not None
+            acting = backend.policy
+            if isinstance(backend, OpenVINOBackend):
+                return backend.imported
+            return acting is not None and read_blob(backend.computed(acting)) is not None
 
-        executor.refresh(policy.replace(blob=blob))
+        backend.refresh(policy.replace(blob=blob))
         assert used()
-        agrees(executor, policy)
+        agrees(backend, policy)
         middle, newline = len(blob) // 2, blob.index(b"\n", 40)
         unfit = [
             b"",
@@ -118,22 +120,22 @@ def test_a_blob_is_used_if_it_fits_and_ignored_if_not(name: str, batch: int) -> 
             blob + b"x",
             blob[:middle] + bytes([blob[middle] ^ 1]) + blob[middle + 1 :],
             blob[:-1] + bytes([blob[-1] ^ 128]),
-            blob.replace(b'"engine": "', b'"engine": "x', 1),
+            blob.replace(b'"backend": "', b'"backend": "x', 1),
             blob.replace(b'"network": "', b'"network": "x', 1),
             blob.replace(b"{", b"[", 1),
         ]
         if name == "openvino":
             unfit.append(blob.replace(b'"openvino": "', b'"openvino": "x', 1))
         for each in unfit:
-            executor.refresh(policy.replace(blob=each))
+            backend.refresh(policy.replace(blob=each))
             assert not used()
-            agrees(executor, policy)
+            agrees(backend, policy)
         # A blob of other weights would act with them, and nobody would know.
-        executor.refresh(other.replace(blob=blob))
+        backend.refresh(other.replace(blob=blob))
         assert not used()
-        agrees(executor, other)
+        agrees(backend, other)
     if name == "openvino":
-        with OpenVINOExecutor(batch + 1) as pair:
+        with OpenVINOBackend(batch + 1) as pair:
             pair.refresh(policy.replace(blob=blob))
             assert not pair.imported
             agrees(pair, policy)
@@ -143,23 +145,23 @@ def test_a_blob_is_used_if_it_fits_and_ignored_if_not(name: str, batch: int) -> 
 def test_onnxruntime_multiplies_what_the_blob_holds(batch: int) -> None:
     """Seen with a forged one, which says that it is of other weights than it is."""
     policy, other = (
-        in_int8(random_policy(WIDE, seed)).replace(engine="onnxruntime") for seed in range(2)
+        in_int8(random_policy(WIDE, seed)).replace(backend="onnxruntime") for seed in range(2)
     )
-    with make_executor("onnxruntime", batch) as executor:
-        weights = describes(executor.computed(other), "onnxruntime")
+    with make_backend("onnxruntime", batch) as backend:
+        weights = describes(backend.computed(other), "onnxruntime")
         inside = unseal(compile_blob(other, batch), weights)
         assert inside is not None
-        forged = seal(describes(executor.computed(policy), "onnxruntime"), bytes(inside))
-        executor.refresh(policy.replace(blob=memoryview(forged)))
-        agrees(executor, other)
+        forged = seal(describes(backend.computed(policy), "onnxruntime"), bytes(inside))
+        backend.refresh(policy.replace(blob=memoryview(forged)))
+        agrees(backend, other)
 
 
-def test_nothing_is_prepared_where_weights_are_swapped(engine: str) -> None:
-    small = random_policy(SPECS["small"], 0).replace(engine=engine)
+def test_nothing_is_prepared_where_weights_are_swapped(backend_name: str) -> None:
+    small = random_policy(SPECS["small"], 0).replace(backend=backend_name)
     assert compile_blob(small, 1) is None
     assert compile_blob(in_int8(small), 1) is None
-    with pytest.raises(ConfigError, match="no engine"):
-        compile_blob(small.replace(engine="nonsense"), 1)
+    with pytest.raises(ConfigError, match="no policy backend"):
+        compile_blob(small.replace(backend="nonsense"), 1)
 
 
 @pytest.mark.parametrize("constants", [False, True])

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from executor_policies import SPECS, WIDE, agrees, in_int8, observations
+from backend_policies import SPECS, WIDE, agrees, in_int8, observations
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from vinoreward.actor_learner.executors import openvino_constants
-from vinoreward.actor_learner.executors.base import Executor
-from vinoreward.actor_learner.executors.openvino_executor import OpenVINOExecutor
-from vinoreward.actor_learner.executors.registry import EngineOutputs, make_executor
-from vinoreward.actor_learner.executors.saturation import LARGEST, reduced
 from vinoreward.compression.quality import check_policy
+from vinoreward.policies.backends import openvino_constants
+from vinoreward.policies.backends.base import PolicyBackend
+from vinoreward.policies.backends.int8 import LARGEST, reduced
+from vinoreward.policies.backends.openvino_backend import OpenVINOBackend
+from vinoreward.policies.backends.registry import BackendOutputs, make_backend
 from vinoreward.policies.policy import (
     ActivationRange,
     Policy,
@@ -37,16 +37,16 @@ FLAGS = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() els
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("backend_name", ["openvino", "onnxruntime"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_int8_is_close_to_full_precision(name: str, engine: str, batch: int) -> None:
+def test_int8_is_close_to_full_precision(name: str, backend_name: str, batch: int) -> None:
     """Within 4.5 % of the outputs' spread everywhere: 2 % with 8-bit weights, 4 % with 7-bit."""
     policy = random_policy(NETWORKS[name], 3)
     seen = observations(policy.spec, 200, seed=9)  # the ranges are of these
     wanted = forward(policy, seen)
-    with make_executor(engine, batch) as executor:
-        executor.refresh(in_int8(policy))
-        found = [executor.infer(part) for part in np.split(seen, 200 // batch)]
+    with make_backend(backend_name, batch) as backend:
+        backend.refresh(in_int8(policy))
+        found = [backend.infer(part) for part in np.split(seen, 200 // batch)]
     error = np.sqrt(np.square(np.concatenate(found) - wanted).mean())
     assert error < 0.045 * wanted.std()
 
@@ -59,14 +59,14 @@ def _largest(policy: Policy) -> int:
 @pytest.mark.parametrize("batch", [1, 8])
 def test_weights_have_7_bits_only_where_8_saturate(batch: int) -> None:
     policy = in_int8(random_policy(SPECS["odd"], 0))
-    with OpenVINOExecutor(batch) as executor:
-        computed = executor.computed(policy)
+    with OpenVINOBackend(batch) as backend:
+        computed = backend.computed(policy)
         if LIMIT:
             assert _largest(computed) == LARGEST
         elif "vnni" in FLAGS or platform.machine().lower() not in ("x86_64", "amd64"):
             assert computed is policy
         plain = random_policy(SPECS["odd"], 0)
-        assert executor.computed(plain) is plain
+        assert backend.computed(plain) is plain
 
 
 @given(arrays.arrays(np.int8, (3, 8), elements=st.integers(-127, 127)), st.floats(1e-6, 1e6))
@@ -91,12 +91,12 @@ def test_seven_bits_cannot_saturate_and_cost_little(
 
 def test_a_compiled_form_from_another_processor_is_not_used() -> None:
     """Machines may have the same name and not the same instructions, virtual ones above all."""
-    policy = in_int8(random_policy(WIDE, 0)).replace(engine="openvino")
+    policy = in_int8(random_policy(WIDE, 0)).replace(backend="openvino")
     blob = openvino_constants.compile_blob(policy, 1)  # as where 8 bits do not saturate
-    with OpenVINOExecutor(1) as executor:
-        executor.refresh(policy.replace(blob=blob))
-        assert executor.imported == (executor.computed(policy) is policy)
-        agrees(executor, policy)
+    with OpenVINOBackend(1) as backend:
+        backend.refresh(policy.replace(blob=blob))
+        assert backend.imported == (backend.computed(policy) is policy)
+        agrees(backend, policy)
 
 
 def _extreme() -> Policy:
@@ -106,12 +106,12 @@ def _extreme() -> Policy:
     for name in ("dense1.weight", "head.weight"):
         parameters[name] = np.abs(parameters[name]) + np.float32(1.0)
     parameters["dense0.bias"] = parameters["dense0.bias"] + np.float32(2.0)
-    return policy.replace(parameters=parameters, engine="openvino")
+    return policy.replace(parameters=parameters, backend="openvino")
 
 
 def test_quality_is_measured_on_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What NumPy says of a policy is not what an engine does that saturates."""
-    monkeypatch.setattr(Executor, "_saturates", classmethod(lambda cls, batch: False))
+    """What NumPy says of a policy is not what a backend does that saturates."""
+    monkeypatch.setattr(PolicyBackend, "_saturates", classmethod(lambda cls, batch: False))
     teacher = _extreme()
     seen = observations(teacher.spec, 70)
     weight = quantize_array(teacher.float_parameters()["head.weight"])
@@ -119,10 +119,10 @@ def test_quality_is_measured_on_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
         parameters={**teacher.parameters, "head.weight": weight},
         ranges={"head": ActivationRange(-1.0, 1.0)},
     )
-    with EngineOutputs(3) as outputs, make_executor("openvino", 70) as executor:
+    with BackendOutputs(3) as outputs, make_backend("openvino", 70) as backend:
         found = outputs(policy, seen)
-        executor.refresh(policy)
-        np.testing.assert_allclose(found, executor.infer(seen), rtol=1e-4)
+        backend.refresh(policy)
+        np.testing.assert_allclose(found, backend.infer(seen), rtol=1e-4)
         in_numpy, measured = (
             check_policy(policy, teacher, seen, run=run) for run in (None, outputs)
         )
@@ -138,11 +138,14 @@ def test_quality_is_measured_on_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_vnni(limit: str) -> None:
     """This file and the contract, as on a processor that multiplies bytes in pairs."""
     here = Path(__file__).parent
-    chosen = "openvino and int8 and (oracle or wide or blob or close) or test_executor_int8"
+    chosen = "openvino and int8 and (oracle or wide or blob or close) or test_policy_backend_int8"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
-            *(str(here / name) for name in ("test_executor_int8.py", "test_executors.py")),
+            *(
+                str(here / name)
+                for name in ("test_policy_backend_int8.py", "test_policy_backends.py")
+            ),
             *("-k", chosen),
         ],
         env={**os.environ, "ONEDNN_MAX_CPU_ISA": limit},

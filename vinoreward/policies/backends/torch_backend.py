@@ -1,19 +1,20 @@
 """PyTorch without compilation: what the papers' actors ran, kept to be measured against.
 
-The only executor that imports torch, and only when it is made.
+The only backend that imports torch, and only when it is made.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.executors.base import Executor
-from vinoreward.actor_learner.executors.folded import float_array
 from vinoreward.errors import MissingExtraError, install_command
+from vinoreward.policies.backends.base import Infer, PolicyBackend
+from vinoreward.policies.backends.int8 import float_array
 from vinoreward.policies.policy import ActivationRange, Floats, Policy
 from vinoreward.policies.spec import Conv, Dense, PolicySpec
 
@@ -21,22 +22,24 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class TorchExecutor(Executor):
+class TorchBackend(PolicyBackend):
     """Runs a policy as an ``nn.Sequential``; weights are copied into it.
+
+    Autograd is on, which records a graph that nobody asks for, as the published actors do.
 
     Torch is set to one thread, for the whole process.
 
     Args:
         batch: observations of one call.
-        autograd: record the graph for a gradient that nobody asks for, as the published actors do.
 
     Raises:
         MissingExtraError: torch is not installed.
     """
 
     name: ClassVar[str] = "torch"
+    autograd: ClassVar[bool] = True
 
-    def __init__(self, batch: int, *, autograd: bool = True) -> None:
+    def __init__(self, batch: int) -> None:
         super().__init__(batch)
         try:
             import torch
@@ -45,13 +48,12 @@ class TorchExecutor(Executor):
                 f"torch is not installed. Install it with: {install_command('train')}"
             ) from error
         self._torch = torch
-        self._autograd = autograd
         self._module: nn.Sequential | None = None
         self._key: object = None
         if torch.get_num_threads() != 1:
             torch.set_num_threads(1)
 
-    def _load(self, policy: Policy) -> None:
+    def _load(self, policy: Policy) -> Infer:
         torch = self._torch
         bounds = {name: found for name, found in policy.ranges.items() if policy.in_int8(name)}
         key = (policy.spec, tuple(bounds.items()))
@@ -65,13 +67,12 @@ class TorchExecutor(Executor):
                 # Torch takes no read-only arrays; it copies from this one anyway.
                 source = torch.from_numpy(np.require(float_array(policy, name), requirements="W"))
                 self._module.get_submodule(layer).get_parameter(kind).copy_(source)
+        return functools.partial(self._run, self._module)
 
-    def _infer(self, observations: npt.NDArray[Any]) -> Floats:
-        torch, module = self._torch, self._module
-        if module is None:
-            raise self._refusal(observations)
+    def _run(self, module: nn.Sequential, observations: npt.NDArray[Any]) -> Floats:
+        torch = self._torch
         seen = torch.from_numpy(np.require(observations, requirements=["C", "W"]))
-        if self._autograd:
+        if self.autograd:
             outputs = module(seen).detach()
         else:
             with torch.inference_mode():
@@ -81,6 +82,13 @@ class TorchExecutor(Executor):
 
     def _unload(self) -> None:
         self._module = None
+
+
+class TorchInferenceBackend(TorchBackend):
+    """The same without autograd's graph."""
+
+    name: ClassVar[str] = "torch_inference"
+    autograd: ClassVar[bool] = False
 
 
 def _sequential(spec: PolicySpec, bounds: dict[str, ActivationRange]) -> nn.Sequential:

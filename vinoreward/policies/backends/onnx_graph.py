@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.executors.folded import float_array, folded, int8_layers
-from vinoreward.actor_learner.executors.onnx_bytes import Node, Value, model_bytes, type_number
+from vinoreward.policies.backends.int8 import float_array, folded, int8_layers
+from vinoreward.policies.backends.onnx_bytes import Node, Value, model_bytes, type_number
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import Conv, Flatten
 

@@ -1,26 +1,33 @@
-"""What every executor does: check what goes in and out, and refuse weights that are not finite."""
+"""What every backend does: check what goes in and out, and refuse weights that are not finite."""
 
 from __future__ import annotations
 
 import abc
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.executors.folded import int8_layers
-from vinoreward.actor_learner.executors.saturation import probes, reduced
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, InputError, OutputError
+from vinoreward.policies.backends.int8 import int8_layers, probes, reduced
 from vinoreward.policies.policy import Floats, Policy, QuantizedArray
 
+Infer = Callable[[npt.NDArray[Any]], Floats]
+"""Takes checked (batch, *shape) observations, contiguous or not; returns new (batch, K) outputs."""
 
-class Executor(Closing):
-    """One actor's policy network. Not for use by several threads at a time.
 
-    Weights given to :meth:`refresh` may be views of shared memory: the executor keeps a reference
+class PolicyBackend(Closing):
+    """Runs one actor's policy network. Not for use by several threads at a time.
+
+    A new backend subclasses this and writes :meth:`_load`; other packages register theirs in the
+    entry-point group ``vinoreward.policy_backends``. One that keeps something from refresh to
+    refresh also writes :meth:`_unload`.
+
+    Weights given to :meth:`refresh` may be views of shared memory: the backend keeps a reference
     and reads them in place, so they must not change until the next ``refresh`` has returned, or
     ``close``. ``infer`` returns memory of its own.
 
@@ -29,16 +36,17 @@ class Executor(Closing):
 
     Raises:
         ConfigError: another batch.
-        MissingExtraError: the engine's library is not installed.
+        MissingExtraError: the backend's library is not installed.
     """
 
     name: ClassVar[str]
 
     def __init__(self, batch: int) -> None:
         if batch < 1:
-            raise ConfigError(f"the executor's batch is {batch}. Expected at least 1.")
+            raise ConfigError(f"the backend's batch is {batch}. Expected at least 1.")
         self.batch = batch
         self._policy: Policy | None = None
+        self._infer: Infer | None = None
         self._closed = False
         self._shape: tuple[int, ...] = ()
         self._dtype = np.dtype(np.float32)
@@ -55,14 +63,14 @@ class Executor(Closing):
 
         Raises:
             InputError: weights that are not finite.
-            ConfigError: the executor is closed, or the engine cannot run this network.
+            ConfigError: the backend is closed, or the backend cannot run this network.
         """
         if self._closed:
-            raise ConfigError(f"the {self.name} executor is closed. Expected an open one.")
+            raise ConfigError(f"the {self.name} backend is closed. Expected an open one.")
         check_weights(policy)
         # If loading fails halfway nothing acts, rather than a mixture of two policies.
         self._policy = None
-        self._load(self.computed(policy))
+        self._infer = self._load(self.computed(policy))
         self._shape = (self.batch, *policy.spec.observation_shape)
         self._dtype = np.dtype(policy.spec.observation_dtype)
         self._policy = policy
@@ -70,7 +78,7 @@ class Executor(Closing):
     def computed(self, policy: Policy) -> Policy:
         """Return what is computed here for a policy: itself, or the same with 7-bit weights.
 
-        7-bit weights: for layers in INT8, where this engine's 8-bit products saturate on this
+        7-bit weights: for layers in INT8, where this backend's 8-bit products saturate on this
         processor. That is tried out once in a process, when the first such policy comes.
         """
         if not int8_layers(policy) or not self._saturates(self.batch):
@@ -81,9 +89,8 @@ class Executor(Closing):
     @functools.cache
     def _saturates(cls, batch: int) -> bool:
         for policy, seen in probes():
-            with cls(batch) as executor:
-                executor._load(policy)
-                if executor._infer(np.repeat(seen, batch, axis=0)).min() < 0.9:
+            with cls(batch) as backend:
+                if backend._load(policy)(np.repeat(seen, batch, axis=0)).min() < 0.9:
                     return True
         return False
 
@@ -100,6 +107,7 @@ class Executor(Closing):
         """
         if (
             self._policy is None
+            or self._infer is None
             or not isinstance(observations, np.ndarray)
             or observations.shape != self._shape
             or observations.dtype != self._dtype
@@ -111,34 +119,33 @@ class Executor(Closing):
         outputs = self._infer(observations)
         if not finite(outputs):
             raise OutputError(
-                f"the {self.name} executor returned NaN or infinity with the weights of version "
+                f"the {self.name} backend returned NaN or infinity with the weights of version "
                 f"{self._policy.version}. Expected finite numbers; the learner has diverged, lower "
                 "its learning rate."
             )
         return outputs
 
     def close(self) -> None:
-        """Let weights and engine go. Closing twice is fine."""
-        self._closed, self._policy = True, None
+        """Let weights and backend go. Closing twice is fine."""
+        self._closed, self._policy, self._infer = True, None, None
         self._unload()
 
-    @abc.abstractmethod
-    def _load(self, policy: Policy) -> None:
-        """Make ready to act with a policy, in place where that is possible."""
+    def blob(self, policy: Policy) -> bytes | None:
+        """Return what ``Policy.blob`` may carry to actors, None if there is nothing worth it."""
+        return None
 
     @abc.abstractmethod
-    def _infer(self, observations: npt.NDArray[Any]) -> Floats:
-        """Return new (batch, K) outputs for checked observations, contiguous or not."""
+    def _load(self, policy: Policy) -> Infer:
+        """Return what runs a policy; made in place where that is possible."""
 
-    @abc.abstractmethod
     def _unload(self) -> None:
-        """Drop every reference to weights and engine; may be called twice."""
+        """Drop what is kept between refreshes; may be called twice."""
 
     def _refusal(self, observations: Any) -> ConfigError | InputError:
         if self._policy is None:
             state = "is closed" if self._closed else "has no weights yet"
             return ConfigError(
-                f"the {self.name} executor {state}. Expected refresh(policy) before infer."
+                f"the {self.name} backend {state}. Expected refresh(policy) before infer."
             )
         found = (
             f"{observations.dtype}{observations.shape}"
@@ -147,7 +154,7 @@ class Executor(Closing):
         )
         return InputError(
             f"observations are {found}. Expected a numpy array {self._dtype}{self._shape}: the "
-            "executor's batch, then the shape of one observation."
+            "backend's batch, then the shape of one observation."
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.executors.folded import float_array, folded, int8_layers
+from vinoreward.policies.backends.int8 import float_array, folded, int8_layers
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec
 

@@ -1,6 +1,7 @@
-"""An engine's prepared form of a policy as bytes, with what it was made of and a checksum.
+"""A backend's prepared form of a policy as bytes, with what it was made of and a checksum.
 
-Bytes that do not fit are never an error: the engine prepares the policy itself, which takes longer.
+Bytes that do not fit are never an error: the backend prepares the policy itself, which takes
+longer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def seal(header: Mapping[str, Any], payload: bytes) -> bytes:
 
     Args:
         header: plain data: everything that must be the same where the blob is used.
-        payload: the engine's own.
+        payload: the backend's own.
     """
     text = json.dumps({**header, "checksum": zlib.crc32(payload)}).encode()
     start = _MAGIC + text
@@ -51,10 +52,10 @@ def unseal(blob: bytes | memoryview | None, header: Mapping[str, Any]) -> memory
     return payload if found == {**header, "checksum": zlib.crc32(payload)} else None
 
 
-def describes(policy: Policy, engine: str) -> dict[str, Any]:
-    """Return the part of a header that says which policy and engine a blob is for."""
+def describes(policy: Policy, backend: str) -> dict[str, Any]:
+    """Return the part of a header that says which policy and backend a blob is for."""
     return {
-        "engine": engine,
+        "backend": backend,
         "network": policy.spec.digest(),
         "weights": fingerprint(policy),
     }

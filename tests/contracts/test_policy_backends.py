@@ -1,4 +1,4 @@
-"""The contract that every executor keeps: one suite, all engines, all precisions."""
+"""The contract that every backend keeps: one suite, all backends, all precisions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from executor_policies import (
+from backend_policies import (
     PRECISIONS,
     SPECS,
     WIDE,
@@ -19,9 +19,9 @@ from executor_policies import (
     with_precision,
 )
 
-from vinoreward.actor_learner.executors.base import Executor
-from vinoreward.actor_learner.executors.registry import ENGINES, make_executor
 from vinoreward.errors import ConfigError, InputError, OutputError
+from vinoreward.policies.backends.base import PolicyBackend
+from vinoreward.policies.backends.registry import BACKENDS, make_backend
 from vinoreward.policies.policy import (
     ActivationRange,
     QuantizedArray,
@@ -31,23 +31,23 @@ from vinoreward.policies.spec import PolicySpec, mlp
 from vinoreward.policies.wire import decode, encode
 
 
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=BACKENDS.names())
+def backend_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(params=(1, 8))
-def executor(engine: str, request: pytest.FixtureRequest) -> Iterator[Executor]:
-    with make_executor(engine, request.param) as made:
+def backend(backend_name: str, request: pytest.FixtureRequest) -> Iterator[PolicyBackend]:
+    with make_backend(backend_name, request.param) as made:
         yield made
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", SPECS)
-def test_outputs_are_those_of_the_oracle(executor: Executor, name: str, precision: str) -> None:
+def test_outputs_are_those_of_the_oracle(backend: PolicyBackend, name: str, precision: str) -> None:
     policy = with_precision(random_policy(SPECS[name], 0), precision)
-    executor.refresh(policy)
-    apart = [agrees(executor, policy, seed) for seed in range(16)]
+    backend.refresh(policy)
+    apart = [agrees(backend, policy, seed) for seed in range(16)]
     # Inputs between two levels are rare: the rest must agree as closely as in float.
     rows = np.concatenate(apart).max(axis=1)
     assert np.mean(rows < 5e-5) > 0.8, np.sort(rows)
@@ -56,30 +56,30 @@ def test_outputs_are_those_of_the_oracle(executor: Executor, name: str, precisio
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", SPECS)
 def test_a_refresh_changes_the_outputs_to_the_new_weights(
-    executor: Executor, name: str, precision: str
+    backend: PolicyBackend, name: str, precision: str
 ) -> None:
     policies = [with_precision(random_policy(SPECS[name], seed), precision) for seed in range(3)]
-    seen = observations(SPECS[name], executor.batch)
+    seen = observations(SPECS[name], backend.batch)
     outputs = []
     for policy in [*policies, policies[0]]:
-        executor.refresh(policy)
-        assert executor.policy is policy
-        agrees(executor, policy)
-        outputs.append(executor.infer(seen))
+        backend.refresh(policy)
+        assert backend.policy is policy
+        agrees(backend, policy)
+        outputs.append(backend.infer(seen))
     assert np.abs(outputs[0] - outputs[1]).max() > 3 * tolerance(policies[0])
     np.testing.assert_array_equal(outputs[0], outputs[3])
 
 
 @pytest.mark.parametrize("spec", [WIDE, WIDER], ids=["wide", "wider"])
 @pytest.mark.parametrize("precision", ["fp32", "8 bits", "int8"])
-def test_wide_networks(executor: Executor, spec: PolicySpec, precision: str) -> None:
+def test_wide_networks(backend: PolicyBackend, spec: PolicySpec, precision: str) -> None:
     for seed in range(2):
         policy = with_precision(random_policy(spec, seed), precision)
-        executor.refresh(policy)
-        agrees(executor, policy)
+        backend.refresh(policy)
+        agrees(backend, policy)
 
 
-def test_precision_and_network_may_change_at_any_refresh(executor: Executor) -> None:
+def test_precision_and_network_may_change_at_any_refresh(backend: PolicyBackend) -> None:
     whole, pruned = SPECS["odd"], mlp(7, 3, head="tanh", hidden=(20, 12, 9), activation="tanh")
     for seed, (spec, precision) in enumerate(
         [
@@ -96,11 +96,11 @@ def test_precision_and_network_may_change_at_any_refresh(executor: Executor) -> 
         ]
     ):
         policy = with_precision(random_policy(spec, seed), precision)
-        executor.refresh(policy)
-        agrees(executor, policy)
+        backend.refresh(policy)
+        agrees(backend, policy)
 
 
-def test_ranges_belong_to_the_weights(executor: Executor) -> None:
+def test_ranges_belong_to_the_weights(backend: PolicyBackend) -> None:
     """New ranges with the same weights are as new as new weights."""
     policy = in_int8(random_policy(SPECS["odd"], 0))
     narrow = policy.replace(
@@ -108,11 +108,11 @@ def test_ranges_belong_to_the_weights(executor: Executor) -> None:
     )
     from_nought = policy.replace(ranges={name: ActivationRange(0.0, 1.0) for name in policy.ranges})
     for each in (policy, narrow, from_nought, policy):
-        executor.refresh(each)
-        agrees(executor, each)
+        backend.refresh(each)
+        agrees(backend, each)
 
 
-def test_weights_may_lie_in_memory_that_is_written_again(executor: Executor) -> None:
+def test_weights_may_lie_in_memory_that_is_written_again(backend: PolicyBackend) -> None:
     """As in shared memory: read-only views, and the same place holds later weights."""
     for precision in ("fp32", "int8", "fp16", "4 bits"):
         policies = [
@@ -125,35 +125,35 @@ def test_weights_may_lie_in_memory_that_is_written_again(executor: Executor) -> 
             encoded = encode(policy)
             encoded.write(place)
             found = decode(encoded.header, view)
-            executor.refresh(found)
-            agrees(executor, policy)
+            backend.refresh(found)
+            agrees(backend, policy)
 
 
-def test_outputs_are_the_callers(executor: Executor) -> None:
+def test_outputs_are_the_callers(backend: PolicyBackend) -> None:
     policy = random_policy(SPECS["gaussian"], 0)
-    executor.refresh(policy)
-    first = executor.infer(observations(policy.spec, executor.batch, 0))
+    backend.refresh(policy)
+    first = backend.infer(observations(policy.spec, backend.batch, 0))
     kept = first.copy()
-    second = executor.infer(observations(policy.spec, executor.batch, 1))
+    second = backend.infer(observations(policy.spec, backend.batch, 1))
     np.testing.assert_array_equal(first, kept)
     assert not np.shares_memory(first, second)
     second[:] = 0.0
-    agrees(executor, policy)
+    agrees(backend, policy)
 
 
-def test_observations_need_not_be_contiguous(executor: Executor) -> None:
+def test_observations_need_not_be_contiguous(backend: PolicyBackend) -> None:
     policy = random_policy(SPECS["pictures"], 0)
-    executor.refresh(policy)
-    seen = observations(policy.spec, executor.batch)
+    backend.refresh(policy)
+    seen = observations(policy.spec, backend.batch)
     strange = np.asfortranarray(seen)
     strange.flags.writeable = False
-    np.testing.assert_array_equal(executor.infer(strange), executor.infer(seen))
+    np.testing.assert_array_equal(backend.infer(strange), backend.infer(seen))
 
 
-def test_other_observations_are_refused(executor: Executor) -> None:
+def test_other_observations_are_refused(backend: PolicyBackend) -> None:
     policy = random_policy(SPECS["small"], 0)
-    executor.refresh(policy)
-    right = observations(policy.spec, executor.batch)
+    backend.refresh(policy)
+    right = observations(policy.spec, backend.batch)
     wrong = [
         right[0],
         np.repeat(right, 2, axis=0),
@@ -165,26 +165,26 @@ def test_other_observations_are_refused(executor: Executor) -> None:
     ]
     for each in wrong:
         with pytest.raises(InputError, match=r"Expected a numpy array float32\(\d, 5\)"):
-            executor.infer(each)
+            backend.infer(each)
     for number in (np.nan, np.inf, -np.inf):
         broken = right.copy()
         broken[0, 2] = number
         with pytest.raises(InputError, match="NaN or infinity"):
-            executor.infer(broken)
-    agrees(executor, policy)
+            backend.infer(broken)
+    agrees(backend, policy)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8 but the first"])
 @pytest.mark.parametrize("name", ["small", "odd", "pictures"])
-def test_broken_weights_are_caught(executor: Executor, name: str, precision: str) -> None:
+def test_broken_weights_are_caught(backend: PolicyBackend, name: str, precision: str) -> None:
     """Wherever the NaN is: relu and the rounding of INT8 would make a number of it."""
     policy = with_precision(random_policy(SPECS[name], 0), precision)
-    seen = observations(policy.spec, executor.batch)
+    seen = observations(policy.spec, backend.batch)
     value = policy.spec.value
     for parameter, whole in policy.parameters.items():
         if value is not None and parameter.startswith(f"{value.name}.weight"):
             continue  # actors do not compute the value
-        executor.refresh(policy)
+        backend.refresh(policy)
         for number in (np.nan, -np.inf):
             if isinstance(whole, QuantizedArray):
                 scales = whole.scales.copy()
@@ -200,74 +200,74 @@ def test_broken_weights_are_caught(executor: Executor, name: str, precision: str
                 values[(0,) * values.ndim] = number
                 broken = policy.replace(parameters={**policy.parameters, parameter: values})
             try:
-                executor.refresh(broken)
+                backend.refresh(broken)
             except InputError:
-                assert executor.policy is policy  # what acted before goes on
-                agrees(executor, policy)
+                assert backend.policy is policy  # what acted before goes on
+                agrees(backend, policy)
             else:
                 # An infinity may saturate a tanh; a NaN never passes.
                 if np.isnan(number):
                     with pytest.raises(OutputError, match="NaN or infinity"):
-                        executor.infer(seen)
+                        backend.infer(seen)
 
 
-def test_large_finite_weights_are_no_fault(executor: Executor) -> None:
+def test_large_finite_weights_are_no_fault(backend: PolicyBackend) -> None:
     policy = random_policy(SPECS["small"], 0)
     bias = np.full(3, 3e38, dtype=np.float32)
     large = policy.replace(parameters={**policy.parameters, "head.bias": bias})
-    executor.refresh(large)
-    agrees(executor, large)
+    backend.refresh(large)
+    agrees(backend, large)
 
 
-def test_closing_twice_is_fine_and_using_it_then_is_said(engine: str) -> None:
+def test_closing_twice_is_fine_and_using_it_then_is_said(backend_name: str) -> None:
     policy = random_policy(SPECS["small"], 0)
-    executor = make_executor(engine, 2)
+    backend = make_backend(backend_name, 2)
     with pytest.raises(ConfigError, match="no weights yet"):
-        executor.infer(observations(policy.spec, 2))
-    executor.refresh(policy)
-    executor.close()
-    executor.close()
-    assert executor.policy is None
+        backend.infer(observations(policy.spec, 2))
+    backend.refresh(policy)
+    backend.close()
+    backend.close()
+    assert backend.policy is None
     with pytest.raises(ConfigError, match="closed"):
-        executor.infer(observations(policy.spec, 2))
+        backend.infer(observations(policy.spec, 2))
     with pytest.raises(ConfigError, match="closed"):
-        executor.refresh(policy)
-    make_executor(engine, 1).close()  # without ever having had weights
+        backend.refresh(policy)
+    make_backend(backend_name, 1).close()  # without ever having had weights
 
 
-def test_weights_are_let_go(executor: Executor) -> None:
+def test_weights_are_let_go(backend: PolicyBackend) -> None:
     """A lease on shared memory ends with the next refresh, so nothing may hold the old arrays."""
     policy = random_policy(SPECS["small"], 0)
     array = np.array(policy.parameters["dense0.weight"])
     before = sys.getrefcount(array)
     held = policy.replace(parameters={**policy.parameters, "dense0.weight": array})
-    executor.refresh(held)
-    executor.infer(observations(policy.spec, executor.batch))
+    backend.refresh(held)
+    backend.infer(observations(policy.spec, backend.batch))
     del held
-    executor.refresh(policy)
+    backend.refresh(policy)
     assert sys.getrefcount(array) == before
 
 
-def test_unknown_engines_and_batches_are_refused(engine: str) -> None:
+def test_unknown_backends_and_batches_are_refused(backend_name: str) -> None:
     with pytest.raises(ConfigError, match="at least 1"):
-        make_executor(engine, 0)
-    with pytest.raises(ConfigError, match="Expected one of numpy, openvino"):
-        make_executor("tensorflow", 1)
+        make_backend(backend_name, 0)
+    with pytest.raises(ConfigError, match="Expected one of numpy, onnxruntime, openvino"):
+        make_backend("tensorflow", 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "int8", "8 bits"])
-def test_memory_stays_flat_over_refreshes(engine: str, precision: str) -> None:
+def test_memory_stays_flat_over_refreshes(backend_name: str, precision: str) -> None:
     psutil = pytest.importorskip("psutil")
     spec = WIDE if precision == "int8" else mlp(24, 6, head="tanh")
     policies = [with_precision(random_policy(spec, seed), precision) for seed in (0, 1)]
     process, seen = psutil.Process(), observations(spec, 1)
-    with make_executor(engine, 1) as executor:
+    with make_backend(backend_name, 1) as backend:
 
         def refreshes(count: int) -> None:
             for number in range(count):
-                executor.refresh(policies[number % 2])
-                executor.infer(seen)
+                backend.refresh(policies[number % 2])
+                backend.infer(seen)
 
         refreshes(20)
         growth = []

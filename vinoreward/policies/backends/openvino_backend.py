@@ -1,4 +1,4 @@
-"""The OpenVINO executor: weights bound in place where that is fast, compiled in where it is not."""
+"""The OpenVINO backend: weights bound in place where that is fast, compiled in where it is not."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.executors.base import Executor
-from vinoreward.actor_learner.executors.folded import int8_layers
-from vinoreward.actor_learner.executors.openvino_constants import (
+from vinoreward.backends.runtime import import_openvino, shared_core
+from vinoreward.errors import ConfigError, OutputError
+from vinoreward.policies.backends.base import Infer, PolicyBackend
+from vinoreward.policies.backends.int8 import int8_layers
+from vinoreward.policies.backends.openvino_constants import (
+    compile_blob,
     compiled,
     constant_model,
     import_blob,
     wants_constants,
 )
-from vinoreward.actor_learner.executors.openvino_swap import Swappable
-from vinoreward.backends.runtime import import_openvino, shared_core
-from vinoreward.errors import ConfigError, OutputError
+from vinoreward.policies.backends.openvino_inputs import Swappable
 from vinoreward.policies.policy import Floats, Policy
 
 Array = npt.NDArray[Any]
 
 
-class OpenVINOExecutor(Executor):
+class OpenVINOBackend(PolicyBackend):
     """Runs a policy with one OpenVINO request whose inputs and output are bound once.
 
     FP32 weights, and small INT8 ones, are inputs of the graph: a refresh points them at the
@@ -59,7 +60,7 @@ class OpenVINOExecutor(Executor):
             ConfigError: there are no weights yet.
         """
         if self._compiled is None:
-            raise ConfigError("the openvino executor has no weights yet. Expected refresh first.")
+            raise ConfigError("the openvino backend has no weights yet. Expected refresh first.")
         found = {}
         for node in self._compiled.get_runtime_model().get_ordered_ops():
             info = node.get_rt_info()
@@ -69,7 +70,11 @@ class OpenVINOExecutor(Executor):
             )
         return found
 
-    def _load(self, policy: Policy) -> None:
+    def blob(self, policy: Policy) -> bytes | None:
+        """Return the compiled network where weights are compiled in, for this kind of machine."""
+        return compile_blob(self._openvino, self._core, policy, self.batch)
+
+    def _load(self, policy: Policy) -> Infer:
         self._imported = False
         if wants_constants(policy):
             model = import_blob(self._openvino, self._core, policy, self.batch)
@@ -79,7 +84,7 @@ class OpenVINOExecutor(Executor):
                 model = compiled(self._openvino, self._core, graph)
             self._open(model, policy)
             self._swappable, self._key, self._bound = None, None, []
-            return
+            return self._run
         key = (policy.spec, int8_layers(policy))
         if self._swappable is None or key != self._key:
             self._swappable = Swappable(self._openvino, policy, self.batch)
@@ -90,6 +95,7 @@ class OpenVINOExecutor(Executor):
             self._request.set_input_tensor(number, self._tensor(array))
         # Only now may the memory of the weights before these be used for something else.
         self._bound = arrays
+        return self._run
 
     def _open(self, model: Any, policy: Policy) -> None:
         spec = policy.spec
@@ -102,7 +108,7 @@ class OpenVINOExecutor(Executor):
     def _tensor(self, array: Array) -> Any:
         return self._openvino.Tensor(array, shared_memory=True)
 
-    def _infer(self, observations: npt.NDArray[Any]) -> Floats:
+    def _run(self, observations: npt.NDArray[Any]) -> Floats:
         np.copyto(self._source, observations)
         try:
             self._request.infer(share_outputs=True)

@@ -1,4 +1,4 @@
-"""The executor without any library but NumPy: small networks, and machines with nothing else.
+"""The backend without any library but NumPy: small networks, and machines with nothing else.
 
 A matrix product runs on as many threads as the BLAS was told to use before NumPy was imported:
 start actors with ``OMP_NUM_THREADS=1``.
@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.executors.base import Executor
-from vinoreward.actor_learner.executors.folded import float_array, folded
+from vinoreward.policies.backends.base import Infer, PolicyBackend
+from vinoreward.policies.backends.int8 import float_array, folded
 from vinoreward.policies.policy import Floats, Policy
 from vinoreward.policies.spec import Activation, Conv, Dense, Flatten
 
 Step = Callable[[Floats], Floats]
 
 
-class NumpyExecutor(Executor):
+class NumpyBackend(PolicyBackend):
     """Runs a policy with NumPy, into buffers made once for each set of weights.
 
     INT8 is computed with the same rounding as elsewhere, on floats: NumPy has no fast product of
@@ -29,22 +29,21 @@ class NumpyExecutor(Executor):
 
     name: ClassVar[str] = "numpy"
 
-    def _load(self, policy: Policy) -> None:
-        self._steps = _steps(policy, self.batch)
-        self._scale = np.float32(policy.spec.scale)
-        self._seen = np.empty((self.batch, *policy.spec.observation_shape), dtype=np.float32)
+    def _load(self, policy: Policy) -> Infer:
+        steps = _steps(policy, self.batch)
+        scale = np.float32(policy.spec.scale)
+        seen = np.empty((self.batch, *policy.spec.observation_shape), dtype=np.float32)
 
-    def _infer(self, observations: npt.NDArray[Any]) -> Floats:
-        values = self._seen
-        # What overflows is found in the outputs, and said better there than by a warning.
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(observations, self._scale, out=values, dtype=np.float32)
-            for step in self._steps:
-                values = step(values)
-        return values.copy()
+        def infer(observations: npt.NDArray[Any]) -> Floats:
+            values = seen
+            # What overflows is found in the outputs, and said better there than by a warning.
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.multiply(observations, scale, out=values, dtype=np.float32)
+                for step in steps:
+                    values = step(values)
+            return values.copy()
 
-    def _unload(self) -> None:
-        self._steps = []
+        return infer
 
 
 def _steps(policy: Policy, batch: int) -> list[Step]:

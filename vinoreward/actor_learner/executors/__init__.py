@@ -1,1 +1,0 @@
-"""Executors: one actor's network, at a fixed batch, on one thread, with cheap weight refresh."""

@@ -1,0 +1,63 @@
+"""Classes found by name among the entry points of installed packages, ours included."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from vinoreward.errors import ConfigError
+
+Plug = TypeVar("Plug")
+
+
+class Registry(Generic[Plug]):
+    """The classes of one entry-point group; a class is imported when it is asked for.
+
+    Another package adds one in its ``pyproject.toml``::
+
+        [project.entry-points."vinoreward.learners"]
+        mine = "my_package.learner:MyLearner"
+
+    Args:
+        group: such as ``"vinoreward.learners"``.
+        base: what the classes must be subclasses of.
+        noun: what messages call one of them.
+        error: raised for a name that there is not.
+    """
+
+    def __init__(
+        self, group: str, base: type[Plug], noun: str, error: type[ConfigError] = ConfigError
+    ) -> None:
+        self.group = group
+        self._base = base
+        self._noun = noun
+        self._error = error
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names, sorted."""
+        return tuple(sorted(self._entries()))
+
+    def find(self, name: str) -> type[Plug]:
+        """Return the class of a name.
+
+        Raises:
+            ConfigError: no such name, or its entry point is not a subclass of the base.
+        """
+        entries = self._entries()
+        if name not in entries:
+            raise self._error(
+                f"there is no {self._noun} {name!r}. Expected one of "
+                f"{', '.join(sorted(entries)) or 'none'}; another package can add one in the "
+                f"entry-point group {self.group!r}."
+            )
+        found = entries[name].load()
+        if not (isinstance(found, type) and issubclass(found, self._base)):
+            raise ConfigError(
+                f"the entry point {name!r} of {self.group!r} is {entries[name].value}. Expected a "
+                f"subclass of {self._base.__module__}.{self._base.__qualname__}; correct the "
+                "package that registers it."
+            )
+        return found
+
+    def _entries(self) -> dict[str, EntryPoint]:
+        return {entry.name: entry for entry in entry_points(group=self.group)}

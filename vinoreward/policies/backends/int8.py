@@ -1,0 +1,161 @@
+"""A layer in INT8 as whole numbers: what is left when every constant is folded away.
+
+With levels ``q = rint((clip(x, low, high) - low) / step)``, from 0 to 255,
+
+    y = (q * step + low) @ (codes * scales).T + b
+      = (q @ codes.T) * (step * scales) + (b + low * scales * codes.sum(1)).
+
+So inputs of any range are unsigned bytes without a zero point, for dense layers and, since there is
+no padding, for convolutions as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.errors import ConfigError
+from vinoreward.policies.policy import ActivationRange, Floats, Parameter, Policy, QuantizedArray
+from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A layer in INT8.
+
+    Attributes:
+        bounds: of its input.
+        codes: (O, ...) int8.
+        scales: (O,) float32, of one unit of ``q @ codes.T``.
+        bias: (O,) float32.
+    """
+
+    bounds: ActivationRange
+    codes: npt.NDArray[np.int8]
+    scales: Floats
+    bias: Floats
+
+
+def folded(policy: Policy, layer: str) -> Folded:
+    """Return a layer that the policy computes in INT8.
+
+    Raises:
+        ConfigError: it computes it in float.
+    """
+    weight, bounds = policy.parameters[f"{layer}.weight"], policy.ranges[layer]
+    bias = policy.parameters[f"{layer}.bias"]
+    if not isinstance(weight, QuantizedArray) or isinstance(bias, QuantizedArray):
+        raise ConfigError(
+            f"the layer {layer} is not quantized as INT8 needs it. Expected 8-bit weights and a "
+            "bias in float."
+        )
+    # In double: low times a sum of thousands of codes is large beside the bias.
+    scales = weight.scales.astype(np.float64)
+    total = bias.astype(np.float64)
+    if bounds.low != 0.0:
+        rows = weight.codes.reshape(len(weight.codes), -1)
+        total += bounds.low * scales * np.add.reduce(rows, axis=1, dtype=np.int32)
+    return Folded(
+        bounds=bounds,
+        codes=weight.codes,
+        scales=(scales * bounds.step).astype(np.float32),
+        bias=total.astype(np.float32),
+    )
+
+
+def int8_layers(policy: Policy) -> tuple[str, ...]:
+    """Return the names of the layers in INT8, in order."""
+    return tuple(layer.name for layer in policy.spec.weighted if policy.in_int8(layer.name))
+
+
+def weight_count(spec: PolicySpec, layers: tuple[str, ...]) -> int:
+    """Return the number of weights, without biases, of some layers."""
+    shapes = spec.parameter_shapes()
+    return int(sum(np.prod(shapes[f"{name}.weight"]) for name in layers))
+
+
+def float_array(policy: Policy, name: str) -> Floats:
+    """Return a parameter as contiguous float32: itself if it is that already."""
+    value = policy.parameters[name]
+    if isinstance(value, QuantizedArray):
+        return value.dequantized()
+    found: Floats = np.ascontiguousarray(value, dtype=np.float32)
+    return found
+
+
+# Products that overflow
+#
+# Processors without VNNI multiply unsigned by signed bytes in pairs and keep each pair's sum in
+# 16 bits (``vpmaddubsw``): two products of 255 and 127 are 64770, and 32767 comes out. With codes
+# up to 64 no pair passes 32640.
+#
+# Measured on such processors (ONNX Runtime 1.31, OpenVINO 2026.4): both backends saturate with AVX2
+# and with AVX-512, OpenVINO with SSE4.1 too.
+LARGEST = 64
+"""Largest code of which two, times 255 each, fit into 16 bits."""
+_BYTES = np.arange(256, dtype=np.uint8).view(np.int8)
+_REDUCED = np.rint(_BYTES * (LARGEST / 127.0)).astype(np.int8)
+"""For every byte of an 8-bit code, the code of the same weight where 64 stands for 127."""
+
+
+def reduced(policy: Policy) -> Policy:
+    """Return a policy whose layers in INT8 have codes from -64 to 64, and scales to match.
+
+    Rounding error of the weights is about 2.2 times that of 8 bits. Codes that are small enough
+    stay as they are.
+    """
+    parameters: dict[str, Parameter] = dict(policy.parameters)
+    for layer in int8_layers(policy):
+        name = f"{layer}.weight"
+        weight = parameters[name]
+        if isinstance(weight, QuantizedArray) and _too_large(weight.codes):
+            codes = np.take(_REDUCED, np.ascontiguousarray(weight.codes).view(np.uint8))
+            scales = weight.scales * np.float32(127.0 / LARGEST)
+            parameters[name] = QuantizedArray(codes, scales)
+    return policy.replace(parameters=parameters)
+
+
+def _too_large(codes: npt.NDArray[np.int8]) -> bool:
+    return bool(codes.size) and (int(codes.max()) > LARGEST or int(codes.min()) < -LARGEST)
+
+
+def probes() -> Iterator[tuple[Policy, npt.NDArray[Any]]]:
+    """Yield networks with one observation (1, *shape) of each, all of whose outputs are 1.
+
+    Every input has the highest level and every weight the largest code, so that outputs are far
+    less than 1 where sums of pairs saturate. One network has dense layers, one convolutions.
+    """
+    for spec in (_DENSE, _PICTURES):
+        parameters: dict[str, Parameter] = {}
+        for name, shape in spec.parameter_shapes().items():
+            if name.endswith(".bias"):
+                parameters[name] = np.zeros(shape, dtype=np.float32)
+            else:
+                codes = np.full(shape, 127, dtype=np.int8)
+                scale = 1.0 / (127.0 * float(np.prod(shape[1:])))
+                parameters[name] = QuantizedArray(codes, np.full(shape[0], scale, dtype=np.float32))
+        ranges = {layer.name: ActivationRange(0.0, 1.0) for layer in spec.weighted}
+        most = 255 if spec.observation_dtype == "uint8" else 1
+        seen = np.full((1, *spec.observation_shape), most, dtype=spec.observation_dtype)
+        yield Policy(spec, parameters, ranges), seen
+
+
+_DENSE = mlp(64, 8, head="q", hidden=(64, 64))
+_PICTURES = PolicySpec(
+    observation_shape=(4, 12, 12),
+    layers=(
+        Conv("conv0", 4, 32, 4, 2),
+        Conv("conv1", 32, 32, 3, 1),
+        Flatten(),
+        Dense("dense0", 32 * 3 * 3, 64, "relu"),
+        Dense("head", 64, 8),
+    ),
+    head="q",
+    actions=8,
+    observation_dtype="uint8",
+    scale=1.0 / 255.0,
+)
