@@ -92,7 +92,7 @@ class TestFaults:
     def test_a_learner_that_diverges(self) -> None:
         learner = Impala(
             CARTPOLE,
-            ImpalaConfig(trajectories=2, learning_rate=1e30, clip_norm=1e30, precision="fp32"),
+            ImpalaConfig(trajectories=2, learning_rate=1e30, max_grad_norm=1e30, precision="fp32"),
         )
         with pytest.raises(OutputError, match="diverged"):
             ActorLearner("CartPole-v1", learner, settings()).learn(1_000_000)

@@ -14,7 +14,7 @@ from vinoreward.actor_learner.learners.base import Consumption
 from vinoreward.actor_learner.learners.d4pg import D4PG, D4PGConfig
 from vinoreward.actor_learner.learners.dqn import DQN, DQNConfig
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.learners.replay import Prioritised
+from vinoreward.actor_learner.learners.replay import PrioritizedReplay
 from vinoreward.actor_learner.learners.sac import SAC, SACConfig
 from vinoreward.correction import ImportanceSampling, NoCorrection, Retrace, VTrace
 from vinoreward.errors import ConfigError, InputError, OutputError
@@ -33,7 +33,13 @@ def small(kind, seed=0, precision="fp32"):
     if kind == "impala":
         spec = mlp(3, 2, head="logits", hidden=(8,))
         return Impala(spec, ImpalaConfig(seed=seed, precision=precision))
-    replay = {"seed": seed, "precision": precision, "batch": 8, "minimum": 10, "capacity": 60}
+    replay = {
+        "seed": seed,
+        "precision": precision,
+        "batch_size": 8,
+        "learning_starts": 10,
+        "buffer_size": 60,
+    }
     if kind == "dqn":
         spec = mlp(3, 2, head="q", hidden=(8,))
         config = DQNConfig(
@@ -41,14 +47,14 @@ def small(kind, seed=0, precision="fp32"):
             n_step=3,
             correctors=(Retrace(),),
             target_epsilon=0.1,
-            prioritised=Prioritised(),
-            target_period=3,
+            prioritized=PrioritizedReplay(),
+            target_update_interval=3,
         )
         return DQN(spec, config)
     if kind == "d4pg":
         spec = mlp(3, 2, head="tanh", hidden=(8,))
         config = D4PGConfig(
-            **replay, hidden=(8,), n_step=2, correctors=(NoCorrection(),), target_period=3
+            **replay, hidden=(8,), n_step=2, correctors=(NoCorrection(),), target_update_interval=3
         )
         return D4PG(spec, config)
     return SAC(mlp(3, 2, head="tanh_gaussian", hidden=(8,)), SACConfig(**replay, hidden=(8,)))
@@ -162,7 +168,7 @@ def test_what_actors_get_computes_what_the_learner_computes(kind):
 def test_pictures_are_learned_from_by_all():
     layers = (Conv("conv", 1, 2, 4, 2), Flatten())
     random = np.random.default_rng(0)
-    replay = {"batch": 4, "minimum": 4, "capacity": 60, "precision": "fp32"}
+    replay = {"batch_size": 4, "learning_starts": 4, "buffer_size": 60, "precision": "fp32"}
     for make, head, outputs in (
         (lambda spec: Impala(spec, ImpalaConfig(precision="fp32")), "logits", 2),
         (lambda spec: DQN(spec, DQNConfig(**replay)), "q", 2),
@@ -236,7 +242,7 @@ def test_the_critic_values_the_learners_policy_not_the_behaviours():
     still = random_policy(spec, 0, gain=0.0)
     config = ImpalaConfig(
         learning_rate=2e-2,
-        entropy=0.0,
+        entropy_coef=0.0,
         correctors=(VTrace(rho=np.inf, c=1.0), ImportanceSampling(rho=1e-6)),
         precision="fp32",
     )
@@ -254,7 +260,9 @@ def test_the_critic_values_the_learners_policy_not_the_behaviours():
 @pytest.mark.slow
 def test_impala_learns_cart_pole():
     spec = mlp(4, 2, head="logits", hidden=(64, 64), activation="tanh")
-    config = ImpalaConfig(learning_rate=5e-3, trajectories=1, normalise=True, precision="fp32")
+    config = ImpalaConfig(
+        learning_rate=5e-3, trajectories=1, normalize_advantage=True, precision="fp32"
+    )
     learner = Impala(spec, config)
     collector = Collector(cart_pole, spec, count=16, seed=0)
     for version in range(200):
@@ -271,7 +279,10 @@ def test_impala_learns_cart_pole():
 def test_dqn_learns_cart_pole():
     spec = mlp(4, 2, head="q", hidden=(64, 64))
     config = DQNConfig(
-        learning_rate=1e-3, epsilon_steps=5_000, precision="fp32", prioritised=Prioritised()
+        learning_rate=1e-3,
+        epsilon_decay_steps=5_000,
+        precision="fp32",
+        prioritized=PrioritizedReplay(),
     )
     learner = DQN(spec, config)
     collector = Collector(cart_pole, spec, count=8, seed=0)
@@ -290,17 +301,22 @@ def test_dqn_learns_cart_pole():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sac", "sac retrace", "d4pg", "d4pg 3 steps"])
 def test_continuous_learners_reach_the_target(kind):
-    replay = {"minimum": 200, "batch": 64, "hidden": (64, 64), "learning_rate": 1e-3}
+    replay = {"learning_starts": 200, "batch_size": 64, "hidden": (64, 64), "learning_rate": 1e-3}
     replay |= {"precision": "fp32"}
     if kind.startswith("sac"):
         several = {"n_step": 3, "correctors": (Retrace(),)} if "retrace" in kind else {}
         spec = mlp(2, 1, head="tanh_gaussian", hidden=(64, 64))
-        learner = SAC(spec, SACConfig(**replay, **several, share=0.02))
+        learner = SAC(spec, SACConfig(**replay, **several, tau=0.02))
     else:
         several = {"n_step": 3, "correctors": (NoCorrection(),)} if "3" in kind else {}
         spec = mlp(2, 1, head="tanh", hidden=(64, 64))
         config = D4PGConfig(
-            **replay, **several, critic_learning_rate=1e-3, low=-40.0, high=0.0, target_period=50
+            **replay,
+            **several,
+            critic_learning_rate=1e-3,
+            v_min=-40.0,
+            v_max=0.0,
+            target_update_interval=50,
         )
         learner = D4PG(spec, config)
     collector = Collector(Target, spec, count=4, seed=0)

@@ -96,7 +96,11 @@ def test_impala_gradient_equals_the_formula():
     spec, policy = linear_actor_critic()
     gamma, entropy_weight, value_weight = 0.9, 0.05, 0.5
     config = ImpalaConfig(
-        gamma=gamma, entropy=entropy_weight, value=value_weight, clip_norm=1e9, precision="fp32"
+        gamma=gamma,
+        entropy_coef=entropy_weight,
+        value_coef=value_weight,
+        max_grad_norm=1e9,
+        precision="fp32",
     )
     learner = Impala(spec, config)
     load_policy(learner.actor, policy)
@@ -173,8 +177,8 @@ def test_the_value_of_the_true_successor_is_the_present_networks():
 
 def dqn(**settings_):
     spec = mlp(3, 3, head="q", hidden=(8,))
-    usual = {"gamma": 0.7, "batch": 1, "minimum": 1, "capacity": 30, "target_period": 1000}
-    usual |= {"learning_rate": 0.05, "precision": "fp32", "huber": 1e6}
+    usual = {"gamma": 0.7, "batch_size": 1, "learning_starts": 1, "buffer_size": 30}
+    usual |= {"target_update_interval": 1000, "learning_rate": 0.05, "precision": "fp32", "huber": 1e6}
     return DQN(spec, DQNConfig(**(usual | settings_)))
 
 

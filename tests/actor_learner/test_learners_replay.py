@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from learner_collectors import random_trajectory
 
 from vinoreward.actor_learner.learners.off_policy import n_step_sums
-from vinoreward.actor_learner.learners.replay import Prioritised, Replay
+from vinoreward.actor_learner.learners.replay import PrioritizedReplay, Replay
 from vinoreward.actor_learner.learners.sum_tree import SumTree
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
@@ -50,7 +50,7 @@ def windows_of(trajectory, steps):
     st.integers(1, 3),
     st.integers(1, 4),
     st.integers(40, 70),
-    st.sampled_from([None, Prioritised()]),
+    st.sampled_from([None, PrioritizedReplay()]),
 )
 def test_windows_are_those_of_the_trajectories(seed, length, count, steps, capacity, priorities):
     random = np.random.default_rng(seed)
@@ -128,7 +128,7 @@ def test_the_oldest_are_overwritten():
 
 def test_draws_follow_priorities_and_weights_undo_them():
     random = np.random.default_rng(2)
-    settings_ = Prioritised(alpha=0.5, beta=1.0, least=1e-9)
+    settings_ = PrioritizedReplay(alpha=0.5, beta=1.0, least=1e-9)
     replay = Replay(SPEC, 64, seed=3, priorities=settings_)
     trajectory = random_trajectory(SPEC, random, steps=4, count=1, ends=0.0)
     trajectory.rewards[:, 0] = [0, 1, 2, 3]
@@ -136,7 +136,7 @@ def test_draws_follow_priorities_and_weights_undo_them():
     errors = np.array([1.0, 4.0, 9.0, 16.0])
     for _ in range(30):
         drawn = replay.sample(16)
-        replay.reprioritise(drawn, errors[drawn.rewards[0].astype(int)])
+        replay.update_priorities(drawn, errors[drawn.rewards[0].astype(int)])
     counts, weights = np.zeros(4), np.zeros(4)
     for _ in range(200):
         drawn = replay.sample(50)
@@ -162,13 +162,13 @@ def test_the_sum_tree_finds_what_a_running_sum_finds(values, share):
         assert running[place] - 1e-6 <= mass <= running[place + 1] + 1e-6
 
 
-@pytest.mark.parametrize("priorities", [None, Prioritised()])
+@pytest.mark.parametrize("priorities", [None, PrioritizedReplay()])
 def test_a_restored_replay_draws_the_same(priorities):
     random = np.random.default_rng(4)
     replay = Replay(SPEC, 50, seed=5, priorities=priorities)
     for _ in range(9):
         replay.add(random_trajectory(SPEC, random))
-        replay.reprioritise(drawn := replay.sample(8, 2), random.standard_normal(8))
+        replay.update_priorities(drawn := replay.sample(8, 2), random.standard_normal(8))
         assert drawn.slots.shape == (2, 8)
     stream = io.BytesIO()
     torch.save(replay.state_dict(), stream)
@@ -201,4 +201,4 @@ def test_what_cannot_be_kept_is_refused():
     with pytest.raises(InputError, match="places"):
         replay.load_state_dict(Replay(SPEC, 9).state_dict())
     with pytest.raises(ConfigError):
-        Prioritised(alpha=2.0)
+        PrioritizedReplay(alpha=2.0)

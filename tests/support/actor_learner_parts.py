@@ -22,7 +22,12 @@ def impala(trajectories: int = 2, seed: int = 0) -> Impala:
 
 
 def dqn(**config: Any) -> DQN:
-    settings = {"batch": 16, "minimum": 100, "capacity": 4000, "precision": "fp32"} | config
+    settings = {
+        "batch_size": 16,
+        "learning_starts": 100,
+        "buffer_size": 4000,
+        "precision": "fp32",
+    } | config
     return DQN(mlp(4, 2, head="q", hidden=(16, 16)), DQNConfig(**settings))
 
 

@@ -149,7 +149,7 @@ def replay_training(folder: Path) -> Any:
         "CartPole-v1",
         DQN(
             mlp(4, 2, head="q", hidden=(16, 16)),
-            DQNConfig(batch=16, minimum=100, capacity=4000, precision="fp32"),
+            DQNConfig(batch_size=16, learning_starts=100, buffer_size=4000, precision="fp32"),
         ),
         ActorLearnerConfig(
             actors=2, steps=10, backend="numpy", pull_period=10, checkpoint_seconds=0.3

@@ -147,7 +147,8 @@ def test_the_pull_study_is_one_command(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.skipif(importlib.util.find_spec("dm_control") is None, reason="needs dm_control")
 def test_a_task_of_dm_control(tmp_path: Path) -> None:
     arguments = ["actors", "--task", "cartpole-balance", "--algorithm", "d4pg", "--network", "2x16",
-                 "--learner", "minimum", "100", "batch", "16", "--env-kwargs", "max_steps", "50",
+                 "--learner", "learning_starts", "100", "batch_size", "16",
+                 "--env-kwargs", "max_steps", "50",
                  "--compress", "int8", "--steps", "600", "--evaluate-every", "0",
                  "--samples-per-insert", "2", "--no-progress", "--out", str(tmp_path / "run"),
                  *FEW]  # fmt: skip
@@ -175,7 +176,7 @@ def test_claimed_success_stands_beside_true_success(
     pytest.importorskip("warp")
     out = tmp_path / "run"
     arguments = ["actors", "--task", "PandaHover-v0", "--algorithm", "sac", "--network", "2x16",
-                 "--learner", "minimum", "50", "batch", "16", "--trajectory", "10",
+                 "--learner", "learning_starts", "50", "batch_size", "16", "--trajectory", "10",
                  "--steps", "200", "--evaluate-every", "0", "--no-progress", *FEW,
                  "--out", str(out)]  # fmt: skip
     assert main(arguments) == 0

@@ -135,14 +135,14 @@ def test_numbers_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "learner", "said"),
     [
-        ("dqn", {"capacity": 10**30}, "refused by PyTorch"),
+        ("dqn", {"buffer_size": 10**30}, "refused by PyTorch"),
         ("dqn", {"device": "nowhere"}, "nowhere"),
         ("impala", {"device": ""}, "device"),
         ("sac", {"hidden": 0}, "hidden"),
         ("sac", {"hidden": -1}, "hidden"),
         ("sac", {"hidden": True}, "hidden"),
         ("sac", {"hidden": 10**30}, "refused by PyTorch"),
-        ("d4pg", {"atoms": 10**30}, "refused by PyTorch"),
+        ("d4pg", {"num_atoms": 10**30}, "refused by PyTorch"),
         ("sb3-dqn", {"buffer_size": 10**15}, "refused by Stable-Baselines3"),
     ],
 )

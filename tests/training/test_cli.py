@@ -55,7 +55,7 @@ def test_every_command_has_its_configuration_and_run(name: str) -> None:
 def test_false_in_a_table_is_not_a_word_that_counts_as_true(
     word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = ["--env-kwargs", "rescale_observations", word, "--learner", "prioritised", "true"]
+    tables = ["--env-kwargs", "rescale_observations", word, "--learner", "prioritized", "true"]
     given = ["actors", "--algorithm", "dqn", "--network", "1x8", *tables]
     module = importlib.import_module("vinoreward_training.actors.command")
     seen = []
@@ -63,10 +63,10 @@ def test_false_in_a_table_is_not_a_word_that_counts_as_true(
         patch.setattr(module, "run", lambda config: seen.append(config) or 0)
         assert main(given) == 0
     assert seen[0].env_kwargs == {"rescale_observations": False}
-    assert seen[0].learner == {"prioritised": True}
-    refused = [*given[:5], "--learner", "prioritised", "5", "--out", str(tmp_path / "run")]
+    assert seen[0].learner == {"prioritized": True}
+    refused = [*given[:5], "--learner", "prioritized", "5", "--out", str(tmp_path / "run")]
     assert main(refused) == 1
-    assert "prioritised=5. Expected bool" in capsys.readouterr().err
+    assert "prioritized=5. Expected bool" in capsys.readouterr().err
 
 
 def test_help_does_not_import_the_heavy_libraries() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import math
 import re
@@ -30,12 +29,6 @@ if TYPE_CHECKING:
 
 FACTORY = "vinoreward_training.tasks.lookup:make_task"
 SB3 = {"sb3-sac": ("SAC", "sac"), "sb3-td3": ("TD3", "td3"), "sb3-dqn": ("DQN", "dqn")}
-LEARNERS = {
-    "impala": ("impala", "Impala"),
-    "dqn": ("dqn", "DQN"),
-    "d4pg": ("d4pg", "D4PG"),
-    "sac": ("sac", "SAC"),
-}
 _SB3_AT_LEAST_ONE = (
     "batch_size", "buffer_size", "n_steps", "policy_delay", "target_update_interval", "train_freq",
 )  # fmt: skip
@@ -75,6 +68,7 @@ def build(config: ActorsConfig) -> Parts:
         ConfigError: settings that cannot be, or do not go together.
         MissingExtraError: a package is missing.
     """
+    from vinoreward.actor_learner.learners.registry import LEARNERS
     from vinoreward.actor_learner.trainer import ActorLearnerConfig
 
     for name, known in (("engine", ENGINES), ("backend", BACKENDS.names())):
@@ -82,9 +76,10 @@ def build(config: ActorsConfig) -> Parts:
             raise ConfigError(
                 f"found {name}={getattr(config, name)!r}. Expected one of {', '.join(known)}."
             )
-    if config.algorithm not in (*LEARNERS, *SB3):
+    algorithms = (*LEARNERS.names(), *SB3)
+    if config.algorithm not in algorithms:
         raise ConfigError(
-            f"found algorithm={config.algorithm!r}. Expected one of {', '.join((*LEARNERS, *SB3))}."
+            f"found algorithm={config.algorithm!r}. Expected one of {', '.join(algorithms)}."
         )
     task = find_task(config.task, config.env_kwargs)
     settings = ActorLearnerConfig(
@@ -148,9 +143,10 @@ def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
     Raises:
         ConfigError: an unknown setting, or one that cannot be.
     """
-    module_name, name = LEARNERS[config.algorithm]
-    module = importlib.import_module(f"vinoreward.actor_learner.learners.{module_name}")
-    kind = getattr(module, f"{name}Config")
+    from vinoreward.actor_learner.learners.registry import LEARNERS
+
+    learner = LEARNERS.find(config.algorithm)
+    kind = learner.config_class
     settings = _settings(config.learner, kind, config.algorithm)
     settings["seed"] = config.seed
     if config.lag is not None:
@@ -158,7 +154,7 @@ def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
     correctors = correctors_of(config.correctors)
     if correctors is not None:
         settings["correctors"] = correctors
-    return getattr(module, name), kind(**settings)
+    return learner, kind(**settings)
 
 
 def _settings(given: Mapping[str, Any], kind: Any, algorithm: str) -> dict[str, Any]:
@@ -180,11 +176,11 @@ def _settings(given: Mapping[str, Any], kind: Any, algorithm: str) -> dict[str, 
 
 
 def _converted(name: str, value: Any, kind: str) -> Any:
-    if name == "prioritised":
-        from vinoreward.actor_learner.learners.replay import Prioritised
+    if name == "prioritized":
+        from vinoreward.actor_learner.learners.replay import PrioritizedReplay
 
         fits, kind = isinstance(value, bool), "bool"
-        value = (Prioritised() if value else None) if fits else value
+        value = (PrioritizedReplay() if value else None) if fits else value
     elif "tuple" in kind:
         value = [value] if isinstance(value, int) else value
         fits = isinstance(value, list | tuple) and all(
@@ -193,7 +189,7 @@ def _converted(name: str, value: Any, kind: str) -> Any:
         value = tuple(value) if fits else value
     elif "bool" in kind:
         fits = isinstance(value, bool)
-    elif "float" in kind:
+    elif "float" in kind and not ("str" in kind and isinstance(value, str)):
         if isinstance(value, str) and _POWER.fullmatch(value):
             value = float(value)
         fits = isinstance(value, int | float) and not isinstance(value, bool)
@@ -308,7 +304,6 @@ def evaluation_environment(config: ActorsConfig) -> EnvironmentSpec:
 
 __all__ = [
     "ALGORITHMS",
-    "LEARNERS",
     "SB3",
     "Parts",
     "build",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vinoreward.compression import Compile, Distill, Fuse, LowRank, Prune, Quantize
 from vinoreward.compression.chain import CompressorChain
+from vinoreward.compression.stage import Stage
 from vinoreward.correction import (
     ImportanceSampling,
     NoCorrection,
@@ -18,6 +19,7 @@ from vinoreward.correction import (
     TreeBackup,
     VTrace,
 )
+from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError
 from vinoreward.monitoring import (
     AdaptiveSparsity,
@@ -35,7 +37,6 @@ from vinoreward_training.actors.words import Part, call, check_needed, parse
 
 if TYPE_CHECKING:
     from vinoreward.compression.chain import CompressorChain
-    from vinoreward.compression.stage import Stage
     from vinoreward.correction import Corrector
     from vinoreward.monitoring import CompressionSetting, Monitor
     from vinoreward.policies.spec import Head, PolicySpec
@@ -50,6 +51,8 @@ STAGES = (
     "fp16",
     "w2 to w8",
 )
+OTHER_STAGES = Registry("vinoreward.stages", Stage, "stage")  # type: ignore[type-abstract]
+"""Stages of other packages."""
 CORRECTORS = ("vtrace", "importance", "retrace", "tree-backup", "q-lambda", "uncorrected")
 MONITORS = ("default", "watch", "kl", "alpha", "staged", "sparsity", "off")
 
@@ -102,10 +105,13 @@ def _stage(part: Part, network: Callable[[str], PolicySpec]) -> Stage:
         made = call(part, LowRank, "--compress", ("rank",))
     elif part.name == "fuse":
         made = call(part, Fuse, "--compress")
+    elif part.name in OTHER_STAGES.names():
+        made = call(part, OTHER_STAGES.find(part.name), "--compress")
     else:
         raise ConfigError(
-            f"--compress has the stage {part.name!r}. Expected some of {', '.join(STAGES)}, and "
-            f"one of {', '.join(BACKENDS)} at the end."
+            f"--compress has the stage {part.name!r}. Expected some of "
+            f"{', '.join((*STAGES, *OTHER_STAGES.names()))}, and one of {', '.join(BACKENDS)} at "
+            "the end."
         )
     return made
 

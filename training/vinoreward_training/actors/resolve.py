@@ -30,8 +30,18 @@ FIXED_BY_A_RUN = (
     "env_kwargs", "trajectory",
 )  # fmt: skip
 """What a checkpoint depends on."""
-RATES = ("learning_rate", "critic_learning_rate", "clip_norm", "entropy")
+RATES = ("learning_rate", "critic_learning_rate", "max_grad_norm", "entropy_coef")
 """Of a learner's settings those that may change between two runs, such as after it diverged."""
+_RENAMED = {
+    "atoms": "num_atoms", "batch": "batch_size", "capacity": "buffer_size",
+    "clip_norm": "max_grad_norm", "entropy": "entropy_coef", "epsilon": "optimizer_epsilon",
+    "epsilon_first": "epsilon_start", "epsilon_last": "epsilon_end",
+    "epsilon_steps": "epsilon_decay_steps", "high": "v_max", "low": "v_min",
+    "minimum": "learning_starts", "normalise": "normalize_advantage",
+    "prioritised": "prioritized", "share": "tau", "target_period": "target_update_interval",
+    "value": "value_coef",
+}  # fmt: skip
+"""Of a learner's settings, what runs recorded before they were called as elsewhere."""
 _LEAST = {
     "actors": 1, "environments": 1, "steps": 1, "trajectory": 1, "pull_period": 1, "push_period": 1,
     "max_lag": 1, "max_staleness": 0, "evaluate_every": 0, "evaluation_episodes": 2,
@@ -81,8 +91,9 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
     defaults = defaults_of(ActorsConfig)
     given = named(config, defaults)
     fixed = [name for name in FIXED_BY_A_RUN if name != "learner"]
-    base = read_recorded(config, given, defaults, fixed)
+    base = read_recorded(config, given, {**defaults, "executor": None}, fixed)
     if base is not None:
+        base = _renamed(base)
         _check_whole(base, config.out)
         _check_kind(base, given, config.out)
         _check_learner(base, given, config.out)
@@ -108,6 +119,23 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
             "trust_run": config.trust_run,
         }
     )
+
+
+def _renamed(base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's settings under the names that they have today, so that old runs go on."""
+    found = dict(base)
+    if "executor" in found:
+        found["backend"] = found.pop("executor")
+    learner = found.get("learner")
+    if isinstance(learner, dict):
+        learner = {_RENAMED.get(str(name), name): value for name, value in learner.items()}
+        start, learned = learner.pop("temperature", None), learner.pop("automatic", True)
+        if not learned:
+            learner["ent_coef"] = 1.0 if start is None else start
+        elif start is not None:
+            learner["ent_coef"] = f"auto_{start}"
+        found["learner"] = learner
+    return found
 
 
 def _check_whole(base: Mapping[str, Any], folder: Path) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from vinoreward.errors import ConfigError
 
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]*")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 """Longer ones are no setting of anything; as floats they are refused where they are too large."""
 _EXAMPLES: Mapping[str, Value] = {"sparsity": 0.5, "rank": 8, "low": 0.05, "high": 0.3}
-_WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a word"}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def call(part: Part, kind: Any, what: str, positional: Sequence[str] = (), also:
                 f"{known}."
             )
         if not any(_fits(value, each) for each in taken[name]):
-            kinds = " or ".join(_WORDS.get(each, each) for each in taken[name] if each != "None")
+            kinds = " or ".join(_WORDS[each] for each in taken[name])
             raise ConfigError(
                 f"{what} has the part {str(part)!r} with {name}={_written(value)}. Expected "
                 f"{kinds}."
@@ -181,27 +181,31 @@ def _needed(kind: Any) -> list[str]:
     ]
 
 
-def _taken(kind: Any) -> dict[str, list[str]]:
-    """Return the parameters that a word can be given for, and what each may be."""
-    function = getattr(kind, "func", kind)  # of a partial
-    known = vars(sys.modules[function.__module__])
-    found = {}
-    for name, parameter in inspect.signature(kind).parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            continue
-        kinds = [each.strip() for each in str(parameter.annotation).split("|")]
-        kinds = [
-            "str" if each.startswith("Literal") or get_origin(known.get(each)) is Literal else each
-            for each in kinds
-        ]
-        if set(kinds) & {*_WORDS, "object"}:
-            found[name] = kinds
-    return found
+def _taken(kind: Any) -> dict[str, list[type]]:
+    """Return the parameters that a word can be given for, and the types it may have there."""
+    try:
+        parameters = inspect.signature(kind, eval_str=True).parameters
+    except NameError:  # a name that is imported for type checkers only
+        parameters = inspect.signature(kind).parameters
+    found = {
+        name: [each for each in _types(parameter.annotation) if each in (*_WORDS, object)]
+        for name, parameter in parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    }
+    return {name: types for name, types in found.items() if types}
 
 
-def _fits(value: Value, kind: str) -> bool:
-    if kind == "float":
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "int":
-        return isinstance(value, int) and not isinstance(value, bool)
-    return kind == "object" or type(value).__name__ == kind
+def _types(hint: Any) -> Iterator[Any]:
+    if hint is inspect.Parameter.empty or isinstance(hint, str) or hint is Any:
+        yield object
+    elif get_origin(hint) is Literal:
+        yield from {type(each) for each in get_args(hint)}
+    elif get_origin(hint) in (Union, UnionType):
+        for each in get_args(hint):
+            yield from _types(each)
+    else:
+        yield hint
+
+
+def _fits(value: Value, kind: type) -> bool:
+    return kind is object or type(value) is kind or (kind is float and type(value) is int)

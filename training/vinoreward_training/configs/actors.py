@@ -46,7 +46,7 @@ class ActorsConfig:
 
         vinoreward actors --task pong --compress "prune 0.5 | distill | int8 | openvino"
 
-        vinoreward actors --task cheetah-run --algorithm d4pg --learner n_step 1 batch 128
+        vinoreward actors --task cheetah-run --algorithm d4pg --learner n_step 1 batch_size 128
 
         vinoreward actors --task CartPole-v0 --network 2x256 --pull-study 10 40 160 640
 

@@ -126,9 +126,7 @@ def dense_layers(name: str) -> tuple[tuple[int, ...], Activation] | None:
 
 
 def _head(task: Task, algorithm: str) -> Head:
-    if algorithm not in _HEADS:
-        raise ConfigError(f"no algorithm {algorithm!r}. Expected one of: {', '.join(ALGORITHMS)}.")
-    head = _HEADS[algorithm][0 if task.discrete else 1]
+    head = _heads(algorithm)[0 if task.discrete else 1]
     if head is None:
         kind = "numbered" if task.discrete else "continuous"
         fitting = [key for key, heads in _HEADS.items() if heads[0 if task.discrete else 1]]
@@ -137,6 +135,18 @@ def _head(task: Task, algorithm: str) -> Head:
             f"{', '.join(fitting)}."
         )
     return head
+
+
+def _heads(algorithm: str) -> tuple[Head | None, Head | None]:
+    if algorithm in _HEADS:
+        return _HEADS[algorithm]
+    from vinoreward.actor_learner.learners.registry import LEARNERS
+
+    heads = LEARNERS.find(algorithm).heads
+    return (
+        next((head for head in heads if head in ("logits", "q")), None),
+        next((head for head in heads if head not in ("logits", "q")), None),
+    )
 
 
 def _convolutional(

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.policies.distributions import Exploration
 from vinoreward.policies.policy import Floats, Policy
-from vinoreward.policies.spec import PolicySpec
+from vinoreward.policies.spec import Head, PolicySpec
 from vinoreward.policies.torch_policy import TorchPolicy, from_policy, to_policy
 
 State = dict[str, Any]
@@ -48,6 +48,11 @@ class Consumption:
 class Learner(abc.ABC):
     """Trains one policy from what actors did; one thread, the same from the same seed.
 
+    Four methods have to be written, since nothing can be said of a learner in general: how it
+    learns, what actors should run, and the two ways of a checkpoint. :class:`ModuleLearner` leaves
+    one, :meth:`update`. ``vinoreward actors --algorithm`` finds the learners of other packages in
+    the entry-point group ``vinoreward.learners``.
+
     Args:
         spec: the network that actors run.
     """
@@ -58,9 +63,9 @@ class Learner(abc.ABC):
         """Gradient steps so far."""
 
     @property
-    @abc.abstractmethod
     def consumption(self) -> Consumption:
-        """What updates need."""
+        """What updates need: here a trajectory each."""
+        return Consumption(1)
 
     @abc.abstractmethod
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -140,14 +145,28 @@ def seeded(seed: int) -> Iterator[None]:
 class ModuleLearner(Learner):
     """A learner of torch modules: keeps its parts, saves them, and takes guarded steps.
 
+    A subclass writes :meth:`update`, and puts what a checkpoint must hold into ``self._parts``.
+
     Args:
         spec: the network that actors run.
         config: settings.
         head_gain: of the policy's head at the start.
+
+    Raises:
+        ConfigError: a network whose head it cannot train.
     """
+
+    config_class: ClassVar[type[LearnerConfig]] = LearnerConfig
+    heads: ClassVar[tuple[Head, ...]] = get_args(Head)
+    """Of networks that it can train."""
 
     def __init__(self, spec: PolicySpec, config: LearnerConfig, *, head_gain: float = 0.01) -> None:
         super().__init__(spec)
+        if spec.head not in self.heads:
+            raise ConfigError(
+                f"{type(self).__name__} was given a network with the head {spec.head!r}. Expected "
+                f"{' or '.join(self.heads)}."
+            )
         if config.device == "auto":
             self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         else:
@@ -188,12 +207,12 @@ class ModuleLearner(Learner):
         trained = list(parameters)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = float(nn.utils.clip_grad_norm_(trained, self._settings.clip_norm))
+        norm = float(nn.utils.clip_grad_norm_(trained, self._settings.max_grad_norm))
         if not (np.isfinite(norm) and bool(torch.isfinite(loss))):
             raise OutputError(
                 f"update {self.updates} has a loss of {float(loss.detach()):.4g} and a gradient of "
                 f"norm {norm:.4g}. Expected finite numbers: training has diverged. The weights "
-                "were left as they are: lower the learning rate or clip_norm, look for extreme "
+                "were left as they are: lower the learning rate or max_grad_norm, look for extreme "
                 "rewards, and go on from the last checkpoint."
             )
         optimizer.step()
@@ -259,12 +278,3 @@ def take_settings(part: object, settings: list[dict[str, Any]]) -> None:
     if isinstance(part, torch.optim.Optimizer):
         for group, asked in zip(part.param_groups, settings, strict=True):
             group.update(asked)
-
-
-def check_head(spec: PolicySpec, learner: str, *heads: str) -> None:
-    """Raise ConfigError unless a network's head is one that a learner can train."""
-    if spec.head not in heads:
-        raise ConfigError(
-            f"{learner} was given a network with the head {spec.head!r}. Expected "
-            f"{' or '.join(heads)}."
-        )

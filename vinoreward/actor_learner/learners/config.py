@@ -23,8 +23,8 @@ class LearnerConfig:
         gamma: discount per step, the only one: targets of any length use its powers.
         learning_rate: of every network, unless a learner has one more.
         optimizer: ``"adam"``, or ``"rmsprop"`` as in the IMPALA paper.
-        epsilon: of the optimiser, added to the root of the squared gradients.
-        clip_norm: largest norm of a gradient.
+        optimizer_epsilon: added to the root of the squared gradients.
+        max_grad_norm: largest norm of a gradient.
         reward_scale: rewards are multiplied by this. A value of 100 takes a network hundreds of
             updates to reach, in which its policy learns from wrong ones.
         reward_clip: scaled rewards are clipped to so much on both sides; ``None`` leaves them.
@@ -39,8 +39,8 @@ class LearnerConfig:
     gamma: float = 0.99
     learning_rate: float = 3e-4
     optimizer: Literal["adam", "rmsprop"] = "adam"
-    epsilon: float = 1e-8
-    clip_norm: float = 40.0
+    optimizer_epsilon: float = 1e-8
+    max_grad_norm: float = 40.0
     reward_scale: float = 1.0
     reward_clip: float | None = None
     device: str = "auto"
@@ -51,8 +51,8 @@ class LearnerConfig:
     def __post_init__(self) -> None:
         positive = {
             "learning_rate": self.learning_rate,
-            "epsilon": self.epsilon,
-            "clip_norm": self.clip_norm,
+            "optimizer_epsilon": self.optimizer_epsilon,
+            "max_grad_norm": self.max_grad_norm,
             "reward_scale": self.reward_scale,
             "reward_clip": 1.0 if self.reward_clip is None else self.reward_clip,
         }
@@ -70,8 +70,8 @@ class LearnerConfig:
         """Return the optimiser of some parameters."""
         rate = self.learning_rate if learning_rate is None else learning_rate
         if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=rate, eps=self.epsilon, fused=True)
-        return torch.optim.RMSprop(parameters, lr=rate, alpha=0.99, eps=self.epsilon)
+            return torch.optim.Adam(parameters, lr=rate, eps=self.optimizer_epsilon, fused=True)
+        return torch.optim.RMSprop(parameters, lr=rate, alpha=0.99, eps=self.optimizer_epsilon)
 
     def rewards(self, rewards: Floats) -> Floats:
         """Return rewards as they are learned from."""

@@ -7,6 +7,7 @@ no action is ever cut off at a bound.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vinoreward.actor_learner.learners.base import check_head, seeded
+from vinoreward.actor_learner.learners.base import seeded
+from vinoreward.actor_learner.learners.config import LearnerConfig
 from vinoreward.actor_learner.learners.critics import Critic
 from vinoreward.actor_learner.learners.distributional import project, support
 from vinoreward.actor_learner.learners.off_policy import (
@@ -26,7 +28,7 @@ from vinoreward.actor_learner.learners.off_policy import (
 from vinoreward.actor_learner.learners.replay import Windows
 from vinoreward.errors import ConfigError
 from vinoreward.policies.distributions import Exploration
-from vinoreward.policies.spec import PolicySpec
+from vinoreward.policies.spec import Head, PolicySpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +41,10 @@ class D4PGConfig(ReplayConfig):
     Attributes:
         critic_learning_rate: of the critic; ``learning_rate`` is the policy's.
         hidden: widths of the critic's dense layers.
-        atoms: returns that the critic tells apart.
-        low: smallest return.
-        high: largest return.
-        target_period: updates between copies to the target networks.
+        num_atoms: returns that the critic tells apart.
+        v_min: smallest return.
+        v_max: largest return.
+        target_update_interval: updates between copies to the target networks.
         sigma: standard deviation of the noise that actors should explore with, before the tanh.
         saturation: weight of the square of what outputs exceed 2 in size before the tanh; noise
             before a saturated tanh would explore nothing.
@@ -51,20 +53,20 @@ class D4PGConfig(ReplayConfig):
     learning_rate: float = 1e-4
     critic_learning_rate: float = 1e-4
     hidden: tuple[int, ...] = (512, 512, 256)
-    atoms: int = 51
-    low: float = -150.0
-    high: float = 150.0
-    target_period: int = 100
+    num_atoms: int = 51
+    v_min: float = -150.0
+    v_max: float = 150.0
+    target_update_interval: int = 100
     sigma: float = 0.3
     saturation: float = 1e-2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.atoms < 2 or not self.low < self.high or self.target_period < 1:
+        if self.num_atoms < 2 or not self.v_min < self.v_max or self.target_update_interval < 1:
             raise ConfigError(
-                f"{self.atoms} atoms from {self.low} to {self.high} and target_period="
-                f"{self.target_period} were asked for. Expected two atoms or more, low < high, and "
-                "a period of at least 1."
+                f"{self.num_atoms} atoms from {self.v_min} to {self.v_max} and "
+                f"target_update_interval={self.target_update_interval} were asked for. Expected "
+                "two atoms or more, v_min < v_max, and an interval of at least 1."
             )
         if not (self.critic_learning_rate > 0 and self.sigma >= 0 and self.saturation >= 0):
             raise ConfigError(
@@ -82,8 +84,10 @@ class D4PG(ReplayLearner):
         config: settings.
     """
 
+    config_class: ClassVar[type[LearnerConfig]] = D4PGConfig
+    heads: ClassVar[tuple[Head, ...]] = ("tanh",)
+
     def __init__(self, spec: PolicySpec, config: D4PGConfig = D4PGConfig()) -> None:
-        check_head(spec, "D4PG", "tanh")
         super().__init__(spec, config)
         if not self._plain:
             raise ConfigError(
@@ -93,8 +97,10 @@ class D4PG(ReplayLearner):
             )
         self._d4pg = config
         with seeded(config.seed + 1):
-            self.critic = Critic(spec, config.hidden, config.atoms, normalised=True).to(self.device)
-        self.atoms = support(config.low, config.high, config.atoms, self.device)
+            self.critic = Critic(spec, config.hidden, config.num_atoms, normalised=True).to(
+                self.device
+            )
+        self.atoms = support(config.v_min, config.v_max, config.num_atoms, self.device)
         self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
         self.optimizer = config.make_optimizer(self.actor.parameters())
         self.critic_optimizer = config.make_optimizer(
@@ -130,7 +136,7 @@ class D4PG(ReplayLearner):
         excess = functional.relu(outputs.abs() - 2.0).square().mean()
         actor_loss = self._d4pg.saturation * excess - value
         norm = self.step(actor_loss, self.optimizer, self.actor.parameters())
-        if (self.updates + 1) % self._d4pg.target_period == 0:
+        if (self.updates + 1) % self._d4pg.target_update_interval == 0:
             follow(self.target_actor, self.actor, 1.0)
             follow(self.target_critic, self.critic, 1.0)
         metrics = {

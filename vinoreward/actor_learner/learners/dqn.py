@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vinoreward.actor_learner.learners.base import check_head
+from vinoreward.actor_learner.learners.config import LearnerConfig
 from vinoreward.actor_learner.learners.off_policy import (
     ReplayConfig,
     ReplayLearner,
@@ -20,7 +21,7 @@ from vinoreward.actor_learner.learners.off_policy import (
 from vinoreward.actor_learner.learners.replay import Windows
 from vinoreward.errors import ConfigError
 from vinoreward.policies.distributions import Exploration
-from vinoreward.policies.spec import PolicySpec
+from vinoreward.policies.spec import Head, PolicySpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,37 +31,38 @@ class DQNConfig(ReplayConfig):
     Attributes:
         double: the present network chooses the successor's action, the target network values it;
             otherwise the target network does both.
-        target_period: updates between copies to the target network.
+        target_update_interval: updates between copies to the target network.
         huber: error from which on the loss is linear.
         target_epsilon: share of random actions of the policy that is learned; for correctors, whose
             traces a policy without any would cut at each explored action.
-        epsilon_first: share of random actions that actors should begin with.
-        epsilon_last: what it falls to.
-        epsilon_steps: transitions over which it falls, linearly.
+        epsilon_start: share of random actions that actors should begin with.
+        epsilon_end: what it falls to.
+        epsilon_decay_steps: transitions over which it falls, linearly.
     """
 
-    clip_norm: float = 10.0
-    batch: int = 64
+    max_grad_norm: float = 10.0
+    batch_size: int = 64
     double: bool = True
-    target_period: int = 100
+    target_update_interval: int = 100
     huber: float = 1.0
     target_epsilon: float = 0.0
-    epsilon_first: float = 1.0
-    epsilon_last: float = 0.05
-    epsilon_steps: int = 10_000
+    epsilon_start: float = 1.0
+    epsilon_end: float = 0.05
+    epsilon_decay_steps: int = 10_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shares = (self.target_epsilon, self.epsilon_first, self.epsilon_last)
+        shares = (self.target_epsilon, self.epsilon_start, self.epsilon_end)
         if not all(0 <= share <= 1 for share in shares) or not self.huber > 0:
             raise ConfigError(
                 f"epsilons of {shares} and huber={self.huber} were asked for. Expected epsilons "
                 "from 0 to 1 and a positive huber."
             )
-        if min(self.target_period, self.epsilon_steps) < 1:
+        if min(self.target_update_interval, self.epsilon_decay_steps) < 1:
             raise ConfigError(
-                f"target_period={self.target_period} and epsilon_steps={self.epsilon_steps} were "
-                "asked for. Expected at least 1."
+                f"target_update_interval={self.target_update_interval} and "
+                f"epsilon_decay_steps={self.epsilon_decay_steps} were asked for. Expected at "
+                "least 1."
             )
 
 
@@ -72,8 +74,10 @@ class DQN(ReplayLearner):
         config: settings.
     """
 
+    config_class: ClassVar[type[LearnerConfig]] = DQNConfig
+    heads: ClassVar[tuple[Head, ...]] = ("q",)
+
     def __init__(self, spec: PolicySpec, config: DQNConfig = DQNConfig()) -> None:
-        check_head(spec, "DQN", "q")
         super().__init__(spec, config)
         self._dqn = config
         self.target = target_of(self.actor)
@@ -84,9 +88,9 @@ class DQN(ReplayLearner):
     def exploration(self) -> Exploration:
         """Epsilon-greedy, by how much was seen."""
         config = self._dqn
-        done = min(1.0, self.replay.inserted / config.epsilon_steps)
+        done = min(1.0, self.replay.inserted / config.epsilon_decay_steps)
         return Exploration(
-            epsilon=config.epsilon_first + done * (config.epsilon_last - config.epsilon_first)
+            epsilon=config.epsilon_start + done * (config.epsilon_end - config.epsilon_start)
         )
 
     def _learn(self, windows: Windows) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
@@ -99,7 +103,7 @@ class DQN(ReplayLearner):
         errors = functional.huber_loss(chosen, targets, reduction="none", delta=self._dqn.huber)
         loss = (self.tensor(windows.weights) * errors).mean()
         norm = self.step(loss, self.optimizer, self.actor.parameters())
-        if (self.updates + 1) % self._dqn.target_period == 0:
+        if (self.updates + 1) % self._dqn.target_update_interval == 0:
             follow(self.target, self.actor, 1.0)
         difference: npt.NDArray[np.float32] = (targets - chosen).detach().cpu().numpy()
         metrics = {

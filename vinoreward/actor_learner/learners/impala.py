@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from vinoreward.actor_learner.learners import heads
 from vinoreward.actor_learner.learners.base import (
     Consumption,
     ModuleLearner,
-    check_head,
     seeded,
 )
 from vinoreward.actor_learner.learners.batch import Batch, concatenate
@@ -27,7 +27,7 @@ from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.correction import Correction, Corrector, OffPolicyBatch, VTrace
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Floats
-from vinoreward.policies.spec import Dense, PolicySpec
+from vinoreward.policies.spec import Dense, Head, PolicySpec
 from vinoreward.policies.torch_policy import TorchPolicy
 
 
@@ -38,24 +38,25 @@ class ImpalaConfig(LearnerConfig):
     Attributes:
         trajectories: side by side in one update.
         correctors: one of role target, at most one of role policy_gradient.
-        entropy: weight of the entropy bonus.
-        value: weight of the squared error of values.
-        normalise: divide advantages by their standard deviation in the batch.
+        entropy_coef: weight of the entropy bonus.
+        value_coef: weight of the squared error of values.
+        normalize_advantage: divide advantages by their standard deviation in the batch.
     """
 
     learning_rate: float = 6e-4
     trajectories: int = 4
     correctors: tuple[Corrector, ...] = (VTrace(),)
-    entropy: float = 0.01
-    value: float = 0.5
-    normalise: bool = False
+    entropy_coef: float = 0.01
+    value_coef: float = 0.5
+    normalize_advantage: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trajectories < 1 or not (self.entropy >= 0 and self.value > 0):
+        if self.trajectories < 1 or not (self.entropy_coef >= 0 and self.value_coef > 0):
             raise ConfigError(
-                f"trajectories={self.trajectories}, entropy={self.entropy} and value={self.value} "
-                "were asked for. Expected at least one trajectory, entropy from 0, value above 0."
+                f"trajectories={self.trajectories}, entropy_coef={self.entropy_coef} and "
+                f"value_coef={self.value_coef} were asked for. Expected at least one trajectory, "
+                "entropy_coef from 0, value_coef above 0."
             )
 
 
@@ -68,8 +69,10 @@ class Impala(ModuleLearner):
         config: settings.
     """
 
+    config_class: ClassVar[type[LearnerConfig]] = ImpalaConfig
+    heads: ClassVar[tuple[Head, ...]] = ("logits", "tanh_gaussian")
+
     def __init__(self, spec: PolicySpec, config: ImpalaConfig = ImpalaConfig()) -> None:
-        check_head(spec, "Impala", "logits", "tanh_gaussian")
         super().__init__(spec, config)
         self._config = config
         self.correction = Correction(config.correctors, critic="v")
@@ -116,12 +119,14 @@ class Impala(ModuleLearner):
         log_pi = heads.log_prob(self.spec, outputs, actions)
         corrected = self.correction(self._off_policy(batch, log_pi, values))
         advantages = corrected.advantages
-        if self._config.normalise:
+        if self._config.normalize_advantage:
             advantages = advantages / max(float(advantages.std()), 1e-6)
         policy_loss = -(self.tensor(advantages).reshape(-1) * log_pi).mean()
         value_loss = 0.5 * (self.tensor(corrected.targets).reshape(-1) - values).square().mean()
         entropy = heads.entropy(self.spec, outputs).mean()
-        loss = policy_loss + self._config.value * value_loss - self._config.entropy * entropy
+        loss = (
+            policy_loss + self._config.value_coef * value_loss - self._config.entropy_coef * entropy
+        )
         norm = self.step(loss, self.optimizer, iter(self._trained()))
         self.updates += 1
         return {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vinoreward.actor_learner.learners.base import Consumption, ModuleLearner
 from vinoreward.actor_learner.learners.config import LearnerConfig
-from vinoreward.actor_learner.learners.replay import Prioritised, Replay, Windows
+from vinoreward.actor_learner.learners.replay import PrioritizedReplay, Replay, Windows
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.correction import Correction, Corrector, NoCorrection, OffPolicyBatch
 from vinoreward.errors import ConfigError
@@ -30,30 +30,32 @@ class ReplayConfig(LearnerConfig):
     """What learners with a replay can be told besides.
 
     Attributes:
-        batch: windows drawn for one update.
-        capacity: places of the replay, a few percent more than transitions.
-        minimum: transitions in the replay before the first update.
+        batch_size: windows drawn for one update.
+        buffer_size: places of the replay, a few percent more than transitions.
+        learning_starts: transitions in the replay before the first update.
         n_step: steps of a target. One step needs no corrector: the behaviour policy may be any.
         correctors: how targets of several steps are corrected; see each learner. Learning from
             uncorrected ones has to be said: ``(NoCorrection(),)``.
-        prioritised: draw by error; ``None`` draws evenly.
+        prioritized: draw by error; ``None`` draws evenly.
     """
 
-    batch: int = 256
-    capacity: int = 100_000
-    minimum: int = 1_000
+    batch_size: int = 256
+    buffer_size: int = 100_000
+    learning_starts: int = 1_000
     n_step: int = 1
     correctors: tuple[Corrector, ...] = ()
-    prioritised: Prioritised | None = None
+    prioritized: PrioritizedReplay | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.batch, self.minimum, self.n_step) < 1 or 2 * self.minimum > self.capacity:
+        if min(self.batch_size, self.learning_starts, self.n_step) < 1 or (
+            2 * self.learning_starts > self.buffer_size
+        ):
             # Ends of trajectories take places too: a replay may hold a little over half of them.
             raise ConfigError(
-                f"batch={self.batch}, minimum={self.minimum}, n_step={self.n_step} and "
-                f"capacity={self.capacity} were asked for. Expected at least 1 each, and room for "
-                "twice the minimum."
+                f"batch_size={self.batch_size}, learning_starts={self.learning_starts}, "
+                f"n_step={self.n_step} and buffer_size={self.buffer_size} were asked for. "
+                "Expected at least 1 each, and room for twice learning_starts."
             )
         if self.n_step > 1 and not self.correctors:
             raise ConfigError(
@@ -79,7 +81,9 @@ class ReplayLearner(ModuleLearner):
     def __init__(self, spec: PolicySpec, config: ReplayConfig) -> None:
         super().__init__(spec, config)
         self._config = config
-        self.replay = Replay(spec, config.capacity, seed=config.seed, priorities=config.prioritised)
+        self.replay = Replay(
+            spec, config.buffer_size, seed=config.seed, priorities=config.prioritized
+        )
         self._parts["replay"] = self.replay
         chain = config.correctors or (NoCorrection(),)
         self.correction = Correction(chain, critic="q")
@@ -91,12 +95,12 @@ class ReplayLearner(ModuleLearner):
     @property
     def consumption(self) -> Consumption:
         """Batches from the replay."""
-        return Consumption(0, sampled=self._config.batch, minimum=self._config.minimum)
+        return Consumption(0, sampled=self._config.batch_size, minimum=self._config.learning_starts)
 
     @property
     def ready(self) -> bool:
         """Whether there is enough in the replay."""
-        return self.replay.size >= self._config.minimum
+        return self.replay.size >= self._config.learning_starts
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Put trajectories into the replay and take one step; see :meth:`Learner.update`."""
@@ -104,9 +108,9 @@ class ReplayLearner(ModuleLearner):
             self.replay.add(trajectory)
         if not self.ready:
             return {}
-        windows = self.replay.sample(self._config.batch, self._config.n_step)
+        windows = self.replay.sample(self._config.batch_size, self._config.n_step)
         metrics, errors = self._learn(windows)
-        self.replay.reprioritise(windows, errors)
+        self.replay.update_priorities(windows, errors)
         self.updates += 1
         return {**metrics, "replay_size": float(self.replay.size)}
 

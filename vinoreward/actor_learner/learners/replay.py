@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Prioritised:
+class PrioritizedReplay:
     """Proportional prioritised replay (Schaul et al. 2016, section 3.3).
 
     Attributes:
@@ -94,7 +94,7 @@ class Replay:
         capacity: int,
         *,
         seed: int = 0,
-        priorities: Prioritised | None = None,
+        priorities: PrioritizedReplay | None = None,
     ) -> None:
         if capacity < 2:
             raise ConfigError(f"a replay of {capacity} places was asked for. Expected at least 2.")
@@ -201,7 +201,7 @@ class Replay:
         """Return the observations (..., *observation) that followed steps."""
         return self.observations((slots + 1) % self.capacity)
 
-    def reprioritise(self, windows: Windows, errors: npt.NDArray[np.floating[Any]]) -> None:
+    def update_priorities(self, windows: Windows, errors: npt.NDArray[np.floating[Any]]) -> None:
         """Set the priorities of windows' first steps by their errors (B,); nothing if even."""
         if self._tree is None or self._priorities is None:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from vinoreward.actor_learner.learners import heads
-from vinoreward.actor_learner.learners.base import check_head, seeded
+from vinoreward.actor_learner.learners.base import seeded
+from vinoreward.actor_learner.learners.config import LearnerConfig
 from vinoreward.actor_learner.learners.critics import Twins
 from vinoreward.actor_learner.learners.off_policy import (
     ReplayConfig,
@@ -21,7 +23,7 @@ from vinoreward.actor_learner.learners.off_policy import (
 )
 from vinoreward.actor_learner.learners.replay import Windows
 from vinoreward.errors import ConfigError
-from vinoreward.policies.spec import PolicySpec
+from vinoreward.policies.spec import Head, PolicySpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,26 +34,33 @@ class SACConfig(ReplayConfig):
 
     Attributes:
         hidden: widths of the critics' dense layers.
-        share: by how much target critics follow at each update.
-        temperature: weight of the entropy at the start.
-        automatic: whether the temperature is learned.
+        tau: by how much target critics follow at each update.
+        ent_coef: weight of the entropy; ``"auto"`` learns it from 1.0 on, ``"auto_0.1"`` from 0.1.
         target_entropy: nats that it is learned for, of actions in [-1, 1]; ``None`` takes one less
             than nought per dimension.
     """
 
     hidden: tuple[int, ...] = (256, 256)
-    share: float = 0.005
-    temperature: float = 1.0
-    automatic: bool = True
+    tau: float = 0.005
+    ent_coef: float | str = "auto"
     target_entropy: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0 < self.share <= 1 and self.temperature > 0):
+        if not (0 < self.tau <= 1 and self.first_ent_coef > 0):
             raise ConfigError(
-                f"share={self.share} and temperature={self.temperature} were asked for. Expected a "
-                "share above 0 and up to 1, and a positive temperature."
+                f"tau={self.tau} and ent_coef={self.ent_coef!r} were asked for. Expected tau above "
+                "0 and up to 1, and a positive number, 'auto', or 'auto_' and a positive number."
             )
+
+    @property
+    def first_ent_coef(self) -> float:
+        """The weight of the entropy at the start; NaN for what is no number."""
+        text = str(self.ent_coef)
+        try:
+            return 1.0 if text == "auto" else float(text.removeprefix("auto_"))
+        except ValueError:
+            return math.nan
 
 
 class Temperature(nn.Module):
@@ -70,14 +79,16 @@ class SAC(ReplayLearner):
         config: settings.
     """
 
+    config_class: ClassVar[type[LearnerConfig]] = SACConfig
+    heads: ClassVar[tuple[Head, ...]] = ("tanh_gaussian",)
+
     def __init__(self, spec: PolicySpec, config: SACConfig = SACConfig()) -> None:
-        check_head(spec, "SAC", "tanh_gaussian")
         super().__init__(spec, config)
         self._sac = config
         with seeded(config.seed + 1):
             self.critics = Twins(spec, config.hidden).to(self.device)
         self.target = target_of(self.critics)
-        self.temperature = Temperature(config.temperature).to(self.device)
+        self.temperature = Temperature(config.first_ent_coef).to(self.device)
         self._entropy = -float(spec.actions)
         if config.target_entropy is not None:
             self._entropy = config.target_entropy
@@ -117,20 +128,20 @@ class SAC(ReplayLearner):
         judged = self.speed(self.critics, observations, sampled).min(1).values
         actor_loss = (weight * log_pi - judged).mean()
         norm = self.step(actor_loss, self.optimizer, self.actor.parameters())
-        if self._sac.automatic:
+        if isinstance(self._sac.ent_coef, str):
             surplus = log_pi.detach().mean() + self._entropy
             self.step(
                 -self.temperature.log * surplus,
                 self.temperature_optimizer,
                 self.temperature.parameters(),
             )
-        follow(self.target, self.critics, self._sac.share)
+        follow(self.target, self.critics, self._sac.tau)
         metrics = {
             "loss": float(critic_loss.detach()),
             "actor_loss": float(actor_loss.detach()),
             "value": float(values.detach().mean()),
             "entropy": -float(log_pi.detach().mean()),
-            "temperature": float(weight),
+            "ent_coef": float(weight),
             "gradient_norm": norm,
             "critic_gradient_norm": critic_norm,
         }
