@@ -178,7 +178,12 @@ def test_the_value_of_the_true_successor_is_the_present_networks():
 def dqn(**settings_):
     spec = mlp(3, 3, head="q", hidden=(8,))
     usual = {"gamma": 0.7, "batch_size": 1, "learning_starts": 1, "buffer_size": 30}
-    usual |= {"target_update_interval": 1000, "learning_rate": 0.05, "precision": "fp32", "huber": 1e6}
+    usual |= {
+        "target_update_interval": 1000,
+        "learning_rate": 0.05,
+        "precision": "fp32",
+        "huber": 1e6,
+    }
     return DQN(spec, DQNConfig(**(usual | settings_)))
 
 
