@@ -188,10 +188,20 @@ def check_depth(value: object) -> None:
 def is_inside(folder: Path, path: Path) -> bool:
     """Say whether ``path``, links followed, lies within ``folder``; the folder may be a link.
 
-    Raises:
-        OSError, RuntimeError: links that lead to themselves.
+    A link to itself lies nowhere.
     """
-    return Path(path).resolve().is_relative_to(Path(folder).resolve())
+    target = followed(path)
+    return target is not None and target.is_relative_to(Path(folder).resolve())
+
+
+def followed(path: Path) -> Path | None:
+    """Return where a path leads, links followed; None for a link to itself."""
+    try:
+        target = Path(path).resolve()
+    except (OSError, RuntimeError):
+        return None
+    # Python 3.13 returns a loop where those before it raise.
+    return None if target.is_symlink() else target
 
 
 def refuse_links(folder: Path) -> None:
@@ -207,10 +217,7 @@ def refuse_links(folder: Path) -> None:
     while waiting:
         for entry in _entries(waiting.pop()):
             if entry.is_symlink():
-                try:
-                    target = Path(entry.path).resolve()
-                except (OSError, RuntimeError):
-                    target = Path("itself")
+                target = followed(Path(entry.path)) or Path("itself")
                 if not target.is_relative_to(root):
                     raise RunFolderError(
                         f"{entry.path} is a link to {target}, out of the folder. Expected that "

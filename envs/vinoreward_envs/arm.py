@@ -134,7 +134,8 @@ def inverse_kinematics(position: ArrayLike, start: ArrayLike) -> Array:
 
     Damped least squares on the analytic Jacobian, to within 1e-5 m (in practice 1e-6 m) and
     1e-5 rad; joint limits hold throughout. The arm has one joint more than it needs, so the
-    answer depends on ``start``: the nearest solution, roughly.
+    answer depends on ``start``: the nearest solution, roughly. Where none is found from there, the
+    home pose is the start.
 
     Args:
         position: ``(3,)`` or ``(B, 3)`` world positions in metres.
@@ -150,25 +151,36 @@ def inverse_kinematics(position: ArrayLike, start: ArrayLike) -> Array:
     single = q.ndim == 1
     if single:
         target, q = target[None], q[None]
-    poses = np.empty((len(q), c.ARM_JOINTS, 4, 4))
-    active = np.arange(len(q))
+    left = _solve(q, target, np.arange(len(q)))
+    if len(left):
+        # One start in some thousands leads into a corner of the joint limits.
+        q[left, : c.ARM_JOINTS] = c.HOME_JOINTS[: c.ARM_JOINTS]
+        left = _solve(q, target, left)
+    if len(left):
+        raise InputError(
+            f"Found no joints within their limits that bring the gripper to "
+            f"{target[left[0]].round(4).tolist()} pointing down ({len(left)} of {len(q)} "
+            f"positions); expected positions within the arm's reach, such as x, y from "
+            f"{c.WORKSPACE_LOW} to {c.WORKSPACE_HIGH} at z = {c.HOVER_HEIGHT}. Choose a nearer "
+            "position."
+        )
+    return q[0] if single else q
+
+
+def _solve(q: Array, target: Array, active: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Move the rows ``active`` of ``q`` (B, 9) to their targets, in place; return those left."""
+    poses = np.empty((len(active), c.ARM_JOINTS, 4, 4))
     for _ in range(MAX_ITERATIONS):
         error, jacobian = _linearised(q[active], target[active], poses[: len(active)])
         open_ = (np.abs(error[:, :3]).max(axis=1) > POSITION_TOLERANCE) | (
             np.abs(error[:, 3:]).max(axis=1) > ROTATION_TOLERANCE
         )
-        if not open_.any():
-            return q[0] if single else q
         if not open_.all():
             active, error, jacobian = active[open_], error[open_], jacobian[open_]
+        if not len(active):
+            break
         q[active, : c.ARM_JOINTS] = _moved(q[active, : c.ARM_JOINTS], error, jacobian)
-    worst = int(active[0])
-    raise InputError(
-        f"Found no joints within their limits that bring the gripper to "
-        f"{target[worst].round(4).tolist()} pointing down ({len(active)} of {len(q)} positions); "
-        f"expected positions within the arm's reach, such as x, y from {c.WORKSPACE_LOW} to "
-        f"{c.WORKSPACE_HIGH} at z = {c.HOVER_HEIGHT}. Choose a nearer position."
-    )
+    return active
 
 
 def _arm_poses(q: Array, out: Array) -> None:

@@ -27,7 +27,9 @@ sys.addaudithook(watch)
 REPORT = """
 import time
 time.sleep(0.5)  # what telemetry does, it does from a thread
-network = [event for event in seen if event[0] != "subprocess.Popen"]
+# Python 3.13 starts processes with posix_spawn; ctypes looks for libraries with ldconfig.
+spawned = ("subprocess.Popen", "os.posix_spawn")
+network = [event for event in seen if event[0] not in spawned]
 processes = [event for event in seen if "openvino" in event[1] or "python" in event[1]]
 print(repr(network + processes))
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vinoreward.errors import InputError
@@ -100,6 +100,7 @@ def test_inverse_kinematics_reaches_every_point_of_the_workspace(xy: tuple[float
 
 @settings(deadline=None, max_examples=30)
 @given(start=workspace_xy, end=workspace_xy)
+@example(start=(0.69921875, -0.390625), end=(0.4375, 0.25))
 def test_inverse_kinematics_converges_from_any_hover_to_any_other(
     start: tuple[float, float], end: tuple[float, float]
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from vinoreward.bundles.reader import parse, shown
 from vinoreward.bundles.schema import BundleSpec, check_file_name
 from vinoreward.errors import BundleEditedError, BundleError, ConfigError, ModelNotFoundError
-from vinoreward.files import is_inside, read_plain, sha256
+from vinoreward.files import followed, is_inside, read_plain, sha256
 
 GROUP = "vinoreward.bundles"
 SPEC_FILE = "bundle.json"
@@ -170,13 +170,9 @@ def inside(folder: Path, name: str) -> Path:
     """
     check_file_name(name)
     path = folder / name
-    try:
-        within, target = is_inside(folder, path), str(path.resolve())
-    except (OSError, RuntimeError):
-        within, target = False, "itself"
-    if not within:
+    if not is_inside(folder, path):
         raise BundleError(
-            f"{path} is a link to {target}. Expected a file within the bundle's folder; "
+            f"{path} is a link to {followed(path) or 'itself'}. Expected a file within the bundle's folder; "
             "copy the file itself into the bundle."
         )
     return path

@@ -53,19 +53,12 @@ def inside(folder: Path, file: str) -> Path:
     path = folder
     for part in parts:
         path = path / part
-        if path.is_symlink() and not _stays(folder, path):
+        if path.is_symlink() and not is_inside(folder, path):
             raise DatasetError(
                 f"{shown_name(path)} is a link out of the folder. Expected all files of a dataset "
                 "within its folder, as nothing else is read; copy the files there."
             )
     return path
-
-
-def _stays(folder: Path, path: Path) -> bool:
-    try:
-        return is_inside(folder, path)
-    except (OSError, RuntimeError):  # a loop of links
-        return False
 
 
 def read_table(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
