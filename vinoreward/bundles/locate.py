@@ -172,8 +172,8 @@ def inside(folder: Path, name: str) -> Path:
     path = folder / name
     if not is_inside(folder, path):
         raise BundleError(
-            f"{path} is a link to {followed(path) or 'itself'}. Expected a file within the bundle's folder; "
-            "copy the file itself into the bundle."
+            f"{path} is a link to {followed(path) or 'itself'}. Expected a file within the "
+            "bundle's folder; copy the file itself into the bundle."
         )
     return path
 
