@@ -28,8 +28,7 @@ from vinoreward_training.configs.actors import ActorsConfig
 from vinoreward_training.configs.finetune import FinetuneConfig
 from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.play.actors_run import is_of_actors
-from vinoreward_training.policy.checkpoint import build_model
-from vinoreward_training.policy.files import read_description
+from vinoreward_training.policy.checkpoint import build_model, read_description
 from vinoreward_training.policy.train import train
 from vinoreward_training.runs.curves import EPISODE_COLUMNS, read_table
 from vinoreward_training.runs.settings import resolve, resumed

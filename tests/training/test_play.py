@@ -24,8 +24,8 @@ from vinoreward_training.configs.play import PlayConfig
 from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.play.command import play
 from vinoreward_training.play.film import FILM_WIDTH, captioned, save_film
+from vinoreward_training.policy.checkpoint import load_policy
 from vinoreward_training.policy.evaluate import Moment, evaluate
-from vinoreward_training.policy.files import load_policy
 from vinoreward_training.policy.train import train
 from vinoreward_training.tasks.environments import make_env
 

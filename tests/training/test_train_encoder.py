@@ -24,7 +24,7 @@ from vinoreward_training.cli import main, named
 from vinoreward_training.configs.play import PlayConfig
 from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.play.command import play
-from vinoreward_training.policy.files import read_description
+from vinoreward_training.policy.checkpoint import read_description
 from vinoreward_training.policy.train import train
 from vinoreward_training.runs.settings import resolve
 from vinoreward_training.tasks.environments import load_encoder, make_env, network_sha256

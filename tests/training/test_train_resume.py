@@ -26,8 +26,12 @@ from vinoreward.errors import (
 )
 from vinoreward.saved_state import read_state, save_state
 from vinoreward_training.configs.train import TrainConfig
-from vinoreward_training.policy.checkpoint import build_model, restore_checkpoint, save_checkpoint
-from vinoreward_training.policy.files import save_policy
+from vinoreward_training.policy.checkpoint import (
+    build_model,
+    restore_checkpoint,
+    save_checkpoint,
+    save_policy,
+)
 from vinoreward_training.policy.train import train
 from vinoreward_training.runs.curves import EPISODE_COLUMNS, read_table
 from vinoreward_training.tasks.environments import make_env

@@ -23,9 +23,8 @@ from vinoreward.errors import (
 )
 from vinoreward_training.cli import named
 from vinoreward_training.configs.train import TrainConfig
-from vinoreward_training.policy.train import train
+from vinoreward_training.policy.train import check_device, train
 from vinoreward_training.runs.settings import resolve
-from vinoreward_training.runs.torch_devices import check_device
 from vinoreward_training.tasks.environments import has_own_reward, make_env
 
 

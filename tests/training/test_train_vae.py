@@ -23,10 +23,12 @@ from vinoreward.errors import (
     QuantizationRefusedError,
 )
 from vinoreward_training.cli import main
+from vinoreward_training.configs.quantize import QuantizeConfig
 from vinoreward_training.configs.train_vae import TrainVaeConfig
 from vinoreward_training.encoder import train_vae
 from vinoreward_training.encoder.training import VaeFit
-from vinoreward_training.quantize.encoder import Moved, judge, run_encoder
+from vinoreward_training.quantize import command as quantize
+from vinoreward_training.quantize.gate import Moved, gate_latents
 from vinoreward_training.runs.fit import CHECKPOINT
 
 
@@ -78,13 +80,9 @@ def test_the_decoder_makes_pictures_of_latents(trained: Path) -> None:
 
 
 def test_int8_is_gated_and_added(trained: Path) -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Settings:
-        data: Path = trained / "capture"
-        calibration: int = 50
-        seed: int = 0
-
-    assert run_encoder(Settings(), Bundle.load(trained / "run" / "bundle")) == 0
+    path = trained / "run" / "bundle"
+    config = QuantizeConfig(bundle=path, data=trained / "capture", calibration=50)
+    assert quantize.run(config) == 0
     bundle = Bundle.load(trained / "run" / "bundle")
     assert bundle.spec.quantization is not None and bundle.spec.quantization.passed
     assert set(bundle.spec.quantization.detail["probe_int8_mm"]) == {"object"}
@@ -92,7 +90,7 @@ def test_int8_is_gated_and_added(trained: Path) -> None:
     card = (bundle.path / "README.md").read_text()
     assert card.count("## In INT8") == 1 and "mm in INT8" in card and "## Limits" in card
     # Quantized again, the section is replaced.
-    assert run_encoder(Settings(), bundle) == 0
+    assert quantize.run(config) == 0
     assert (bundle.path / "README.md").read_text().count("## In INT8") == 1
 
 
@@ -102,15 +100,17 @@ def moved(share: float = 0.0, **probe_mm: float) -> Moved:
 
 def test_the_gate_refuses_what_moves_or_forgets() -> None:
     fp32 = {"object": 4.0}
-    worst = judge(
+    worst = gate_latents(
         {"a": moved(0.01, object=4.1), "b": moved(0.02, object=4.0)}, fp32, posterior=True
     )
     assert worst.beyond == 20
     with pytest.raises(QuantizationRefusedError, match=r"moves the latent of 60 of 1000"):
-        judge({"a": moved(0.0, object=4.0), "b": moved(0.06, object=4.0)}, fp32, posterior=True)
+        gate_latents(
+            {"a": moved(0.0, object=4.0), "b": moved(0.06, object=4.0)}, fp32, posterior=True
+        )
     with pytest.raises(QuantizationRefusedError, match=r"at most 4.50 mm"):
-        judge({"a": moved(0.0, object=4.6)}, fp32, posterior=True)
-    assert judge({"a": moved(0.05)}, {}, posterior=False).share == 0.05
+        gate_latents({"a": moved(0.0, object=4.6)}, fp32, posterior=True)
+    assert gate_latents({"a": moved(0.05)}, {}, posterior=False).share == 0.05
 
 
 def test_the_command_that_ctrl_c_prints_goes_on_alone_and_a_card_without_places_says_so(

@@ -22,9 +22,8 @@ from vinoreward_training.bench.rows import Row, median_row, paired_ratios, quart
 from vinoreward_training.bench.speed import one_thread
 from vinoreward_training.configs.bench import BenchConfig
 from vinoreward_training.configs.train import TrainConfig
-from vinoreward_training.policy.checkpoint import build_model
+from vinoreward_training.policy.checkpoint import build_model, load_policy
 from vinoreward_training.policy.evaluate import Evaluation, evaluate
-from vinoreward_training.policy.files import load_policy
 from vinoreward_training.policy.train import train
 from vinoreward_training.runs.settings import resolve
 from vinoreward_training.tasks.environments import make_env

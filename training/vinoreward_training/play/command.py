@@ -20,6 +20,7 @@ from vinoreward.success import Truth
 from vinoreward_training.configs.play import PlayConfig
 from vinoreward_training.play.actors_run import MOST_FRAMES, is_of_actors, open_model
 from vinoreward_training.play.film import Filmer, check_film_path, save_film
+from vinoreward_training.policy.checkpoint import load_policy, read_description
 from vinoreward_training.policy.evaluate import (
     Evaluation,
     Moment,
@@ -27,7 +28,6 @@ from vinoreward_training.policy.evaluate import (
     evaluate,
     rate_row,
 )
-from vinoreward_training.policy.files import load_policy, read_description
 from vinoreward_training.runs.next_command import after_play
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import plain

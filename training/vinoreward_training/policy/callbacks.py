@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import gymnasium as gym
@@ -19,6 +15,7 @@ from tqdm import tqdm
 from vinoreward.errors import RunFolderError
 from vinoreward.files import read_json, write_json
 from vinoreward.success import Truth, claim_of
+from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint
 from vinoreward_training.policy.evaluate import Evaluation, evaluate
 from vinoreward_training.runs.curves import (
@@ -31,7 +28,8 @@ from vinoreward_training.runs.curves import (
 
 RECENT = 50
 """Episodes behind the rates of the progress bar and of TensorBoard."""
-
+EVAL_SEED = 10_000
+"""Of an evaluation's first episode; those of training are far from it."""
 
 CLOCK = "clock.json"
 """How long a run has learned up to its checkpoint."""
@@ -51,38 +49,8 @@ def read_clock(folder: Path) -> tuple[float, float]:
         ) from error
 
 
-class TrainingStopped(Exception):
-    """Training ends here: the task is solved, or somebody pressed Ctrl-C."""
-
-
-class Interrupt:
-    """Whether somebody pressed Ctrl-C."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-
-@contextmanager
-def interruptible() -> Iterator[Interrupt]:
-    """Turn the first Ctrl-C into a flag, so that training stops between steps, not inside one.
-
-    A second Ctrl-C stops at once. Outside the main thread signals are left as they are.
-    """
-    interrupt = Interrupt()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupt
-        return
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if interrupt.asked:
-            raise KeyboardInterrupt
-        interrupt.asked = True
-
-    previous = signal.signal(signal.SIGINT, ask)
-    try:
-        yield interrupt
-    finally:
-        signal.signal(signal.SIGINT, previous)
+class Solved(Exception):
+    """Training ends here: the task is solved."""
 
 
 class RunCallback(BaseCallback):
@@ -91,29 +59,19 @@ class RunCallback(BaseCallback):
     Args:
         folder: gets ``episodes.csv``, ``evaluations.csv`` and ``checkpoint.pt``.
         evaluation_env: an environment of its own, so that evaluating does not disturb training.
-        total: training steps in all, for the progress bar.
-        interrupt: stops training when it is asked for.
+        config: of the run, settled.
+        check_interrupt: of :func:`~vinoreward.interrupts.interrupt_between`.
         start: steps done already, when resuming.
-        truth_key: key of ``info`` that holds the truth; None finds one.
     """
 
     def __init__(
         self,
         folder: Path,
         evaluation_env: gym.Env[Any, Any],
+        config: TrainConfig,
         *,
-        total: int,
-        interrupt: Interrupt,
+        check_interrupt: Callable[[Callable[[], None]], None],
         start: int = 0,
-        eval_every: int = 500,
-        eval_episodes: int = 20,
-        final_episodes: int = 100,
-        eval_seed: int = 10_000,
-        checkpoint_every: int = 1000,
-        save_replay: bool = True,
-        stop_when_solved: float | None = None,
-        progress: bool = True,
-        truth_key: str | None = None,
     ) -> None:
         super().__init__()
         self.folder = folder
@@ -125,25 +83,22 @@ class RunCallback(BaseCallback):
         )
         self.solved_at: int | None = None
         self.final: Evaluation | None = None
-        self.interrupted = False
         self._seconds_before, self.evaluation_seconds = read_clock(folder) if start else (0.0, 0.0)
         self._began: float | None = None
         self._evaluation_env = evaluation_env
-        self._interrupt = interrupt
-        self._eval_every = eval_every
-        self._eval_episodes = eval_episodes
-        self._final_episodes = final_episodes
-        self._eval_seed = eval_seed
-        self._checkpoint_every = checkpoint_every
-        self._save_replay = save_replay
-        self._stop_when_solved = stop_when_solved
-        self._next_evaluation = _next_multiple(start, eval_every)
-        self._next_checkpoint = _next_multiple(start, checkpoint_every)
+        self._config = config
+        self._check_interrupt = check_interrupt
+        self._next_evaluation = _next_multiple(start, config.eval_every)
+        self._next_checkpoint = _next_multiple(start, config.checkpoint_every)
         self._last_checkpoint: int | None = start if start else None
-        self._truth = Truth(truth_key)
+        self._truth = Truth(config.truth_key)
         self._said = False
         self._bar = tqdm(
-            total=total, initial=start, unit="step", disable=not progress, desc="train"
+            total=config.timesteps,
+            initial=start,
+            unit="step",
+            disable=not config.progress,
+            desc="train",
         )
 
     @property
@@ -195,22 +150,29 @@ class RunCallback(BaseCallback):
         """Evaluate and write a checkpoint when due; every transition is in the buffer now.
 
         Raises:
-            TrainingStopped: the task is solved, or somebody pressed Ctrl-C.
+            Solved: the final evaluation confirmed it.
+            KeyboardInterrupt: somebody pressed Ctrl-C; a checkpoint was written first.
         """
         if self.num_timesteps >= self._next_evaluation:
-            self._next_evaluation = _next_multiple(self.num_timesteps, self._eval_every)
+            self._next_evaluation = _next_multiple(self.num_timesteps, self._config.eval_every)
             self.evaluate_now()
         if self.num_timesteps >= self._next_checkpoint:
-            self._next_checkpoint = _next_multiple(self.num_timesteps, self._checkpoint_every)
+            self._next_checkpoint = _next_multiple(
+                self.num_timesteps, self._config.checkpoint_every
+            )
             self.checkpoint_now()
-        self.interrupted = self._interrupt.asked
-        if self.interrupted or self.solved_at is not None:
-            raise TrainingStopped
+        self._check_interrupt(self._stopped)
+        if self.solved_at is not None:
+            raise Solved
+
+    def _stopped(self) -> None:
+        self.checkpoint_now()
+        print(f"\nStopped at step {self.num_timesteps}; the checkpoint is written.")
 
     def evaluate_now(self) -> None:
         """Evaluate; where it looks solved, confirm over the final number of episodes."""
         began = time.perf_counter()
-        found = self._evaluated(self._eval_episodes, self._eval_seed)
+        found = self._evaluated(self._config.eval_episodes, EVAL_SEED)
         if self.reaches_goal(found):
             found = self.evaluate_finally()
             if self.reaches_goal(found):
@@ -224,8 +186,8 @@ class RunCallback(BaseCallback):
         Args:
             note: add it to the table of evaluations.
         """
-        seed = self._eval_seed + self._eval_episodes
-        found = self._evaluated(self._final_episodes, seed)
+        seed = EVAL_SEED + self._config.eval_episodes
+        found = self._evaluated(self._config.final_episodes, seed)
         if note:
             self._note_evaluation(found)
         return found
@@ -235,7 +197,7 @@ class RunCallback(BaseCallback):
 
     def reaches_goal(self, found: Evaluation) -> bool:
         """Say whether the true success is the one at which training may stop."""
-        goal = self._stop_when_solved
+        goal = self._config.stop_when_solved
         return goal is not None and found.true is not None and found.true.value >= goal
 
     def _note_evaluation(self, found: Evaluation) -> None:
@@ -263,7 +225,7 @@ class RunCallback(BaseCallback):
         if self._last_checkpoint == self.num_timesteps:
             return
         self.write_tables()
-        save_checkpoint(self.folder / "checkpoint.pt", self.model, replay=self._save_replay)
+        save_checkpoint(self.folder / "checkpoint.pt", self.model, replay=self._config.save_replay)
         # After the checkpoint: steps that are repeated must not be timed twice.
         write_json(
             self.folder / CLOCK,

@@ -1,4 +1,4 @@
-"""SB3 models built from plain data, and their checkpoints, without SB3's pickles.
+"""SB3 models built from plain data, their checkpoints and policies, without SB3's pickles.
 
 SB3's own ``save`` keeps attributes as pickled bytes and its replay buffer as one pickle: reading
 either runs whatever code the file holds. Here a checkpoint is tensors, numbers and text in one
@@ -25,19 +25,22 @@ from vinoreward.errors import (
     ModelNotFoundError,
     install_command,
 )
-from vinoreward.saved_state import (
-    MAX_CHECKPOINT,
-    check_counts,
-    check_names,
-    read_state,
-    save_state,
-)
+from vinoreward.files import read_json, write_json
+from vinoreward.saved_state import check_counts, check_names, save_state
+from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.runs.run_folder import read_tensors
+from vinoreward_training.runs.settings import typed
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
 
 ALGORITHMS = ("SAC", "TD3", "DDPG", "DQN", "PPO", "A2C")
 OFF_POLICY = ("SAC", "TD3", "DDPG", "DQN")
+_DESCRIBED = (
+    "algorithm", "algorithm_kwargs", "env", "env_kwargs", "backend", "bundle", "precision",
+    "wrap_bundle",
+)  # fmt: skip
+"""What every version has written of a policy."""
 _COUNTERS = ("_n_updates", "_episode_num", "_n_calls")
 _REPLAY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 
@@ -210,27 +213,6 @@ def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
         ) from error
 
 
-def read_tensors(path: Path) -> dict[str, Any]:
-    """Read a table of tensors and plain values; nothing in the file is executed.
-
-    Raises:
-        ModelNotFoundError: no such file.
-        ModelCorruptError: not such a file.
-    """
-    try:
-        return read_state(path, MAX_CHECKPOINT)
-    except FileNotFoundError as error:
-        raise ModelNotFoundError(
-            f"no file {path}. Expected what `vinoreward train` writes; check the folder, or train "
-            "first."
-        ) from error
-    except ModelCorruptError as error:
-        raise ModelCorruptError(
-            f"{path} cannot be read: {error}. Expected tensors as `vinoreward train` writes them; "
-            "restore the file or train anew."
-        ) from error
-
-
 def _replay_state(model: BaseAlgorithm) -> dict[str, Any]:
     import torch
 
@@ -302,3 +284,77 @@ def _restore_rng(model: BaseAlgorithm, state: Mapping[str, Any]) -> None:
     for key, generator in _generators(model).items():
         if key in state["generators"]:
             generator.bit_generator.state = state["generators"][key]
+
+
+def save_policy(folder: Path, model: BaseAlgorithm, description: Mapping[str, Any]) -> None:
+    """Write ``policy.pt`` (tensors) and ``policy.json`` (how to build the network and the env).
+
+    Args:
+        folder: where to.
+        model: the trained model.
+        description: at least ``algorithm`` and ``algorithm_kwargs``; plain data.
+
+    Raises:
+        RunFolderError: a file cannot be written.
+    """
+    save_state(Path(folder) / "policy.pt", model.policy.state_dict())
+    write_json(Path(folder) / "policy.json", {"schema_version": 1, **description})
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Read ``policy.json``.
+
+    Raises:
+        ModelNotFoundError: the folder holds no policy.
+        ModelCorruptError: the file is not one of ours.
+    """
+    path = Path(folder) / "policy.json"
+    if not path.exists():
+        if (Path(folder) / "checkpoint.pt").is_file():
+            raise ModelNotFoundError(
+                f"the training in {folder} was stopped before it wrote a policy. Expected one that "
+                f"has ended; continue with: vinoreward train --resume --out {folder}"
+            )
+        raise ModelNotFoundError(
+            f"no policy in {folder}. Expected a folder that `vinoreward train --out` or "
+            "`vinoreward actors --out` wrote; train first, or name the folder with --run."
+        )
+    try:
+        found = read_json(path)
+        if not isinstance(found, dict) or found.get("schema_version") != 1:
+            raise ModelCorruptError("it is not of schema version 1")
+        missing = [name for name in _DESCRIBED if name not in found]
+        if missing:
+            raise ModelCorruptError(f"it does not say {', '.join(missing)}")
+        told = {name: value for name, value in found.items() if name != "schema_version"}
+        return {"schema_version": 1, **typed(TrainConfig, told)}
+    except ConfigError as error:
+        raise ModelCorruptError(f"{path} cannot be used: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ModelCorruptError(
+            f"{path} cannot be read: {error}. Expected what `vinoreward train` writes of a policy; "
+            "restore the file or train anew."
+        ) from error
+
+
+def load_policy(folder: Path, env: gym.Env[Any, Any]) -> BaseAlgorithm:
+    """Load the policy of a run folder for an environment with the spaces it was trained on.
+
+    Raises:
+        ModelNotFoundError: the folder holds no policy.
+        ModelCorruptError: its files cannot be read, or do not fit this environment.
+    """
+    description = read_description(folder)
+    state = read_tensors(Path(folder) / "policy.pt")
+    arguments = {**description["algorithm_kwargs"]}
+    if description["algorithm"] in OFF_POLICY:
+        arguments["buffer_size"] = 1
+    model = build_model(description["algorithm"], env, arguments, seed=0)
+    try:
+        model.policy.load_state_dict(state)
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ModelCorruptError(
+            f"the policy in {folder} does not fit: {error}. Expected an environment with the "
+            "spaces it was trained on; leave --env out to play it where it was trained."
+        ) from error
+    return model

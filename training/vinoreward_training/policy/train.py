@@ -8,19 +8,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import MissingExtraError, RunFolderError, install_command
-from vinoreward.files import read_json
+from vinoreward.errors import (
+    MissingExtraError,
+    RunFolderError,
+    UnknownDeviceError,
+    install_command,
+)
+from vinoreward.files import read_json, write_json
+from vinoreward.interrupts import interrupt_between
 from vinoreward.saved_arrays import reason_of
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs.train import TrainConfig
-from vinoreward_training.policy.checkpoint import build_model, policy_for, restore_checkpoint
-from vinoreward_training.policy.evaluate import Evaluation, Rate
-from vinoreward_training.policy.files import read_description, save_policy
-from vinoreward_training.policy.train_report import write_summary
+from vinoreward_training.policy.checkpoint import (
+    build_model,
+    policy_for,
+    read_description,
+    restore_checkpoint,
+    save_policy,
+)
+from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
+from vinoreward_training.runs.curves import draw_curve
 from vinoreward_training.runs.next_command import again, command
-from vinoreward_training.runs.run_folder import RunFolder, made, plain
+from vinoreward_training.runs.report import Section, write_report
+from vinoreward_training.runs.run_folder import NEVER_FROM_A_FILE, RunFolder, made, plain
 from vinoreward_training.runs.settings import resolve, settle_encoder, typed
-from vinoreward_training.runs.torch_devices import check_device
 from vinoreward_training.tasks.environments import (
     check_bundle_used,
     dependencies_named,
@@ -36,6 +47,11 @@ if TYPE_CHECKING:
     from vinoreward_training.policy.callbacks import RunCallback
 
 
+_OF_ENV = (
+    "backend", "bundle", "precision", "wrap_bundle", "encoder", "encoder_sha256", "frame_stack",
+    "accept_foreign_pictures", "success_reward", "step_reward",
+)  # fmt: skip
+"""Settings that ``make_env`` takes by the same name, and a policy's description records."""
 _RATES = ("claimed", "true")
 _SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
 
@@ -93,7 +109,7 @@ def train(config: TrainConfig) -> TrainResult:
 
 
 def _train(config: TrainConfig, folder: Path) -> TrainResult:
-    from vinoreward_training.policy.callbacks import RunCallback, TrainingStopped, interruptible
+    from vinoreward_training.policy.callbacks import RunCallback, Solved
 
     total = config.timesteps or 0
     env, evaluation_env = _make(config), _make(config)
@@ -113,33 +129,18 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
         if config.resume and checkpoint.is_file():
             restore_checkpoint(checkpoint, model)
         start = int(model.num_timesteps)
-        with interruptible() as interrupt:
+        with interrupt_between() as check:
             callback = RunCallback(
-                folder,
-                evaluation_env,
-                total=total,
-                interrupt=interrupt,
-                start=start,
-                eval_every=config.eval_every,
-                eval_episodes=config.eval_episodes,
-                final_episodes=config.final_episodes,
-                checkpoint_every=config.checkpoint_every,
-                save_replay=config.save_replay,
-                stop_when_solved=config.stop_when_solved,
-                progress=config.progress,
-                truth_key=config.truth_key,
+                folder, evaluation_env, config, check_interrupt=check, start=start
             )
             closing.callback(_log_to(model, folder / "logs" / f"from_{start}").close)
             if start < total:
-                with contextlib.suppress(TrainingStopped):
+                with contextlib.suppress(Solved):
                     model.learn(total - start, callback=callback, reset_num_timesteps=False)
             else:
                 callback.init_callback(model)
             seconds = callback.seconds
             callback.checkpoint_now()
-        if callback.interrupted:
-            print(f"\nStopped at step {model.num_timesteps}; the checkpoint is written.")
-            raise KeyboardInterrupt
         result = _conclude(model, callback, folder, seconds)
         save_policy(folder, model, _description(config))
     finally:
@@ -148,24 +149,13 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
         closing.close()
         env.close()
         evaluation_env.close()
-    write_summary(config, callback, result)
+    _write_summary(config, callback, result)
     return result
 
 
 def _make(config: TrainConfig) -> Any:
     return make_env(
-        config.env,
-        config.env_kwargs,
-        backend=config.backend,
-        bundle=config.bundle,
-        precision=config.precision,
-        wrap_bundle=config.wrap_bundle,
-        encoder=config.encoder,
-        encoder_sha256=config.encoder_sha256,
-        frame_stack=config.frame_stack,
-        accept_foreign_pictures=config.accept_foreign_pictures,
-        success_reward=config.success_reward,
-        step_reward=config.step_reward,
+        config.env, config.env_kwargs, **{name: getattr(config, name) for name in _OF_ENV}
     )
 
 
@@ -203,19 +193,8 @@ def _conclude(
 
 
 def _description(config: TrainConfig) -> dict[str, Any]:
-    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", "backend", "bundle", "precision")
-    seen = (
-        "wrap_bundle",
-        "accept_foreign_pictures",
-        "encoder",
-        "encoder_sha256",
-        "frame_stack",
-        "seed",
-        "truth_key",
-        "success_reward",
-        "step_reward",
-    )
-    return {name: plain(getattr(config, name)) for name in (*names, *seen)}
+    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", *_OF_ENV, "seed", "truth_key")
+    return {name: plain(getattr(config, name)) for name in names}
 
 
 def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
@@ -243,6 +222,83 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
     if result.solved_at is None and result.steps < (config.timesteps or 0):
         return None
     return result
+
+
+def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResult) -> None:
+    """Write ``learning_curve.png``, ``report.html`` and ``summary.json`` into the run folder."""
+    folder = result.folder
+    title = f"{config.algorithm} on {config.env}, seed {config.seed}"
+    curve = draw_curve(
+        folder / "learning_curve.png", title, callback.episodes, callback.evaluations
+    )
+    rates = [
+        rate_row("claimed by the classifier", result.final.claimed),
+        rate_row("true, by the simulator", result.final.true),
+    ]
+    solved = "not reached" if result.solved_at is None else result.solved_at
+    write_report(
+        folder / "report.html",
+        f"Training: {title}",
+        [
+            Section(
+                "Result",
+                f"The last policy over {config.final_episodes} fresh episodes; success is that of "
+                "each episode's last state.",
+                rates,
+            ),
+            Section(
+                "In figures",
+                rows=[
+                    {"what": "steps", "value": result.steps},
+                    {"what": "goal reached at step", "value": solved},
+                    {"what": "seconds of learning", "value": round(result.seconds, 1)},
+                    {"what": "of which evaluations", "value": round(result.evaluation_seconds, 1)},
+                    {"what": "mean return", "value": result.final.mean_return},
+                    {"what": "mean episode length", "value": result.final.mean_length},
+                ],
+            ),
+            Section(
+                "Learning curve",
+                "Thin: the last 50 training episodes. Thick: evaluations. Where claimed and true "
+                "part, the policy has found a way to fool the classifier.",
+                pictures=[curve],
+            ),
+            Section("Evaluations", rows=callback.evaluations),
+            Section(
+                "Configuration",
+                rows=[
+                    {"name": name, "value": str(value)}
+                    for name, value in plain(config).items()
+                    if name not in NEVER_FROM_A_FILE
+                ],
+            ),
+        ],
+    )
+    write_json(
+        folder / "summary.json", {**plain(result), "folder": ".", "timesteps": config.timesteps}
+    )
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that is not there: Stable-Baselines3 would take the CPU and say nothing.
+
+    Args:
+        name: as torch names devices, ``cpu``, ``cuda`` or ``cuda:1``; ``auto`` is always there.
+
+    Raises:
+        UnknownDeviceError: torch has no such device; the message names those it has.
+    """
+    import torch
+
+    present = ["cpu"]
+    if torch.accelerator.is_available() and (found := torch.accelerator.current_accelerator()):
+        present += [f"{found.type}:{index}" for index in range(torch.accelerator.device_count())]
+    # Without a number it is the current one of its kind.
+    if name not in {"auto", *present, *(device.split(":")[0] for device in present)}:
+        raise UnknownDeviceError(
+            f"found the torch device {name!r}. Expected one of those present, "
+            f"{', '.join(present)}, or auto; change --device."
+        )
 
 
 def run(config: TrainConfig) -> int:

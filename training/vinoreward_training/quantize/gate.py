@@ -1,6 +1,6 @@
-"""The gate of ``vinoreward quantize``: does INT8, with a second look, decide as FP32 does?
+"""The gates of ``vinoreward quantize``: does INT8 decide, or encode, as FP32 does?
 
-Pure functions of log-odds. A second look (see :mod:`vinoreward.rewards.second_look`) leaves one way
+Pure functions of outputs. A second look (see :mod:`vinoreward.rewards.second_look`) leaves one way
 to a flip: INT8 is a band's width or more on the wrong side of the threshold. The band is therefore
 read off the flips of one half of the held-out frames, and what it achieves is measured on the other
 half.
@@ -10,20 +10,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.golden import means, moved, unit
 from vinoreward.errors import QuantizationRefusedError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.second_look import unsure
+
+if TYPE_CHECKING:
+    from vinoreward.bundles.schema import Encoding
 
 BAND_MARGIN = 1.25
 """The band is this times the farthest flip seen: a few frames cannot show the very farthest."""
 NEARLY_ALL = 0.95
 """Quantile of the errors next to the threshold that the band covers at least."""
+MAX_MOVED = 0.05
+"""Largest share of held-out frames whose latent may move by more than one unit."""
+UNITS = {True: "posterior standard deviation", False: "twentieth of its range"}
+"""What a latent's movement is counted in: where there is a posterior, and where there is none."""
+MORE_MM, MORE_SHARE = 0.5, 0.1
+"""What the probe's mean error may grow by: millimetres, or a share of it if that is more."""
 
 Floats = npt.NDArray[np.float64]
+Outputs = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 
@@ -233,3 +245,77 @@ def _check(found: GateResult, *, max_flips: float, max_second_looks: float) -> N
 
 def _worst(flips: Mapping[str, Flips]) -> Flips:
     return max(flips.values(), key=lambda found: found.share)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How far a backend's INT8 latents are from the FP32 ones, over frames.
+
+    Attributes:
+        frames: compared.
+        beyond: those that moved by more than one unit in any dimension.
+        mean_units: mean absolute difference over frames and dimensions, in units.
+        max_units: the largest one.
+        probe_mm: name to mean error of the probe on the INT8 latents; empty where unknown.
+    """
+
+    frames: int
+    beyond: int
+    mean_units: float
+    max_units: float
+    probe_mm: dict[str, float]
+
+    @property
+    def share(self) -> float:
+        """Share of frames that moved."""
+        return self.beyond / self.frames
+
+
+def compare_latents(
+    before: Outputs, after: Outputs, encoding: Encoding, probe_mm: Mapping[str, float]
+) -> Moved:
+    """Compare outputs of the FP32 network with those of the INT8 one, (N, D) or (N, 2 D) each."""
+    units = unit(encoding, means(before, encoding))
+    difference = np.abs(means(after, encoding).astype(np.float64) - means(before, encoding)) / units
+    return Moved(
+        frames=len(before),
+        beyond=int((moved(after, before, encoding, before) > 1.0).sum()),
+        mean_units=float(difference.mean()),
+        max_units=float(difference.max()),
+        probe_mm=dict(probe_mm),
+    )
+
+
+def gate_latents(
+    found: Mapping[str, Moved], fp32_mm: Mapping[str, float], *, posterior: bool
+) -> Moved:
+    """Return the worst backend's comparison.
+
+    Args:
+        found: by backend.
+        fp32_mm: name to mean error of the probe on the FP32 latents; empty where unknown.
+        posterior: whether the unit is the posterior's standard deviation; for the message.
+
+    Raises:
+        QuantizationRefusedError: too many frames moved, or the probe got worse.
+    """
+    unit = UNITS[posterior]
+    for backend, one in found.items():
+        if one.share > MAX_MOVED:
+            raise QuantizationRefusedError(
+                f"INT8 moves the latent of {one.beyond} of {one.frames} held-out frames "
+                f"({one.share:.1%}) by more than one {unit} on {backend}, {one.mean_units:.2f} "
+                f"of it on average. Expected at most {MAX_MOVED:.0%} of the frames; the bundle is "
+                "unchanged and stays FP32. Train with a higher --beta, which makes the posterior "
+                "broader, or give more --calibration frames."
+            )
+        for name, error in one.probe_mm.items():
+            limit = fp32_mm[name] + max(MORE_MM, MORE_SHARE * fp32_mm[name])
+            if error > limit:
+                raise QuantizationRefusedError(
+                    f"a linear probe reads the place of the {name} {error:.2f} mm off from INT8 "
+                    f"latents on {backend}, and {fp32_mm[name]:.2f} mm off from FP32 ones. Expected"
+                    f" at most {limit:.2f} mm; the bundle is unchanged and stays FP32. Train "
+                    "longer, or give more --calibration frames."
+                )
+    return max(found.values(), key=lambda one: (one.share, one.mean_units))
