@@ -6,7 +6,7 @@ import abc
 import importlib.util
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -48,7 +48,7 @@ class Backend(Closing):
     take turns.
 
     A new backend subclasses this and writes :meth:`_infer`; one that holds resources also writes
-    :meth:`_load` and :meth:`_unload`.
+    :meth:`_load` and names them in :attr:`resources`.
 
     Args:
         spec: the network.
@@ -66,6 +66,8 @@ class Backend(Closing):
     library: ClassVar[str] = ""
     extra: ClassVar[str | None] = None
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
+    resources: ClassVar[tuple[str, ...]] = ()
+    """Attributes made by ``_load`` that no other process can use; dropped in this order."""
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class Backend(Closing):
                     "with load_backend."
                 )
             if self._loaded and self._pid != os.getpid():
-                self._forget_inherited()
+                self._drop()
             if not self._loaded:
                 self._load()
                 self._pid = os.getpid()
@@ -164,11 +166,8 @@ class Backend(Closing):
     def close(self) -> None:
         """Free the network. May be called more than once; :meth:`infer` is an error afterwards."""
         with self._lock:
-            if self._loaded and self._pid == os.getpid():
-                self._unload()
-            elif self._loaded:
-                self._forget_inherited()
-            self._loaded = False
+            if self._loaded:
+                self._drop()
             self._closed = True
 
     def info(self) -> dict[str, str | int | float | bool]:
@@ -190,23 +189,19 @@ class Backend(Closing):
     def _load(self) -> None:  # a backend without resources needs none
         """Build what :meth:`_infer` needs; runs once per process, under the lock."""
 
-    def _unload(self) -> None:
-        """Drop what :meth:`_load` built; runs in the same process."""
-
     def _describe(self) -> dict[str, str | int | float | bool]:
         return {}
 
-    def _resources(self) -> tuple[str, ...]:
-        """Names of the attributes that hold what cannot cross a process boundary."""
-        return ()
-
-    def _forget_inherited(self) -> None:
-        for attribute in self._resources():
-            keep_forever(self.__dict__.pop(attribute, None))
+    def _drop(self) -> None:
+        for attribute in self.resources:
+            held = self.__dict__.pop(attribute, None)
+            if self._pid != os.getpid():
+                keep_forever(held)
+            del held
         self._loaded = False
 
     def __getstate__(self) -> dict[str, Any]:
-        unwanted = {"_lock", "_loaded", "_pid", *self._resources()}
+        unwanted = {"_lock", "_loaded", "_pid", *self.resources}
         return {name: value for name, value in self.__dict__.items() if name not in unwanted}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -230,6 +225,19 @@ def chunks(count: int, sizes: tuple[int, ...] = CHUNKS) -> Iterator[tuple[int, i
         stop = min(start + size, count)
         yield start, stop, size
         start = stop
+
+
+def in_pieces(
+    batch: NDArray[Any], sizes: tuple[int, ...], run: Callable[[NDArray[Any]], NDArray[Any]]
+) -> NDArray[Any]:
+    """Return what ``run`` returns for a batch, given to it in pieces of these ``sizes``."""
+    found = []
+    for start, stop, size in chunks(len(batch), sizes):
+        piece = batch[start:stop]
+        if len(piece) < size:  # only where the model's batch is fixed
+            piece = np.concatenate([piece, np.repeat(piece[-1:], size - len(piece), axis=0)])
+        found.append(run(piece)[: stop - start].copy())
+    return np.concatenate(found) if len(found) > 1 else found[0]
 
 
 def check_input(batch: NDArray[Any], spec: TensorSpec) -> None:

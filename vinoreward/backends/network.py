@@ -32,6 +32,10 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 MAX_BYTES = 512 << 20
 """Of one file."""
+_KINDS = (
+    "Expected an ONNX file or an OpenVINO .xml with its .bin; the file is damaged or of another "
+    "kind"
+)
 
 
 @dataclass(frozen=True)
@@ -153,19 +157,55 @@ def read_network(spec: NetworkSpec, batches: Sequence[int]) -> NetworkFile:
         ModelCorruptError: not a network that can be read.
         ModelRefusedError: operators that are not allowed, or too much memory or work.
     """
-    path = spec.path
-    model = read_bytes(path, spec.sha256)
-    weights = None
-    if path.suffix == ".xml":
-        if not path.with_suffix(".bin").is_file():
-            raise ModelNotFoundError(
-                f"{path} has no {path.stem}.bin beside it. Expected both files of the OpenVINO "
-                "model; copy the .bin too."
-            )
-        weights = read_bytes(path.with_suffix(".bin"), spec.bin_sha256)
+    content = read_files(spec.path, spec.sha256, spec.bin_sha256)
     if not spec.trusted:
-        check_network(path, NetworkFile(model, weights), picture_shape(spec), batches)
-    return NetworkFile(model, weights)
+        shape = tuple(size or 1 for size in spec.input.shape[1:])  # open sizes are 1
+        if spec.preprocess is not None and spec.preprocess.layout == "NCHW" and len(shape) == 3:
+            shape = (shape[2], shape[0], shape[1])
+        check_network(spec.path, content, shape, batches)
+    return content
+
+
+def read_files(path: Path, sha256: str | None = None, bin_sha256: str | None = None) -> NetworkFile:
+    """Return the content of a network's files, with these SHA-256 where they are given.
+
+    Raises:
+        ModelNotFoundError, ModelCorruptError, BundleEditedError: as :func:`read_bytes`.
+    """
+    model = read_bytes(path, sha256)
+    if path.suffix != ".xml":
+        return NetworkFile(model)
+    weights = path.with_suffix(".bin")
+    if not weights.is_file():
+        raise ModelNotFoundError(
+            f"{path} has no {weights.name} beside it. Expected both files of the OpenVINO model; "
+            "copy the .bin too."
+        )
+    return NetworkFile(model, read_bytes(weights, bin_sha256))
+
+
+def openvino_model(core: Any, path: Path, content: NetworkFile) -> Any:
+    """Return OpenVINO's model of what was read from ``path``.
+
+    Raises:
+        ModelCorruptError: OpenVINO cannot read it.
+    """
+    parts = (content.model,) if content.weights is None else (content.model, content.weights)
+    try:
+        return core.read_model(*parts)
+    except (RuntimeError, ValueError) as error:
+        raise ModelCorruptError(
+            f"{path} cannot be read as a network. {_KINDS}, export it again."
+        ) from error
+
+
+def check_ends(path: Path, inputs: int, outputs: int, highest: int) -> None:
+    """Raise ConfigError unless a network has one input, and outputs up to number ``highest``."""
+    if inputs != 1 or highest >= outputs:
+        raise ConfigError(
+            f"{path} has {inputs} inputs and {outputs} outputs. Expected one input and an output "
+            f"number {highest}; give a network with one input, or another output_index."
+        )
 
 
 def check_network(
@@ -196,8 +236,7 @@ def told_in_full(path: Path) -> Iterator[None]:
         yield
     except Malformed as error:
         raise ModelCorruptError(
-            f"{path} cannot be read as a network: {error}. Expected an ONNX file or an OpenVINO "
-            ".xml with its .bin; the file is damaged or of another kind, export it again."
+            f"{path} cannot be read as a network: {error}. {_KINDS}, export it again."
         ) from error
     except ModelRefusedError as error:
         raise ModelRefusedError(
@@ -205,14 +244,6 @@ def told_in_full(path: Path) -> Iterator[None]:
             "without loops, branches and calculated indices; if you know where it comes from, load "
             "it with trusted=True (Bundle.load, Bundle.from_model, Bundle.from_encoder)."
         ) from error
-
-
-def picture_shape(spec: NetworkSpec) -> tuple[int, ...]:
-    """Return the shape that the graph takes without the batch; open sizes are 1."""
-    shape = tuple(size or 1 for size in spec.input.shape[1:])
-    if spec.preprocess is not None and spec.preprocess.layout == "NCHW" and len(shape) == 3:
-        return (shape[2], shape[0], shape[1])
-    return shape
 
 
 def read_bytes(path: Path, expected_sha256: str | None, limit: int = MAX_BYTES) -> bytes:

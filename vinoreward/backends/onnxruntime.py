@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.base import CHUNKS, Backend, chunks
-from vinoreward.backends.network import Preprocess, read_network
+from vinoreward.backends.base import CHUNKS, Backend, in_pieces
+from vinoreward.backends.network import Preprocess, check_ends, read_network
 from vinoreward.errors import (
     ConfigError,
     MissingExtraError,
@@ -33,6 +33,7 @@ class ONNXRuntimeBackend(Backend):
     library: ClassVar[str] = "onnxruntime"
     extra: ClassVar[str | None] = "onnxruntime"
     precisions: ClassVar[tuple[str, ...]] = ("fp32", "int8")
+    resources: ClassVar[tuple[str, ...]] = ("_session",)
 
     def _load(self) -> None:
         if self.device != "CPU":
@@ -48,12 +49,7 @@ class ONNXRuntimeBackend(Backend):
             )
         self._session = self._open()
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-        if len(inputs) != 1 or max(self.spec.outputs) >= len(outputs):
-            raise ConfigError(
-                f"{path} has {len(inputs)} inputs and {len(outputs)} outputs. Expected one input "
-                f"and an output number {max(self.spec.outputs)}; give a network with one input, or "
-                "another output_index."
-            )
+        check_ends(path, len(inputs), len(outputs), max(self.spec.outputs))
         self._check_graph(inputs[0])
         self._source = inputs[0].name
         self._results = [outputs[index].name for index in self.spec.outputs]
@@ -113,24 +109,12 @@ class ONNXRuntimeBackend(Backend):
                 "the description, or give a preprocess if the network takes normalised floats."
             )
 
-    def _unload(self) -> None:
-        self.__dict__.pop("_session", None)
-
-    def _resources(self) -> tuple[str, ...]:
-        return ("_session",)
-
     def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
-        parts = [
-            self._run(batch[start:stop], size)[: stop - start]
-            for start, stop, size in chunks(len(batch), self._sizes)
-        ]
-        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+        return in_pieces(batch, self._sizes, self._run)
 
-    def _run(self, batch: NDArray[Any], size: int) -> NDArray[Any]:
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         from onnxruntime.capi import onnxruntime_pybind11_state as failures
 
-        if len(batch) < size:  # padding, only where the model's batch is fixed
-            batch = np.concatenate([batch, np.repeat(batch[-1:], size - len(batch), axis=0)])
         if self.spec.preprocess is not None:
             batch = preprocess_numpy(batch, self.spec.preprocess)
         try:
@@ -140,17 +124,14 @@ class ONNXRuntimeBackend(Backend):
                 f"ONNX Runtime failed while running {self.spec.path}. Expected it to return "
                 f"{self.output}; the reason it gives: {error}"
             ) from error
-        result: NDArray[Any] = results[0] if len(results) == 1 else _side_by_side(results)
-        return result
+        if len(results) == 1:
+            return np.asarray(results[0])
+        return np.concatenate([result.reshape(len(result), -1) for result in results], axis=1)
 
     def _describe(self) -> dict[str, str | int | float | bool]:
         import onnxruntime
 
         return {"version": str(onnxruntime.__version__), "inference_precision": self.precision}
-
-
-def _side_by_side(results: list[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate([result.reshape(len(result), -1) for result in results], axis=1)
 
 
 def preprocess_numpy(pictures: NDArray[np.uint8], steps: Preprocess) -> NDArray[np.float32]:

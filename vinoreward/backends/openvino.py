@@ -7,9 +7,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.base import CHUNKS, Backend, chunks
+from vinoreward.backends.base import CHUNKS, Backend, in_pieces
 from vinoreward.backends.ir_check import check_sizes
-from vinoreward.backends.network import Preprocess, TensorSpec, read_network, told_in_full
+from vinoreward.backends.network import (
+    Preprocess,
+    TensorSpec,
+    check_ends,
+    openvino_model,
+    read_network,
+    told_in_full,
+)
 from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.errors import (
     ConfigError,
@@ -41,6 +48,7 @@ class OpenVINOBackend(Backend):
 
     name: ClassVar[str] = "openvino"
     library: ClassVar[str] = "openvino"
+    resources: ClassVar[tuple[str, ...]] = ("_requests", "_model", "_core")
 
     def _load(self) -> None:
         ov = import_openvino()
@@ -58,27 +66,14 @@ class OpenVINOBackend(Backend):
         self._requests: dict[int, _Request] = {}
         self._request(self._sizes[-1])  # compile one now, so that errors appear on loading
 
-    def _unload(self) -> None:
-        self._requests.clear()
-        for attribute in ("_model", "_core"):
-            self.__dict__.pop(attribute, None)
-
-    def _resources(self) -> tuple[str, ...]:
-        return ("_core", "_model", "_requests")
-
     def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
         if len(batch) in self._requests and len(batch) == self._sizes[-1]:
-            return self._run(batch, len(batch))
-        parts = [
-            self._run(batch[start:stop], size)[: stop - start].copy()
-            for start, stop, size in chunks(len(batch), self._sizes)
-        ]
-        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+            return self._run(batch)
+        return in_pieces(batch, self._sizes, self._run)
 
-    def _run(self, batch: NDArray[Any], size: int) -> NDArray[Any]:
-        one = self._request(size)
-        one.source[: len(batch)] = batch
-        one.source[len(batch) :] = batch[-1]  # padding, only where the model's batch is fixed
+    def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
+        one = self._request(len(batch))
+        one.source[:] = batch
         try:
             one.request.infer()
         except RuntimeError as error:
@@ -127,21 +122,8 @@ class OpenVINOBackend(Backend):
 
     def _read(self, ov: Any, core: Any) -> Any:
         path = self.spec.path
-        found = read_network(self.spec, CHUNKS)
-        content = (found.model,) if found.weights is None else (found.model, found.weights)
-        try:
-            model = core.read_model(*content)
-        except (RuntimeError, ValueError) as error:
-            raise ModelCorruptError(
-                f"{path} cannot be read as a network. Expected an ONNX file or an OpenVINO .xml "
-                "with its .bin; the file is damaged or of another kind, export it again."
-            ) from error
-        if len(model.inputs) != 1 or max(self.spec.outputs) >= len(model.outputs):
-            raise ConfigError(
-                f"{path} has {len(model.inputs)} inputs and {len(model.outputs)} outputs. Expected "
-                f"one input and an output number {max(self.spec.outputs)}; give a network with one "
-                "input, or another output_index."
-            )
+        model = openvino_model(core, path, read_network(self.spec, CHUNKS))
+        check_ends(path, len(model.inputs), len(model.outputs), max(self.spec.outputs))
         try:
             if self.spec.joined_index is not None:
                 model = _joined(ov, model, self.spec.outputs)

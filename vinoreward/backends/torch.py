@@ -35,6 +35,7 @@ class TorchBackend(Backend):
     library: ClassVar[str] = "torch"
     extra: ClassVar[str | None] = "train"
     precisions: ClassVar[tuple[str, ...]] = ("fp32",)
+    resources: ClassVar[tuple[str, ...]] = ("_module",)
 
     def _load(self) -> None:
         architecture, weights = self.spec.architecture, self.spec.weights
@@ -91,12 +92,6 @@ class TorchBackend(Backend):
                 f"{', '.join(present)}; choose one of these."
             )
         return self.device.lower()
-
-    def _unload(self) -> None:
-        self.__dict__.pop("_module", None)
-
-    def _resources(self) -> tuple[str, ...]:
-        return ("_module",)
 
     def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
         import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from vinoreward.backends.base import find_backend
 from vinoreward.backends.runtime import building
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.picture import check_pictures
+from vinoreward.bundles.schema import Picture
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 _COMMANDS = {"classifier": "vinoreward finetune", "encoder": "vinoreward train-vae"}
 
 
-class Runner:
-    """Runs a bundle of one kind; loads on first use, in whatever process that is.
+class Runner(Closing):
+    """Base of classifiers and encoders: runs a bundle of one kind; loads on first use.
 
     It can be pickled: each process builds its own networks, and checks them on the bundle's golden
     frames. Threads may share it; the first that needs the networks builds them. Nothing is shared
@@ -31,7 +32,6 @@ class Runner:
 
     Args:
         bundle: a loaded bundle, the folder of one, or the name of an installed one.
-        kind: what the bundle must be.
         backend: name of a registered backend.
         device: device name of that backend.
         precision: ``"auto"``, ``"fp32"``, ``"int8"``, …
@@ -43,33 +43,50 @@ class Runner:
         ModelNotFoundError: there is no such bundle.
     """
 
+    kind: ClassVar[Literal["classifier", "encoder"]]
+    """What the bundle must be."""
+
     def __init__(
         self,
         bundle: Bundle | str | Path,
-        kind: Literal["classifier", "encoder"],
         *,
-        backend: str,
-        device: str,
-        precision: str,
-        threads: int,
+        backend: str = "openvino",
+        device: str = "CPU",
+        precision: str = "auto",
+        threads: int = 1,
     ) -> None:
-        self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+        self.bundle: Bundle = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+        """The bundle that is run."""
         spec = self.bundle.spec
-        if spec.kind != kind:
+        if spec.kind != self.kind:
             article = {"classifier": "a", "encoder": "an"}
             raise ConfigError(
                 f"the bundle {spec.name!r} is {article[spec.kind]} {spec.kind}. Expected "
-                f"{article[kind]} {kind}'s bundle; train one with: {_COMMANDS[kind]}"
+                f"{article[self.kind]} {self.kind}'s bundle; train one with: {_COMMANDS[self.kind]}"
             )
         find_backend(backend)  # a mistyped name is said now, not at the first picture
         self.backend_name = backend
+        """The backend's registered name."""
         self.device = device
+        """The backend's device."""
         self.threads = threads
+        """Threads that one inference may use."""
         self.precision = self.bundle.resolve_precision(backend, precision)
+        """The precision that ``"auto"`` stands for here."""
         self.band = self.bundle.second_look_band(self.precision)
-        """Not None: the FP32 network is built too, for second looks."""
+        """Within this many log-odds of the threshold FP32 looks again; None: nowhere."""
         self._backends: list[Backend] = []
         self._closed = False
+
+    @property
+    def picture(self) -> Picture:
+        """The picture that the network was trained on."""
+        return self.bundle.spec.picture
+
+    @property
+    def backend(self) -> Backend:
+        """The backend; built and checked on the bundle's golden frames on first use."""
+        return self.backends[0]
 
     @property
     def backends(self) -> list[Backend]:
@@ -90,9 +107,9 @@ class Runner:
 
     def _build(self) -> list[Backend]:
         if self._closed:
-            kind = self.bundle.spec.kind
             raise ConfigError(
-                f"this {kind} is closed. Expected an open one; make a new {kind.capitalize()}."
+                f"this {self.kind} is closed. Expected an open one; make a new "
+                f"{type(self).__name__}."
             )
         if not self._backends:
             with contextlib.ExitStack() as stack:
@@ -132,53 +149,6 @@ class Runner:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_backends": []}
 
-    def __str__(self) -> str:
-        return f"{self.bundle.spec.name} on {self.backend_name}, {self.precision}"
-
-
-class Runs(Closing):
-    """Base of the classes that hold one :class:`Runner`: its facts, closing, context."""
-
-    _runner: Runner
-
-    @property
-    def runner(self) -> Runner:
-        """What prepares the pictures and runs the networks."""
-        return self._runner
-
-    @property
-    def bundle(self) -> Bundle:
-        """The bundle that is run."""
-        return self._runner.bundle
-
-    @property
-    def backend_name(self) -> str:
-        """The backend's registered name."""
-        return self._runner.backend_name
-
-    @property
-    def device(self) -> str:
-        """The backend's device."""
-        return self._runner.device
-
-    @property
-    def threads(self) -> int:
-        """Threads that one inference may use."""
-        return self._runner.threads
-
-    @property
-    def precision(self) -> str:
-        """The precision that ``"auto"`` stands for here."""
-        return self._runner.precision
-
-    @property
-    def backend(self) -> Backend:
-        """The backend; built and checked on the bundle's golden frames on first use."""
-        return self._runner.backends[0]
-
-    def close(self) -> None:
-        """Free the networks; may be called more than once."""
-        self._runner.close()
-
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._runner}>"
+        name, spec = type(self).__name__, self.bundle.spec
+        return f"<{name} {spec.name} on {self.backend_name}, {self.precision}>"

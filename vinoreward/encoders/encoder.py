@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.runner import Runner, Runs
+from vinoreward.bundles.runner import Runner
 from vinoreward.bundles.schema import Encoding
 from vinoreward.errors import BundleError, ConfigError
 
 if TYPE_CHECKING:
-    from vinoreward.bundles.schema import Picture
+    pass
 
 _LOG_VARIANCE = 60.0
 """Beyond this a variance means nothing, and its exponential would overflow in float32 later."""
 
 
-class Encoder(Runs):
+class Encoder(Runner):
     """A bundle on a backend: a latent vector for every picture.
 
     Nothing is loaded until the first picture, so an encoder can be made in one process and used in
@@ -39,6 +39,8 @@ class Encoder(Runs):
         ModelNotFoundError: there is no such bundle.
     """
 
+    kind = "encoder"
+
     def __init__(
         self,
         bundle: Bundle | str | Path,
@@ -48,13 +50,8 @@ class Encoder(Runs):
         precision: str = "auto",
         threads: int = 1,
     ) -> None:
-        self._runner = Runner(
-            bundle,
-            "encoder",
-            backend=backend,
-            device=device,
-            precision=precision,
-            threads=threads,
+        super().__init__(
+            bundle, backend=backend, device=device, precision=precision, threads=threads
         )
         encoding = self.encoding
         self.low: NDArray[np.float32] = np.array(encoding.low, np.float32)
@@ -77,11 +74,6 @@ class Encoder(Runs):
     def latent_size(self) -> int:
         """D, the length of a vector."""
         return len(self.encoding.low)
-
-    @property
-    def picture(self) -> Picture:
-        """The picture that the network was trained on."""
-        return self.bundle.spec.picture
 
     def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the latent vectors; of a variational encoder the posterior's means.
@@ -138,7 +130,7 @@ class Encoder(Runs):
         return np.clip(vectors, self.low, self.high)
 
     def _outputs(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        pictures = self._runner.prepare(images)
+        pictures = self.prepare(images)
         if pictures is None:
             return np.zeros((0, self.bundle.spec.width), np.float32)
         return self.backend.infer(pictures)

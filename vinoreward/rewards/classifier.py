@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.runner import Runner, Runs
+from vinoreward.bundles.runner import Runner
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.rewards.pictures import layout_of, to_hwc
 from vinoreward.rewards.second_look import logit, unsure
 
 if TYPE_CHECKING:
     from vinoreward.backends.base import Backend
-    from vinoreward.bundles.schema import BundleSpec, Picture
+    from vinoreward.bundles.schema import BundleSpec
 
 RewardKind = Literal["claim", "probability", "log_odds"]
 
@@ -26,7 +26,7 @@ RewardKind = Literal["claim", "probability", "log_odds"]
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
-class Classifier(Runs):
+class Classifier(Runner):
     """A bundle on a backend: calibrated probabilities of success for batches of pictures.
 
     Nothing is loaded until the first picture, so a classifier can be made in one process and used
@@ -54,6 +54,8 @@ class Classifier(Runs):
         ModelNotFoundError: there is no such bundle.
     """
 
+    kind = "classifier"
+
     def __init__(
         self,
         bundle: Bundle | str | Path,
@@ -65,13 +67,8 @@ class Classifier(Runs):
         threshold: float | None = None,
     ) -> None:
         self._auto = precision == "auto"
-        self._runner = Runner(
-            bundle,
-            "classifier",
-            backend=backend,
-            device=device,
-            precision=precision,
-            threads=threads,
+        super().__init__(
+            bundle, backend=backend, device=device, precision=precision, threads=threads
         )
         spec = self.bundle.spec
         if threshold is not None and not 0.0 <= threshold <= 1.0:
@@ -85,28 +82,6 @@ class Classifier(Runs):
         """Pictures scored in this process."""
         self.second_looks = 0
         """Those of them that the FP32 network looked at again."""
-
-    @property
-    def band(self) -> float | None:
-        """Within this many log-odds of the threshold FP32 looks again; None: nowhere."""
-        return self._runner.band
-
-    @property
-    def picture(self) -> Picture:
-        """The picture that the network was trained on."""
-        return self.bundle.spec.picture
-
-    @property
-    def backends(self) -> list[Backend]:
-        """The backend that looks first and, where there is a band, the FP32 one that looks again.
-
-        They are built together and checked on the bundle's golden frames on first use.
-
-        Raises:
-            BundleParityError: the golden frames give other outputs than recorded.
-            ConfigError: the classifier is closed.
-        """
-        return self._runner.backends
 
     def probability(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the calibrated probability of success.
@@ -170,10 +145,10 @@ class Classifier(Runs):
         return _RewardFunction(exact, reward)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "looks": 0, "second_looks": 0}
+        return {**super().__getstate__(), "looks": 0, "second_looks": 0}
 
     def _log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        pictures = self._runner.prepare(images)
+        pictures = self.prepare(images)
         if pictures is None:
             return np.zeros(0)
         first, *again = self.backends

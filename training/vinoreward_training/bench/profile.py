@@ -63,8 +63,7 @@ def time_classifier(classifier: Any, clock: Clock) -> None:
     """Count a classifier's preprocessing and inference from now on."""
     for backend in classifier.backends:  # Built here, so that loading is in no step.
         backend.infer = clock.timed("infer", backend.infer)
-    runner = classifier.runner
-    runner.prepare = clock.timed("preprocess", runner.prepare)
+    classifier.prepare = clock.timed("preprocess", classifier.prepare)
 
 
 def hover_samples(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:

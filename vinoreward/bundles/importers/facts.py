@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from vinoreward.backends.base import CHUNKS
-from vinoreward.backends.network import NetworkFile, check_network, read_bytes
+from vinoreward.backends.network import check_ends, check_network, openvino_model, read_files
 from vinoreward.backends.onnx_graph import read_metadata
 from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.bundles.reader import shown
@@ -130,13 +130,11 @@ def read_model(path: Path, said: Said, *, trusted: bool) -> Any:
             f"{path} is no .onnx and no .xml file. Expected one of these; export the network as "
             "ONNX."
         )
-    wanted = [path, path.with_suffix(".bin")] if path.suffix == ".xml" else [path]
-    for file in wanted:
-        if not os.path.isfile(file):
-            raise ModelNotFoundError(
-                f"there is no model file {file}. Expected an existing file; check the path."
-            )
-    content = [read_bytes(file, None) for file in wanted]
+    if not os.path.isfile(path):
+        raise ModelNotFoundError(
+            f"there is no model file {path}. Expected an existing file; check the path."
+        )
+    content = read_files(path)
     if not trusted:
         # Sizes that the file leaves open are checked again once they are known.
         sides = (said.height or _SIDE, said.width or _SIDE)
@@ -144,7 +142,7 @@ def read_model(path: Path, said: Said, *, trusted: bool) -> Any:
         found: list[ModelCorruptError] = []
         for fill in fills:
             try:
-                check_network(path, NetworkFile(*content), fill, CHUNKS)
+                check_network(path, content, fill, CHUNKS)
                 break
             except ModelCorruptError as error:
                 found.append(error)
@@ -154,23 +152,12 @@ def read_model(path: Path, said: Said, *, trusted: bool) -> Any:
             raise ModelCorruptError(
                 f"{found[0]} If the file leaves the size of pictures open, give height=, width=."
             ) from found[0]
-    ov = import_openvino()
-    try:
-        return shared_core(ov).read_model(*content)
-    except (RuntimeError, UnicodeDecodeError) as error:
-        raise ModelCorruptError(
-            f"{path} cannot be read as a network. Expected an ONNX file or an OpenVINO .xml with "
-            "its .bin; the file is damaged or of another kind, export it again."
-        ) from error
+    return openvino_model(shared_core(import_openvino()), path, content)
 
 
 def check_shape(path: Path, model: Any, output_index: int) -> None:
     """Raise ConfigError unless pictures go in and rows of numbers come out."""
-    if len(model.inputs) != 1 or output_index >= len(model.outputs):
-        raise ConfigError(
-            f"{path} has {len(model.inputs)} inputs and {len(model.outputs)} outputs. Expected one "
-            f"input and an output number {output_index}; give another model or output_index."
-        )
+    check_ends(path, len(model.inputs), len(model.outputs), output_index)
     source, target = model.input(0).partial_shape, model.output(output_index).partial_shape
     if source.rank.is_dynamic or len(source) != 4 or target.rank.is_dynamic or len(target) != 2:
         raise ConfigError(
