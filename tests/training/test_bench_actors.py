@@ -15,26 +15,24 @@ from vinoreward.policies.spec import mlp
 from vinoreward.policies.wire import encode
 from vinoreward_training.actors.resolve import presets
 from vinoreward_training.bench import actor_bits as bench_actor_bits
-from vinoreward_training.bench import actor_curves as bench_actor_curves
-from vinoreward_training.bench import actor_training as bench_actor_training
-from vinoreward_training.bench.actor_bits import verdict
-from vinoreward_training.bench.actor_bits_plot import Variant, draw
-from vinoreward_training.bench.actor_curves import Curve
-from vinoreward_training.bench.actor_curves import draw as draw_curves
-from vinoreward_training.bench.actor_curves import row as curve_row
-from vinoreward_training.bench.actor_kept import kept
-from vinoreward_training.bench.actor_runs import (
+from vinoreward_training.bench import actor_trainings as rows
+from vinoreward_training.bench.actor_bits import Variant, draw, verdict
+from vinoreward_training.bench.actor_trainings import (
     COMPILED,
     EAGER,
     INT8,
     MANY,
     PRESETS,
+    Curve,
     Trained,
     bound,
+    curve_row,
+    draw_curves,
+    kept,
     preset,
+    time_row,
     train,
 )
-from vinoreward_training.bench.actor_training import time_row
 from vinoreward_training.bench.actors import actor_refresh_rows, task_arms, wire_rows
 from vinoreward_training.bench.command import check
 from vinoreward_training.cli import main
@@ -67,13 +65,13 @@ def test_a_training_that_did_not_arrive_leaves_no_figure() -> None:
 
 
 def test_the_wire_is_counted_not_computed() -> None:
-    rows = wire_rows(BenchConfig(), bits=(32, 4))
+    found = wire_rows(BenchConfig(), bits=(32, 4))
     spec = mlp(24, 6, head="tanh", hidden=(2048,) * 3, activation="tanh")
     policy = random_policy(spec, BenchConfig().seed)
-    for row, bits in zip(rows, (32, 4), strict=True):
+    for row, bits in zip(found, (32, 4), strict=True):
         assert row.value == pytest.approx(encode(policy, bits=bits).nbytes / 1e6)
-    assert rows[0].value is not None and rows[1].value is not None
-    assert rows[1].value < rows[0].value / 7.5
+    assert found[0].value is not None and found[1].value is not None
+    assert found[1].value < found[0].value / 7.5
 
 
 def test_what_limits_is_said() -> None:
@@ -85,17 +83,13 @@ def test_what_limits_is_said() -> None:
 
 def batched() -> dict[str, str]:
     """Return every preset of a bench row's arm of eight environments, with that of one."""
-    rows = bench_actor_training
-    assert MANY in rows.ARMS and MANY in rows.PONG and MANY in bench_actor_curves.ARMS
+    assert MANY in rows.ARMS and MANY in rows.PONG
     one, many = PRESETS[COMPILED], PRESETS[MANY]
     names = ["actorq/cartpole", *rows.CLASSIC, *rows.SAMPLES]
     found = {f"{name}-{many}": f"{name}-{one}" for name in names}
     found |= {f"{name}-{many}-spi1": f"{name}-fp32-spi1" for name in rows.SAMPLES}
     # These have no arm that is compiled and nothing else: eager apart from its backend.
-    found |= {
-        f"actorq/{task}-curve-{many}": f"actorq/{task}-curve-fp32"
-        for task in bench_actor_curves.TASKS
-    }
+    found |= {f"actorq/{task}-curve-{many}": f"actorq/{task}-curve-fp32" for task in rows.CURVES}
     return {**found, rows.PONG[MANY]: rows.PONG[COMPILED]}
 
 
@@ -220,8 +214,6 @@ def test_every_arm_trains(arm: str) -> None:
     ],
 )
 def test_batches_of_environments_train(name: str) -> None:
-    if "balance" in name:
-        pytest.importorskip("dm_control")
     settings = preset(name, 0, network="2x32", steps=1600, actors=1, target=None, final_episodes=2)
     one = train(MANY, settings)
     # A trajectory more than was asked for at most: all eight environments count.
@@ -232,8 +224,6 @@ def test_batches_of_environments_train(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cartpole-dqn", "cartpole-balance"])
 def test_samples_per_insert_are_presets(name: str) -> None:
-    if "balance" in name:
-        pytest.importorskip("dm_control")
     for suffix, ratio in (("fp32", 16), ("int8-spi1", 1)):
         settings = preset(
             f"actorq/{name}-{suffix}", 0, network="2x32", steps=1500, actors=1, target=None
@@ -256,7 +246,7 @@ def test_a_policy_arrives_in_an_evaluation_of_its_own(target: float, arrives: bo
         evaluation_episodes=2,
         final_episodes=2,
         target=target,
-        learner={"learning_starts": 100},
+        learner={"minimum": 100},
     )
     one = train("greedy", settings, greedy=True)
     assert (one.seconds is not None) == arrives

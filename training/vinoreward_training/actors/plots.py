@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
-from vinoreward.files import atomic_path
+from vinoreward_training.runs.curves import new_figure, save_figure
 
 Row = Mapping[str, Any]
 FULL, COMPRESSED, GREY = "#1b6ca8", "#d95f02", "#7a7f87"
@@ -28,21 +28,11 @@ NAMES = {
 
 
 def _figure(columns: int = 1, rows: int = 1, height: float = 4.2, width: float = 8.0) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height)
     axes = figure.subplots(rows, columns, squeeze=False)
     for each in axes.flat:
         each.grid(alpha=0.3)
     return figure, axes
-
-
-def _save(figure: Any, path: Path) -> Path:
-    with atomic_path(path) as part:
-        figure.savefig(part, format="png")
-    return path
 
 
 def _column(rows: Iterable[Row], *path: str) -> tuple[list[float], list[float]]:
@@ -90,7 +80,7 @@ def draw_returns(path: Path, title: str, rows: Sequence[Row], target: float | No
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(title)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def draw_profile(path: Path, breakdowns: Mapping[str, Breakdown]) -> Path:
@@ -119,7 +109,7 @@ def draw_profile(path: Path, breakdowns: Mapping[str, Breakdown]) -> Path:
         axis.set(xlabel=f"µs of {kind} time per environment step")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(PARTS), frameon=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def draw_lag(path: Path, rows: Sequence[Row]) -> Path:
@@ -137,7 +127,7 @@ def draw_lag(path: Path, rows: Sequence[Row]) -> Path:
     if values:
         axes[0, 1].hist(values, bins=min(30, max(5, math.ceil(max(values)) + 1)), color=FULL)
     axes[0, 1].set(xlabel="mean lag of a batch", ylabel="batches")
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def draw_readings(path: Path, rows: Sequence[Row]) -> Path | None:
@@ -158,7 +148,7 @@ def draw_readings(path: Path, rows: Sequence[Row]) -> Path | None:
             each.set_yscale("log")
     for each in list(axes.flat)[len(found) :]:
         each.set_visible(False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def draw_compression(path: Path, rows: Sequence[Row]) -> Path | None:
@@ -179,7 +169,7 @@ def draw_compression(path: Path, rows: Sequence[Row]) -> Path | None:
         axis.set_title(name.replace("_", " "), fontsize=9)
         axis.tick_params(labelsize=7)
         axis.locator_params(axis="x", nbins=4)  # more labels would cover each other
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _shown(setting: Mapping[str, Any], name: str) -> float:
@@ -223,4 +213,4 @@ def draw_study(
         axes[0, 0].legend(frameon=False, title="weights pulled", fontsize=8)
     axes[0, 0].set(xlabel="environment steps", ylabel="return, last 100 training episodes")
     axes[0, 1].set(xscale="log", xlabel="pull period, steps", ylabel="return of the last policy")
-    return _save(figure, path)
+    return save_figure(figure, path)

@@ -6,13 +6,17 @@ as it would meet it in a training, and says what it would have done.
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.acting.environments import Environments, EnvironmentSpec
+from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward.actor_learner.acting.evaluation import Evaluator
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.distill import Distill
@@ -20,14 +24,19 @@ from vinoreward.compression.prune import Prune
 from vinoreward.compression.quality import check_policy
 from vinoreward.compression.quantize import Quantize
 from vinoreward.compression.stage import Stage
-from vinoreward.monitoring import CompressionSetting, MonitorBatch, default_monitor
-from vinoreward.policies.distributions import Exploration, act
+from vinoreward.monitoring import (
+    CompressionSetting,
+    MonitorBatch,
+    PairedReturns,
+    default_monitor,
+    paired_gap,
+)
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.reference import forward
 from vinoreward.policies.wire import encode
-from vinoreward_training.bench.actor_bits_plot import Variant, draw
-from vinoreward_training.bench.rows import Row
+from vinoreward_training.bench.rows import Row, mean_row
 from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.runs.curves import new_figure, save_figure
 
 TASK = "Pendulum-v1"
 TRAINING_STEPS = 6000
@@ -37,6 +46,32 @@ LOOK = 200
 BITS = (32, 16, 8, 6, 4, 3, 2)
 NNCF = "int8, every layer, ranges as NNCF's default"
 _WIDTHS = {f"{bits} bits": bits for bits in BITS}
+LEAST_KL = 1e-6
+"""Nats; full precision has none, and a logarithm no place for that."""
+ACTS, CAUGHT, RETURN = "tab:blue", "tab:red", "tab:gray"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a compression cost.
+
+    Attributes:
+        name: in words.
+        nbytes: on the wire.
+        kl_max: the largest KL(teacher || variant) over recent observations, nats.
+        lost: by how much the mean return fell, over the same starts.
+        error: standard error of that difference.
+        verdict: what the default monitor did first, in words; empty if it let the variant act.
+        bits: of every weight, for a point of the curves; None for what is another compression.
+    """
+
+    name: str
+    nbytes: int
+    kl_max: float
+    lost: float
+    error: float
+    verdict: str = ""
+    bits: int | None = None
 
 
 def _variants() -> dict[str, list[Stage]]:
@@ -77,21 +112,6 @@ def trained(seed: int) -> tuple[Policy, npt.NDArray[np.float32]]:
     return policy_of(model), buffer.observations[: buffer.pos, 0][-2000:].astype(np.float32)
 
 
-def returns(policy: Policy, seed: int) -> npt.NDArray[np.float64]:
-    """Return (EPISODES,) returns of greedy actions; the same starts for every policy."""
-    environments = Environments(EnvironmentSpec(TASK), policy.spec, EPISODES, seed)
-    found = np.zeros(EPISODES)
-    over = np.zeros(EPISODES, dtype=bool)
-    greedy, random = Exploration(greedy=True), np.random.default_rng(0)
-    while not over.all():
-        acted = act(policy.spec, forward(policy, environments.observations), random, greedy)
-        stepped = environments.step(acted.actions)
-        found += np.where(over, 0.0, stepped.rewards)
-        over |= stepped.terminated | stepped.truncated
-    environments.close()
-    return found
-
-
 def verdict(teacher: Policy, variant: Policy, seen: npt.NDArray[np.float32]) -> str:
     """Let the default monitor look at a variant's outputs; say what it changes first, if anything.
 
@@ -120,43 +140,44 @@ def verdict(teacher: Policy, variant: Policy, seen: npt.NDArray[np.float32]) -> 
 
 def bits_rows(config: BenchConfig) -> list[Row]:
     """Compress a trained policy in every way; say bytes, divergence, return and verdict."""
-    teacher, seen = trained(config.first_seed)
-    whole = returns(teacher, config.seed)
+    seed = config.first_seed
+    teacher, seen = trained(seed)
+    starts = range(config.seed, config.seed + EPISODES)
     found = []
-    for name, stages in _variants().items():
-        chain = CompressorChain()
-        for stage in stages:
-            chain.add(stage)
-        variant = chain.compress(teacher, CompressionContext(teacher, seen, seed=config.first_seed))
-        apart = whole - returns(variant, config.seed)
-        found.append(
-            Variant(
-                name,
-                encode(variant).nbytes,
-                check_policy(variant, teacher, seen).kl_max,
-                float(apart.mean()),
-                float(apart.std(ddof=1) / np.sqrt(len(apart))),
-                verdict(teacher, variant, seen),
-                _WIDTHS.get(name),
+    with Evaluator(EnvironmentSpec(TASK), "numpy") as evaluator:
+        whole = evaluator.play(teacher, starts, "numpy")
+        for name, stages in _variants().items():
+            chain = CompressorChain()
+            for stage in stages:
+                chain.add(stage)
+            variant = chain.compress(teacher, CompressionContext(teacher, seen, seed=seed))
+            played = evaluator.play(variant, starts, "numpy")
+            gap = paired_gap(PairedReturns(whole.returns, played.returns))
+            found.append(
+                Variant(
+                    name,
+                    encode(variant).nbytes,
+                    check_policy(variant, teacher, seen).kl_max,
+                    gap.mean,
+                    gap.error,
+                    verdict(teacher, variant, seen),
+                    _WIDTHS.get(name),
+                )
             )
-        )
-    mean = float(whole.mean())
-    title = f"SAC on {TASK}, one network, trained with seed {config.first_seed}: what bits cost"
-    picture = draw(config.out / "actor-bits.png", found, mean, title)
-    return [_row(one, mean, picture, config.first_seed) for one in found]
+    title = f"SAC on {TASK}, one network, trained with seed {seed}: what bits cost"
+    picture = draw(config.out / "actor-bits.png", found, whole.mean, title)
+    return [_row(one, whole.mean, picture, seed) for one in found]
 
 
 def _row(one: Variant, whole: float, picture: Path, seed: int) -> Row:
     caught = one.name == NNCF
-    return Row(
+    return mean_row(
         "actor-bits",
         f"SAC on {TASK} ({whole:.0f} in full precision), {one.name}: return lost over {EPISODES} "
         "paired episodes",
         one.lost,
-        "reward",
-        low=one.lost - one.error,
-        high=one.lost + one.error,
-        spread="one standard error",
+        one.error,
+        "one standard error",
         target="the default monitor lets it act no longer" if caught else "",
         met=bool(one.verdict) if caught else None,
         note=f"{one.nbytes / 1e3:.1f} kB; largest KL {one.kl_max:.2g} nats; the default monitor "
@@ -170,3 +191,52 @@ def _row(one: Variant, whole: float, picture: Path, seed: int) -> Row:
             "verdict": one.verdict,
         },
     )
+
+
+def draw(path: Path, variants: Sequence[Variant], whole: float, title: str) -> Path:
+    """Draw bytes, largest KL and paired return of one network, from many bits to few.
+
+    Widths are joined by a line; other compressions stand to the right of them, on their own.
+
+    Args:
+        path: of the PNG.
+        variants: at least one, in order.
+        whole: mean return in full precision.
+        title: of the picture.
+    """
+    figure = new_figure(9.0, 7.0)
+    panels = figure.subplots(3, 1, sharex=True)
+    figure.suptitle(title)
+    kl = [max(one.kl_max, LEAST_KL) for one in variants]
+    returns = [whole - one.lost for one in variants]
+    panels[2].axhline(whole, color=RETURN, linestyle="--", linewidth=1, label="full precision")
+    for axes, values, words in (
+        (panels[0], [one.nbytes / 1e3 for one in variants], ".0f"),
+        (panels[1], kl, ".2g"),
+        (panels[2], returns, ".0f"),
+    ):
+        widths = [(at, values[at]) for at, one in enumerate(variants) if one.bits is not None]
+        if widths:
+            axes.plot(*zip(*widths, strict=True), color=ACTS, linewidth=1.2)
+        for at, (one, value) in enumerate(zip(variants, values, strict=True)):
+            colour, marker = (CAUGHT, "s") if one.verdict else (ACTS, "o")
+            error = one.error if axes is panels[2] else None
+            axes.errorbar(at, value, yerr=error, fmt=marker, color=colour, capsize=3, zorder=3)
+            text = format(one.kl_max if axes is panels[1] else value, words)
+            place = {"xytext": (2, 10), "textcoords": "offset points", "ha": "center"}
+            axes.annotate(text, (at, value), fontsize=8, **place)
+        axes.margins(y=0.25)
+        axes.grid(alpha=0.3)
+    panels[0].set(ylabel="kB on the wire")
+    panels[1].set(yscale="log", ylabel="largest KL, nats")
+    panels[2].set(ylabel="mean return, same starts")
+    names = [textwrap.fill(one.name, 13) for one in variants]
+    panels[2].set_xticks(range(len(variants)), names, fontsize=8)
+    panels[0].plot([], [], "o", color=ACTS, label="the default monitor lets it act")
+    verdicts = " or ".join(sorted({one.verdict for one in variants if one.verdict}))
+    if verdicts:
+        panels[0].plot([], [], "s", color=CAUGHT, label=f"the default monitor {verdicts}")
+    panels[0].set_ylim(bottom=0)
+    panels[0].legend(loc="upper right", fontsize=8)
+    panels[2].legend(loc="lower left", fontsize=8)
+    return save_figure(figure, path)

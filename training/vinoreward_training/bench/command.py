@@ -41,11 +41,11 @@ ROWS = {
     "actor-tasks": "actors.actor_task_rows",
     "actor-wire": "actors.wire_rows",
     "actor-bits": "actor_bits.bits_rows",
-    "actor-cartpole": "actor_training.cartpole_rows",
-    "actor-classic": "actor_training.classic_rows",
-    "actor-samples": "actor_training.samples_rows",
-    "actor-pong": "actor_training.pong_rows",
-    "actor-curves": "actor_curves.curve_rows",
+    "actor-cartpole": "actor_trainings.cartpole_rows",
+    "actor-classic": "actor_trainings.classic_rows",
+    "actor-samples": "actor_trainings.samples_rows",
+    "actor-pong": "actor_trainings.pong_rows",
+    "actor-curves": "actor_trainings.curve_rows",
 }
 """Name of a row to the function ``(BenchConfig) -> list[Row]`` that measures it, by its module."""
 QUICK = list(ROWS)[:9]

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from vinoreward.errors import ConfigError
-from vinoreward.files import atomic_path, write_json
+from vinoreward.files import write_json
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.bench.rows import Clock, quartiles
 from vinoreward_training.bench.speed import Stepper, one_thread
 from vinoreward_training.configs.profile import ProfileConfig
 from vinoreward_training.policy.checkpoint import build_model
+from vinoreward_training.runs.curves import new_figure, save_figure
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.next_command import actions_of, after_profile, algorithm_for
 from vinoreward_training.runs.run_folder import RunFolder
@@ -217,9 +218,7 @@ def draw(
     bound: float,
 ) -> None:
     """Draw the parts as one horizontal bar."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 2.6), dpi=120, layout="constrained")
+    figure = new_figure(9.0, 2.6)
     axes = figure.subplots()
     left = 0.0
     for index, (name, row) in enumerate(table.items()):
@@ -234,5 +233,4 @@ def draw(
         fontsize=10,
     )
     figure.legend(ncols=len(table), loc="outside lower center", fontsize=8)
-    with atomic_path(path) as part:
-        figure.savefig(part, format="png")
+    save_figure(figure, path)

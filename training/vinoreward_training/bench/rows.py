@@ -218,6 +218,14 @@ def median_row(name: str, what: str, values: Sequence[float], of: str, **more: A
     return Row(name, what, middle, low=low, high=high, spread=spread, **more)
 
 
+def mean_row(
+    name: str, what: str, mean: float, error: float | None, spread: str, **more: Any
+) -> Row:
+    """Return the row of a mean of rewards with its standard error, None of one value."""
+    low, high = (None, None) if error is None else (mean - error, mean + error)
+    return Row(name, what, mean, "reward", low=low, high=high, spread=spread, **more)
+
+
 def share_row(name: str, what: str, count: int, total: int, **more: Any) -> Row:
     """Return the row of ``count`` in ``total`` in percent, with its exact interval."""
     low, high = clopper_pearson(count, total, 0.95)

@@ -1,0 +1,465 @@
+"""Bench rows about whole trainings with compressed actors, paired by seed: time to a return, time
+per step where the samples per insert decide what limits, and learning curves in a plot.
+
+Every training is a preset of ``vinoreward actors``, so that each can be repeated by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator
+from vinoreward.actor_learner.acting.profile import Breakdown
+from vinoreward.actor_learner.trainer import Progress
+from vinoreward.errors import ConfigError, MissingExtraError, RunFolderError
+from vinoreward.files import write_json
+from vinoreward_training.actors.build import build, evaluation_environment
+from vinoreward_training.actors.record import plain_numbers, read_rows
+from vinoreward_training.actors.resolve import recorded, resolve
+from vinoreward_training.actors.run import FINAL_SEED, make
+from vinoreward_training.actors.run import train as train_actors
+from vinoreward_training.actors.watcher import difference
+from vinoreward_training.bench.rows import Row, mean_row, median_row, turns
+from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.runs.curves import new_figure, save_figure
+from vinoreward_training.runs.run_folder import plain
+from vinoreward_training.tasks.lookup import find_task, make_task
+
+EAGER, COMPILED, INT8 = "eager fp32", "openvino fp32", "openvino int8"
+MANY = "openvino fp32, 8 environments"
+PRESETS = {EAGER: "fp32", COMPILED: "fp32-compiled", INT8: "int8", MANY: "fp32-8-environments"}
+"""What presets with an arm are called."""
+ARMS = (EAGER, INT8, MANY)
+"""Of every row here: batching is compression's strongest competitor, so it stands beside it."""
+COLOURS = {EAGER: "tab:gray", INT8: "tab:blue", MANY: "tab:orange"}
+WINDOW = 20
+"""Episodes whose mean return decides that a training has arrived."""
+TIMES = 3.0
+RATIOS = {1: "-spi1", 16: ""}
+"""Samples per insert, and what the presets with them are called."""
+CLASSIC = {
+    "actorq/acrobot-dqn": "Acrobot-v1 with DQN",
+    "actorq/mountain-car-dqn": "MountainCar-v0 with DQN",
+}
+SAMPLES = {
+    "actorq/cartpole-dqn": "DQN, CartPole-v0, 3x2048",
+    "actorq/cartpole-balance": "D4PG, cartpole-balance, 3x2048",
+}
+PONG = {
+    EAGER: "accerl/pong-original",
+    COMPILED: "accerl/pong-original-compiled",
+    INT8: "accerl/pong-int8",
+    MANY: "accerl/pong-original-8-environments",
+}
+CURVES = ("cartpole-balance", "walker-stand")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One training.
+
+    Attributes:
+        arm: which.
+        seed: of everything.
+        seconds: wall time from the first update, until the return was reached or, without a
+            target, the steps were; None if the return was not within the steps.
+        steps: environment steps until then.
+        evaluated: mean return of the learner's policy, greedy, on episodes of its own.
+        error: its standard error.
+        profile: of the actor, once it acted with what it goes on with.
+        learner_ms: of the learner, per environment step.
+        step_ms: wall time per environment step, once everything was running.
+    """
+
+    arm: str
+    seed: int
+    seconds: float | None
+    steps: int
+    evaluated: float
+    error: float
+    profile: Breakdown
+    learner_ms: float
+    step_ms: float
+
+    def __str__(self) -> str:
+        when = "not reached" if self.seconds is None else f"{self.seconds:.1f} s"
+        return (
+            f"{self.arm}, seed {self.seed}: {when} after {self.steps} steps; greedy "
+            f"{self.evaluated:.0f} ± {self.error:.0f}; actor step "
+            f"{self.profile.step_cpu * 1e3:.2f} ms, learner {self.learner_ms:.2f}, together "
+            f"{self.step_ms:.2f} ms per step"
+        )
+
+
+Arms = Mapping[str, Sequence[Trained]]
+"""Arm to its trainings, by seed; the first arm is what the others are compared with."""
+
+
+def preset(name: str, seed: int, **changes: Any) -> ActorsConfig:
+    """Return a preset's settings with some of them changed."""
+    settled = resolve(ActorsConfig(preset=name, seed=seed, explicit=("seed",)))
+    return dataclasses.replace(settled, **changes)
+
+
+def train(arm: str, config: ActorsConfig, *, greedy: bool = False) -> Trained:
+    """Train until the target is reached, or for all steps.
+
+    Args:
+        arm: which.
+        config: settled; with a target or without.
+        greedy: the target is for the learner's policy, without exploration, in an evaluation every
+            ``evaluate_every`` steps, whose time does not count. Otherwise it is for the mean of the
+            actors' last episodes.
+
+    Raises:
+        ConfigError: too few steps for a single update.
+        EngineError: no actor can be kept running.
+    """
+    # Evaluations beside the training would take part of its processors, which are timed.
+    parts = build(dataclasses.replace(config, evaluate_every=0))
+    trainer = make(config, parts, None)
+    began: list[float] = []
+    reached: list[float] = []
+    evaluating = 0.0
+    evaluated_at = 0
+    warm: list[tuple[float, int, Breakdown]] = []
+
+    def watch(progress: Progress) -> bool:
+        now = time.monotonic()
+        if not began:
+            # Starting processes and importing torch is no part of what is compared.
+            began.append(now)
+        share = progress.metrics.get("compressed_share", 0.0)
+        if not warm and (parts.chain is None or share > 0.5):
+            warm.append((now, progress.steps, trainer.profile()[0]))
+        if config.target is not None and arrived(progress, config.target):
+            reached.append(now)
+        return bool(reached)
+
+    def arrived(progress: Progress, target: float) -> bool:
+        nonlocal evaluating, evaluated_at
+        if not greedy:
+            recent = trainer.recent_returns[-WINDOW:]
+            return len(recent) == WINDOW and statistics.fmean(recent) >= target
+        if progress.steps - evaluated_at < config.evaluate_every:
+            return False
+        evaluated_at, start = progress.steps, time.monotonic()
+        seeds = range(FIRST_SEED, FIRST_SEED + config.evaluation_episodes)
+        played = evaluator.play(parts.learner.policy(0), seeds, "openvino")
+        if played.mean >= target:
+            return True
+        evaluating += time.monotonic() - start
+        return False
+
+    evaluator = Evaluator(evaluation_environment(config), "openvino")
+    try:
+        summary = trainer.learn(config.steps, watch)
+        if not began:
+            raise ConfigError(
+                f"{arm} on {config.task} learned nothing in {config.steps} steps. Expected enough "
+                "for a first update; give it more steps."
+            )
+        ended = (reached[0] if reached else time.monotonic()) - evaluating
+        seeds = range(FINAL_SEED + config.seed, FINAL_SEED + config.seed + config.final_episodes)
+        played = evaluator.play(parts.learner.policy(0), seeds, "openvino")
+    finally:
+        evaluator.close()
+        parts.close()
+    since, at, before = warm[0] if warm else (began[0], 0, None)
+    return Trained(
+        arm,
+        config.seed,
+        ended - began[0] if reached or config.target is None else None,
+        summary.steps,
+        played.mean,
+        played.error,
+        difference(summary.profile, before),
+        summary.learner_seconds * 1e3,
+        (ended - since) * 1e3 / max(1, summary.steps - at),
+    )
+
+
+def kept(
+    config: BenchConfig, name: str, arm: str, settings: ActorsConfig, *, greedy: bool = False
+) -> Trained:
+    """Train, or read a training that is there: with ``resume``, of the very same settings.
+
+    So a row that was stopped goes on where it was.
+
+    Args:
+        config: of the bench; its ``out`` holds what is kept.
+        name: of the preset.
+        arm: see :func:`train`.
+        settings: settled.
+        greedy: see :func:`train`.
+
+    Raises:
+        ConfigError: too few steps for a single update.
+        EngineError: no actor can be kept running.
+        RunFolderError: what is kept there cannot be read.
+    """
+    import torch
+
+    path = config.out / "actor-trainings" / f"{name.replace('/', '-')}-{settings.seed}.json"
+    asked = json.loads(json.dumps(plain({**recorded(settings), "greedy": greedy})))
+    if config.resume and path.is_file():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            values = found["trained"]
+            before = Trained(**{**values, "profile": Breakdown(**values["profile"])})
+            if found["settings"] == asked:
+                return before
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise RunFolderError(
+                f"{path} cannot be read ({type(error).__name__}). Expected what bench writes after "
+                "a training; remove it, and that one is trained again."
+            ) from error
+    torch.set_num_threads(settings.threads)
+    trained = train(arm, settings, greedy=greedy)
+    write_json(path, {"settings": asked, "trained": plain_numbers(asdict(trained))})
+    return trained
+
+
+def _paired(
+    config: BenchConfig,
+    presets: Mapping[str, str],
+    seeds: int,
+    *,
+    greedy: bool = False,
+    **changes: Any,
+) -> dict[str, list[Trained]]:
+    """Train the preset of every arm, seed by seed, the arms in turns."""
+    found: dict[str, list[Trained]] = {arm: [] for arm in presets}
+    for turn, arm in turns(list(presets), seeds):
+        settings = preset(presets[arm], config.first_seed + turn, **changes)
+        if not changes:
+            settings = dataclasses.replace(settings, steps=min(settings.steps, config.actor_steps))
+        found[arm].append(kept(config, presets[arm], arm, settings, greedy=greedy))
+        print(f"{presets[arm]}: {found[arm][-1]}", flush=True)
+    return found
+
+
+def _presets(name: str, suffix: str = "") -> dict[str, str]:
+    return {arm: f"{name}-{PRESETS[arm]}{suffix}" for arm in ARMS}
+
+
+def cartpole_rows(config: BenchConfig) -> list[Row]:
+    """Train CartPole with 3x2048 and V-trace in every arm."""
+    found = _paired(config, _presets("actorq/cartpole"), config.seeds)
+    what = "CartPole-v0 with V-trace"
+    return [
+        time_row("actor-cartpole", what, found, arm, TIMES if arm == INT8 else None)
+        for arm in ARMS[1:]
+    ]
+
+
+def classic_rows(config: BenchConfig) -> list[Row]:
+    """Train Acrobot and MountainCar with DQN, ActorQ's other tasks of Gym.
+
+    Until the learner's own policy arrives: actors explore for as long as it learns, and their
+    returns would seldom say so.
+    """
+    rows = []
+    for name, what in CLASSIC.items():
+        found = _paired(config, _presets(name), config.actor_seeds, greedy=True)
+        rows += [time_row("actor-classic", what, found, arm) for arm in ARMS[1:]]
+    return rows
+
+
+def samples_rows(config: BenchConfig) -> list[Row]:
+    """Train DQN and D4PG for a fixed number of steps, each step learned from once or 16 times."""
+    return [
+        row
+        for name, what in SAMPLES.items()
+        for ratio, suffix in RATIOS.items()
+        for row in _step_rows(
+            config,
+            "actor-samples",
+            f"{what}, {ratio} samples per insert",
+            _presets(name, suffix),
+        )
+    ]
+
+
+def pong_rows(config: BenchConfig) -> list[Row]:
+    """Train Pong with AcceRL's Original network for a fixed number of steps: time, not return."""
+    return _step_rows(config, "actor-pong", "V-trace, pong, Original", PONG)
+
+
+def _step_rows(config: BenchConfig, name: str, what: str, presets: Mapping[str, str]) -> list[Row]:
+    """Run presets with one actor; compare the wall time per step."""
+    fixed: dict[str, Any] = {
+        "steps": config.samples_steps,
+        "actors": 1,
+        "target": None,
+        "final_episodes": 2,
+    }
+    try:
+        found = _paired(config, presets, config.actor_seeds, **fixed)
+    except MissingExtraError as error:
+        return [Row(name, what, None, note=str(error))]
+    rows = []
+    for arm in list(presets)[1:]:
+        pairs = list(zip(found[EAGER], found[arm], strict=True))
+        ratios = [slow.step_ms / fast.step_ms for slow, fast in pairs]
+        saved = 100.0 * (1.0 - 1.0 / statistics.median(ratios))
+        rows.append(
+            median_row(
+                name,
+                f"{what}, one actor: wall time per step of training, {EAGER} over {arm}",
+                ratios,
+                "seeds",
+                note=f"{bound(found[EAGER])} {bound(found[arm])} {found[arm][0].steps} steps each",
+                details={
+                    "ratios": ratios,
+                    "lines": [str(one) for pair in pairs for one in pair],
+                    "training_time_saved_percent": saved,
+                },
+            )
+        )
+    return rows
+
+
+def bound(trained: Sequence[Trained]) -> str:
+    """Say what limits an arm: the actor's own step or the learner's share of one."""
+    actor = statistics.median(one.profile.step_cpu for one in trained) * 1e3
+    learner = statistics.median(one.learner_ms for one in trained)
+    took = statistics.median(one.step_ms for one in trained)
+    which = "the actor" if actor > learner else "the learner"
+    return (
+        f"{trained[0].arm}: {took:.2f} ms per step, of an actor's {actor:.2f} and a learner's "
+        f"{learner:.2f}: {which} limits."
+    )
+
+
+def time_row(name: str, what: str, found: Arms, arm: str, times: float | None = None) -> Row:
+    """Return the ratio of times to a return: the median of pairs of one seed.
+
+    Args:
+        name: of the row.
+        what: was trained.
+        found: the trainings of each arm, by seed.
+        arm: that is compared with eager PyTorch.
+        times: the ratio to reach, None for none.
+    """
+    pairs = list(zip(found[EAGER], found[arm], strict=True))
+    ratios = [
+        slow.seconds / fast.seconds
+        for slow, fast in pairs
+        if slow.seconds is not None and fast.seconds is not None
+    ]
+    what = f"{what} to its threshold, 3x2048, one actor: wall time, eager FP32 over {arm}"
+    target = "" if times is None else f">= {times:g} x"
+    lines = "; ".join(str(one) for pair in pairs for one in pair)
+    if len(ratios) < len(pairs):
+        missing = f"{len(pairs) - len(ratios)} of {len(pairs)} pairs did not arrive. {lines}"
+        return Row(name, what, None, note=missing, target=target)
+    details = {"ratios": ratios}
+    return median_row(name, what, ratios, "seeds", target=target, note=lines, details=details)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The learning curve of one training.
+
+    Attributes:
+        steps: (E,) environment steps at which the learner's policy was evaluated.
+        returns: (E,) mean greedy return there.
+        final: mean greedy return at the end, of episodes that no other evaluation plays.
+        seconds: wall time, evaluations left out.
+    """
+
+    steps: npt.NDArray[np.int64]
+    returns: npt.NDArray[np.float64]
+    final: float
+    seconds: float
+
+
+Curves = Mapping[str, Sequence[Curve]]
+"""Arm to its curves, by seed."""
+
+
+def curve_rows(config: BenchConfig) -> list[Row]:
+    """Train two control tasks in every arm; compare eager and INT8 actors' returns at the end.
+
+    A training that is there is read; one that was stopped goes on.
+    """
+    try:
+        make_task(CURVES[0]).close()
+    except MissingExtraError as error:
+        return [Row("actor-curves", "learning curves of dm_control", None, note=str(error))]
+    found: dict[str, dict[str, list[Curve]]] = {task: {arm: [] for arm in ARMS} for task in CURVES}
+    for task, curves in found.items():
+        for turn in range(config.actor_seeds):
+            for arm in ARMS:
+                seed = config.first_seed + turn
+                folder = config.out / "actor-curves" / f"{task}-{PRESETS[arm]}-{seed}"
+                resume = config.resume and (folder / "config.yaml").is_file()
+                name = f"actorq/{task}-curve-{PRESETS[arm]}"
+                train_actors(preset(name, seed, out=folder, progress=False, resume=resume))
+                curves[arm].append(curve(folder))
+                print(f"{task}, {arm}: {curves[arm][-1].final:.1f}", flush=True)
+    picture = draw_curves(config.out / "actor-curves.png", found)
+    return [curve_row(task, curves, picture.name) for task, curves in found.items()]
+
+
+def curve(folder: Path) -> Curve:
+    """Return the curve that a run of ``vinoreward actors`` has left."""
+    rows = [row for row in read_rows(folder) if row["kind"] in ("evaluation", "final")]
+    points = [row for row in rows if row["kind"] == "evaluation"]
+    return Curve(
+        np.array([row["step"] for row in points]),
+        np.array([row["full"]["mean"] for row in points]),
+        float(rows[-1]["full"]["mean"]),
+        float(rows[-1]["seconds"]),
+    )
+
+
+def curve_row(task: str, found: Curves, picture: str) -> Row:
+    """Return how much less return a policy has whose actors were INT8; every arm is in the note."""
+    eager, int8 = (np.array([one.final for one in found[arm]]) for arm in (EAGER, INT8))
+    lost = float(eager.mean() - int8.mean())
+    error = None
+    if len(eager) > 1:
+        error = math.sqrt((eager.var(ddof=1) + int8.var(ddof=1)) / len(eager))
+    values = {arm: [round(one.final, 1) for one in curves] for arm, curves in found.items()}
+    return mean_row(
+        "actor-curves",
+        f"D4PG on {task}, 2x256: mean return lost by INT8 actors, of {eager.mean():.0f}",
+        lost,
+        error,
+        "one standard error of the difference",
+        target="within one standard error",
+        met=None if error is None else lost <= error,
+        note=f"{find_task(task).title}, the policy of the learner, by seed: {values}; {picture}",
+        details={"seconds": {arm: [one.seconds for one in found[arm]] for arm in values}},
+    )
+
+
+def draw_curves(path: Path, found: Mapping[str, Curves]) -> Path:
+    """Draw return against steps: each training thinly, an arm's mean in bold."""
+    figure = new_figure(6.0 * len(found), 4.5)
+    for at, (task, arms) in enumerate(found.items(), 1):
+        axes = figure.add_subplot(1, len(found), at)
+        for arm, curves in arms.items():
+            for one in curves:
+                axes.plot(one.steps, one.returns, color=COLOURS[arm], alpha=0.3, linewidth=0.8)
+            grid = np.unique(np.concatenate([one.steps for one in curves]))
+            mean = np.mean([np.interp(grid, one.steps, one.returns) for one in curves], axis=0)
+            axes.plot(grid, mean, color=COLOURS[arm], linewidth=2.2, label=f"{arm}, mean")
+        axes.set(title=task, xlabel="environment steps", ylabel="return, greedy", ylim=(0, 1000))
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
+    return save_figure(figure, path)
