@@ -218,7 +218,7 @@ def draw(
     bound: float,
 ) -> None:
     """Draw the parts as one horizontal bar."""
-    figure = new_figure(9.0, 2.6)
+    figure = new_figure(9.0, 2.6, dpi=120)
     axes = figure.subplots()
     left = 0.0
     for index, (name, row) in enumerate(table.items()):
