@@ -52,7 +52,7 @@ def test_a_halved_network_fits_together(spec: PolicySpec) -> None:
 def test_every_precision_makes_a_policy(precision: str) -> None:
     arm = Arm("small", SMALL, "openvino", precision, batch=3)
     policy = policy_for(arm, 0)
-    assert policy.engine == "openvino"
+    assert policy.backend == "openvino"
     assert np.isfinite(forward(policy, observations(arm, 0))).all()
     assert policy.in_int8("dense0") == (precision == "int8")
 
