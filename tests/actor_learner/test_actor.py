@@ -130,7 +130,7 @@ class TestWhatIsStored:
 
 class TestWhichNetwork:
     def compressed(self, version: int) -> Policy:
-        return policy_of(CARTPOLE, version, seed=1000 + version).replace(engine="numpy")
+        return policy_of(CARTPOLE, version, seed=1000 + version).replace(backend="numpy")
 
     def test_full_precision_until_there_is_another(self) -> None:
         def begin(link: PlainLink) -> None:

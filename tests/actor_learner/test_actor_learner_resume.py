@@ -180,7 +180,7 @@ def test_a_chain_that_does_not_say_what_runs_it_is_run_as_the_rest(
 
     def watch(progress: Any) -> bool:
         compressed = training.policies()[1]
-        found.extend([] if compressed is None else [compressed.engine])
+        found.extend([] if compressed is None else [compressed.backend])
         return bool(found)
 
     training.learn(100_000, watch)

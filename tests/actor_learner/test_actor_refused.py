@@ -47,7 +47,7 @@ def nothing_left() -> Iterator[None]:
 
 def sound(version: int) -> Policy:
     """Compressed weights that can act, and are others than the learner's."""
-    return policy_of(NUMBERED, version, seed=1000 + version).replace(engine="numpy")
+    return policy_of(NUMBERED, version, seed=1000 + version).replace(backend="numpy")
 
 
 def overflowing(version: int) -> Policy:
@@ -124,7 +124,7 @@ class TestActor:
 
     @pytest.mark.parametrize("fault", ["weights", "engine"])
     def test_weights_that_cannot_be_loaded(self, fault: str) -> None:
-        broken = sound(0).replace(engine="unheard of")
+        broken = sound(0).replace(backend="unheard of")
         if fault == "weights":
             weights = dict(sound(0).float_parameters())
             weights["head.bias"] = np.full(2, np.nan, np.float32)

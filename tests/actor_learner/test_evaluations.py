@@ -81,7 +81,7 @@ def test_what_is_evaluated_is_one_version_in_both_forms(monkeypatch: pytest.Monk
     with Evaluator(CARTPOLE_ENV, "numpy") as evaluator:
         for one in found:
             assert one.pair.compressed is not None
-            pushed = learner.pushed[one.pair.full.version].replace(engine="numpy")
+            pushed = learner.pushed[one.pair.full.version].replace(backend="numpy")
             context = CompressionContext(teacher=pushed, observations=np.zeros((2, 4), np.float32))
             small = chain().compress(pushed, context)
             again = evaluator.pair(pushed, small, one.pair.seeds)

@@ -83,19 +83,19 @@ class TestActing:
                         one.rewards, one.observations[..., 0] + one.observations[..., 1] + 1
                     )
 
-    @pytest.mark.parametrize("engine_name", ["numpy", "openvino", "onnxruntime"])
-    def test_actors_never_import_torch(self, engine_name: str) -> None:
+    @pytest.mark.parametrize("backend", ["numpy", "openvino", "onnxruntime"])
+    def test_actors_never_import_torch(self, backend: str) -> None:
         """The environment looks at sys.modules inside the actor, and says so in its score."""
-        with started(config(engine=engine_name)) as engine:
+        with started(config(backend=backend)) as engine:
             episodes = until(lambda: engine.messages().episodes, engine)
         assert {(actor, episode.score) for actor, episode in episodes} == {(0, 0.0)}
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("engine_name", ["numpy", "openvino"])
-    def test_log_mu_with_real_weights(self, engine_name: str) -> None:
+    @pytest.mark.parametrize("backend", ["numpy", "openvino"])
+    def test_log_mu_with_real_weights(self, backend: str) -> None:
         """While weights change all the time under the actor's hands."""
         policies = {version: random_policy(CARTPOLE, version) for version in range(31)}
-        told = config(CARTPOLE, "CartPole-v1", engine=engine_name, steps=8)
+        told = config(CARTPOLE, "CartPole-v1", backend=backend, steps=8)
         with started(told, ActorSettings(pull_period=3)) as engine:
             seen: set[int] = set()
             for version in range(1, 31):
@@ -123,7 +123,7 @@ class TestActing:
             spec,
             "faulty_environments:Blinking",
             environments=2,
-            engine="openvino",
+            backend="openvino",
             chain=CompressorChain().add(Quantize("int8")).add(Compile("openvino")),
         )
         with started(told) as engine:
@@ -143,7 +143,7 @@ class TestActing:
     def test_log_mu_of_the_compressed_network(self, stage: str) -> None:
         spec = mlp(4, 2, head="logits", hidden=(32, 32))
         chain = CompressorChain().add(Quantize(stage)).add(Compile("openvino"))
-        told = config(spec, "CartPole-v1", chain=chain, steps=8, engine="openvino")
+        told = config(spec, "CartPole-v1", chain=chain, steps=8, backend="openvino")
         settings = ActorSettings(bits=8 if stage == "int8" else 4, pull_period=1)
         with started(told, settings) as engine:
             compressed = until(engine.compressed_policy, engine)
@@ -165,7 +165,7 @@ class TestActing:
         chain = CompressorChain().add(Distill(1, student=student, cold_steps=1))
         if compiled:
             chain.add(Quantize("int8")).add(Compile("onnxruntime", blob=True))
-        with started(config(chain=chain, engine="onnxruntime")) as engine:
+        with started(config(chain=chain, backend="onnxruntime")) as engine:
             made = until(lambda: engine.compressed_policy() or engine.messages().compressor, engine)
             assert isinstance(made, Policy), made
             assert made.spec == student and (made.blob is not None) == compiled

@@ -300,7 +300,7 @@ class TestCompression:
     def test_actors_act_with_what_the_compressor_made(self, name: str) -> None:
         spec = mlp(4, 2, head="logits", hidden=(32, 32))
         chain = CompressorChain().add(Quantize("int8")).add(Compile("openvino"))
-        told = config(spec, "CartPole-v1", chain=chain, engine="openvino", steps=8)
+        told = config(spec, "CartPole-v1", chain=chain, backend="openvino", steps=8)
         with started(name, told, ActorSettings(pull_period=1)) as engine:
             for version in (0, 1):
                 if version:
@@ -321,7 +321,7 @@ class TestCompression:
                 )
                 outputs = forward(compressed, one.observations[:, 0])
                 np.testing.assert_allclose(one.behaviour[:, 0], outputs, rtol=1e-3, atol=1e-3)
-            assert compressed.engine == "openvino"
+            assert compressed.backend == "openvino"
             reports = until(lambda: engine.messages().compressor, engine)
             assert all("error" not in report for report in reports)
 

@@ -27,9 +27,9 @@ from vinoreward.policies.wire import decode, encode, lowered, wire_bytes
 
 
 def same(one: Policy, two: Policy) -> None:
-    assert (one.spec, one.engine, one.version, one.blob) == (
+    assert (one.spec, one.backend, one.version, one.blob) == (
         two.spec,
-        two.engine,
+        two.backend,
         two.version,
         two.blob,
     )
@@ -50,7 +50,7 @@ def same(one: Policy, two: Policy) -> None:
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("spec", [SMALL, PICTURES], ids=["mlp", "conv"])
 def test_a_policy_crosses_bit_for_bit_in_the_promised_bytes(spec: PolicySpec, bits: int) -> None:
-    policy = random_policy(spec, 5).replace(version=12, engine="openvino")
+    policy = random_policy(spec, 5).replace(version=12, backend="openvino")
     sent = encode(policy, bits=bits)
     same(decode(sent.header, sent.payload()), lowered(policy, bits))
     assert sent.nbytes - len(sent.header) == wire_bytes(spec, bits)

@@ -66,7 +66,7 @@ def config(
         ActorConfig(
             EnvironmentSpec(environment, kwargs or {}),
             spec,
-            engine=actor.pop("engine", "numpy"),
+            backend=actor.pop("backend", "numpy"),
             environments=environments,
             steps=steps,
             actors=actors,

@@ -127,7 +127,7 @@ def acted(
     told = ActorConfig(
         environment=made,
         policy=spec,
-        engine=config.pop("engine", "numpy"),
+        backend=config.pop("backend", "numpy"),
         environments=environments,
         steps=steps,
         **config,

@@ -74,7 +74,7 @@ def test_a_training_with_compression(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert row["full"]["version"] == row["compressed"]["version"]
         assert len(row["full"]["returns"]) == len(row["compressed"]["returns"]) == 2
     small = load_policy(out / "compressed.json")
-    assert small.spec.layers[0].outputs == 16 and small.engine == "openvino"  # type: ignore[union-attr]
+    assert small.spec.layers[0].outputs == 16 and small.backend == "openvino"  # type: ignore[union-attr]
     trained = rows_of(out, "train")
     assert trained[-1]["setting"]["sparsity"] == 0.5
     assert any(row["learner"]["compressed_share"] > 0.9 for row in trained)

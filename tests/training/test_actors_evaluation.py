@@ -39,14 +39,14 @@ from vinoreward_training.tasks.networks import network
 @pytest.mark.parametrize("quantized", [False, True])
 def test_a_policy_comes_back_as_it_was(tmp_path: Path, quantized: bool) -> None:
     policy = random_policy(mlp(4, 2, head="logits", hidden=(8, 8), value=True), 3)
-    policy = policy.replace(version=17, engine="openvino")
+    policy = policy.replace(version=17, backend="openvino")
     if quantized:
         some = {"dense1.weight": quantize_array(policy.float_parameters()["dense1.weight"], 5)}
         policy = policy.replace(parameters={**policy.parameters, **some})
     path = save_policy(tmp_path, policy)
     found = load_policy(tmp_path)
     assert path.name == "policy.json" and load_policy(path).spec == policy.spec
-    assert (found.spec, found.version, found.engine) == (policy.spec, 17, "openvino")
+    assert (found.spec, found.version, found.backend) == (policy.spec, 17, "openvino")
     for name, value in policy.float_parameters().items():
         np.testing.assert_array_equal(found.float_parameters()[name], value)
 

@@ -213,7 +213,7 @@ class Loop:
         if pushed.bits == FULL_BITS:
             return None
         made = lowered(pushed.policy, pushed.bits)
-        return made.replace(engine=self._config.compressed_backend)
+        return made.replace(backend=self._config.compressed_backend)
 
     def _last_policies(self, check: Check) -> tuple[Policy, Policy | None]:
         found = self.policies(LAST_TIMEOUT)
