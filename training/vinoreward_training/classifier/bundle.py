@@ -82,7 +82,6 @@ def _evaluate(
     The dead-camera frames ``dead`` of (validation, test) are counted apart: among the failures they
     would dilute the false-positive rate, as they are easy. They only raise the threshold.
     """
-
     _, validation, test = parts
     labels = dataset.labels
     heat = temperature(logits[validation], labels[validation])

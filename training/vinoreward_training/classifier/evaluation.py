@@ -108,7 +108,6 @@ class Rates:
 
 def rates(decisions: npt.NDArray[np.bool_], labels: Labels) -> Rates:
     """Count decisions (N,) bool against labels (N,) with 1 = success."""
-
     success = labels == 1
     tp, fp = int((decisions & success).sum()), int((decisions & ~success).sum())
     fn, tn = int((~decisions & success).sum()), int((~decisions & ~success).sum())
@@ -232,7 +231,6 @@ def judge(
             validation successes are claimed.
         falling: whether the validation loss was still falling when training ended.
     """
-
     positives = test.true_positives + test.false_negatives
     negatives = test.false_positives + test.true_negatives
     found, needed = chosen.negative_episodes, negatives_needed(chosen.target_fpr)

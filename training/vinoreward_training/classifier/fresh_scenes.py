@@ -32,7 +32,6 @@ def category_of(index: int) -> str:
 
 def fresh_frames(count: int, seed: int, *, camera: CameraSpec | None = None) -> list[HoverFrame]:
     """Draw scenes for evaluation, with their places; the same as :func:`fresh_scenes`."""
-
     scene = HoverScene(camera=camera or CameraSpec())
     try:
         frames = []

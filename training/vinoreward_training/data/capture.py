@@ -46,7 +46,6 @@ def _hover(
     config: CaptureConfig, scene: Any, env: Any, spec: Mapping[str, Any], table: Table
 ) -> Iterator[int]:
     """Place arm and object in a scene, or in an environment that has one."""
-
     done = {int(row["episode"]) for row in table.rows.values()}
     for index in range(config.frames):
         if index in done:
@@ -88,12 +87,10 @@ def _played(config: CaptureConfig, env: Any, truth: Truth, table: Table) -> Iter
 
 def article_camera(renderer: Literal["fast", "tiny"] = "fast") -> CameraSpec:
     """Return the camera of the article's setting: 960x720, full meshes."""
-
     return CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer=renderer, mesh="full")
 
 
 def _size(config: CaptureConfig) -> tuple[int, int]:
-
     return config.height or PICTURE_HEIGHT, config.width or PICTURE_WIDTH
 
 
@@ -141,7 +138,6 @@ def _make(config: CaptureConfig) -> Any:
 
 def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     """Return (scene or None, environment or None, what draws the pictures)."""
-
     env = _make(config)
     if config.fidelity == "article":
         env.close()
@@ -290,7 +286,6 @@ def run(config: CaptureConfig) -> int:
 
 def _summary(config: CaptureConfig, table: Table) -> str:
     """Return what was captured, and the error rate that it can support."""
-
     free = shutil.disk_usage(config.out).free / 1e9
     episodes = table.episodes("failure")
     deciding = round(HELD_OUT_SHARES[0] * episodes)

@@ -79,7 +79,6 @@ def export_encoder(encoder: nn.Module, path: Path, images: npt.NDArray[np.uint8]
 
 def export_decoder(decoder: nn.Module, path: Path, latent_size: int) -> None:
     """Write the decoder as ONNX: ``latent`` (N, D) float32 to ``pictures`` (N, 3, H, W), 0 to 1."""
-
     decoder = decoder.to(memory_format=torch.contiguous_format).eval()
     with atomic_path(path) as part, quiet_exporter(), torch.no_grad():
         torch.onnx.export(

@@ -125,7 +125,6 @@ def with_measured_bounds(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Bun
     Raises:
         ConfigError: the bundle is not of an encoder.
     """
-
     encoding, size = bundle.spec.encoding, bundle.spec.latent_size
     if encoding is None or size is None:
         raise ConfigError(f"{bundle.path} is of kind {bundle.spec.kind}. Expected an encoder.")
@@ -156,7 +155,6 @@ def _from_there(bundle: Bundle, pictures: Path) -> Bundle:
 
 def _typical(config: ImportEncoderConfig, bundle: Bundle) -> npt.NDArray[np.uint8]:
     """Return typical pictures (N, h, w, 3) uint8; the bundle crops and resizes them."""
-
     picture = bundle.spec.picture
     # A few as they are, to see their size; many large ones would fill the memory.
     few = load_frames(config.pictures, limit=LOWEST_COUNT).images
@@ -195,7 +193,6 @@ def _check_aspect(
 
 def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
     """Return the bundle in memory; a module is exported to ``onnx_path``."""
-
     facts: dict[str, Any] = {
         "posterior": config.posterior,
         "latent_size": config.latent,

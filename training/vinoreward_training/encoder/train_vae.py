@@ -80,7 +80,6 @@ def _train(
 
 def run(config: TrainVaeConfig) -> int:
     """Collect frames, train, measure, export and save the bundle; return 0."""
-
     config = resumed(config)
     _check(config)
     env = str(config.env or "")

@@ -85,7 +85,6 @@ class Moment:
 
 def rate(successes: int, trials: int, confidence: float = 0.95) -> Rate:
     """Return a rate with its two-sided Clopper-Pearson interval."""
-
     low, high = clopper_pearson(successes, trials, confidence)
     return Rate(successes, trials, float(low), float(high))
 

@@ -160,7 +160,6 @@ def _make(config: TrainConfig) -> Any:
 
 
 def _say_policy(config: TrainConfig, env: gym.Env[Any, Any]) -> None:
-
     if config.encoder is not None:
         size = (env.observation_space.shape or (0,))[0]
         print(f"the policy sees {size} numbers of the encoder {config.encoder}")

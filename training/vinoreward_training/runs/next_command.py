@@ -96,7 +96,6 @@ def beside(folder: Path, word: str) -> Path:
 
 def after_capture(data: Path, failures: int) -> str:
     """Return the command that trains a classifier on a capture with so many failures."""
-
     supported = rate_supported(int(HELD * failures))
     rate = next((rate for rate in RATES if rate >= supported), RATES[-1])
     more = [] if rate == RATES[0] else ["--target-fpr", rate]

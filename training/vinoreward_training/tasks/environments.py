@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +111,6 @@ def has_own_reward(env_id: str) -> bool:
 
 def is_hover(spec: gym.envs.registration.EnvSpec) -> bool:
     """Say whether an environment is PandaHover, or of a class that is derived from it."""
-
     creator = _creator(spec)
     return isinstance(creator, type) and issubclass(creator, PandaHoverEnv)
 
@@ -209,58 +208,57 @@ def make_env(
         ModelNotFoundError: no such bundle.
         PictureMismatchError: bundle or encoder is for other pictures.
     """
-    if encoder is not None:
-        loaded = load_encoder(encoder, encoder_sha256)
-        return _encoded(
-            lambda mode: make_env(
-                env_id,
-                env_kwargs,
-                backend=backend,
-                bundle=bundle,
-                precision=precision,
-                wrap_bundle=wrap_bundle,
-                render_mode=mode,
-                accept_foreign_pictures=accept_foreign_pictures,
-                success_reward=success_reward,
-                step_reward=step_reward,
-            ),
-            render_mode,
-            loaded,
-            backend="openvino" if backend == "oracle" else backend,
-            precision=precision,
-            frame_stack=frame_stack,
-        )
-    if frame_stack != 1:
+    if frame_stack != 1 and encoder is None:
         raise ConfigError(
             f"found frame_stack={frame_stack} without an encoder. Expected 1, as the environment's "
             "own observation is used; add --encoder, or leave --frame-stack out."
         )
     arguments = {key: _tupled(value) for key, value in (env_kwargs or {}).items()}
-    if render_mode is not None:
-        arguments["render_mode"] = render_mode
-    if has_own_reward(env_id):
-        if bundle is not None:
-            arguments["bundle"] = bundle
-        if accept_foreign_pictures:
-            arguments["accept_foreign_pictures"] = True
-        return _made(env_id, {"backend": backend, "precision": precision, **arguments})
-    if not wrap_bundle:
-        return _made(env_id, arguments)
-    if bundle is None:
-        raise ConfigError(
-            f"{env_id} has no learned reward of its own and no bundle was named. Expected the name "
-            "or folder of a bundle to wrap it with; add --bundle."
+
+    def made(mode: str | None) -> gym.Env[Any, Any]:
+        given = arguments if mode is None else {**arguments, "render_mode": mode}
+        if has_own_reward(env_id):
+            own: dict[str, Any] = {} if bundle is None else {"bundle": bundle}
+            if accept_foreign_pictures:
+                own["accept_foreign_pictures"] = True
+            return _made(env_id, {"backend": backend, "precision": precision, **given, **own})
+        if not wrap_bundle:
+            return _made(env_id, given)
+        if bundle is None:
+            raise ConfigError(
+                f"{env_id} has no learned reward of its own and no bundle was named. Expected the "
+                "name or folder of a bundle to wrap it with; add --bundle."
+            )
+        return LearnedReward(
+            _made(env_id, {"render_mode": "rgb_array", **given}),
+            Path(bundle) if Path(bundle).exists() else bundle,
+            backend=backend,
+            precision=precision,
+            success_reward=success_reward,
+            step_reward=step_reward,
         )
 
-    arguments.setdefault("render_mode", "rgb_array")
-    return LearnedReward(
-        _made(env_id, arguments),
-        Path(bundle) if Path(bundle).exists() else bundle,
-        backend=backend,
-        precision=precision,
-        success_reward=success_reward,
-        step_reward=step_reward,
-    )
+    if encoder is None:
+        return made(render_mode)
+    loaded = load_encoder(encoder, encoder_sha256)
+    env = made(render_mode)
+    try:
+        if env.render_mode is None and default_source(env.observation_space, "rgb_array") == (
+            "render"
+        ):
+            # Its observation is no picture, so it has to render one.
+            env.close()
+            env = made("rgb_array")
+        return EncodedObservation(
+            env,
+            loaded,
+            backend="openvino" if backend == "oracle" else backend,
+            precision=precision,
+            frame_stack=frame_stack,
+        )
+    except VinorewardError:
+        env.close()
+        raise
 
 
 def network_sha256(bundle: Bundle) -> str | None:
@@ -281,7 +279,6 @@ def load_encoder(path_or_name: str, sha256: str | None = None) -> Bundle:
         BundleError: it is damaged.
         ConfigError: its network has another hash than ``sha256``.
     """
-
     bundle = Bundle.load(path_or_name)
     found = network_sha256(bundle)
     if sha256 is not None and found != sha256:
@@ -291,32 +288,6 @@ def load_encoder(path_or_name: str, sha256: str | None = None) -> Bundle:
             "latent means nothing to it; name that one with --encoder, or train anew."
         )
     return bundle
-
-
-def _encoded(
-    make: Callable[[str | None], gym.Env[Any, Any]],
-    render_mode: str | None,
-    encoder: Bundle,
-    *,
-    backend: str,
-    precision: str,
-    frame_stack: int,
-) -> gym.Env[Any, Any]:
-    """Wrap what ``make`` returns; let it render where its observation is no picture."""
-
-    env = make(render_mode)
-    try:
-        if env.render_mode is None and default_source(env.observation_space, "rgb_array") == (
-            "render"
-        ):
-            env.close()
-            env = make("rgb_array")
-        return EncodedObservation(
-            env, encoder, backend=backend, precision=precision, frame_stack=frame_stack
-        )
-    except VinorewardError:
-        env.close()
-        raise
 
 
 def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:

@@ -35,6 +35,8 @@ PICTURE_CURE = (
 """What to do about pictures of another shape: the end of a sentence."""
 _OURS = ("normalise_actions", "rescale_observations", "max_steps", "render_mode")
 """Options of :func:`make_task` that the environment itself does not get."""
+# The checker looks at a first step only, but stays in the way of all others.
+_UNCHECKED = {"disable_env_checker": True}
 
 
 def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
@@ -162,46 +164,34 @@ def _whole(value: object) -> bool:
 def _made(
     task: Task, max_steps: int | None, render_mode: str | None, options: Mapping[str, Any]
 ) -> Env:
+    """Make an environment of a suite, with errors that name the task."""
     with failures_told(
         f"an environment of {task.name} cannot be made",
         "one that can; mend it, or change its options",
     ):
-        return _of_suite(task, max_steps, render_mode, options)
-
-
-def _of_suite(
-    task: Task, max_steps: int | None, render_mode: str | None, options: Mapping[str, Any]
-) -> Env:
-    if task.suite == "gym":
-        steps = max_steps or task.max_steps or None
-        return _gymnasium(task.source, steps, render_mode=render_mode, **options)
-    env: Env
-    try:
-        if task.suite == "dm_control":
-            domain, _, part = task.source.partition("-")
-            env = DmControlEnv(domain, part, render_mode=render_mode, **options)
-        elif task.suite == "atari":
-            env = AtariEnv(task.source, render_mode=render_mode, **options)
-        else:
-            env = _gymnasium(task.source, None, render_mode=render_mode, **options)
-    except TypeError as error:
-        raise ConfigError(
-            f"{task.name} does not take these options: {error}. Expected those that its class "
-            "documents."
-        ) from error
-    if max_steps is not None and max_steps < task.max_steps:
-        env = TimeLimit(env, max_steps)
-    return env
-
-
-def _gymnasium(
-    env_id: str, max_steps: int | None, render_mode: str | None = None, **options: Any
-) -> Env:
-
-    limit = {} if max_steps is None else {"max_episode_steps": max_steps}
-    # The checker looks at a first step only, but stays in the way of all others.
-    options = {**options, **limit, "disable_env_checker": True}
-    return make_env(env_id, options, render_mode=render_mode)
+        if task.suite == "gym":
+            steps = max_steps or task.max_steps or None
+            limit = {} if steps is None else {"max_episode_steps": steps}
+            return make_env(
+                task.source, {**options, **limit, **_UNCHECKED}, render_mode=render_mode
+            )
+        env: Env
+        try:
+            if task.suite == "dm_control":
+                domain, _, part = task.source.partition("-")
+                env = DmControlEnv(domain, part, render_mode=render_mode, **options)
+            elif task.suite == "atari":
+                env = AtariEnv(task.source, render_mode=render_mode, **options)
+            else:
+                env = make_env(task.source, {**options, **_UNCHECKED}, render_mode=render_mode)
+        except TypeError as error:
+            raise ConfigError(
+                f"{task.name} does not take these options: {error}. Expected those that its class "
+                "documents."
+            ) from error
+        if max_steps is not None and max_steps < task.max_steps:
+            env = TimeLimit(env, max_steps)
+        return env
 
 
 def _flat(env: Env, name: str) -> Env:

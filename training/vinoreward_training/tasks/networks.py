@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args
 
@@ -30,22 +29,15 @@ from vinoreward_training.tasks.table import Task
 PICTURE = (4, 84, 84)
 
 
-@dataclass(frozen=True)
-class _Convolutional:
-    """Layers as (channels, kernel, stride), then the width of the dense layer."""
-
-    convolutions: tuple[tuple[int, int, int], ...]
-    dense: int
-
-
-# The table gives kernels and no strides: those are Mnih et al.'s for the same kernels.
-_CONVOLUTIONAL: Mapping[str, _Convolutional] = MappingProxyType(
+# Layers as (channels, kernel, stride), then the width of the dense layer. The table gives kernels
+# and no strides: those are Mnih et al.'s for the same kernels.
+_CONVOLUTIONAL: Mapping[str, tuple[tuple[tuple[int, int, int], ...], int]] = MappingProxyType(
     {
-        "original": _Convolutional(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 2048),
-        "net1": _Convolutional(((16, 8, 4), (32, 4, 2)), 256),
-        "net2": _Convolutional(((8, 8, 4), (16, 4, 2)), 128),
-        "net3": _Convolutional(((4, 8, 4), (4, 4, 2)), 32),
-        "nature": _Convolutional(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
+        "original": (((32, 8, 4), (64, 4, 2), (64, 3, 1)), 2048),
+        "net1": (((16, 8, 4), (32, 4, 2)), 256),
+        "net2": (((8, 8, 4), (16, 4, 2)), 128),
+        "net3": (((4, 8, 4), (4, 4, 2)), 32),
+        "nature": (((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512),
     }
 )
 NETWORKS = ("3x2048", "2x256", *_CONVOLUTIONAL)
@@ -159,24 +151,24 @@ def _convolutional(
             f"the network {name} was asked for on {task.name}, whose observations have the shape "
             f"{task.observation_shape}. Expected {PICTURE} pictures; {cure}."
         )
-    plan = _CONVOLUTIONAL[name]
+    convolutions, dense = _CONVOLUTIONAL[name]
     layers: list[Layer] = []
     channels, _, side = PICTURE
-    for number, (outputs, kernel, stride) in enumerate(plan.convolutions):
+    for number, (outputs, kernel, stride) in enumerate(convolutions):
         layers.append(Conv(f"conv{number}", channels, outputs, kernel, stride, activation))
         channels, side = outputs, (side - kernel) // stride + 1
     outputs = task.actions * (2 if head == "tanh_gaussian" else 1)
     layers += [
         Flatten(),
-        Dense("dense0", channels * side**2, plan.dense, activation),
-        Dense("head", plan.dense, outputs),
+        Dense("dense0", channels * side**2, dense, activation),
+        Dense("head", dense, outputs),
     ]
     return PolicySpec(
         observation_shape=PICTURE,
         layers=tuple(layers),
         head=head,
         actions=task.actions,
-        value=Dense("value", plan.dense, 1) if value else None,
+        value=Dense("value", dense, 1) if value else None,
         observation_dtype="uint8",
         scale=1 / 255,
     )

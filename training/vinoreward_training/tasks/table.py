@@ -81,6 +81,16 @@ def _control(
     )
 
 
+def _gym(
+    name: str, title: str, sizes: tuple[int, int], steps: int, threshold: float, *paper: float
+) -> Task:
+    """Return a task of Gymnasium's classic control."""
+    shape, source, result = (sizes[0],), name.replace("Pole-v0", "Pole-v1"), PaperResult(*paper)
+    return Task(
+        name, "gym", source, shape, sizes[1], True, steps, "3x2048", threshold, result, title
+    )
+
+
 def _game(name: str, actions: int, score: float | None = None) -> Task:
     """Return a game; it is truncated after 108000 frames, four to a step."""
     paper = None if score is None else PaperResult(score)
@@ -104,45 +114,11 @@ ACTORQ = (
     _control("humanoid-stand", "Humanoid Stand", (67, 21), 884.89, 13964.92, 9302.82, 1.51),
     _control("humanoid-walk", "Humanoid Walk", (67, 21), 649.91, 17990.66, 6223.35, 2.89),
     # CartPole-v1 cut at 200 steps is CartPole-v0, which Gymnasium warns of.
-    Task(
-        "CartPole-v0",
-        "gym",
-        "CartPole-v1",
-        (4,),
-        2,
-        True,
-        200,
-        "3x2048",
-        195.0,
-        PaperResult(198.22, 963.67, 260.10, 3.70),
-        "Cartpole (Gym)",
+    _gym("CartPole-v0", "Cartpole (Gym)", (4, 2), 200, 195.0, 198.22, 963.67, 260.10, 3.70),
+    _gym(
+        "MountainCar-v0", "Mountain Car (Gym)", (2, 3), 200, -110.0, -120.62, 2861.80, 1284.32, 2.22
     ),
-    Task(
-        "MountainCar-v0",
-        "gym",
-        "MountainCar-v0",
-        (2,),
-        3,
-        True,
-        200,
-        "3x2048",
-        -110.0,
-        PaperResult(-120.62, 2861.80, 1284.32, 2.22),
-        "Mountain Car (Gym)",
-    ),
-    Task(
-        "Acrobot-v1",
-        "gym",
-        "Acrobot-v1",
-        (6,),
-        3,
-        True,
-        500,
-        "3x2048",
-        -100.0,
-        PaperResult(-107.45, 912.24, 168.44, 5.41),
-        "Acrobot (Gym)",
-    ),
+    _gym("Acrobot-v1", "Acrobot (Gym)", (6, 3), 500, -100.0, -107.45, 912.24, 168.44, 5.41),
 )
 """The eleven of ActorQ's table, in its order."""
 
