@@ -302,10 +302,7 @@ def load_backend(
         name: ``"openvino"``, ``"onnxruntime"``, ``"torch"``, or one that another package registers
             in the entry-point group ``vinoreward.backends``.
         spec: the network.
-        device: device name, in capitals (``"CPU"``).
-        precision: ``"fp32"``, ``"bf16"`` or ``"int8"``.
-        threads: threads that one inference may use.
-        cache_dir: folder for compiled models (OpenVINO only); ``None`` keeps none.
+        device, precision, threads, cache_dir: as :class:`Backend` has them.
 
     Raises:
         UnknownBackendError: no backend of that name.

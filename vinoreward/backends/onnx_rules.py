@@ -44,10 +44,6 @@ def _same(call: Call) -> list[Value]:
     return [Value(call[0].shape)]
 
 
-def _truth(call: Call) -> list[Value]:
-    return [Value(call[0].shape, kind=BOOL)]
-
-
 def _normalized_by_channel(call: Call) -> list[Value]:
     """Batch, instance and group normalization."""
     call.fixed("training_mode", 0)
@@ -70,11 +66,6 @@ def _summed_up(call: Call) -> list[Value]:
     (axis,) = call.sizes(1)
     place_of(axis, len(call[0].shape))
     return [Value(call[0].shape)]
-
-
-def _compared(call: Call) -> list[Value]:
-    (result,) = broadcast(call)
-    return [Value(result.shape, kind=BOOL)]
 
 
 def _calculated(function: Callable[..., Any], kind: int = 0) -> Rule:
@@ -378,8 +369,8 @@ RULES: dict[str, Rule] = {
     **SHAPE_RULES,
     **dict.fromkeys(_ELEMENTWISE, _same),
     **dict.fromkeys(("Mean", "Pow"), broadcast),
-    **dict.fromkeys(("And", "GreaterOrEqual", "LessOrEqual", "Or", "Xor"), _compared),
-    **dict.fromkeys(("IsInf", "IsNaN"), _truth),
+    **dict.fromkeys(("And", "GreaterOrEqual", "LessOrEqual", "Or", "Xor"), _as(BOOL, broadcast)),
+    **dict.fromkeys(("IsInf", "IsNaN"), _as(BOOL, passed)),
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _quantized),
     **dict.fromkeys(("Conv", "QLinearConv"), _convolution),
     **dict.fromkeys(("MatMul", "QLinearMatMul"), _matmul),

@@ -89,12 +89,7 @@ class Bundle(FromOthers):
         Raises:
             BundleError: the bundle is not saved.
         """
-        if not self.saved:
-            raise BundleError(
-                f"the bundle of {self.path} is not saved, so it has no hash. Expected a bundle's "
-                "folder; write one with bundle.save(path, golden_images)."
-            )
-        return hash_of(inside(self.path, SPEC_FILE))
+        return hash_of(self._file(SPEC_FILE, "hash"))
 
     def recipe(self) -> str | dict[str, Any]:
         """Return plain JSON from which :meth:`from_recipe` makes this bundle again.
@@ -148,12 +143,15 @@ class Bundle(FromOthers):
         Raises:
             BundleError: the bundle has none, or they cannot be read.
         """
+        return read_golden(self._file("golden.npz", "golden frames"), self.spec)
+
+    def _file(self, name: str, what: str) -> Path:
         if not self.saved:
             raise BundleError(
-                f"the bundle of {self.path} is not saved, so it has no golden frames. Expected a "
-                "bundle's folder; write one with bundle.save(path, golden_images)."
+                f"the bundle of {self.path} is not saved, so it has no {what}. Expected a bundle's "
+                "folder; write one with bundle.save(path, golden_images)."
             )
-        return read_golden(inside(self.path, "golden.npz"), self.spec)
+        return inside(self.path, name)
 
     def resolve_precision(self, backend: str, precision: str = "auto") -> str:
         """Return the precision that is meant: ``"fp32"``, ``"bf16"`` or ``"int8"``.

@@ -95,12 +95,13 @@ def read_golden(path: Path, spec: BundleSpec) -> Golden:
     """
     try:
         data = read_bytes(path, spec.files.get(path.name), MAX_GOLDEN_BYTES)
-    except ModelCorruptError as error:
-        raise _unreadable(path, error) from error
-    try:
         arrays = read_npz(data, MAX_GOLDEN_BYTES)
     except ModelCorruptError as error:
-        raise _unreadable(path, error) from error
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise BundleError(
+            f"{path} cannot be read: {reason}. Expected arrays without pickled objects, as "
+            "save_bundle writes them; save the bundle again."
+        ) from error
     unknown = set(arrays) - {"images", "logits", "logits_int8"}
     if unknown or not {"images", "logits"} <= set(arrays):
         shown = ", ".join(repr(name[:40]) for name in sorted(arrays)[:5])
@@ -127,14 +128,15 @@ def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
     if backend.precision == "int8" and golden.logits_int8 is not None:
         expected = golden.logits_int8
     exact = backend.precision == "fp32"
+    limit = _tolerance(expected, spec, exact)
     found = backend.infer(golden.images)
-    if _close(found, expected, spec, exact).all():
+    off = _distance(found, expected, spec, exact)
+    if (off <= limit).all():
         return
-    error = _distance(found, expected, spec, exact)
-    frame = int(np.argmax(error))
+    frame = int(np.argmax(off))
     # A swap is the commonest cause and the only one that can be proved by trying.
     swapped = backend.infer(np.ascontiguousarray(golden.images[..., ::-1]))
-    if _close(swapped, expected, spec, exact).all():
+    if (_distance(swapped, expected, spec, exact) <= limit).all():
         cause = "red and blue are swapped: with the other colour order the outputs are right"
     elif backend.precision == "int8":
         cause = (
@@ -149,8 +151,8 @@ def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
     raise BundleParityError(
         f"golden frame {frame} of the bundle {spec.name!r} gives {_row(found[frame])} on "
         f"{backend.name} ({backend.device}, {backend.precision}). Expected {_row(expected[frame])} "
-        f"as recorded, within {_limit(expected, spec, exact)}; "
-        f"{int((~_close(found, expected, spec, exact)).sum())} of {len(found)} frames differ. "
+        f"as recorded, within {_shown(limit, spec, exact)}; {int((off > limit).sum())} of "
+        f"{len(found)} frames differ. "
         f"Likely cause: {cause}."
     )
 
@@ -235,12 +237,6 @@ def _distance(
     return largest
 
 
-def _close(
-    found: NDArray[np.float32], expected: NDArray[np.float32], spec: BundleSpec, exact: bool
-) -> NDArray[np.bool_]:
-    return _distance(found, expected, spec, exact) <= _tolerance(expected, spec, exact)
-
-
 def _tolerance(expected: NDArray[np.float32], spec: BundleSpec, exact: bool) -> float:
     if spec.encoding is not None:
         return 1.0
@@ -249,7 +245,7 @@ def _tolerance(expected: NDArray[np.float32], spec: BundleSpec, exact: bool) -> 
     return INT8_TOLERANCE
 
 
-def _limit(expected: NDArray[np.float32], spec: BundleSpec, exact: bool) -> str:
+def _shown(limit: float, spec: BundleSpec, exact: bool) -> str:
     if spec.encoding is not None:
         share = f"{FLOAT_SHARE} of " if exact else ""
         return (
@@ -257,18 +253,9 @@ def _limit(expected: NDArray[np.float32], spec: BundleSpec, exact: bool) -> str:
             if spec.encoding.std is not None
             else f"{share}{RANGE_SHARE:.0%} of the vectors' range"
         )
-    limit = f"{_tolerance(expected, spec, exact):.3g}"
-    return f"{limit} {'of each output' if exact else 'in probability'}"
+    return f"{limit:.3g} {'of each output' if exact else 'in probability'}"
 
 
 def _row(values: NDArray[np.float32]) -> str:
     shown = ", ".join(f"{value:.4g}" for value in values[:8])
     return f"[{shown}{', …' if len(values) > 8 else ''}]"
-
-
-def _unreadable(path: Path, error: Exception) -> BundleError:
-    reason = " ".join(str(error).split())[:200].rstrip(".")
-    return BundleError(
-        f"{path} cannot be read: {reason}. Expected arrays without pickled objects, as "
-        "save_bundle writes them; save the bundle again."
-    )

@@ -32,10 +32,7 @@ class Runner(Closing):
 
     Args:
         bundle: a loaded bundle, the folder of one, or the name of an installed one.
-        backend: name of a registered backend.
-        device: device name of that backend.
-        precision: ``"auto"``, ``"fp32"``, ``"int8"``, …
-        threads: threads that one inference may use.
+        backend, device, precision, threads: as :meth:`Bundle.backend` has them.
 
     Raises:
         ConfigError: a bundle of another kind, or the backend cannot do what is asked.

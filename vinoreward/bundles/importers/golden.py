@@ -42,10 +42,14 @@ def check_golden(bundle: Bundle, golden: tuple[Any, Any]) -> None:
     encoding = spec.encoding
     if encoding is None:
         raise BundleError(f"{path} is described without an encoding. Expected an encoder.")
-    picture, expected = _picture(golden[0]), _vector(golden[1], encoding)
+    picture = golden[0] if isinstance(golden[0], np.ndarray) else read_picture(golden[0])
+    expected = _vector(golden[1], encoding)
 
     def run(described: BundleSpec, frame: NDArray[np.uint8]) -> NDArray[np.float64]:
-        return _run(dataclasses.replace(bundle, spec=described), frame, encoding)
+        own = dataclasses.replace(bundle, spec=described)
+        with own.backend("openvino", precision="fp32", verify=False) as backend:
+            outputs = backend.infer(np.ascontiguousarray(own.prepare(frame[None])))
+        return np.asarray(means(outputs, encoding)[0], np.float64)
 
     found = run(spec, picture)
     if _same(found, expected):
@@ -90,21 +94,9 @@ def _others(spec: BundleSpec) -> Iterator[tuple[str, BundleSpec]]:
                 yield " and ".join(told), dataclasses.replace(spec, picture=changed)
 
 
-def _run(bundle: Bundle, picture: NDArray[np.uint8], encoding: Encoding) -> NDArray[np.float64]:
-    with bundle.backend("openvino", precision="fp32", verify=False) as backend:
-        outputs = backend.infer(np.ascontiguousarray(bundle.prepare(picture[None])))
-    return np.asarray(means(outputs, encoding)[0], np.float64)
-
-
 def _same(found: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:
     limit = TOLERANCE * float(np.abs(expected).max()) + 1e-4
     return bool(np.abs(found - expected).max() <= limit)
-
-
-def _picture(given: Any) -> NDArray[np.uint8]:
-    if isinstance(given, np.ndarray):
-        return given
-    return read_picture(given)
 
 
 def _vector(given: Any, encoding: Encoding) -> NDArray[np.float64]:
