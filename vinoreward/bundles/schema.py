@@ -301,9 +301,10 @@ class BundleSpec(Described):
                 f"{where} has schema version {version}. Expected at most {SCHEMA_VERSION}, "
                 "the newest known here; upgrade vinoreward: pip install --upgrade vinoreward"
             )
-        found = cls.arguments(value, where)
         try:
-            return cls(**found)
+            if version is not None and type(version) is not int:  # before its keys are judged
+                wrong("schema_version", version, "a whole number")
+            return cls(**cls.arguments(value, "the description"))
         except BundleError as error:
             raise BundleError(f"{where}: {error}") from error
 
