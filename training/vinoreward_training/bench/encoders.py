@@ -263,7 +263,7 @@ def probe_rows(config: BenchConfig, bundle: Bundle) -> list[Row]:
                 target=PROBE_TARGET,
                 note=f"R2 {error.r2:.5f}; fitted on {error.fitted_on} other scenes; the mean "
                 f"place would be {error.chance_mm:.0f} mm off",
-                details=dict(error.as_dict()),
+                details=dataclasses.asdict(error),
             )
             for error in probe_errors(encoder.encode, fitted, fresh)
         ]

@@ -15,7 +15,6 @@ from vinoreward_training.data.capture_hover import HoverFrame, draw, take
 
 if TYPE_CHECKING:
     from vinoreward.rewards.classifier import Classifier
-    from vinoreward_envs.camera.spec import CameraSpec
 
 FRESH = 0xF4E5
 """Mixed into the seed, so that no capture's frame is drawn again whatever its seed."""

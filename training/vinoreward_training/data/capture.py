@@ -8,7 +8,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
@@ -22,9 +22,15 @@ from vinoreward_envs.scene.hover import HoverScene
 from vinoreward_training.configs.capture import CaptureConfig
 from vinoreward_training.data.capture_hover import hover_frame
 from vinoreward_training.data.capture_play import Balance, RandomPlay
-from vinoreward_training.data.capture_table import Table, make_row
 from vinoreward_training.data.dataset import HELD_OUT_SHARES
-from vinoreward_training.data.dataset_files import ABOUT, METADATA, read_about, read_table
+from vinoreward_training.data.dataset_files import (
+    ABOUT,
+    METADATA,
+    Table,
+    make_row,
+    read_about,
+    read_table,
+)
 from vinoreward_training.runs.next_command import actions_of, after_capture, again
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import resumed
@@ -35,9 +41,6 @@ from vinoreward_training.tasks.environments import (
     not_importable,
     takes_hover_arguments,
 )
-
-if TYPE_CHECKING:
-    from vinoreward_envs.camera.spec import CameraSpec
 
 FORMAT = "vinoreward image folder 1"
 
@@ -67,20 +70,11 @@ def _played(config: CaptureConfig, env: Any, truth: Truth, table: Table) -> Iter
     """Play at random; see :mod:`vinoreward_training.data.capture_play`."""
     from tqdm import tqdm
 
-    balance = Balance(
-        config.frames // 2,
-        config.frames - config.frames // 2,
-        config.per_episode,
-        table.count("success"),
-        table.count("failure"),
-    )
+    wins = config.frames // 2
+    kept = table.count("success"), table.count("failure")
+    balance = Balance(wins, config.frames - wins, config.per_episode, *kept)
     play = RandomPlay(
-        env,
-        config.env,
-        truth=truth,
-        seed=config.seed,
-        patience=config.patience,
-        say=tqdm.write,
+        env, config.env, truth=truth, seed=config.seed, patience=config.patience, say=tqdm.write
     )
     return play.fill(table, balance)
 
@@ -94,18 +88,6 @@ def _size(config: CaptureConfig) -> tuple[int, int]:
     return config.height or PICTURE_HEIGHT, config.width or PICTURE_WIDTH
 
 
-def _hover_options(config: CaptureConfig) -> dict[str, Any]:
-    """Return the arguments of PandaHover that were asked for."""
-    options: dict[str, Any] = {}
-    if config.height is not None or config.width is not None:
-        options["image_size"] = _size(config)
-    if config.renderer is not None:
-        options["camera"] = config.renderer
-    if config.mesh is not None:
-        options["mesh"] = config.mesh
-    return options
-
-
 def _make(config: CaptureConfig) -> Any:
     import gymnasium
     from gymnasium.error import Error
@@ -117,7 +99,9 @@ def _make(config: CaptureConfig) -> Any:
             importlib.import_module(package)
         spec = gymnasium.spec(name)
         if is_hover(spec):
-            options |= _hover_options(config)
+            size = None if config.height is config.width is None else _size(config)
+            asked = {"image_size": size, "camera": config.renderer, "mesh": config.mesh}
+            options |= {name: value for name, value in asked.items() if value is not None}
             if takes_hover_arguments(spec, "backend"):
                 options["backend"] = "oracle"  # it needs no bundle to take pictures
         elif config.fidelity is not None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.success import Truth
-from vinoreward_training.data.capture_table import Row, Table, make_row, save_picture
+from vinoreward_training.data.dataset_files import Row, Table, make_row, save_picture
 
 LONGEST = 10_000
 """Steps after which an episode that does not end is left."""

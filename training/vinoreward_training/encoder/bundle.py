@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +191,7 @@ def make_bundle(
         architecture=config.architecture,
         metrics={
             "held_out": found.held_out,
-            "probe": {error.name: error.as_dict() for error in found.errors},
+            "probe": {error.name: asdict(error) for error in found.errors},
             "export_difference": difference,
             "history": list(history),
         },

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,6 @@ from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.data.frames import LOWEST_COUNT, load_frames
 from vinoreward_training.encoder.bundle import bounds
 from vinoreward_training.runs.next_command import after_bundle, origin
-
-if TYPE_CHECKING:
-    from vinoreward.bundles.bundle import Bundle
 
 MAX_PICTURES = 500
 """On which the bounds of the latent are measured."""

@@ -8,7 +8,7 @@ ones. Pure functions of arrays.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +28,12 @@ class Probe:
     Attributes:
         weights: (D, P) float64.
         offset: (P,) float64.
+        fitted_on: frames that show the thing.
     """
 
     weights: npt.NDArray[np.float64]
     offset: npt.NDArray[np.float64]
+    fitted_on: int
 
     def predict(self, latents: Floats) -> npt.NDArray[np.float64]:
         """Return places (N, P) for latents (N, D)."""
@@ -61,49 +63,47 @@ class ProbeError:
     frames: int
     fitted_on: int
 
-    def as_dict(self) -> dict[str, float | int | str]:
-        """Return the attributes as plain data."""
-        return asdict(self)
-
 
 def fit_probe(latents: Floats, places: Floats) -> Probe:
     """Fit the least-squares linear map with an offset.
 
     Args:
         latents: (N, D).
-        places: (N, P), all finite.
+        places: (N, P) metres; NaN where the thing is absent, which is left out.
 
     Raises:
         DatasetError: fewer than D + 1 frames, which no linear map could be fitted to.
     """
-    count, size = latents.shape
+    shown = np.isfinite(places).all(1)
+    values, targets = latents[shown].astype(np.float64), places[shown].astype(np.float64)
+    count, size = values.shape
     if count <= size:
         raise DatasetError(
             f"a linear probe of {size} latent numbers was given {count} frames whose state is "
             f"known. Expected more than {size}; capture more frames."
         )
-    values, targets = latents.astype(np.float64), places.astype(np.float64)
     middle, target_middle = values.mean(0), targets.mean(0)
     # Columns of one size: a latent number that hardly moves must not be taken for rounding.
     spread = values.std(0)
     spread[spread == 0.0] = 1.0
     solution = np.linalg.lstsq((values - middle) / spread, targets - target_middle, rcond=1e-10)[0]
     weights = solution / spread[:, None]
-    return Probe(weights=weights, offset=target_middle - middle @ weights)
+    return Probe(weights, target_middle - middle @ weights, count)
 
 
 def judge_probe(probe: Probe, name: str, latents: Floats, places: Floats) -> ProbeError:
     """Compare what the probe reads from latents (N, D) with the true places (N, P) in metres.
 
     Raises:
-        DatasetError: there is no frame to judge on.
+        DatasetError: no frame shows the thing; its places are NaN where one does not.
     """
-    if len(places) == 0:
+    shown = np.isfinite(places).all(1)
+    truth = places[shown].astype(np.float64)
+    if len(truth) == 0:
         raise DatasetError(
             f"no held-out frame shows the {name}. Expected some; capture more frames."
         )
-    truth = places.astype(np.float64)
-    off = probe.predict(latents) - truth
+    off = probe.predict(latents[shown]) - truth
     spread = truth - truth.mean(0)
     distances = np.linalg.norm(off, axis=1) * MILLIMETRES
     variance = float((spread**2).sum())
@@ -114,7 +114,7 @@ def judge_probe(probe: Probe, name: str, latents: Floats, places: Floats) -> Pro
         p95_mm=float(np.quantile(distances, 0.95)),
         chance_mm=float(np.linalg.norm(spread, axis=1).mean()) * MILLIMETRES,
         frames=len(truth),
-        fitted_on=0,
+        fitted_on=probe.fitted_on,
     )
 
 
@@ -133,26 +133,6 @@ def probe_places(
         DatasetError: too few frames show a thing.
     """
     return [
-        judge_places(probe, name, latents, places[name], held, fitted_on)
-        for name, (probe, fitted_on) in fit_places(latents, places, train).items()
+        judge_probe(fit_probe(latents[train], truth[train]), name, latents[held], truth[held])
+        for name, truth in places.items()
     ]
-
-
-def fit_places(
-    latents: Floats, places: Mapping[str, Floats], train: Indices
-) -> dict[str, tuple[Probe, int]]:
-    """Return for each thing its probe and the number of training frames that show it."""
-    found = {}
-    for name, truth in places.items():
-        shown = train[np.isfinite(truth[train]).all(1)]
-        found[name] = (fit_probe(latents[shown], truth[shown]), len(shown))
-    return found
-
-
-def judge_places(
-    probe: Probe, name: str, latents: Floats, places: Floats, held: Indices, fitted_on: int
-) -> ProbeError:
-    """Judge a probe on those held-out frames that show the thing."""
-    shown = held[np.isfinite(places[held]).all(1)]
-    found = judge_probe(probe, name, latents[shown], places[shown])
-    return ProbeError(**{**asdict(found), "fitted_on": fitted_on})

@@ -11,9 +11,14 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward_training.configs.train_vae import TrainVaeConfig
 from vinoreward_training.data.dataset_files import Indices, say_parts
-from vinoreward_training.data.frames import Frames, check_size, load_frames, split_frames
+from vinoreward_training.data.frames import (
+    Frames,
+    check_size,
+    load_frames,
+    rollout_frames,
+    split_frames,
+)
 from vinoreward_training.encoder.bundle import make_bundle
-from vinoreward_training.encoder.rollout import rollout_frames
 from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_train
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import refuse, resumed

@@ -31,7 +31,7 @@ from vinoreward_training.data.dataset import SPLIT, load_dataset, split_by_episo
 from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.data.frames import load_frames, split_frames
 from vinoreward_training.encoder.card import with_int8
-from vinoreward_training.encoder.probe import fit_places, judge_places
+from vinoreward_training.encoder.probe import fit_probe, judge_probe
 from vinoreward_training.quantize.gate import (
     MAX_MOVED,
     UNITS,
@@ -208,16 +208,13 @@ def _encoder(config: QuantizeConfig, bundle: Bundle, encoding: Encoding) -> str:
     if frames.places:
         seen = bundle.prepare(frames.images[fitted])
         latents = means(outputs_of(network, BACKENDS[0], seen), encoding)
-        places = {name: value[fitted] for name, value in frames.places.items()}
-        probes = fit_places(latents, places, np.arange(len(fitted)))
+        probes = {name: fit_probe(latents, value[fitted]) for name, value in frames.places.items()}
 
     def probe_mm(outputs: Outputs) -> dict[str, float]:
-        latents, every = means(outputs, encoding), np.arange(len(held))
+        latents = means(outputs, encoding)
         return {
-            name: judge_places(
-                probe, name, latents, frames.places[name][held], every, count
-            ).mean_mm
-            for name, (probe, count) in probes.items()
+            name: judge_probe(probe, name, latents, frames.places[name][held]).mean_mm
+            for name, probe in probes.items()
         }
 
     fp32_mm, posterior = probe_mm(before), encoding.std is not None

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 
@@ -20,10 +20,6 @@ from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.learned_reward import LearnedReward
 from vinoreward.wrappers.sources import default_source
 from vinoreward_envs.panda_hover import PandaHoverEnv
-
-if TYPE_CHECKING:
-    from vinoreward.bundles.bundle import Bundle
-
 
 OURS = ("vinoreward", "vinoreward_envs", "vinoreward_training")
 _ID = re.compile(r"[\w:./-]+")
