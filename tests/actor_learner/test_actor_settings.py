@@ -78,7 +78,7 @@ class TestSettings:
         assert [off.enabled_at(version) for version in (3, 4, 5, 6)] == [True, True, False, False]
         assert controller.actor_settings(off, 9).since == 5
 
-    def test_compression_is_held_against_its_own_version(self) -> None:
+    def test_compression_is_compared_with_its_own_version(self) -> None:
         """And not only against the learner's present network, which has moved on."""
         learner = impala()
         monitor = Monitor([KL("max", "mu_pi", against="source"), KL("max", "mu_pi")])

@@ -74,7 +74,7 @@ def test_nothing_is_compiled_where_it_does_not_pay(
 
 def test_a_compiled_form_that_is_wanted_must_come() -> None:
     assert compiled(Compile("onnxruntime", blob=True), "int8").blob
-    with pytest.raises(OutputError, match="no compiled form"):
+    with pytest.raises(OutputError, match="no compiled model"):
         compiled(Compile("onnxruntime", blob=True), "int8", MLP)
     with pytest.raises(ConfigError, match="Expected one of"):
         Compile("tflite")
@@ -114,7 +114,7 @@ def test_outputs_that_are_not_finite_are_seen() -> None:
     assert not quality.finite
     assert quality.kl_max == np.inf
     assert quality.agreement == 0.0
-    with pytest.raises(InputError, match="finite numbers of the teacher"):
+    with pytest.raises(InputError, match="a finite teacher"):
         check_policy(policy, broken, observations_for(MLP))
     with pytest.raises(InputError, match="no observations"):
         check_policy(policy, policy, observations_for(MLP, 0))

@@ -41,14 +41,14 @@ from vinoreward.errors import ConfigError, InputError
     ("chain", "message"),
     [
         ([], "none at all"),
-        ([ImportanceSampling()], "No corrector of role 'target'.*NoCorrection"),
+        ([ImportanceSampling()], "no corrector of role 'target'.*NoCorrection"),
         ([VTrace(), VTrace(rho=2.0)], "both have the role 'target'"),
         ([VTrace(), NoCorrection()], "both have the role 'target'"),
         ([Retrace(), TreeBackup(), ImportanceSampling()], "both have the role 'target'"),
         ([VTrace(), ImportanceSampling(), ImportanceSampling(2.0)], "'policy_gradient'"),
-        ([VTrace(), ImportanceSampling(), Multiplying()], "correct what is corrected already"),
+        ([VTrace(), ImportanceSampling(), Multiplying()], "apply the ratio twice"),
         ([VTrace], r"Call it: VTrace\(\)"),
-        (["vtrace"], "'vtrace' is no corrector"),
+        (["vtrace"], "'vtrace' is not a corrector"),
         ([Broken("critic")], "has the role 'critic'"),
         ([Broken(None)], "has the role None"),
     ],
@@ -80,7 +80,7 @@ def test_the_target_comes_first():
 
 @pytest.mark.parametrize("corrector", [Retrace(), TreeBackup(), QLambda()], ids=str)
 def test_action_value_correctors_need_action_values(corrector):
-    with pytest.raises(ConfigError, match="Give q_values, or take VTrace"):
+    with pytest.raises(ConfigError, match="Pass q_values, or use VTrace"):
         Correction([corrector])(make_batch())
     with pytest.raises(ConfigError, match="corrects action values"):
         Correction([corrector], critic="v")
@@ -88,9 +88,9 @@ def test_action_value_correctors_need_action_values(corrector):
 
 
 def test_vtrace_is_refused_for_a_critic_of_action_values():
-    with pytest.raises(ConfigError, match=r"estimates action values.*Take Retrace"):
+    with pytest.raises(ConfigError, match=r"estimates action values.*Use Retrace"):
         Correction([VTrace()], critic="q")
-    with pytest.raises(ConfigError, match=r"estimates action values.*Take Retrace"):
+    with pytest.raises(ConfigError, match=r"estimates action values.*Use Retrace"):
         Correction([VTrace()])(make_batch(q=True))
     Correction([VTrace(), ImportanceSampling()], critic="v")
 
@@ -172,7 +172,7 @@ def test_a_batch_that_cannot_be_is_refused(changes, error, message):
 
 def test_tree_backup_refuses_densities():
     batch = make_batch(q=True, log_pi=np.full((5, 4), 0.7))
-    with pytest.raises(InputError, match=r"log_pi reaches 0\.7.*take Retrace"):
+    with pytest.raises(InputError, match=r"log_pi reaches 0\.7.*use Retrace"):
         Correction([TreeBackup()])(batch)
     # The rounding of a float32 log-softmax is no density, nor a probability above 1.
     rounded = make_batch(q=True, log_pi=np.full((5, 4), 1e-7, np.float32))

@@ -318,13 +318,13 @@ def test_the_full_policys_return_needs_no_pair_and_the_gap_does() -> None:
 
 def test_arrays_that_do_not_fit_are_refused_in_sentences() -> None:
     pi = outputs(LOGITS, 0)
-    with pytest.raises(InputError, match="given pi of shape"):
+    with pytest.raises(InputError, match="got pi of shape"):
         batch(LOGITS, pi[:, :2], pi)
     with pytest.raises(InputError, match="versions"):
         batch(LOGITS, pi, pi, versions=np.zeros(3, dtype=int))
     with pytest.raises(ConfigError, match="sigma above 0"):
         batch(TANH, outputs(TANH, 0), outputs(TANH, 0), exploration=Exploration())
-    with pytest.raises(InputError, match="one pair for each"):
+    with pytest.raises(InputError, match="one pair per environment seed"):
         PairedReturns(np.zeros(3), np.zeros(4))
     with pytest.raises(InputError, match="finite"):
         PairedReturns(np.zeros(3), np.full(3, np.nan))

@@ -5,8 +5,8 @@
     chain = CompressorChain().add(Prune(0.5)).add(Distill()).add(Quantize("int8"))
     small = chain.compress(policy, CompressionContext(policy, observations))
 
-Everything here is arithmetic on arrays; processes and memory are others' business. Only
-:class:`Distill` needs torch, and imports it when it is used.
+This package computes on arrays; it starts no processes and shares no memory. Only :class:`Distill`
+needs torch, which it imports on first use.
 """
 
 from vinoreward.compression.chain import CompressorChain

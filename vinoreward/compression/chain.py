@@ -18,7 +18,7 @@ class CompressorChain:
 
         CompressorChain().add(Prune(0.5)).add(Distill()).add(Quantize("int8"))
 
-    A chain without stages gives the policy back as it is.
+    An empty chain returns the policy unchanged.
     """
 
     def __init__(self) -> None:
@@ -26,40 +26,40 @@ class CompressorChain:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """In the order in which they run."""
+        """In the order of execution."""
         return tuple(self._stages)
 
     def add(self, stage: Stage) -> CompressorChain:
         """Append a stage and return the chain.
 
         Raises:
-            ConfigError: something that is no stage, or a stage that is in the chain already.
+            ConfigError: not a stage, or a stage that the chain already has.
         """
         if not isinstance(stage, Stage):
-            raise ConfigError(f"{stage!r} was added to a chain. Expected a Stage, made: Stage().")
+            raise ConfigError(f"{stage!r} is not a Stage. Expected an instance, such as Fuse().")
         if any(stage is other for other in self._stages):
             raise ConfigError(
-                f"{type(stage).__name__} was added twice. Expected another one: stages remember "
-                "what they did."
+                f"{type(stage).__name__} was added twice. Expected two instances: stages keep "
+                "state between pushes."
             )
         self._stages.append(stage)
         return self
 
     def check(self) -> None:
-        """Raise ConfigError unless the stages can follow each other as they do."""
+        """Raise ConfigError if the stages cannot follow each other in this order."""
         latest = 0
         for index, stage in enumerate(self._stages):
             if stage.phase is not None:
                 if stage.phase < latest:
                     raise ConfigError(
-                        f"{type(stage).__name__} comes after a stage that left it nothing to work "
-                        "on. Expected stages on float weights, then Quantize, then Compile."
+                        f"{type(stage).__name__} comes too late in the chain. Expected stages on "
+                        "float weights first, then Quantize, then Compile."
                     )
                 latest = stage.phase
             stage.check(self._stages[index + 1 :])
 
     def largest(self, spec: PolicySpec) -> PolicySpec:
-        """Return the largest network that may come out for one like ``spec``."""
+        """Return the largest network that the chain may make from one like ``spec``."""
         for stage in self._stages:
             spec = stage.largest(spec)
         return spec
@@ -68,15 +68,15 @@ class CompressorChain:
         """Run every stage.
 
         Args:
-            policy: what to compress, in full precision; the context's teacher, as a rule.
-            context: of this push. Its ``bits`` and ``sparsity`` are set first, if given.
+            policy: in full precision; usually the context's teacher.
+            context: of this push. Sets its ``bits`` and ``sparsity`` first, if given.
 
         Returns:
-            The compressed policy, of the teacher's version. It may share arrays with ``policy``:
-            copy it out before the memory of ``policy`` is given back.
+            The compressed policy with the teacher's version. It may share arrays with ``policy``:
+            copy it before you release the memory of ``policy``.
 
         Raises:
-            ConfigError: stages that cannot follow each other, or that do not fit the network.
+            ConfigError: stages in a wrong order, or that do not fit the network.
             InputError: weights that are NaN or infinite, before or after.
         """
         self.check()
@@ -93,26 +93,26 @@ class CompressorChain:
         return policy.replace(version=context.teacher.version)
 
     def parameters(self) -> dict[str, float]:
-        """Return every setting that may be changed while training runs, such as bits, sparsity."""
+        """Return all settings that may change during training, such as bits and sparsity."""
         found: dict[str, float] = {}
         for stage in self._stages:
             found |= stage.parameters()
         return found
 
     def safer(self) -> tuple[dict[str, Any], ...]:
-        """Return what a monitor may try before it stops compression, for ``default_monitor``.
+        """Return the safer settings for ``default_monitor``, to try before compression stops.
 
-        A smaller network without its quantization is nearer to the learner's and still faster than
-        that. Half precision, or weights alone in few bits, are not; for those there is nothing.
+        A smaller network without quantization is closer to the learner's and still faster. A
+        network of full size is not, so a chain that does not shrink it has no safer settings.
         """
         smaller = any(stage.shrinks for stage in self._stages)
         return ({"bits": None},) if smaller and "bits" in self.parameters() else ()
 
     def configure(self, **parameters: float) -> None:
-        """Change settings from the next push on; each goes to every stage that has it.
+        """Change settings from the next push on; sets each on every stage that has it.
 
         Raises:
-            ConfigError: a setting that no stage has, or a value that cannot work.
+            ConfigError: a setting that no stage has, or an invalid value.
         """
         for parameter, value in parameters.items():
             owners = [stage for stage in self._stages if parameter in stage.parameters()]
@@ -125,7 +125,7 @@ class CompressorChain:
                 stage.set_parameter(parameter, value)
 
     def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
-        """Return what the stages remember between pushes, as plain arrays and numbers."""
+        """Return the state of all stages as plain arrays and numbers."""
         return {
             f"{_place(index, stage)}.{key}": value
             for index, stage in enumerate(self._stages)
@@ -133,10 +133,10 @@ class CompressorChain:
         }
 
     def load_state(self, state: State) -> None:
-        """Continue from what :meth:`state` of a chain of the same stages gave.
+        """Restore what :meth:`state` of a chain of the same stages returned.
 
         Raises:
-            ConfigError: state of another chain.
+            ConfigError: the state is of another chain.
         """
         places = [_place(index, stage) for index, stage in enumerate(self._stages)]
         parts: dict[str, dict[str, npt.NDArray[Any] | int | float]] = {
@@ -146,8 +146,8 @@ class CompressorChain:
             place = next((place for place in places if name.startswith(f"{place}.")), None)
             if place is None:
                 raise ConfigError(
-                    f"the state has {name!r}, and the chain has the stages {places}. Expected "
-                    "state saved by a chain of the same stages."
+                    f"the saved state has {name!r}, but the chain's stages are {places}. Expected "
+                    "the state of a chain of the same stages."
                 )
             parts[place][name[len(place) + 1 :]] = value
         for place, stage in zip(places, self._stages, strict=True):
@@ -159,7 +159,7 @@ def _place(index: int, stage: Stage) -> str:
 
 
 def _check_same_task(policy: Policy, teacher: Policy, stage: Stage) -> None:
-    """Raise ConfigError if a stage's policy could not stand in for the teacher."""
+    """Raise ConfigError if a stage's policy cannot replace the teacher."""
     if not isinstance(policy, Policy):
         raise ConfigError(f"{type(stage).__name__} returned {policy!r}. Expected a Policy.")
     kept = ("observation_shape", "observation_dtype", "head", "actions")

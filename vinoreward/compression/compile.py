@@ -1,4 +1,4 @@
-"""Compilation: the backend that actors run a policy on, and its compiled form where it pays."""
+"""Compilation: choose the actors' backend, and ship the compiled model where that pays."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Compile(Stage):
     """Marks the policy for a backend: the paper's static computational graph.
 
     Args:
-        backend: that actors run it on: ``"openvino"``, ``"onnxruntime"`` or ``"numpy"``.
-        blob: whether the compiled form travels with the weights. ``"auto"``: if that pays. From a
-            million INT8 weights it does: actors load 3x2048 in 30 instead of 40 ms on OpenVINO,
-            and in 7 instead of 33 ms on ONNX Runtime (20 instead of 45 for several environments).
-            Float weights never do: they are swapped as they are.
+        backend: that actors use: ``"openvino"``, ``"onnxruntime"`` or ``"numpy"``.
+        blob: whether to send the compiled model with the weights. ``"auto"`` does it where it
+            pays: from a million INT8 weights. Actors then load 3x2048 in 30 instead of 40 ms on
+            OpenVINO, and in 7 instead of 33 ms on ONNX Runtime (20 instead of 45 for several
+            environments). It never pays for float weights, which actors swap in place.
 
     Raises:
-        ConfigError: a backend that there is not.
+        ConfigError: an unknown backend.
     """
 
     phase = COMPILED
@@ -30,9 +30,7 @@ class Compile(Stage):
     def __init__(self, backend: str, *, blob: bool | Literal["auto"] = "auto") -> None:
         BACKENDS.find(backend)
         if blob not in (True, False, "auto"):
-            raise ConfigError(
-                f"compilation was asked for with blob={blob!r}. Expected True, False or 'auto'."
-            )
+            raise ConfigError(f"Compile got blob={blob!r}. Expected True, False or 'auto'.")
         self.backend = backend
         self.blob = blob
 
@@ -41,7 +39,7 @@ class Compile(Stage):
 
         Raises:
             ConfigError: the backend refuses the network.
-            OutputError: a compiled form is wanted and the backend has none of this policy.
+            OutputError: ``blob`` is True, but the backend has no compiled model of this policy.
         """
         policy = policy.replace(backend=self.backend, blob=None)
         if not self.blob:
@@ -49,7 +47,7 @@ class Compile(Stage):
         compiled = compile_blob(policy, context.batch)
         if not compiled and self.blob != "auto":
             raise OutputError(
-                f"the {self.backend} backend has no compiled form of this policy. Expected one; "
-                "leave blob at 'auto'."
+                f"the {self.backend} backend has no compiled model of this policy, but blob=True "
+                "asks for one. Leave blob at 'auto'."
             )
         return policy.replace(blob=compiled or None)

@@ -1,4 +1,4 @@
-"""What a chain knows about one push of the learner's weights."""
+"""The inputs of a chain at one push of the learner's weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vinoreward.policies.reference import check_observations
 Observations = npt.NDArray[np.generic]
 
 BATCH = 64
-"""Observations at a time: the patches of a first convolution take 400 kB for each."""
+"""Observations per batch: the patches of a first convolution take 400 kB each."""
 
 
 def batches(observations: Observations) -> Iterator[Observations]:
-    """Yield observations a few at a time."""
+    """Yield the observations in batches."""
     for start in range(0, len(observations), BATCH):
         yield observations[start : start + BATCH]
 
@@ -29,17 +29,17 @@ class CompressionContext:
     """One push.
 
     Attributes:
-        teacher: the learner's policy in full precision, as it was pushed. It stays as it is while
-            the chain runs: the fixed network that AcceRL (section 2.2) distils from.
-        observations: (N, *shape) of recent experience, resets and exploration included. Students
-            are taught on them and ranges measured on them, so the rare ones decide.
-        push: number of this push; with ``seed`` it decides every random choice.
+        teacher: the learner's policy in full precision at this push. It does not change while the
+            chain runs: the fixed network that AcceRL (section 2.2) distils from.
+        observations: (N, *shape) of recent experience, including resets and exploration. Distill
+            trains on them and Quantize measures ranges on them, so rare ones must be among them.
+        push: number of this push; ``seed`` and ``push`` fix all random choices.
         seed: of the run.
-        seconds: wall time for teaching; a stage that is done takes none of it. None: a stage does
-            as many updates as it was told, so that the same push gives the same policy.
-        batch: observations of one call of the actors' backends.
-        bits: new setting of the chain's quantization, or None to leave it.
-        sparsity: new setting of the chain's pruning, or None to leave it.
+        seconds: wall time for distillation. None: each stage makes its configured number of
+            updates, so that the same push gives the same policy.
+        batch: observations per call of the actors' backends.
+        bits: new setting of the chain's quantization, or None for no change.
+        sparsity: new setting of the chain's pruning, or None for no change.
 
     Raises:
         InputError: a teacher with NaN or infinite weights, no observations, or unsuitable ones.
@@ -57,17 +57,17 @@ class CompressionContext:
     def __post_init__(self) -> None:
         check_finite(self.teacher, "teacher")
         if len(self.observations) == 0:
-            raise InputError("compression was given no observations. Expected at least one.")
+            raise InputError("compression got no observations. Expected at least one.")
         check_observations(self.teacher.spec, self.observations)
 
     def random(self) -> np.random.Generator:
-        """Return a generator that is the same for the same push of the same run."""
+        """Return a generator that is the same for the same push and seed."""
         return np.random.default_rng([self.seed, self.push])
 
     def some(self, count: int) -> Observations:
-        """Return about ``count`` observations from all of their range, others at each push.
+        """Return about ``count`` observations, evenly spaced; different ones at each push.
 
-        Never a fixed part of them, such as the newest: what is rare would never be among them.
+        Not a fixed part such as the newest ones, which might never include the rare observations.
         """
         every = max(1, len(self.observations) // count)
         random = np.random.default_rng([self.seed, self.push, count])
@@ -75,11 +75,11 @@ class CompressionContext:
 
 
 def check_finite(policy: Policy, who: str) -> None:
-    """Raise InputError if a weight of the policy of ``who`` is NaN or infinite."""
+    """Raise InputError if a weight of ``policy`` is NaN or infinite; ``who`` names it."""
     for name, value in policy.parameters.items():
         numbers = value.scales if isinstance(value, QuantizedArray) else value
         if not np.isfinite(numbers).all():
             raise InputError(
-                f"the {who}'s {name} holds NaN or infinity. Expected finite weights: training has "
-                "diverged. Keep the policy that actors have, and lower the learning rate."
+                f"the {who}'s {name} has NaN or infinite values. Expected finite weights: training "
+                "has diverged. Keep the actors' current policy, and lower the learning rate."
             )

@@ -1,7 +1,7 @@
-"""Knowledge distillation: a smaller network is taught to act like the learner's.
+"""Knowledge distillation: trains a smaller network to act like the learner's.
 
 The loss is equation 1 of AcceRL: ``KL(teacher || student) + 1/2 (V_teacher - V_student)^2 - beta *
-H(student)``. Torch is imported when a policy is compressed, not before.
+H(student)``. Imports torch only when a policy is compressed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from vinoreward.compression.distill_torch import Classroom, Pupil
 
 PARTS = ("student", "first", "second")
-"""Of the state: weights, and Adam's first and second moments of each."""
+"""Parts of the state: weights, and Adam's first and second moments."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """How a student is taught.
+    """Hyperparameters of distillation.
 
     Attributes:
-        steps: updates at a push without a time limit.
-        batch: observations of an update.
+        steps: updates per push without a time limit.
+        batch: observations per update.
         learning_rate: of Adam.
         beta: weight of the student's entropy.
         value_weight: weight of the squared difference of values; 1/2 in the paper.
@@ -50,39 +50,39 @@ class Lesson:
 
 
 class Distill(Stage):
-    """Teaches the policy that it is given, or a student of its own, to act like the teacher.
+    """Trains a student to act like the teacher: the policy of the stage before, or its own.
 
-    What is compared depends on the head. ``logits``: the divergence of the actions' probabilities.
-    ``tanh_gaussian``: that of the Gaussians before the tanh, in closed form (a tanh of both changes
-    nothing). ``tanh``: that of Gaussians of width ``sigma`` around the actions before the tanh,
-    which is their squared difference. ``q``: the divergence of softmaxes of the values divided by
-    ``temperature`` times the spread of the teacher's values over actions (after Rusu et al. 2016,
-    "Policy Distillation", where that beat squared differences for DQN). So a student's values rank
-    actions as the teacher's do, and their differences are the teacher's; their level is not, and
-    nothing that acts needs it.
+    The loss depends on the head. ``logits``: KL of the action probabilities. ``tanh_gaussian``: KL
+    of the Gaussians before the tanh, in closed form (applying tanh to both changes nothing).
+    ``tanh``: KL of Gaussians of width ``sigma`` around the actions before the tanh, which is their
+    squared difference. ``q``: KL of softmaxes of the values divided by ``temperature`` times the
+    spread of the teacher's values over actions (after Rusu et al. 2016, "Policy Distillation",
+    where that beat squared differences for DQN). So a ``q`` student ranks actions as the teacher
+    does, with the same differences between values; their absolute level may differ, and acting
+    does not need it.
 
-    The student lives on from push to push, with its optimiser (PyTorch's Adam): each push teaches
-    it a little more. Only if the policy given is far closer to the teacher, or has other shapes, is
-    that taught instead.
+    The student and its optimiser (PyTorch's Adam) persist between pushes, and each push trains it a
+    little more. If the given policy is far closer to the teacher, or has other shapes, training
+    restarts from that policy.
 
     Args:
-        steps: updates at each push; with a time limit (``CompressionContext.seconds``) as many as
+        steps: updates per push; with a time limit (``CompressionContext.seconds``) as many as
             fit, from 1 to 400.
         student: layers of a smaller network, for a chain without Prune (the paper's Net1 to Net3);
-            None teaches the policy given.
+            None trains the given policy.
         cold_steps: updates before a new student acts for the first time, whatever the time limit.
-        beta: weight of the student's entropy, in nats. 0.001 moves a Gaussian's width by 0.05 %.
-        value_weight: weight of the squared difference of values. Without a value head on both
-            networks there is none.
+        beta: weight of the student's entropy, in nats. 0.001 changes a Gaussian's width by 0.05 %.
+        value_weight: weight of the squared difference of values. Used only if both networks have a
+            value head.
         learning_rate: of Adam.
-        batch: observations of an update.
+        batch: observations per update.
         temperature: see above, for ``q``.
         sigma: see above, for ``tanh``; the noise that actors explore with.
-        threads: of PyTorch while it teaches: where cores are idle, more let it teach more in the
-            same time. None: as PyTorch is set, which is 1 in the compressor's process.
+        threads: of PyTorch during distillation; more of them train more in the same time if cores
+            are idle. None: PyTorch's setting, which is 1 in the compressor's process.
 
     Raises:
-        ConfigError: values that cannot work.
+        ConfigError: invalid values.
     """
 
     phase = FLOAT
@@ -123,14 +123,14 @@ class Distill(Stage):
         }
         if wrong:
             raise ConfigError(
-                f"distillation was asked for with {wrong}. Expected positive numbers, and beta and "
-                "value_weight from 0."
+                f"Distill got {wrong}. Expected positive numbers, and beta and value_weight of at "
+                "least 0."
             )
         self.student = student
         self.cold_steps = cold_steps
         self.threads = threads
         self.lesson = Lesson(steps, batch, learning_rate, beta, value_weight, temperature, sigma)
-        # What a saved state holds, until it is taught further: part -> parameter -> array.
+        # The saved state until the next training: part -> parameter -> array.
         self._saved: dict[str, dict[str, Floats]] = {}
         self._updates = 0
         self._pupil: Pupil | None = None
@@ -140,17 +140,17 @@ class Distill(Stage):
         return self.student or spec
 
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
-        """Return the student; the teacher itself where nothing was taken from it.
+        """Return the student, or the teacher itself if no stage before changed it.
 
         Raises:
-            ConfigError: a student that takes other observations or gives other actions.
+            ConfigError: the student has other observations or actions.
             OutputError: the student's weights became NaN or infinite.
             MissingExtraError: torch is not installed.
         """
         float_weights(policy, self)
         if self.student is None and policy is context.teacher:
             return policy
-        # Here, because torch is a large thing to import for whoever only builds a chain.
+        # Imported here because torch is heavy, and building a chain does not need it.
         from vinoreward.compression.distill_torch import Classroom, threads_of
 
         spec = self.student or policy.spec
@@ -166,14 +166,14 @@ class Distill(Stage):
         pupil = last or given or room.newcomer(spec)
         if last is not None and given is not None and room.far_closer(given, last):
             pupil = given
-        # A student that diverges is forgotten.
+        # Drop a student that diverges.
         self._pupil, self._saved, self._updates = None, {}, 0
         room.teach(pupil, least=self.cold_steps if last is None else 1)
         self._pupil = pupil
         return pupil
 
     def _going_on(self, spec: PolicySpec) -> Pupil | None:
-        """Return the student of the last push, None if there is none with these layers."""
+        """Return the student of the last push, or None if there is none with these layers."""
         if self._pupil is not None:
             return self._pupil if self._pupil.spec == spec else None
         saved = self._saved.get("student", {})
@@ -195,7 +195,7 @@ class Distill(Stage):
         return found
 
     def load_state(self, state: State) -> None:
-        """Continue with the saved student."""
+        """Restore the saved student."""
         last: dict[str, dict[str, Floats]] = {}
         for key, value in state.items():
             part, _, name = key.partition(".")
@@ -206,7 +206,7 @@ class Distill(Stage):
         ]
         if "updates" not in state or any(found != shapes[0] for found in shapes):
             raise ConfigError(
-                f"Distill was given state {sorted(state)}. Expected updates, and weights and two "
+                f"Distill got the state {sorted(state)}. Expected updates, and weights and two "
                 "moments of the same shapes."
             )
         self._saved, self._pupil = last, None

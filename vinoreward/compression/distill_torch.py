@@ -1,4 +1,4 @@
-"""The part of distillation that needs torch: the loss, and the updates."""
+"""The torch part of distillation: the loss and the updates."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from vinoreward.compression.distill import Lesson
 
 MOST_STEPS = 400
-"""Updates at a push with a time limit: more of the same observations teach little."""
+"""Maximum of updates per push with a time limit; more on the same observations gain little."""
 FAR_CLOSER = 0.5
-"""Part of the student's divergence below which another start is taken instead."""
+"""Restart from another policy if its divergence is below this fraction of the student's."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Observations with what the teacher says of them."""
+    """Observations with the teacher's outputs."""
 
     observations: Tensor
     outputs: Tensor
@@ -65,7 +65,7 @@ def head_loss(
         log_p = log_softmax(teacher * scale, -1)
         log_q = log_softmax(student * scale, -1)
         divergence = (log_p.exp() * (log_p - log_q)).sum(-1)
-        # Greedy actions have no entropy to keep up.
+        # Greedy actions have no entropy to preserve.
         beta = lesson.beta if spec.head == "logits" else 0.0
         entropy = -(log_q.exp() * log_q).sum(-1)
         return (divergence - beta * entropy).mean()
@@ -73,7 +73,7 @@ def head_loss(
         return ((teacher - student) ** 2).sum(-1).mean() / (2.0 * lesson.sigma**2)
     mean_p, log_p = teacher[:, : spec.actions], teacher[:, spec.actions :].clamp(*LOG_STD)
     mean_q, raw = student[:, : spec.actions], student[:, spec.actions :]
-    # Clamped in value but not in gradient: outside of the limits it must find its way back.
+    # Clamp the value but not the gradient, so that it can return from outside the limits.
     log_q = raw + (raw.clamp(*LOG_STD) - raw).detach()
     variances = (2.0 * (log_p - log_q)).exp()
     apart = (mean_p - mean_q) ** 2 * (-2.0 * log_q).exp()
@@ -93,7 +93,7 @@ def loss(module: TorchPolicy, teacher: PolicySpec, batch: Batch, lesson: Lesson)
 
 @contextlib.contextmanager
 def threads_of(count: int | None) -> Iterator[None]:
-    """Let PyTorch use so many threads within the block; None: as it is set."""
+    """Set PyTorch's thread count within the block; None leaves it."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:
@@ -103,13 +103,13 @@ def threads_of(count: int | None) -> Iterator[None]:
 
 
 class Pupil:
-    """A student with its optimiser: what lives on from push to push.
+    """A student with its optimiser; persists between pushes.
 
     Attributes:
         spec: its layers.
         module: its weights.
-        adam: PyTorch's. The first one in a process imports PyTorch's compiler, 1.5 s of a core.
-        updates: so far.
+        adam: the first one in a process imports PyTorch's compiler: 1.5 s of one core.
+        updates: made so far.
     """
 
     def __init__(self, module: TorchPolicy, updates: int = 0) -> None:
@@ -128,9 +128,9 @@ class Pupil:
         """Return a student with a policy's weights.
 
         Args:
-            policy: in float.
-            moments: Adam's first and second of each parameter, to go on with.
-            updates: behind them.
+            policy: with float weights.
+            moments: Adam's first and second moment of each parameter, to resume from.
+            updates: number of updates behind them.
         """
         pupil = cls(from_policy(policy), updates)
         if moments is not None and updates:
@@ -155,7 +155,7 @@ class Pupil:
         found = {"student": self.weights()}
         for part, key in (("first", "exp_avg"), ("second", "exp_avg_sq")):
             found[part] = {
-                # A value head that the teacher has no match for is never updated.
+                # A value head without a counterpart in the teacher is never updated.
                 name: self.adam.state[value].get(key, torch.zeros_like(value)).numpy()
                 for name, value in self._parameters().items()
             }
@@ -163,11 +163,11 @@ class Pupil:
 
 
 class Classroom:
-    """One push: its observations, and what the teacher says of those that were asked about.
+    """One push: its observations, and a cache of the teacher's outputs.
 
     Args:
         context: of the push.
-        lesson: how to teach.
+        lesson: the hyperparameters.
     """
 
     def __init__(self, context: CompressionContext, lesson: Lesson) -> None:
@@ -183,12 +183,12 @@ class Classroom:
         self._at = 0
         self._first = self._asked(torch.from_numpy(self._order[: lesson.batch]))
         spread = float(self._first[0].std(dim=1, correction=0).pow(2).mean().sqrt())
-        # A teacher that values all actions the same has nothing to rank; any unit will do.
+        # If the teacher values all actions equally, any unit will do.
         self._spread = spread or 1.0
 
     @torch.no_grad()
     def _asked(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the teacher's answers on some rows; each row is asked about once."""
+        """Return the teacher's outputs on some rows; computes each row once."""
         new = rows[~self._known[rows]]
         if len(new):
             outputs, values = self._teacher(self._observations[new])
@@ -202,7 +202,7 @@ class Classroom:
         return Batch(self._observations[rows], *self._asked(rows), self._spread)
 
     def _next(self) -> Batch:
-        """Return the next rows of a random order of all, then of another one."""
+        """Return the next batch; reshuffles after each epoch."""
         if self._at >= len(self._order):
             self._order, self._at = self._random.permutation(len(self._order)), 0
         rows = self._order[self._at : self._at + self._lesson.batch]
@@ -210,10 +210,10 @@ class Classroom:
         return self._batch(torch.from_numpy(rows))
 
     def newcomer(self, spec: PolicySpec) -> Pupil:
-        """Return a student with random weights that begins with the teacher's average answer.
+        """Return a new student: random weights, and the teacher's mean output as bias.
 
         Raises:
-            ConfigError: it takes other observations or gives other actions than the teacher.
+            ConfigError: the student has other observations or actions than the teacher.
         """
         self._check(spec)
         weights = random_policy(spec, self._context.seed).float_parameters()
@@ -223,7 +223,7 @@ class Classroom:
         return Pupil.of(Policy(spec, weights))
 
     def far_closer(self, one: Pupil, other: Pupil) -> bool:
-        """Whether the divergence of ``one`` from the teacher is far less than that of ``other``."""
+        """Return whether ``one`` diverges far less from the teacher than ``other``."""
         self._check(one.spec)
         batch = self._batch(torch.from_numpy(self._order[: self._lesson.batch]))
         alone = replace(self._lesson, beta=0.0, value_weight=0.0)
@@ -232,7 +232,7 @@ class Classroom:
                 float(loss(each.module, self._context.teacher.spec, batch, alone))
                 for each in (one, other)
             )
-        # Not a number, if a student went astray, is never the closer one.
+        # NaN, from a student that diverged, is never closer.
         return not near >= FAR_CLOSER * far
 
     def _check(self, student: PolicySpec) -> None:
@@ -242,18 +242,18 @@ class Classroom:
         if wrong:
             raise ConfigError(
                 f"the student differs from the teacher in {', '.join(wrong)}. Expected the same "
-                "observations and actions, and other layers only."
+                "observations and actions; only layers may differ."
             )
 
     def teach(self, pupil: Pupil, *, least: int = 1) -> None:
-        """Update a student as often as the lesson says, or as the push has time for.
+        """Train a student for the configured number of updates, or until the time is up.
 
         Args:
-            pupil: changed in place.
-            least: updates, at least.
+            pupil: updated in place.
+            least: minimum number of updates.
 
         Raises:
-            ConfigError: it takes other observations or gives other actions than the teacher.
+            ConfigError: the student has other observations or actions than the teacher.
             OutputError: the student's weights became NaN or infinite.
         """
         self._check(pupil.spec)

@@ -1,4 +1,4 @@
-"""Graph fusion: the same function in fewer operations, exactly but for rounding."""
+"""Graph fusion: the same function in fewer operations, exact up to rounding."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ Weights = tuple[Floats, Floats]
 
 
 class Fuse(Stage):
-    """Folds what can be computed beforehand into weights.
+    """Folds constant operations into weights.
 
-    - The scale of observations goes into the first layer.
-    - Two dense layers without an activation between them become one where that is less work; the
-      value head, which reads what the head reads, is folded along.
-    - A flattening of what is flat already goes.
+    - The scale of observations is folded into the first layer.
+    - Two dense layers without an activation between them become one if that is less work. A value
+      head on the same layer is folded too.
+    - A Flatten of flat input is removed.
 
-    Fusing an activation into the layer before it (FC + ReLU, which AcceRL means by graph fusion) is
-    done by every backend here, and a layer of a spec says its own activation, so there is nothing
-    left of that to do.
+    Fusing an activation into the layer before it (FC + ReLU, AcceRL's graph fusion) needs no work
+    here: a layer of a spec has its own activation, and every backend fuses it.
     """
 
     phase = FLOAT
 
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
-        """Return the same function with less to do."""
+        """Return the same function with fewer operations."""
         weights = float_weights(policy, self)
         spec = policy.spec
         layers: list[Layer] = []
@@ -45,7 +44,7 @@ class Fuse(Stage):
             weight, bias = _of(weights, layer)
             if not folded and spec.scale != 1.0:
                 weight = weight * np.float32(spec.scale)
-            # Again and again: what was not worth joining with a wide layer may be with a thin one.
+            # Repeat: a layer not worth merging into a wide one may be worth it for a thin one.
             while (joined := _worth_joining(layers, layer)) is not None:
                 inner = folded.pop(layers.pop().name)
                 if value is not None and read is not None and layer.name == head:
@@ -69,7 +68,7 @@ def _of(weights: dict[str, Floats], layer: Dense | Conv) -> Weights:
 
 
 def _worth_joining(before: list[Layer], layer: Layer) -> Dense | None:
-    """Return the one layer instead of the last and ``layer``, if that is no more work."""
+    """Return one layer to replace the last and ``layer``, if that is no more work."""
     last = before[-1] if before else None
     if (
         not isinstance(last, Dense)
@@ -82,7 +81,7 @@ def _worth_joining(before: list[Layer], layer: Layer) -> Dense | None:
 
 
 def _joined(inner: Weights, outer: Weights) -> Weights:
-    """Return weight and bias of ``outer(inner(x))``; sums are taken in float64."""
+    """Return weight and bias of ``outer(inner(x))``; sums in float64."""
     wide = outer[0].astype(np.float64)
     weight = (wide @ inner[0]).astype(np.float32)
     bias = (wide @ inner[1] + outer[1]).astype(np.float32)

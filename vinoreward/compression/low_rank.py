@@ -1,7 +1,7 @@
-"""Low-rank factorisation: a dense layer as two thinner ones, where that is less work.
+"""Low-rank factorisation: splits a dense layer into two thinner ones where that is less work.
 
-AcceRL names it as ongoing. The best approximation of a matrix by one of rank r is its singular
-value decomposition cut off after r (Eckart and Young 1936).
+AcceRL lists it as ongoing work. The best rank-r approximation of a matrix is its truncated singular
+value decomposition (Eckart and Young 1936).
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from vinoreward.policies.policy import Floats, Parameter, Policy
 from vinoreward.policies.spec import Dense, Layer
 
 EXTRA = 16
-"""Directions beyond the rank that the quick decomposition looks at, and then drops."""
+"""Oversampling: directions beyond the rank in the randomised decomposition, dropped at the end."""
 
 
 def rank_for(weight: Floats, energy: float) -> int:
-    """Return the least rank that keeps a part of the squared singular values' sum."""
+    """Return the smallest rank that keeps the given fraction of the squared singular values."""
     small = weight if len(weight) <= weight.shape[1] else weight.T
     wide = small.astype(np.float64)
     squares = np.maximum(np.linalg.eigvalsh(wide @ wide.T)[::-1], 0.0)
     kept = np.cumsum(squares)
-    # Without tolerance, rounding would ask for every rank of a matrix that has few.
+    # The tolerance keeps rounding from selecting every rank of a low-rank matrix.
     return int(np.searchsorted(kept, energy * kept[-1] * (1.0 - 1e-12)) + 1)
 
 
 def factors(weight: Floats, rank: int) -> tuple[Floats, Floats]:
     """Return (rank, I) and (O, rank) float32 factors of a weight (O, I), evenly scaled.
 
-    A rank far below the sides is found by two rounds of power iteration from random directions
-    (Halko, Martinsson and Tropp 2011, algorithm 4.4), always the same ones: 20 times quicker for
-    2048 x 2048.
+    For ranks far below the sides, runs two rounds of power iteration from fixed random directions
+    (Halko, Martinsson and Tropp 2011, algorithm 4.4): 20 times faster for 2048 x 2048.
     """
     wide = weight.astype(np.float64)
     if rank + EXTRA < min(weight.shape) // 2:
@@ -56,20 +55,20 @@ def factors(weight: Floats, rank: int) -> tuple[Floats, Floats]:
 
 
 class LowRank(Stage):
-    """Replaces hidden dense layers by two, ``NAME_low`` without activation and then ``NAME``.
+    """Splits hidden dense layers in two: ``NAME_low`` without activation, then ``NAME``.
 
-    A layer of O outputs and I inputs is left alone where rank x (O + I) would not be below O x I
-    multiplications. The head stays: it is small, and a value head may read what it reads.
+    Leaves a layer of O outputs and I inputs alone unless rank x (O + I) is below O x I
+    multiplications. Never splits the head: it is small, and a value head may share its input.
 
     Args:
         rank: of every layer; or
-        energy: part of the squared singular values that is kept, from above 0 to 1; each layer gets
-            the rank that it needs.
-        frozen_for: pushes for which ranks found by ``energy`` stay: another shape means that actors
-            compile and students start anew.
+        energy: fraction of the squared singular values to keep, above 0 up to 1; the rank of each
+            layer follows from it.
+        frozen_for: pushes between two updates of ranks from ``energy``. With new shapes, actors
+            recompile and students restart.
 
     Raises:
-        ConfigError: neither or both of rank and energy, or values that cannot work.
+        ConfigError: neither or both of rank and energy, or invalid values.
     """
 
     phase = FLOAT
@@ -89,9 +88,8 @@ class LowRank(Stage):
             or frozen_for < 1
         ):
             raise ConfigError(
-                f"low-rank layers were asked for with rank={rank}, energy={energy}, "
-                f"frozen_for={frozen_for}. Expected a rank from 1, or an energy from 0 to 1, and "
-                "at least 1 push."
+                f"LowRank got rank={rank}, energy={energy}, frozen_for={frozen_for}. Expected a "
+                "rank of at least 1 or an energy above 0 up to 1, and at least 1 push."
             )
         self.rank = rank
         self.energy = energy
@@ -103,7 +101,7 @@ class LowRank(Stage):
         """Return the policy with thinner layers.
 
         Raises:
-            ConfigError: names of layers that end in ``_low`` already stand for something else.
+            ConfigError: another layer already has a name that ends in ``_low``.
         """
         weights = float_weights(policy, self)
         if self._pushes >= self.frozen_for:
@@ -144,18 +142,16 @@ class LowRank(Stage):
         return min(self._ranks[layer.name], layer.inputs, layer.outputs)
 
     def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
-        """Return the ranks found, and their age in pushes."""
+        """Return the ranks and their age in pushes."""
         return {
             "pushes": self._pushes,
             **{f"rank.{name}": rank for name, rank in self._ranks.items()},
         }
 
     def load_state(self, state: State) -> None:
-        """Continue with the saved ranks."""
+        """Restore the saved ranks."""
         ranks = {name: value for name, value in state.items() if name.startswith("rank.")}
         if set(state) != {"pushes", *ranks}:
-            raise ConfigError(
-                f"LowRank was given state {sorted(state)}. Expected pushes and ranks."
-            )
+            raise ConfigError(f"LowRank got the state {sorted(state)}. Expected pushes and ranks.")
         self._pushes = int(state["pushes"])
         self._ranks = {name[len("rank.") :]: int(value) for name, value in ranks.items()}

@@ -1,7 +1,7 @@
-"""Structured pruning: whole neurons and channels are taken out, so every backend gets faster.
+"""Structured pruning: removes whole neurons and channels, so every backend gets faster.
 
-AcceRL, section 2.2: the rows and columns of weight matrices are deleted, not set to nought, and
-distillation always follows, because the pruned network by itself predicts badly.
+AcceRL, section 2.2: rows and columns of weight matrices are deleted, not set to zero. Distillation
+always follows, because the pruned network alone predicts badly.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def feeding(spec: PolicySpec) -> list[tuple[Dense | Conv, Dense | Conv]]:
 
 
 def keep_neurons(policy: Policy, kept: dict[str, Indices]) -> Policy:
-    """Take out all neurons and channels of hidden layers but some.
+    """Keep only some neurons and channels of hidden layers.
 
     Args:
         policy: with float weights.
-        kept: hidden layer to the sorted indices of its outputs that stay; others keep theirs all.
+        kept: hidden layer to the sorted indices of the outputs to keep; other layers keep all.
 
     Returns:
-        A narrower policy, equal to one whose other neurons always say nought.
+        A narrower policy, equal to one whose removed neurons always output zero.
     """
     weights = policy.float_parameters()
     found: dict[str, Parameter] = {}
     layers: list[Dense | Conv | Flatten] = []
-    # Which of the numbers that the full network has at this place there still are; None for all.
+    # Indices of the layer's remaining inputs in the full network; None for all.
     left: Indices | None = None
     for layer, shape in zip(policy.spec.layers, policy.spec.shapes(), strict=False):
         if isinstance(layer, Flatten):
@@ -75,11 +75,11 @@ def keep_neurons(policy: Policy, kept: dict[str, Indices]) -> Policy:
 def importance(
     policy: Policy, context: CompressionContext, criterion: Criterion
 ) -> dict[str, Floats]:
-    """Return how much each output of each hidden layer matters.
+    """Return the importance of each output of each hidden layer.
 
-    ``"magnitude"`` is the L2 norm of the weights and the bias that a neuron or channel is made of;
-    ``"activation"`` is that times the root mean square of what it says on the observations, so that
-    neurons that are always silent go first.
+    ``"magnitude"`` is the L2 norm of a neuron's or channel's weights and bias. ``"activation"``
+    multiplies it by the root mean square of the output on the observations, so that neurons that
+    never fire go first.
     """
     weights = policy.float_parameters()
     found: dict[str, Floats] = {}
@@ -99,26 +99,26 @@ def _activity(policy: Policy, context: CompressionContext) -> dict[str, npt.NDAr
     for part in batches(context.observations):
         inputs = layer_inputs(policy, part)
         for layer, reader in feeding(policy.spec):
-            # Flattening keeps channels together, so both shapes read as (N, outputs, pixels).
+            # Flatten keeps channels together, so both shapes reshape to (N, outputs, pixels).
             said = inputs[reader.name].reshape(len(part), layer.outputs, -1)
             totals[layer.name] += (said.astype(np.float64) ** 2).mean(2).sum(0)
     return {name: total / len(context.observations) for name, total in totals.items()}
 
 
 class Prune(Stage):
-    """Takes the least important neurons and channels out of every hidden layer.
+    """Removes the least important neurons and channels of every hidden layer.
 
-    Actions and the value are never pruned, and each layer keeps one neuron at least. Which neurons
-    stay is decided anew only every ``frozen_for`` pushes, or when the sparsity or the network
-    changes: a student whose neurons change places at every push could not learn from push to push.
+    Never prunes actions and the value, and keeps at least one neuron per layer. Chooses the neurons
+    again only every ``frozen_for`` pushes, or when the sparsity or the network changes: a student
+    whose neurons change at every push could not learn from push to push.
 
     Args:
-        sparsity: part of the neurons taken out, from 0 to below 1.
-        frozen_for: pushes for which the choice stays.
+        sparsity: fraction of neurons to remove, from 0 to below 1.
+        frozen_for: pushes between two choices.
         criterion: see :func:`importance`.
 
     Raises:
-        ConfigError: values that cannot work.
+        ConfigError: invalid values.
     """
 
     phase = FLOAT
@@ -134,8 +134,8 @@ class Prune(Stage):
         self.sparsity = _checked_sparsity(sparsity)
         if frozen_for < 1 or criterion not in get_args(Criterion):
             raise ConfigError(
-                f"pruning was asked for with frozen_for={frozen_for}, criterion={criterion!r}. "
-                f"Expected at least 1 push and one of {', '.join(get_args(Criterion))}."
+                f"Prune got frozen_for={frozen_for}, criterion={criterion!r}. Expected at least 1 "
+                f"push and one of {', '.join(get_args(Criterion))}."
             )
         self.frozen_for = frozen_for
         self.criterion: Criterion = criterion
@@ -144,25 +144,25 @@ class Prune(Stage):
         self._pushes = 0
 
     def check(self, following: Sequence[Stage]) -> None:
-        """Refuse a chain without distillation after pruning, as the paper does.
+        """Refuse pruning without distillation after it, as in the paper.
 
         Raises:
-            ConfigError: no Distill follows, or one that teaches a network of its own.
+            ConfigError: no Distill follows, or one with its own student.
         """
         students = [stage for stage in following if isinstance(stage, Distill)]
         if not students:
             raise ConfigError(
                 "Prune is not followed by Distill. Expected .add(Prune(...)).add(Distill()): a "
-                "pruned network acts badly until it is taught."
+                "pruned network acts badly until it is distilled."
             )
         if students[0].student is not None:
             raise ConfigError(
-                "Prune is followed by a Distill with a student of its own, which would throw the "
-                "pruned network away. Expected one or the other."
+                "Prune is followed by a Distill with its own student, which would discard the "
+                "pruned network. Expected one or the other."
             )
 
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
-        """Return the narrower policy, not yet taught."""
+        """Return the narrower policy, before distillation."""
         float_weights(policy, self)
         if self.sparsity == 0.0:
             return policy
@@ -178,7 +178,7 @@ class Prune(Stage):
         self._kept = {}
         for name, worth in importance(policy, context, self.criterion).items():
             count = max(1, round(len(worth) * (1.0 - self.sparsity)))
-            # A stable sort: of equals the first stay, on every machine.
+            # A stable sort: among equals the first ones stay, on every machine.
             best = np.argsort(-worth, kind="stable")[:count]
             self._kept[name] = np.sort(best).astype(np.int64)
 
@@ -187,7 +187,7 @@ class Prune(Stage):
         return {"sparsity": self.sparsity}
 
     def set_parameter(self, parameter: str, value: float) -> None:
-        """Change the sparsity; neurons are chosen anew at the next push."""
+        """Change the sparsity; the next push chooses neurons again."""
         if parameter != "sparsity":
             super().set_parameter(parameter, value)
         if value != self.sparsity:
@@ -204,10 +204,10 @@ class Prune(Stage):
         }
 
     def load_state(self, state: State) -> None:
-        """Continue with the saved choice of neurons."""
+        """Restore the saved choice of neurons."""
         if not {"sparsity", "pushes"} <= set(state):
             raise ConfigError(
-                f"Prune was given state {sorted(state)}. Expected sparsity, pushes and neurons."
+                f"Prune got the state {sorted(state)}. Expected sparsity, pushes and neurons."
             )
         self.sparsity = _checked_sparsity(float(state["sparsity"]))
         self._pushes = int(state["pushes"])
@@ -225,7 +225,5 @@ class Prune(Stage):
 
 def _checked_sparsity(sparsity: float) -> float:
     if not 0.0 <= sparsity < 1.0:
-        raise ConfigError(
-            f"a sparsity of {sparsity} was asked for. Expected a part from 0 to below 1."
-        )
+        raise ConfigError(f"the sparsity is {sparsity}. Expected a fraction from 0 to below 1.")
     return float(sparsity)

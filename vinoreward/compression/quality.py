@@ -1,4 +1,4 @@
-"""How close a compressed policy is to its teacher: looked at before anything acts on it."""
+"""How close a compressed policy is to its teacher; checked before any actor uses it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from vinoreward.policies.reference import check_observations, forward
 from vinoreward.policies.spec import PolicySpec
 
 Run = Callable[[Policy, Observations], Floats]
-"""Gives a policy's head outputs (N, K) for observations (N, *shape)."""
+"""Computes a policy's head outputs (N, K) for observations (N, *shape)."""
 
 SAME_ACTION = 0.05
-"""Continuous actions, in [-1, 1], that differ by no more are taken to be the same."""
+"""Continuous actions, in [-1, 1], count as equal if they differ by no more than this."""
 
 
 @dataclass(frozen=True)
 class Quality:
-    """What a compressed policy has lost.
+    """Difference between a compressed policy and its teacher.
 
     Attributes:
-        kl_mean: KL(teacher || policy) in nats, averaged over observations; infinite if not finite.
-        kl_max: the largest. This and the return rank compressions; mean errors of actions do not.
-        agreement: part of observations on which both policies' best actions are the same; for
+        kl_mean: KL(teacher || policy) in nats, mean over observations; infinite if not finite.
+        kl_max: the maximum. Only this and the return rank compressions; mean action errors do not.
+        agreement: fraction of observations on which both policies have the same best action; for
             continuous actions, differ by at most 0.05 of [-1, 1] in every dimension.
-        finite: whether every output is a finite number.
+        finite: whether all outputs are finite.
     """
 
     kl_mean: float
@@ -53,15 +53,15 @@ def compare_outputs(
         spec: of both, for the head.
         teacher: (N, K), finite.
         outputs: (N, K) of the compressed policy.
-        sigma: width of the Gaussians that ``tanh`` heads are compared as.
+        sigma: width of the Gaussians for the comparison of ``tanh`` heads.
 
     Raises:
-        InputError: no rows, other shapes, or a teacher that is not finite.
+        InputError: no rows, different shapes, or a teacher that is not finite.
     """
     if teacher.shape != outputs.shape or len(teacher) == 0 or not np.isfinite(teacher).all():
         raise InputError(
-            f"outputs {outputs.shape} were to be compared with the teacher's {teacher.shape}. "
-            "Expected the same shape, at least one row, and finite numbers of the teacher."
+            f"cannot compare outputs {outputs.shape} with the teacher's {teacher.shape}. Expected "
+            "the same shape, at least one row, and a finite teacher."
         )
     if not np.isfinite(outputs).all():
         return Quality(float("inf"), float("inf"), 0.0, False)
@@ -84,15 +84,15 @@ def check_policy(
     sigma: float = 0.1,
     run: Run | None = None,
 ) -> Quality:
-    """Run both policies on observations and compare what they would do.
+    """Run both policies on observations and compare their outputs.
 
     Args:
         policy: compressed.
-        teacher: what it was made of.
+        teacher: from which it was made.
         observations: (N, *shape).
         sigma: see :func:`compare_outputs`.
-        run: computes the compressed policy, as actors will. None: the reference in NumPy, which
-            cannot show a fault of a backend.
+        run: computes the compressed policy as actors do. None uses the NumPy reference, which
+            cannot reveal a fault of a backend.
 
     Raises:
         InputError: unsuitable observations, or a teacher whose outputs are not finite.
@@ -100,7 +100,7 @@ def check_policy(
     check_observations(teacher.spec, observations)
     check_observations(policy.spec, observations)
     if len(observations) == 0:
-        raise InputError("policies were to be compared on no observations. Expected some.")
+        raise InputError("cannot compare policies on no observations. Expected at least one.")
     with np.errstate(over="ignore", invalid="ignore"):
         wanted = _reference(teacher, observations)
         found = (run or _reference)(policy, observations)

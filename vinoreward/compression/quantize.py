@@ -1,4 +1,4 @@
-"""Quantization after training: INT8 with fixed ranges, half precision, or few bits for weights."""
+"""Post-training quantization: INT8 with fixed ranges, half precision, or weights in few bits."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ from vinoreward.policies.wire import to_float16
 
 
 class Quantize(Stage):
-    """Stores weights in fewer bits, and lets layers be computed in INT8.
+    """Stores weights in fewer bits, and enables INT8 arithmetic.
 
-    ``"int8"``: weights as 8-bit codes, one scale for each output, and the range of every such
-    layer's input, so that backends multiply whole numbers. ``"w2"`` to ``"w8"``: weights only; they
-    are wider again when computed with, so bytes and memory traffic fall and inputs are not rounded.
-    ``"fp16"``: weights in half precision. Biases and the value head stay float32.
+    ``"int8"``: 8-bit weights with one scale per output, and a fixed input range per layer, so that
+    backends multiply integers. ``"w2"`` to ``"w8"``: weights only. Backends expand them to compute,
+    so size and memory traffic fall and inputs are not rounded. ``"fp16"``: weights in half
+    precision. Biases and the value head stay float32.
 
-    The first layer and the head stay float by default: they are small, and most of the harm is done
-    there. The first layer of a network that reads 8-bit pictures is quantized, since the 256 values
-    of a pixel are 256 levels and nothing is lost.
+    The first layer and the head stay float by default: they are small and cause most of the loss.
+    For 8-bit images the first layer is quantized: the 256 values of a pixel are the 256 levels, so
+    nothing is lost.
 
-    Setting ``bits`` while training runs: 32 leaves the policy as it is, 16 is half precision, 8 is
-    what the stage was made with (``"int8"``, or else ``"w8"``), fewer are weights only.
+    Setting ``bits`` during training: 32 leaves the policy unchanged, 16 is half precision, 8 is the
+    stage's own precision (``"int8"``, or else ``"w8"``), fewer are weights only.
 
     Args:
         precision: see above.
-        margin: ranges are this much wider than what was seen.
-        decay: of the widest range seen, over as many pushes as measure all observations once; what
-            was seen long ago is forgotten.
-        first: whether the first layer is quantized; None where it reads 8-bit pictures.
-        head: whether the head is quantized.
-        rows: observations that ranges are measured on at a push, drawn from all of them. The first
-            push measures on every one; what was seen is remembered, and actors wait for the
-            measuring.
+        margin: factor by which ranges exceed the observed ones.
+        decay: of the widest observed range, per as many pushes as measure all observations once,
+            so that old extremes fade.
+        first: whether to quantize the first layer; None does so for 8-bit images.
+        head: whether to quantize the head.
+        rows: observations for measuring ranges at each push, sampled from all of them. The first
+            push measures all of them; later ones only update the ranges, because actors wait for
+            the measurement.
         ranges: ``"minmax"``; ``"mean"`` is NNCF's default, without margin or memory, which ruins
-            policies. It is here so that a monitor can be shown catching it.
+            policies. It exists to show that a monitor detects it.
 
     Raises:
-        ConfigError: values that cannot work.
+        ConfigError: invalid values.
     """
 
     phase = QUANTIZED
@@ -73,15 +73,15 @@ class Quantize(Stage):
     ) -> None:
         if not re.fullmatch("int8|fp16|w[2-8]", precision):
             raise ConfigError(
-                f"quantization to {precision!r} was asked for. Expected 'int8', 'fp16', or 'w2' to "
-                "'w8' for weights alone."
+                f"Quantize got precision {precision!r}. Expected 'int8', 'fp16', or 'w2' to 'w8' "
+                "for weights alone."
             )
         possible = 1.0 <= margin < 100.0 and 0.0 <= decay <= 1.0 and rows >= 1
         if not possible or ranges not in get_args(Estimator):
             raise ConfigError(
-                f"quantization was asked for with margin={margin}, decay={decay}, rows={rows}, "
-                f"ranges={ranges!r}. Expected a margin from 1, a decay from 0 to 1, at least one "
-                f"row, and one of {', '.join(get_args(Estimator))}."
+                f"Quantize got margin={margin}, decay={decay}, rows={rows}, ranges={ranges!r}. "
+                "Expected a margin of at least 1, a decay from 0 to 1, at least one row, and one "
+                f"of {', '.join(get_args(Estimator))}."
             )
         self.precision = precision
         self.margin = margin
@@ -97,16 +97,16 @@ class Quantize(Stage):
         """Refuse a second quantization."""
         if any(isinstance(stage, Quantize) for stage in following):
             raise ConfigError(
-                "the chain has two Quantize stages. Expected one; the second would find no float "
-                "weights."
+                "the chain has two Quantize stages. Expected one; there are no float weights for "
+                "the second."
             )
 
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
         """Return the quantized policy.
 
         Raises:
-            ConfigError: a network of which no layer may be quantized.
-            InputError: weights or layers' inputs that are not finite, or too large for 16 bits.
+            ConfigError: the network has no layer to quantize.
+            InputError: weights or layer inputs that are not finite, or too large for 16 bits.
         """
         if self._bits == 32:
             return policy
@@ -135,8 +135,8 @@ class Quantize(Stage):
         found = [name for name in names if name not in kept]
         if not found:
             raise ConfigError(
-                f"the network's layers are {', '.join(names)}, of which the first and the head "
-                "stay float. Expected a layer between them, or first=True or head=True."
+                f"the network's layers are {', '.join(names)}; the first and the head stay float. "
+                "Expected a layer between them, or first=True or head=True."
             )
         return found
 
@@ -158,7 +158,7 @@ class Quantize(Stage):
             for name, bounds in self._seen.items()
         }
         if policy.spec.observation_dtype == "uint8":
-            # All of a pixel's values, each on its own level, however dark the pictures were.
+            # One level per pixel value, also if the images so far were dark.
             name = policy.spec.weighted[0].name
             found[name] = ActivationRange(*limit[name])
         return found
@@ -168,26 +168,26 @@ class Quantize(Stage):
         return {"bits": float(self._bits)}
 
     def set_parameter(self, parameter: str, value: float) -> None:
-        """Change the bits of weights: 2 to 8, 16, or 32 for none of it."""
+        """Change the bits per weight: 2 to 8, 16, or 32 for no quantization."""
         if parameter != "bits":
             super().set_parameter(parameter, value)
         if value not in (*range(2, 9), 16, 32):
-            raise ConfigError(f"{value} bits were asked for. Expected 2 to 8, 16 or 32.")
+            raise ConfigError(f"bits is {value}. Expected 2 to 8, 16 or 32.")
         self._bits = int(value)
 
     def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
-        """Return the bits, and the widest range seen of each layer's input."""
+        """Return the bits and the widest observed range of each layer's input."""
         return {
             "bits": self._bits,
             **{f"seen.{name}": np.array(bounds) for name, bounds in self._seen.items()},
         }
 
     def load_state(self, state: State) -> None:
-        """Continue with the saved ranges."""
+        """Restore the saved ranges."""
         seen = {name: value for name, value in state.items() if name.startswith("seen.")}
         if set(state) != {"bits", *seen}:
             raise ConfigError(
-                f"Quantize was given state {sorted(state)}. Expected bits and ranges seen."
+                f"Quantize got the state {sorted(state)}. Expected bits and observed ranges."
             )
         self.set_parameter("bits", float(state["bits"]))
         self._seen = {}

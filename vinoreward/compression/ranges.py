@@ -1,8 +1,8 @@
-"""Ranges of layers' inputs for INT8: measured, remembered, and laid so that nought is a level.
+"""Input ranges of layers for INT8: measured, remembered, and aligned so that zero is a level.
 
-A policy's rare observations are the ones that decide: the mean of each observation's least and
-largest numbers, NNCF's default, clips them and ruins trained policies, while the mean error of
-actions falls. Here the least and the largest of all count, and some room is left beyond.
+Rare observations decide. NNCF's default, the mean of each observation's minimum and maximum, clips
+them and ruins trained policies although the mean action error falls. This module uses the minimum
+and maximum over all observations, with a margin.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Bounds = tuple[float, float]
 
 
 def measure(policy: Policy, observations: Observations, estimator: Estimator) -> dict[str, Bounds]:
-    """Return the least and largest number that each layer is given.
+    """Return the minimum and maximum input of each layer.
 
     Args:
         policy: in full precision.
         observations: (N, *shape).
-        estimator: ``"minmax"`` over everything; ``"mean"`` of each observation's own, as NNCF does
-            by default, to show what that costs.
+        estimator: ``"minmax"`` over everything; ``"mean"`` of each observation's own, NNCF's
+            default, for comparison.
 
     Raises:
         InputError: a layer's input is NaN or infinite.
@@ -38,7 +38,7 @@ def measure(policy: Policy, observations: Observations, estimator: Estimator) ->
     lows: dict[str, list[float]] = {name: [] for name in names}
     highs: dict[str, list[float]] = {name: [] for name in names}
     for part in batches(observations):
-        # What overflows is found below, and said.
+        # The check below reports overflows.
         with np.errstate(over="ignore", invalid="ignore"):
             inputs = layer_inputs(policy, part)
         for name, values in inputs.items():
@@ -51,7 +51,7 @@ def measure(policy: Policy, observations: Observations, estimator: Estimator) ->
         if not all(map(math.isfinite, bounds)):
             raise InputError(
                 f"the input of layer {name} is NaN or infinite on some observation. Expected "
-                "finite numbers; the learner has diverged, lower its learning rate."
+                "finite numbers: the learner has diverged. Lower its learning rate."
             )
     return found
 
@@ -61,7 +61,7 @@ def _mean(values: list[float]) -> float:
 
 
 def limits(spec: PolicySpec) -> dict[str, Bounds]:
-    """Return what each layer's input cannot go beyond, whatever is observed."""
+    """Return the bounds of each layer's input for any observation."""
     seen = 255.0 * spec.scale if spec.observation_dtype == "uint8" else math.inf
     found = {spec.weighted[0].name: (0.0 if math.isfinite(seen) else -math.inf, seen)}
     bounds = {"tanh": (-1.0, 1.0), "relu": (0.0, math.inf), "none": (-math.inf, math.inf)}
@@ -71,32 +71,31 @@ def limits(spec: PolicySpec) -> dict[str, Bounds]:
 
 
 def remembered(now: Bounds, before: Bounds | None, decay: float) -> Bounds:
-    """Return the wider of the range now and the one before, which shrinks by ``decay`` a push."""
+    """Return the union of the current range and the previous one, shrunk by ``decay``."""
     if before is None:
         return now
     return min(now[0], before[0] * decay), max(now[1], before[1] * decay)
 
 
 def widened(bounds: Bounds, margin: float, limit: Bounds) -> Bounds:
-    """Return a range around nought, ``margin`` times as wide, within limits."""
+    """Return a range that includes zero, ``margin`` times as wide, within limits."""
     low = max(min(bounds[0], 0.0) * margin, limit[0])
     high = min(max(bounds[1], 0.0) * margin, limit[1])
-    # An input that was always nought may not stay so; any range is as good as another.
+    # An input that was always zero may change later; any range will do.
     return (low, high) if low < high else (max(-1.0, limit[0]), min(1.0, limit[1]))
 
 
 def aligned(bounds: Bounds) -> ActivationRange:
-    """Return a range that holds ``bounds`` and has nought as one of its 256 levels exactly.
+    """Return a range that contains ``bounds`` and has zero as one of its 256 levels exactly.
 
-    The step between levels has 16 binary digits at most, so that all its multiples up to 255 times
-    are float32 numbers and no backend's arithmetic moves nought away.
-
+    The step has at most 16 significant bits. So its multiples up to 255 are exact in float32, and
+    no backend's arithmetic shifts zero.
     Args:
         bounds: low <= 0 <= high, low < high.
     """
     low, high = bounds
     ideal = math.floor(255.0 * -low / (high - low))
-    # Each side that there is gets one level at least.
+    # Each non-empty side gets at least one level.
     least, most = int(low < 0), 255 - int(high > 0)
     choices = {min(max(zero, least), most) for zero in (ideal, ideal + 1)}
     step, zero = min((_step(low, high, zero), zero) for zero in choices)
@@ -107,5 +106,5 @@ def aligned(bounds: Bounds) -> ActivationRange:
 
 
 def _step(low: float, high: float, zero: int) -> float:
-    """Return the least step that reaches both ends with ``zero`` levels below nought."""
+    """Return the smallest step that reaches both ends with ``zero`` levels below zero."""
     return max(-low / max(zero, 1), high / max(255 - zero, 1))

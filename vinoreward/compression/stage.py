@@ -1,4 +1,4 @@
-"""One stage of a chain: what users subclass, with one method to write."""
+"""Base class for one stage of a chain, with one method to write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vinoreward.policies.policy import Floats, Policy, QuantizedArray
 from vinoreward.policies.spec import PolicySpec
 
 State = Mapping[str, "npt.NDArray[Any] | int | float"]
-"""What a stage remembers from push to push: arrays and numbers, nothing else."""
+"""State of a stage between pushes: arrays and numbers only."""
 
 FLOAT, QUANTIZED, COMPILED = range(3)
 """Order of stages: those that need float weights, then quantization, then compilation."""
@@ -24,11 +24,11 @@ FLOAT, QUANTIZED, COMPILED = range(3)
 class Stage(abc.ABC):
     """Turns a policy into a cheaper one.
 
-    A stage takes its arguments when it is made, so that a chain can be sent to another process, and
-    keeps what it learns between pushes as NumPy arrays.
+    A stage gets its arguments in the constructor, so that a chain can be sent to another process,
+    and keeps its state between pushes as NumPy arrays.
 
     Attributes:
-        phase: where in a chain it may stand; None for anywhere.
+        phase: its position in a chain; None for any.
     """
 
     phase: ClassVar[int | None] = None
@@ -43,50 +43,50 @@ class Stage(abc.ABC):
         """Return the cheaper policy; ``policy`` itself is not changed.
 
         Args:
-            policy: what the stage before gave; it may share arrays with the teacher.
+            policy: the output of the stage before; it may share arrays with the teacher.
             context: of this push.
         """
 
     def largest(self, spec: PolicySpec) -> PolicySpec:
-        """Return the largest network that :meth:`compress` may make of one like ``spec``.
+        """Return the largest network that :meth:`compress` may make from one like ``spec``.
 
-        Room in shared memory is reserved for it before training. A stage whose networks are never
-        larger than what it is given may leave this as it is.
+        Shared memory is reserved for it before training. Override this if a stage can enlarge the
+        network.
         """
         return spec
 
-    def check(self, following: Sequence[Stage]) -> None:  # noqa: B027 - may be left as it is
-        """Raise ConfigError if the stages that follow in the chain cannot be right."""
+    def check(self, following: Sequence[Stage]) -> None:  # noqa: B027 - optional
+        """Raise ConfigError if the stages after this one cannot be right."""
 
     def parameters(self) -> dict[str, float]:
-        """Return the settings that may be changed while training runs."""
+        """Return the settings that may change during training."""
         return {}
 
     def set_parameter(self, parameter: str, value: float) -> None:
         """Change one of :meth:`parameters`.
 
         Raises:
-            ConfigError: a value that cannot work, or a parameter that the stage does not have.
+            ConfigError: an invalid value, or a parameter that the stage does not have.
         """
         raise ConfigError(
-            f"{type(self).__name__} has no setting {parameter!r} to turn to {value}. Expected one "
-            f"of {sorted(self.parameters())}."
+            f"{type(self).__name__} has no setting {parameter!r} (value {value}). Expected one of "
+            f"{sorted(self.parameters())}."
         )
 
     def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
-        """Return what is remembered between pushes."""
+        """Return the state to keep between pushes."""
         return {}
 
     def load_state(self, state: State) -> None:
-        """Continue from what :meth:`state` gave.
+        """Restore what :meth:`state` returned.
 
         Raises:
-            ConfigError: state that is not this stage's.
+            ConfigError: the state is not this stage's.
         """
         if state:
             raise ConfigError(
-                f"{type(self).__name__} was given state {sorted(state)}. Expected none; the state "
-                "was saved by another chain."
+                f"{type(self).__name__} got the state {sorted(state)}. Expected none; another "
+                "chain saved it."
             )
 
 
@@ -94,19 +94,19 @@ def float_weights(policy: Policy, stage: Stage) -> dict[str, Floats]:
     """Return the policy's parameters as float32.
 
     Raises:
-        ConfigError: some are quantized already.
+        ConfigError: some weights are already quantized.
     """
     coarse = [
         name for name, value in policy.parameters.items() if isinstance(value, QuantizedArray)
     ]
     if coarse:
         raise ConfigError(
-            f"{type(stage).__name__} was given quantized weights ({', '.join(coarse)}). Expected "
-            "float ones; put Quantize after it."
+            f"{type(stage).__name__} got quantized weights ({', '.join(coarse)}). Expected float "
+            "weights; put Quantize after it."
         )
     return policy.float_parameters()
 
 
 def own(array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Return a copy that nothing else holds: what is remembered must not lie in shared memory."""
+    """Return an own copy: state must not lie in shared memory."""
     return np.array(array, dtype=dtype)

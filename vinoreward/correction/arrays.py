@@ -16,17 +16,17 @@ Mask = NDArray[np.bool_]
 
 
 def check_time_major(**arrays: NDArray[Any]) -> None:
-    """Check that all arrays are ``(T, B)`` arrays of one shape, with at least one step.
+    """Check that all arrays have one shape ``(T, B)`` with at least one step.
 
     Raises:
-        InputError: one of them is no NumPy array, not two-dimensional, empty, or of another shape.
+        InputError: an array is not a NumPy array, not 2-dimensional, empty, or of another shape.
     """
     expected: tuple[int, ...] | None = None
     first = ""
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise InputError(
-                f"{name} is a {type(array).__name__}; correctors take NumPy arrays: give "
+                f"{name} is a {type(array).__name__}; correctors take NumPy arrays: pass "
                 f"{name}.detach().cpu().numpy() or numpy.asarray({name})."
             )
         if expected is None:
@@ -40,13 +40,13 @@ def check_time_major(**arrays: NDArray[Any]) -> None:
         elif array.shape != expected:
             raise InputError(
                 f"{name} has shape {array.shape}, but {first} has {expected}; all arrays of a "
-                "batch are (T, B) of one shape. Give the values of the steps and of their "
+                "batch are (T, B) of one shape. Pass the values of the steps and of their "
                 "successors as two arrays of T rows, not one of T + 1."
             )
 
 
 def check_finite(name: str, array: Floats, hint: str) -> None:
-    """Check that an array has no NaN and no infinity; ``hint`` is the remedy's sentence.
+    """Check that an array has no NaN and no infinity; ``hint`` says what to do.
 
     Raises:
         InputError: it has; the message names the first such element as ``[t, b]``.

@@ -1,4 +1,4 @@
-"""What goes into a corrector and what comes out."""
+"""Inputs and outputs of correctors."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from vinoreward.errors import ConfigError, InputError
 
 @dataclass(frozen=True, eq=False)
 class OffPolicyBatch:
-    """``B`` pieces of trajectory of ``T`` steps each, with what the learner thinks of them.
+    """``B`` trajectory segments of ``T`` steps each, with the learner's outputs for them.
 
-    All arrays are time-major ``(T, B)`` and of one shape; the reals are float32 or float64 and
-    are computed with in float64. They are not copied and not written to.
+    All arrays are time-major ``(T, B)`` and of one shape. Reals are float32 or float64, and all
+    computation is in float64. The arrays are neither copied nor written to.
 
-    A state-value learner leaves ``q_values`` out and gets targets for ``V(s_t)``. A learner of
-    action values gives ``q_values`` and gets targets for ``Q(s_t, a_t)``; its ``values`` and
+    A state-value learner leaves ``q_values`` out and gets targets for ``V(s_t)``. An action-value
+    learner passes ``q_values`` and gets targets for ``Q(s_t, a_t)``; its ``values`` and
     ``next_values`` are then expectations of Q under the target policy, best from its target
-    network (for SAC the soft ones, ``E_pi[Q - alpha log pi]``; the equations stay the same).
+    network (for SAC the soft ones, ``E_pi[Q - alpha log pi]``; the equations are the same).
 
     Raises:
-        InputError: a shape, a dtype or a number that cannot be; the message names the array.
-        ConfigError: ``gamma`` is not within 0 and 1.
+        InputError: an invalid shape, dtype or number; the message names the array.
+        ConfigError: ``gamma`` is not between 0 and 1.
     """
 
     log_pi: Floats
-    """Log-probability (nats) of the executed action under the target policy, the learner's
-    present one. ``-inf`` is allowed and says that it never takes that action."""
+    """Log-probability (nats) of the executed action under the target policy, which is the
+    learner's current one. ``-inf`` is allowed: it never takes that action."""
     log_mu: Floats
-    """The same under the policy that really acted, as the actor stored it. Finite: whatever was
-    done had a probability."""
+    """The same under the policy that acted, as the actor stored it. Must be finite, because the
+    action was executed."""
     rewards: Floats
     terminated: Mask
-    """The episode ended in a terminal state after this step: nothing follows, no bootstrap."""
+    """The episode ended in a terminal state after this step: no bootstrap."""
     truncated: Mask
     """The episode was cut off after this step (a time limit): bootstraps from ``next_values``."""
     values: Floats
     """``V(s_t)``, or ``E_pi Q(s_t, .)``, by the learner (never by the compressed network)."""
     next_values: Floats
-    """The same of the true successor of step ``t``: at an end that of the final observation, not
-    that of the next episode's first one. Ignored where ``terminated``."""
+    """The same for the true successor of step ``t``: at the end of an episode the final
+    observation, not the next episode's first one. Ignored where ``terminated``."""
     gamma: float
     """Discount per step, 0 to 1."""
     q_values: Floats | None = None
-    """``Q(s_t, a_t)`` of the executed action, for learners of action values."""
+    """``Q(s_t, a_t)`` of the executed action, for action-value learners."""
 
     def __post_init__(self) -> None:
         reals: dict[str, Floats] = {
@@ -71,13 +71,13 @@ class OffPolicyBatch:
             dtype = getattr(self, name).dtype
             if dtype != np.bool_:
                 raise InputError(
-                    f"{name} has dtype {dtype}; expected bool. Give the flags of the environment's "
-                    "step as they are, not 1 - flag."
+                    f"{name} has dtype {dtype}; expected bool. Pass the flags as the environment's "
+                    "step returns them, not 1 - flag."
                 )
         if not 0.0 <= self.gamma <= 1.0:
             raise ConfigError(f"gamma is {self.gamma}; expected a discount from 0 to 1.")
         log_ratios(self.log_pi, self.log_mu)
-        check_finite("rewards", self.rewards, "Look at the environment that gave this reward.")
+        check_finite("rewards", self.rewards, "Check the environment that gave this reward.")
         network = "The learner's network has diverged: lower its learning rate or clip gradients."
         check_finite("values", self.values, network)
         check_finite("next_values", self.successor_values, network)
@@ -92,7 +92,7 @@ class OffPolicyBatch:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Precision of the answers: float32, or float64 where one of the arrays is."""
+        """Dtype of the outputs: float64 if one of the arrays is float64, else float32."""
         arrays = [self.log_pi, self.log_mu, self.rewards, self.values, self.next_values]
         if self.q_values is not None:
             arrays.append(self.q_values)
@@ -105,49 +105,46 @@ class OffPolicyBatch:
 
     @property
     def discounts(self) -> Doubles:
-        """``gamma``, and 0 where the episode terminated."""
+        """``gamma``; 0 where the episode terminated."""
         return np.where(self.terminated, 0.0, float(self.gamma))
 
     @property
     def ends(self) -> Mask:
-        """Steps whose next row is of another episode."""
+        """Steps whose next row belongs to another episode."""
         return self.terminated | self.truncated
 
     @property
     def successor_values(self) -> Doubles:
-        """``next_values``, and 0 where the episode terminated (there they may be anything)."""
+        """``next_values``; 0 where the episode terminated."""
         return np.where(self.terminated, 0.0, self.next_values.astype(np.float64))
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """What correctors hand to each other; :class:`Correction` starts it and finishes it.
-
-    All arrays are ``(T, B)``.
-    """
+    """Intermediate result of correctors, all ``(T, B)``; :class:`Correction` creates it."""
 
     targets: Floats
     """Targets of ``V(s_t)``, or of ``Q(s_t, a_t)`` where the batch has ``q_values``."""
     advantages: Floats
-    """Advantages of the executed actions **before** any weight."""
+    """Advantages of the executed actions **before** weighting."""
     weights: Floats
-    """What ``grad log pi(a_t|s_t) * advantage`` is to be multiplied with."""
+    """Factor for ``grad log pi(a_t|s_t) * advantage``."""
     clipped: Mask
-    """Steps whose ratio was truncated."""
+    """Steps with a truncated ratio."""
 
 
 @dataclass(frozen=True, eq=False)
 class Corrected:
-    """What a learner needs: detached targets, advantages, and how far the data were off."""
+    """A learner's inputs: detached targets, advantages, and statistics of the ratios."""
 
     targets: Floats
     """``(T, B)``, regression targets of ``V(s_t)`` or ``Q(s_t, a_t)``."""
     advantages: Floats
-    """``(T, B)``, what ``grad log pi(a_t|s_t)`` is multiplied with. The importance weight is in
-    it already: multiply with nothing else."""
+    """``(T, B)``, factor for ``grad log pi(a_t|s_t)``. Includes the importance weight: do not
+    apply it again."""
     weights: Floats
-    """``(T, B)``, the weight that is in ``advantages``, for logs and for other losses."""
+    """``(T, B)``, the weight in ``advantages``, for logs and other losses."""
     ess: float
-    """Effective sample size of the untruncated ratios as a share of all steps, 0 to 1."""
+    """Effective sample size of the untruncated ratios as a fraction of all steps, 0 to 1."""
     clipped: float
-    """Share of the steps whose ratio was truncated, 0 to 1."""
+    """Fraction of steps with a truncated ratio, 0 to 1."""

@@ -29,15 +29,15 @@ class Corrector(abc.ABC):
             def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
                 return replace(estimate, weights=np.exp(np.clip(batch.log_rhos, -1, self.limit)))
 
-    Correctors hold plain parameters and no state: they are called once per batch, and the same
-    batch gives the same answer.
+    Correctors have plain parameters and no state: they are called once per batch, and the same
+    batch gives the same result.
     """
 
     role: ClassVar[Role]
-    """``"target"`` makes targets and advantages; ``"policy_gradient"`` only the weight."""
+    """``"target"`` computes targets and advantages; ``"policy_gradient"`` only the weight."""
     critic: ClassVar[Critic | None] = None
-    """Critic it can correct: ``"v"``, ``"q"``, or ``None`` for both. The built-in ones that need
-    ``q_values`` say ``"q"``."""
+    """Critic it can correct: ``"v"``, ``"q"``, or ``None`` for both. Built-in correctors that need
+    ``q_values`` have ``"q"``."""
 
     @abc.abstractmethod
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
@@ -45,32 +45,31 @@ class Corrector(abc.ABC):
 
         Args:
             batch: checked arrays ``(T, B)``.
-            estimate: what there is so far. For role ``"target"`` the one-step targets, their
+            estimate: the result so far. For role ``"target"`` the one-step targets, their
                 advantages, and weights of 1. For ``"policy_gradient"`` the targets and advantages
-                of the target corrector, to be left alone, and weights of 1, whatever weight the
-                target corrector had: so the ratio cannot enter twice, neither by replacing the
-                weights nor by multiplying them.
+                of the target corrector, which must not change, and weights of 1 even if the target
+                corrector set its own. So the ratio cannot be applied twice.
 
         Returns:
-            Estimate: new ``(T, B)`` arrays of finite numbers; ``dataclasses.replace`` helps.
+            Estimate: new finite ``(T, B)`` arrays; use ``dataclasses.replace``.
         """
 
 
 def check_correctors(
     correctors: Iterable[Corrector], critic: Critic | None = None
 ) -> tuple[Corrector, ...]:
-    """Return correctors that go together, the one of role ``target`` first.
+    """Check that the correctors fit together; return them with the ``target`` one first.
 
-    A ratio must not be applied twice, so there is one corrector per role. The target has to be
-    named even if it is :class:`~vinoreward.correction.NoCorrection`: learning off-policy without
-    a correction is a decision. The order in which they are given does not matter.
+    There is one corrector per role, so that a ratio is not applied twice. The target must be
+    explicit, if only as :class:`~vinoreward.correction.NoCorrection`: learning off-policy without
+    a correction is a decision. The order of the arguments does not matter.
 
     Args:
         correctors: one of role ``"target"``, at most one of role ``"policy_gradient"``.
         critic: what the learner's critic estimates, if known: ``"v"`` or ``"q"``.
 
     Raises:
-        ConfigError: something else was given; the message says what and what to do.
+        ConfigError: the correctors do not fit; the message says why and what to do.
     """
     by_role: dict[str, Corrector] = {}
     for corrector in correctors:
@@ -79,7 +78,7 @@ def check_correctors(
             if isinstance(corrector, type):
                 name, remedy = corrector.__name__, f" Call it: {corrector.__name__}()."
             raise ConfigError(
-                f"{name} is no corrector; expected objects such as VTrace() or "
+                f"{name} is not a corrector; expected objects such as VTrace() or "
                 f"ImportanceSampling().{remedy}"
             )
         role = getattr(corrector, "role", None)
@@ -90,16 +89,15 @@ def check_correctors(
             )
         if role in by_role:
             raise ConfigError(
-                f"{by_role[role]} and {corrector} both have the role {role!r}; one corrector per "
-                "role is possible, for a second one would correct what is corrected already. "
-                "Leave one out."
+                f"{by_role[role]} and {corrector} both have the role {role!r}; expected one "
+                "corrector per role, because two would apply the ratio twice. Leave one out."
             )
         by_role[role] = corrector
     if "target" not in by_role:
         found = ", ".join(str(corrector) for corrector in by_role.values()) or "none at all"
         raise ConfigError(
-            f"No corrector of role 'target' was given ({found}); expected one, such as VTrace() "
-            "for state values or Retrace() for action values. Say NoCorrection() to learn from "
+            f"There is no corrector of role 'target' ({found}); expected one, such as VTrace() "
+            "for state values or Retrace() for action values. Use NoCorrection() to learn from "
             "uncorrected returns."
         )
     chain = tuple(by_role[role] for role in ("target", "policy_gradient") if role in by_role)
@@ -109,13 +107,13 @@ def check_correctors(
 
 
 def _check_critic(chain: tuple[Corrector, ...], critic: Critic) -> None:
-    """Refuse a corrector of state values for a critic of action values, and the reverse."""
+    """Refuse a state-value corrector for an action-value critic, and the reverse."""
     for corrector in chain:
         if corrector.critic not in (None, critic):
             remedy = (
-                "Take Retrace(), TreeBackup() or NoCorrection() instead."
+                "Use Retrace(), TreeBackup() or NoCorrection()."
                 if critic == "q"
-                else "Give q_values, or take VTrace() or NoCorrection() instead."
+                else "Pass q_values, or use VTrace() or NoCorrection()."
             )
             raise ConfigError(
                 f"{corrector} corrects {_CRITICS[corrector.critic]}, but the learner's critic "
@@ -124,15 +122,15 @@ def _check_critic(chain: tuple[Corrector, ...], critic: Critic) -> None:
 
 
 class Correction:
-    """Correctors applied together: a batch goes in, targets and advantages come out.
+    """Applies correctors to a batch and returns targets and advantages.
 
     Args:
         correctors: see :func:`check_correctors`.
-        critic: what the learner's critic estimates, so that a mismatch is said when the learner
-            is made and not at its first batch.
+        critic: what the learner's critic estimates, to report a mismatch now and not at the first
+            batch.
 
     Raises:
-        ConfigError: the correctors do not go together.
+        ConfigError: the correctors do not fit together.
     """
 
     def __init__(self, correctors: Iterable[Corrector], critic: Critic | None = None) -> None:
@@ -140,7 +138,7 @@ class Correction:
 
     @property
     def correctors(self) -> tuple[Corrector, ...]:
-        """The correctors in the order in which they are applied."""
+        """The correctors in the order of application."""
         return self._chain
 
     def __repr__(self) -> str:
@@ -149,12 +147,12 @@ class Correction:
     def __call__(self, batch: OffPolicyBatch) -> Corrected:
         """Correct a batch.
 
-        The answers are new arrays of the batch's precision; nothing of the batch is changed.
+        The results are new arrays in the batch's precision; the batch does not change.
 
         Raises:
             ConfigError: a corrector does not fit the batch's critic, or changes what its role
-                does not allow.
-            InputError: a corrector cannot use the numbers in the batch.
+                may not change.
+            InputError: a corrector cannot use the batch's numbers.
             OutputError: a corrector returned another shape, or numbers that are not finite.
         """
         _check_critic(self._chain, "v" if batch.q_values is None else "q")
@@ -181,7 +179,7 @@ class Correction:
 
 
 def _checked(corrector: Corrector, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
-    """Return an estimate whose arrays have the batch's shape and are finite in its precision."""
+    """Check that an estimate has the batch's shape and is finite in its precision."""
     for name in ("targets", "advantages", "weights", "clipped"):
         array = getattr(estimate, name)
         if np.shape(array) != batch.shape:
@@ -191,7 +189,7 @@ def _checked(corrector: Corrector, batch: OffPolicyBatch, estimate: Estimate) ->
             )
     largest = float(np.finfo(batch.dtype).max)
     for name in ("targets", "advantages", "weights"):
-        # NaN compares false, so this finds it too.
+        # Written so that NaN fails, too.
         if not np.all(np.abs(getattr(estimate, name)) <= largest):
             raise OutputError(
                 f"{corrector} returned {name} that are not finite; expected finite numbers. "
@@ -202,10 +200,10 @@ def _checked(corrector: Corrector, batch: OffPolicyBatch, estimate: Estimate) ->
 
 
 def _check_role(corrector: Corrector, before: Estimate, after: Estimate) -> None:
-    """Refuse a corrector of the policy gradient's weight that changes what is not its part."""
+    """Refuse a policy-gradient corrector that changes more than the weights."""
     for name in ("targets", "advantages"):
         if not np.array_equal(getattr(before, name), getattr(after, name)):
             raise ConfigError(
                 f"{corrector} has the role 'policy_gradient' but changed the {name}; that role "
-                "may change the weights only. Give it the role 'target' or leave them alone."
+                "may change only the weights. Set the role 'target', or do not change them."
             )

@@ -1,4 +1,4 @@
-"""The correctors that come with the library, as frozen dataclasses of their parameters."""
+"""The built-in correctors, as frozen dataclasses of their parameters."""
 
 from __future__ import annotations
 
@@ -37,19 +37,20 @@ def _check_limit(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class VTrace(Corrector):
-    """V-trace for actor-critic (Espeholt et al. 2018), see :mod:`vinoreward.correction.vtrace`.
+    """V-trace for actor-critic (Espeholt et al. 2018), see :func:`vtrace`.
 
-    It weights the policy gradient with ``min(rho, rho_t)`` itself; a corrector of role
-    ``policy_gradient`` beside it replaces that weight.
+    It weights the policy gradient with ``min(rho, rho_t)``; a corrector of role
+    ``policy_gradient`` replaces that weight.
 
     Raises:
         ConfigError: ``rho`` or ``c`` not above 0, ``c`` above ``rho``, ``lam`` not in 0 to 1.
     """
 
     rho: float = 1.0
-    """Truncation of the temporal difference's ratio: what is learned. ``math.inf`` is ``V^pi``."""
+    """Truncation of the temporal difference's ratio; decides what is learned. ``math.inf`` gives
+    ``V^pi``."""
     c: float = 1.0
-    """Truncation of the trace's ratio: how fast it is learned, and with how much variance."""
+    """Truncation of the trace's ratio; decides how fast, and with how much variance."""
     lam: float = 1.0
     """Decay of the trace, 0 to 1."""
 
@@ -69,7 +70,7 @@ class VTrace(Corrector):
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
         """Return V-trace's targets, advantages and weights."""
         log_rhos = batch.log_rhos
-        # An overflow becomes an infinity that the composition refuses with a sentence.
+        # An overflow becomes an infinity, which Correction reports.
         with np.errstate(over="ignore", invalid="ignore"):
             returns = vtrace(
                 log_rhos=log_rhos,
@@ -90,9 +91,9 @@ class VTrace(Corrector):
 class ImportanceSampling(Corrector):
     """Truncated importance weights on the policy gradient, ``min(rho, rho_t)``.
 
-    Goes with any corrector of role ``target``. With ``mix`` below 1 the weight is
-    ``(1 - mix) + mix min(rho, rho_t)``; ``mix="ess"`` takes the batch's effective sample size, so
-    the further the data are off, the less a few large ratios decide the gradient.
+    Works with any corrector of role ``target``. With ``mix`` below 1 the weight is
+    ``(1 - mix) + mix min(rho, rho_t)``. ``mix="ess"`` uses the batch's effective sample size: the
+    more off-policy the data, the less a few large ratios dominate the gradient.
 
     Raises:
         ConfigError: ``rho`` not above 0, ``mix`` neither ``"ess"`` nor in 0 to 1.
@@ -101,7 +102,7 @@ class ImportanceSampling(Corrector):
     rho: float = 1.0
     """Truncation; ``math.inf`` for none."""
     mix: float | Literal["ess"] = 1.0
-    """Share of the correction: 1 all of it, 0 none, ``"ess"`` by effective sample size."""
+    """Fraction of the correction: 0 to 1, or ``"ess"`` for the effective sample size."""
 
     role: ClassVar[Role] = "policy_gradient"
 
@@ -125,7 +126,7 @@ class ImportanceSampling(Corrector):
 
 
 def _munos(batch: OffPolicyBatch, coefficients: Doubles, estimate: Estimate) -> Estimate:
-    """Return the estimate with the returns of the Munos form for these trace coefficients."""
+    """Return the estimate with Munos returns for these trace coefficients."""
     targets = munos_returns(
         rewards=batch.rewards,
         discounts=batch.discounts,
@@ -140,8 +141,8 @@ def _munos(batch: OffPolicyBatch, coefficients: Doubles, estimate: Estimate) -> 
 def _q_values(batch: OffPolicyBatch) -> Floats:
     if batch.q_values is None:
         raise ConfigError(
-            "The batch has no q_values; a corrector of action values needs Q(s_t, a_t). Give them, "
-            "or take VTrace() or NoCorrection()."
+            "The batch has no q_values; an action-value corrector needs Q(s_t, a_t). Pass them, "
+            "or use VTrace() or NoCorrection()."
         )
     return batch.q_values
 
@@ -164,7 +165,7 @@ class Retrace(Corrector):
         _check_share("lam", self.lam)
 
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
-        """Return Retrace's targets; the weights stay 1."""
+        """Return Retrace's targets; weights stay 1."""
         log_rhos = batch.log_rhos
         corrected = _munos(batch, retrace_coefficients(log_rhos, self.lam), estimate)
         return replace(corrected, clipped=log_rhos > 0.0)
@@ -174,8 +175,8 @@ class Retrace(Corrector):
 class TreeBackup(Corrector):
     """Tree-backup for action values: ``c_t = lam pi(a_t|s_t)`` (Precup et al. 2000).
 
-    Reads no behaviour probability (``log_mu`` only enters the effective sample size), for
-    discrete actions only. Of all correctors the slowest: its traces are short even on-policy.
+    Does not use the behaviour probability (``log_mu`` only enters the effective sample size); for
+    discrete actions only. The slowest corrector: its traces are short even on-policy.
 
     Raises:
         ConfigError: ``lam`` is not in 0 to 1.
@@ -191,7 +192,7 @@ class TreeBackup(Corrector):
         _check_share("lam", self.lam)
 
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
-        """Return Tree-backup's targets; the weights stay 1."""
+        """Return Tree-backup's targets; weights stay 1."""
         return _munos(batch, tree_backup_coefficients(batch.log_pi, self.lam), estimate)
 
 
@@ -199,7 +200,7 @@ class TreeBackup(Corrector):
 class QLambda(Corrector):
     """Q(lambda) with off-policy corrections: ``c_t = lam`` (Harutyunyan et al. 2016).
 
-    Reads no behaviour probability. Diverges where the behaviour policy is far from the target
+    Does not use the behaviour probability. Diverges if the behaviour policy is far from the target
     policy and ``lam`` is large; :class:`Retrace` does not.
 
     Raises:
@@ -216,16 +217,16 @@ class QLambda(Corrector):
         _check_share("lam", self.lam)
 
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
-        """Return Q(lambda)'s targets; the weights stay 1."""
+        """Return Q(lambda)'s targets; weights stay 1."""
         return _munos(batch, q_lambda_coefficients(batch.shape, self.lam), estimate)
 
 
 @dataclass(frozen=True)
 class NoCorrection(Corrector):
-    """Uncorrected returns, for state and for action values, said explicitly.
+    """Uncorrected returns, for state and action values.
 
-    What is learned is the behaviour policy's return over the horizon of the target and the
-    learner's value after it. With ``steps=1`` nothing is wrong with that for action values.
+    Learns the behaviour policy's return over the horizon of the target, plus the learner's value
+    after it. For action values, ``steps=1`` is exact.
 
     Raises:
         ConfigError: ``steps`` below 1, ``lam`` not in 0 to 1, or both given.
@@ -247,11 +248,11 @@ class NoCorrection(Corrector):
         if self.lam != 1.0:
             raise ConfigError(
                 f"steps is {self.steps} and lam is {self.lam}; a return is either an n-step return "
-                "or a lambda-return. Give one of them."
+                "or a lambda-return. Set only one of them."
             )
 
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
-        """Return uncorrected targets; the weights stay 1."""
+        """Return uncorrected targets; weights stay 1."""
         if self.steps is None:
             targets = lambda_returns(
                 rewards=batch.rewards,

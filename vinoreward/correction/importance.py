@@ -1,4 +1,4 @@
-"""Importance ratios, truncated weights, and how much data they leave."""
+"""Importance ratios, truncated weights, and effective sample size."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from vinoreward.correction.arrays import Doubles, Floats, check_finite, check_ti
 from vinoreward.errors import InputError
 
 LOG_RATIO_LIMIT = 20.0
-"""Upper bound of a log ratio (nats). ``exp(20)`` is 5e8: far beyond anything a truncated
-estimator uses, and a product of a few such ratios still is a float64. There is no lower bound:
-a ratio that underflows to 0 is what it should be."""
+"""Upper bound of a log ratio (nats). ``exp(20)`` is 5e8: far beyond what a truncated estimator
+uses, and a product of a few such ratios still fits a float64. There is no lower bound: a ratio may
+underflow to 0."""
 
 
 def log_ratios(log_pi: Floats, log_mu: Floats) -> Doubles:
@@ -28,8 +28,8 @@ def log_ratios(log_pi: Floats, log_mu: Floats) -> Doubles:
     check_finite(
         "log_mu",
         log_mu,
-        "It is the log-probability of an action that was executed, under the network that chose "
-        "it: store it when the action is drawn, and drop trajectories of a broken network.",
+        "It is the log-probability of an executed action under the network that chose it: store "
+        "it when you sample the action, and drop trajectories of a broken network.",
     )
     never = np.isneginf(log_pi)
     check_finite(
@@ -45,31 +45,31 @@ def log_ratios(log_pi: Floats, log_mu: Floats) -> Doubles:
 def truncated_weights(log_rhos: Floats, rho: float) -> Doubles:
     """Return ``min(rho, exp(log_rhos))`` in the shape of ``log_rhos``; ``rho`` may be infinite.
 
-    Truncation bounds the variance and pays with bias towards the behaviour policy (Espeholt et
-    al. 2018, eq. 3 says which policy is evaluated then).
+    Truncation trades variance for bias towards the behaviour policy (Espeholt et al. 2018, eq. 3
+    gives the policy that is then evaluated).
     """
     return np.minimum(np.exp(log_rhos.astype(np.float64)), rho)
 
 
 def effective_sample_size(log_rhos: Floats) -> float:
-    """Return Kish's effective sample size as a share of the steps, 0 to 1.
+    """Return Kish's effective sample size as a fraction of the steps, 0 to 1.
 
-    ``(sum w)^2 / (n sum w^2)`` of the untruncated ratios: truncation would hide how far the
-    behaviour policy is from the target policy. 1 on-policy, 1 / n where one step outweighs the
-    rest, 0 where the target policy would have taken none of the actions.
+    ``(sum w)^2 / (n sum w^2)`` of the untruncated ratios, because truncation would hide how far
+    the behaviour policy is from the target policy. 1 on-policy, 1 / n if one step outweighs the
+    rest, 0 if the target policy would take none of the actions.
 
     Args:
         log_rhos: log ratios of any shape, at least one.
 
     Raises:
-        InputError: there are none.
+        InputError: ``log_rhos`` is empty.
     """
     if log_rhos.size == 0:
         raise InputError("log_rhos is empty; the effective sample size needs at least one step.")
     highest = float(log_rhos.max())
     if highest == -np.inf:
         return 0.0
-    # Scaling all weights leaves the answer as it is, and the largest weight 1 cannot overflow.
+    # Scaling all weights does not change the result; with a maximum of 1 nothing overflows.
     weights = np.exp(log_rhos.astype(np.float64) - highest)
     return float(np.square(weights.sum()) / (weights.size * np.square(weights).sum()))
 

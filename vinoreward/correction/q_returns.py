@@ -4,7 +4,7 @@ The Munos form (the general operator of Munos et al. 2016), for one trajectory::
 
     G_t = r_t + d_t (E_pi Q(s'_t, .) + c_{t+1} (G_{t+1} - Q(s_{t+1}, a_{t+1})))
 
-is one recursion for a family of methods; only the trace coefficients ``c_t`` differ (their
+one recursion covers a family of methods; only the trace coefficients ``c_t`` differ (their
 table 1):
 
 =================================  =============================================================
@@ -25,7 +25,7 @@ from vinoreward.correction.arrays import Doubles, Floats, Mask, check_time_major
 from vinoreward.correction.importance import truncated_weights
 from vinoreward.errors import ConfigError, InputError
 
-# Rounding of a float32 log-softmax: more than this above 0 is a density.
+# Rounding of a float32 log-softmax; a value further above 0 is a density.
 _LOG_PROBABILITY_TOLERANCE = 1e-5
 
 
@@ -43,8 +43,8 @@ def tree_backup_coefficients(log_pi: Floats, lam: float) -> Doubles:
     highest = float(log_pi.max())
     if highest > _LOG_PROBABILITY_TOLERANCE:
         raise InputError(
-            f"log_pi reaches {highest:.3g}; Tree-backup multiplies with probabilities, which have "
-            "logarithms of at most 0. A density of continuous actions cannot be used: take Retrace."
+            f"log_pi reaches {highest:.3g}; Tree-backup multiplies with probabilities, whose "
+            "logarithms are at most 0. It cannot use a density of continuous actions: use Retrace."
         )
     return lam * np.minimum(np.exp(log_pi.astype(np.float64)), 1.0)
 
@@ -78,9 +78,9 @@ def munos_returns(
         discounts: ``(T, B)``, ``gamma``, or 0 where the episode terminated.
         q_values: ``(T, B)``, ``Q(s_t, a_t)`` of the executed action.
         next_values: ``(T, B)``, ``E_pi Q(s'_t, .)`` at the true successor of step ``t``.
-        coefficients: ``(T, B)``, ``c_t`` of the action of row ``t``; that of row ``t + 1`` is
-            what step ``t`` uses, so the first row and rows after an end are not read.
-        ends: ``(T, B)``, steps whose next row is of another episode.
+        coefficients: ``(T, B)``, ``c_t`` of the action of row ``t``. Step ``t`` uses row
+            ``t + 1``, so the first row and rows after an end are not read.
+        ends: ``(T, B)``, steps whose next row belongs to another episode.
 
     Raises:
         InputError: the arrays are not ``(T, B)`` of one shape.
@@ -108,9 +108,9 @@ def lambda_returns(
 ) -> Doubles:
     """Return ``G_t = r_t + d_t ((1 - lam) V'_t + lam G_{t+1})``, ``(T, B)``, uncorrected.
 
-    At an end that is no termination and in the last row ``G_{t+1}`` is ``V'_t``. With ``lam = 1``
-    all rewards up to the end of the episode or of the array are summed, as in the n-step target
-    of actor-critic. Arguments as for :func:`munos_returns`.
+    At a truncation and in the last row, ``G_{t+1}`` is ``V'_t``. ``lam = 1`` sums all rewards up to
+    the end of the episode or array, as in the n-step target of actor-critic. Arguments as for
+    :func:`munos_returns`.
 
     Raises:
         InputError: the arrays are not ``(T, B)`` of one shape.
@@ -144,8 +144,8 @@ def n_step_returns(
         raise ConfigError(f"steps is {steps}; an n-step return needs at least 1.")
     one_step = rewards + discounts * next_values.astype(np.float64)
     returns = one_step.copy()
-    # Each round makes every return one step longer: k steps from t are the reward of t and the
-    # k - 1 steps from t + 1. Beyond the length of the array nothing changes any more.
+    # Each round extends every return by one step: k steps from t are the reward of t and the
+    # k - 1 steps from t + 1. Beyond the length of the array nothing changes.
     for _ in range(min(steps, len(returns)) - 1):
         longer = rewards[:-1] + discounts[:-1] * returns[1:]
         returns[:-1] = np.where(ends[:-1], one_step[:-1], longer)

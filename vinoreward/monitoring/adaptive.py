@@ -1,4 +1,4 @@
-"""Strategies that turn one parameter little by little, both ways."""
+"""Strategies that adjust one parameter in small steps, in both directions."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from vinoreward.monitoring.strategy import Readings, Strategy
 
 
 class LinearAlpha(Strategy):
-    """AcceRL's linear strategy: the compressed network acts less, the further it is off.
+    """AcceRL's linear strategy: the further the compressed network is off, the less it acts.
 
-    alpha falls in a straight line from 1 at ``low`` to ``least`` at ``high``.
+    alpha falls linearly from 1 at ``low`` to ``least`` at ``high``.
 
     Args:
-        low: reading up to which the compressed network always acts.
-        high: reading from which it acts with probability ``least`` only.
-        reading: AcceRL's is the mean of KL(learner || compressed).
-        least: alpha at ``high``. At 0 no compressed rows come in any more, and only readings of a
-            compressor's probe observations can raise alpha again.
-        step: smaller changes of alpha are not made: each is a message to every actor.
+        low: up to this reading the compressed network always acts.
+        high: from this reading on it acts with probability ``least``.
+        reading: AcceRL uses the mean of KL(learner || compressed).
+        least: alpha at ``high``. At 0 there are no compressed rows any more; only readings from a
+            compressor's probe observations can then raise alpha again.
+        step: smallest change of alpha; each change is a message to every actor.
 
     Raises:
-        ConfigError: numbers that do not make a falling line.
+        ConfigError: the numbers do not make a falling line.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class LinearAlpha(Strategy):
     ) -> None:
         if not (0.0 <= low < high and 0.0 <= least < 1.0 and 0.0 <= step <= 0.5):
             raise ConfigError(
-                f"alpha was to fall between readings {low} and {high} to {least} in steps of "
-                f"{step}. Expected 0 <= low < high, 0 <= least < 1 and a step of at most 0.5."
+                f"alpha falls between readings {low} and {high} to {least} in steps of {step}. "
+                "Expected 0 <= low < high, 0 <= least < 1 and a step of at most 0.5."
             )
         self._low, self._high, self._reading = low, high, reading
         self._least, self._step = least, step
@@ -70,19 +70,19 @@ class LinearAlpha(Strategy):
 
 
 class AdaptiveSparsity(Strategy):
-    """Prunes more while all readings are good, less at once when one is bad.
+    """Prunes more while all readings are good, and less as soon as one is bad.
 
     Args:
-        limits: of the readings.
-        step: of sparsity.
-        lowest: sparsity.
-        highest: sparsity.
-        patience: good rounds in a row before pruning more; doubled by each relapse, so that it
-            settles below the sparsity that fails.
-        cooldown: rounds after a step in which nothing is judged.
+        limits: limits on the readings.
+        step: change of sparsity per step.
+        lowest: minimum sparsity.
+        highest: maximum sparsity.
+        patience: good rounds in a row before pruning more. Each relapse doubles it, so the
+            strategy settles below the sparsity that fails.
+        cooldown: rounds without a verdict after each step.
 
     Raises:
-        ConfigError: numbers that cannot be.
+        ConfigError: invalid numbers.
     """
 
     remembered = ("judge", "raised")
@@ -99,8 +99,8 @@ class AdaptiveSparsity(Strategy):
     ) -> None:
         if not (0.0 <= lowest < highest <= MOST_SPARSE and step > 0.0):
             raise ConfigError(
-                f"sparsity was to change between {lowest} and {highest} in steps of {step}. "
-                f"Expected 0 <= lowest < highest <= {MOST_SPARSE} and a step above 0."
+                f"sparsity ranges from {lowest} to {highest} in steps of {step}. Expected "
+                f"0 <= lowest < highest <= {MOST_SPARSE} and a step above 0."
             )
         self.judge = Judge(limits, patience=patience, cooldown=cooldown)
         self._step, self._lowest, self._highest = step, lowest, highest
@@ -113,7 +113,7 @@ class AdaptiveSparsity(Strategy):
             return setting
         sign = 1.0 if verdict == "good" else -1.0
         wanted = setting.sparsity + sign * self._step
-        # Rounded, so that ten steps of a tenth make one.
+        # Rounded, so that ten steps of 0.1 make exactly 1.
         sparsity = round(min(self._highest, max(self._lowest, wanted)), 6)
         if sparsity == setting.sparsity:
             return setting
@@ -131,14 +131,14 @@ class AdaptivePull(Strategy):
     """Pulls weights twice as often when experience is stale, half as often when it is fresh.
 
     Args:
-        limits: of the readings; by default the effective sample size.
-        shortest: pull period in steps of an environment.
-        longest: pull period; None is the one that it finds at first.
+        limits: limits on the readings; by default on the effective sample size.
+        shortest: minimum pull period in environment steps.
+        longest: maximum pull period; None means the initial one.
         patience: good rounds in a row before pulling less often.
-        cooldown: rounds after a step in which nothing is judged.
+        cooldown: rounds without a verdict after each step.
 
     Raises:
-        ConfigError: numbers that cannot be.
+        ConfigError: invalid numbers.
     """
 
     remembered = ("judge", "longest", "slowed")
@@ -154,8 +154,8 @@ class AdaptivePull(Strategy):
     ) -> None:
         if shortest < 1 or (longest is not None and longest < shortest):
             raise ConfigError(
-                f"pull periods from {shortest} to {longest} were asked for. Expected at least 1 "
-                "step, and the longest not below the shortest."
+                f"pull periods range from {shortest} to {longest}. Expected a shortest of at least "
+                "1 step and a longest that is not below it."
             )
         self.judge = Judge(limits, patience=patience, cooldown=cooldown)
         self._shortest = shortest
@@ -172,7 +172,7 @@ class AdaptivePull(Strategy):
             period = max(self._shortest, period // 2)
         elif verdict == "good":
             period = min(self.longest, period * 2)
-        # A setting from outside these bounds is left alone rather than pushed the wrong way.
+        # Leave a setting outside these bounds alone rather than push it the wrong way.
         if period == setting.pull_period or (period > setting.pull_period) != (verdict == "good"):
             return setting
         self.judge.changed(relapsed=verdict == "bad" and self.slowed)

@@ -1,4 +1,4 @@
-"""What indicators look at: rows of experience with the outputs of both networks."""
+"""The input of indicators: rows of experience with the outputs of both networks."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ class MonitorBatch:
 
     Attributes:
         spec: head of both networks (their trunks may differ).
-        pi: (N, K) outputs of the learner's network now.
+        pi: (N, K) outputs of the learner's current network.
         mu: (N, K) outputs of the network that acted.
-        versions: (N,) integers, the learner's version that each acting network was made of.
-        learner_version: the learner's now.
-        network: (N,) integers: 0 the full precision network acted, 1 the compressed one.
+        versions: (N,) integers, the learner version from which each acting network was made.
+        learner_version: the learner's current version.
+        network: (N,) integers: 0 if the full precision network acted, 1 if the compressed one did.
         log_pi: (N,) log probabilities of the executed actions under ``pi``, or None if unknown.
-        log_mu: (N,) under ``mu``, or None.
-        exploration: of the actors. ``tanh`` heads need its sigma: the unit of their differences.
+        log_mu: (N,) the same under ``mu``, or None.
+        exploration: of the actors. ``tanh`` heads need sigma, the unit of action differences.
         source: (N, K) outputs of the full precision network of each row's own version, if known:
             the compressor has them for its probe observations, and a learner may keep its last
-            versions. Held against them, ``mu`` shows compression alone; against ``pi``, compression
-            and staleness. Without them, ``pi`` is the source of rows that are of the learner's very
-            version, and of no others.
-        returns: of a paired evaluation, if there was one since the last batch.
-        evaluated: the version that they are of; None: the learner's now.
-        full_returns: (S,) of the full precision policy in an evaluation that was not paired: the
-            compressed one was of another version, or could not act.
-        after: compressed rows of versions up to this one were made under an earlier setting and are
-            not judged; the Monitor sets it.
+            versions. ``mu`` against ``source`` shows compression alone; ``mu`` against ``pi`` shows
+            compression and staleness. Without them, ``pi`` serves as source for rows of the
+            learner's current version only.
+        returns: of a paired evaluation since the last batch, if any.
+        evaluated: the version of these returns; None means the learner's current one.
+        full_returns: (S,) of the full precision policy in an unpaired evaluation: the compressed
+            policy was of another version, or could not act.
+        after: skip compressed rows up to this version: they come from an earlier setting. The
+            Monitor sets it.
 
     Raises:
-        InputError: arrays that do not fit together.
+        InputError: array shapes do not match.
         ConfigError: a ``tanh`` head without sigma.
     """
 
@@ -89,12 +89,12 @@ class MonitorBatch:
             array = getattr(self, name)
             if array is not None and array.shape != shape:
                 raise InputError(
-                    f"the monitor was given {name} of shape {array.shape}. Expected {shape}."
+                    f"the monitor got {name} of shape {array.shape}. Expected {shape}."
                 )
         if self.spec.head == "tanh" and self.exploration.unit <= 0.0:
             raise ConfigError(
-                "the monitor was given a tanh head without exploration. Expected a sigma above 0: "
-                "the unit in which its actions differ."
+                "the monitor got a tanh head without exploration. Expected a sigma above 0: it is "
+                "the unit of action differences."
             )
 
     @classmethod
@@ -105,13 +105,13 @@ class MonitorBatch:
         learner_version: int,
         evaluated: int | None = None,
     ) -> MonitorBatch:
-        """Return a batch without rows that brings an evaluation only.
+        """Return a batch without rows that carries only an evaluation.
 
         Args:
             spec: of the policy.
-            returns: paired ones, or (S,) of the full precision policy alone.
-            learner_version: the learner's now.
-            evaluated: the version that they are of; None: the learner's now.
+            returns: paired returns, or (S,) of the full precision policy alone.
+            learner_version: the learner's current version.
+            evaluated: the version of these returns; None means the learner's current one.
         """
         none = np.zeros((0, spec.outputs), dtype=np.float32)
         whole = np.zeros(0, dtype=np.int64)
@@ -124,31 +124,31 @@ class MonitorBatch:
         )  # fmt: skip
 
     def judged_after(self, version: int | None) -> MonitorBatch:
-        """Return the batch with compressed rows judged only if they are of later versions."""
+        """Return a copy whose compressed rows count only if they are of later versions."""
         return dataclasses.replace(self, after=version)
 
     @property
     def judged_returns(self) -> PairedReturns | None:
-        """Those of a paired evaluation of a version that was compressed in the present setting."""
+        """Paired returns of a version that was compressed with the current setting, or None."""
         version = self.learner_version if self.evaluated is None else self.evaluated
         return None if self.after is not None and version <= self.after else self.returns
 
     @cached_property
     def lag(self) -> npt.NDArray[np.int64]:
-        """(N,) how many versions behind each acting network was.
+        """(N,) how many versions each acting network is behind the learner.
 
-        0 where it is ahead: a learner restored from a checkpoint meets experience of versions that
-        it has yet to reach again.
+        At least 0: after a restore, experience may be of versions the learner has yet to reach
+        again.
         """
         behind = self.learner_version - self.versions.astype(np.int64)
         return np.maximum(behind, 0)
 
     def mask(self, rows: Rows, against: Against = "learner") -> Mask:
-        """Return (N,) which rows are of that network, of a setting that is judged, and comparable.
+        """Return (N,) which rows to compare.
 
         Args:
-            rows: ``"compressed"``, ``"full"`` or ``"all"``.
-            against: ``"source"`` leaves out rows whose source is not known.
+            rows: whose: ``"compressed"``, ``"full"`` or ``"all"``.
+            against: ``"source"`` leaves out rows without a known source.
         """
         compressed: Mask = np.asarray(self.network == COMPRESSED)
         judged: Mask = np.ones(len(self.mu), dtype=np.bool_)
@@ -160,31 +160,31 @@ class MonitorBatch:
             return judged & compressed
         return judged & ~compressed if rows == "full" else judged
 
-    def held_against(self, against: Against) -> Floats:
-        """Return (N, K) what ``mu`` is held against."""
+    def reference(self, against: Against) -> Floats:
+        """Return (N, K) the outputs that ``mu`` is compared with."""
         return self.source if against == "source" and self.source is not None else self.pi
 
     def divergences(self, direction: Direction, against: Against = "learner") -> Doubles:
         """Return (N,) divergences in nats; infinite where an output is not finite.
 
         Args:
-            direction: ``"mu_pi"``: KL(mu || other); ``"pi_mu"``: KL(other || mu).
-            against: the other.
+            direction: ``"mu_pi"``: KL(mu || reference); ``"pi_mu"``: KL(reference || mu).
+            against: the reference.
         """
         key = (direction, against if self.source is not None else "learner")
-        if key not in self._kept:
-            other = self.held_against(against)
+        if key not in self._cached:
+            other = self.reference(against)
             pair = (self.mu, other) if direction == "mu_pi" else (other, self.mu)
-            self._kept[key] = self._divergences(*pair)
-        return self._kept[key]
+            self._cached[key] = self._divergences(*pair)
+        return self._cached[key]
 
     def action_errors(self, against: Against = "learner") -> Doubles:
         """Return (N,) root mean square difference of ``tanh`` heads' actions, in sigmas."""
-        return self._apart(self.mu, self.held_against(against))
+        return self._apart(self.mu, self.reference(against))
 
     @cached_property
-    def _kept(self) -> dict[tuple[str, str], Doubles]:
-        # Several indicators ask for the same divergences.
+    def _cached(self) -> dict[tuple[str, str], Doubles]:
+        # Several indicators need the same divergences.
         return {}
 
     def _apart(self, p: Floats, q: Floats) -> Doubles:
@@ -194,8 +194,8 @@ class MonitorBatch:
 
     def _divergences(self, p: Floats, q: Floats) -> Doubles:
         if self.spec.head == "tanh":
-            # Of Gaussians of that sigma around the actions themselves: before the tanh, saturated
-            # networks differ by many sigmas where their actions are the same.
+            # KL of Gaussians around the actions themselves. Before the tanh, saturated networks
+            # differ by many sigmas although their actions are the same.
             return 0.5 * self.spec.actions * self._apart(p, q) ** 2
         finite = np.isfinite(p).all(1) & np.isfinite(q).all(1)
         found = np.full(len(p), np.inf)
@@ -203,7 +203,7 @@ class MonitorBatch:
         return found
 
     def broken(self) -> str:
-        """Return in words which network gave NaN or infinity, or nothing."""
+        """Say which network gave NaN or infinity; empty if none did."""
         acted: Mask = np.asarray(np.isfinite(self.mu).all(1))
         if self.log_mu is not None:
             acted &= np.isfinite(self.log_mu)
@@ -214,6 +214,6 @@ class MonitorBatch:
             words = f"the compressed network gave NaN or infinity in {count} rows"
         elif not acted.all():
             words = f"the full precision network gave NaN or infinity in {(~acted).sum()} rows"
-        elif not all(np.isfinite(self.held_against(each)).all() for each in get_args(Against)):
-            words = "the learner's network gives NaN or infinity, nothing can be held against it"
+        elif not all(np.isfinite(self.reference(each)).all() for each in get_args(Against)):
+            words = "the learner's network gives NaN or infinity, so nothing can be compared to it"
         return words

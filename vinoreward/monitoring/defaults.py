@@ -1,9 +1,9 @@
-"""What watches a training when its user does not say: limits, where they come from, and a strategy.
+"""The default monitor: limits, the measurements behind them, and a strategy.
 
-Each line: the largest KL(compressed || its own full precision network), and the return lost in
-paired episodes. Pendulum: SAC, two trained policies, best actions. CartPole: A2C, two policies,
-actions drawn as actors draw them. INT8 has fixed activation ranges, weights have one scale for each
-output; nothing was distilled unless it says so.
+Each row shows the largest KL(compressed || its own full precision network) and the return lost in
+paired episodes. Pendulum: SAC, two trained policies, greedy actions. CartPole: A2C, two policies,
+sampled actions. INT8 has fixed activation ranges and one weight scale per output. Nothing is
+distilled unless the row says so.
 
 ========================================  ========================  =======================
 variant                                   Pendulum: KL, lost        CartPole: KL, lost
@@ -16,20 +16,20 @@ weights of 5 bits                         4.9  1 of 191             0.000       
 weights of 4 bits                         13.6  209 of 191          0.004          0
 weights of 2 bits                         40  1140 of 191           0.059, 0.100   62 of 108
 INT8, NNCF's MIXED preset                 24  648 of 151
-INT8, ranges as NNCF's default: mean of   70, 92  703, 789          0.235, 0.381   71 of 108
-each observation's least and largest
+INT8, NNCF's default ranges: mean of      70, 92  703, 789          0.235, 0.381   71 of 108
+each observation's minimum and maximum
 ========================================  ========================  =======================
 
-The mean error of actions does not rank these (Pendulum: 4 bits 0.08, 5 bits 0.21, of 2). Limits lie
+The mean action error does not rank these (Pendulum: 4 bits 0.08, 5 bits 0.21, of 2). The limits lie
 between harmless and clipped ranges, nearer to the harmless side: a false alarm costs speed, a
-missed one the training. For Gaussians 6 nats are 3.5 standard deviations between two actions.
-Softmax policies have far smaller divergences, and none larger than the logarithm of the learner's
-least probability. What the limit for them does not see is a small bias everywhere, as of 2 bits:
-that is left to the paired return.
+missed alarm costs the training. For Gaussians, 6 nats are 3.5 standard deviations between two
+actions. Softmax policies have far smaller divergences, at most the negative log of the learner's
+smallest probability. Their limit does not detect a small bias everywhere, as with 2 bits; the
+paired return does.
 
-Q-regret, from DQN on CartPole (two policies): weights of 8 bits up to 0.19 (mean) and 4 (largest),
-with returns that moved both ways; ranges as NNCF's 0.33 and 0.76 (mean), 7.6 and 27 (largest), with
-two thirds of the return lost.
+Q-regret, from DQN on CartPole (two policies): 8-bit weights give up to 0.19 (mean) and 4 (maximum),
+with returns moving both ways. NNCF's default ranges give 0.33 and 0.76 (mean), 7.6 and 27
+(maximum), and lose two thirds of the return.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ from vinoreward.monitoring.strategy import Composite, Strategy
 from vinoreward.monitoring.threshold import STOP, Threshold
 from vinoreward.policies.spec import Head
 
-# Compression alone, where the source of each row is known; far stricter than what age allows.
+# Compression alone, for rows with a known source; far stricter than the limits that include lag.
 GAUSSIAN_KL_MAX = Limit("compression_kl_mu_pi_max", bad=6.0, good=1.5)
 SOFTMAX_KL_MAX = Limit("compression_kl_mu_pi_max", bad=0.2, good=0.1)
 Q_REGRET_MEAN = Limit("compression_q_regret_mean", bad=0.25, good=0.2)
 Q_REGRET_MAX = Limit("compression_q_regret_max", bad=5.0, good=4.0)
-# Compression and staleness together: what no age of a few versions explains.
+# Compression and staleness together; beyond what a lag of a few versions explains.
 KL_MAX = Limit("kl_mu_pi_max", bad=6.0, good=3.0)
 ESS = Limit("ess_compressed", bad=0.1, good=0.3)
-"""Below a tenth, nine rows in ten are wasted: whatever compression saves is lost."""
+"""Below 0.1, nine rows in ten are wasted, and so is whatever compression saves."""
 RETURN_GAP = Limit("return_gap_relative", bad=0.1, good=0.05)
-"""Certainly a tenth of the returns' own spread."""
+"""A bound: the loss is at least this fraction of the returns' spread."""
 
 
 def default_indicators(head: Head, *, window: int = WINDOW) -> list[Indicator]:
@@ -80,7 +80,7 @@ def default_indicators(head: Head, *, window: int = WINDOW) -> list[Indicator]:
 
     Args:
         head: of the policy.
-        window: rows to look back on.
+        window: number of rows in each indicator's window.
     """
     found: list[Indicator] = [
         PolicyLag("mean", window=window),
@@ -94,8 +94,8 @@ def default_indicators(head: Head, *, window: int = WINDOW) -> list[Indicator]:
         ReturnGap("relative"),
     ]
     if head == "q":
-        # Not the KL: of greedy policies it is infinite or nought, of a softmax of values it
-        # depends on the scale of the reward.
+        # No KL here: for greedy policies it is infinite or zero, and for a softmax of the values
+        # it depends on the scale of the reward.
         for against in get_args(Against):
             found.append(QRegret("mean", against=against, window=window))
             found.append(QRegret("max", against=against, window=window))
@@ -114,19 +114,19 @@ def default_indicators(head: Head, *, window: int = WINDOW) -> list[Indicator]:
 def default_strategy(
     head: Head = "tanh_gaussian", safer: Sequence[Mapping[str, Any]] = ()
 ) -> Strategy:
-    """Return the strategy that stops a compression which hurts before the return shows it.
+    """Return a strategy that stops harmful compression before the return drops.
 
-    A limit that is passed goes to the first safer setting at once, and if none helps stops
-    compression: then actors run the learner's own weights. The way back takes 50 good rounds, and
-    twice as many after each relapse. Apart from that, weights are pulled more often while
-    experience is stale.
+    A limit that is passed selects the first safer setting at once. If no safer setting helps,
+    compression stops and actors run the learner's own weights. Stepping back takes 50 good rounds,
+    doubled by each relapse. Independently, actors pull weights more often while experience is
+    stale.
 
     Args:
         head: of the policy; softmax policies have smaller divergences than Gaussian ones.
-        safer: changes of the setting to try before compression is stopped, such as
-            ``CompressorChain.safer()`` gives. Each has to act faster than the learner's own weights
-            do, which half precision does not (3x2048 on OpenVINO: 1.43 ms a step against 1.34):
-            nothing is safer than those.
+        safer: setting changes to try before compression stops, for example from
+            ``CompressorChain.safer()``. Each must act faster than the learner's own weights.
+            Half precision does not (3x2048 on OpenVINO: 1.43 ms a step against 1.34), and nothing
+            is safer than the learner's weights.
     """
     largest = SOFTMAX_KL_MAX if head == "logits" else GAUSSIAN_KL_MAX
     guard = Threshold(
@@ -141,11 +141,11 @@ def default_monitor(
     setting: CompressionSetting | None = None,
     safer: Sequence[Mapping[str, Any]] = (),
 ) -> Monitor:
-    """Return the monitor that watches a training when its user does not say.
+    """Return the monitor that a training uses by default.
 
     Args:
         head: of the policy.
-        setting: to begin with.
+        setting: the initial setting.
         safer: see :func:`default_strategy`.
     """
     return Monitor(default_indicators(head), default_strategy(head, safer), setting)

@@ -1,4 +1,4 @@
-"""Indicators about the experience: how old, how useful, and what returns it leads to."""
+"""Indicators about the experience: its age, its usefulness, and its returns."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from vinoreward.monitoring.returns import PairedReturns, paired_gap
 from vinoreward.monitoring.window import Window
 
 LARGEST_LOG_RATIO = 700.0
-"""Of probabilities: exp of more overflows."""
+"""Largest log ratio of probabilities; exp of more overflows."""
 PAIRS = 32
-"""Pairs of episodes that a return gap looks back on."""
+"""Window of a return gap, in pairs of episodes."""
 
 
 def effective_sample_size(log_ratios: Doubles) -> float:
     """Return (sum w)^2 / (n sum w^2) of weights w = exp(log_ratios), (n,).
 
-    From 1/n to 1, which is as good as on-policy (Kong 1992). Ratios are shifted by their
-    maximum first, so nothing overflows.
+    Ranges from 1/n to 1, where 1 is as good as on-policy (Kong 1992). Subtracts the maximum of the
+    ratios first, so that nothing overflows.
     """
     weights = np.exp(log_ratios - log_ratios.max())
     return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
 
 
 class PolicyLag(WindowedIndicator):
-    """Learner's version minus the version that the acting network was made of.
+    """The learner's version minus the version of the network that acted.
 
     Args:
         statistic: ``"mean"`` or ``"max"``.
-        window: rows to look back on.
+        window: number of rows.
     """
 
     def __init__(self, statistic: Literal["mean", "max"] = "mean", *, window: int = WINDOW) -> None:
@@ -55,7 +55,7 @@ class PolicyLag(WindowedIndicator):
 
 
 class _Ratios(WindowedIndicator):
-    """Base of indicators over log importance ratios; none without ``log_pi`` and ``log_mu``."""
+    """Base of indicators over log importance ratios; needs ``log_pi`` and ``log_mu``."""
 
     def __init__(self, name: str, rows: Rows, window: int) -> None:
         _one_of(rows, ("compressed", "full", "all"))
@@ -76,18 +76,18 @@ class _Ratios(WindowedIndicator):
 
 
 class EffectiveSampleSize(_Ratios):
-    """Part of the experience that importance weights leave, from 1/n to 1.
+    """Fraction of the experience that importance weights leave, from 1/n to 1.
 
     Args:
-        rows: whose; staleness lowers it too, so compare ``"compressed"`` with ``"full"``.
-        window: rows to look back on.
+        rows: which rows. Staleness lowers it too, so compare ``"compressed"`` with ``"full"``.
+        window: number of rows.
     """
 
     def __init__(self, rows: Rows = "all", *, window: int = WINDOW) -> None:
         super().__init__("ess", rows, window)
 
     def update(self, batch: MonitorBatch) -> float:
-        """See :meth:`Indicator.update`; 0 where a probability is not a number."""
+        """See :meth:`Indicator.update`; 0 if a probability is NaN."""
         found = super().update(batch)
         return 0.0 if found == float("inf") else found
 
@@ -96,18 +96,18 @@ class EffectiveSampleSize(_Ratios):
 
 
 class ClippedFraction(_Ratios):
-    """Part of the rows whose importance weight is above the truncation level.
+    """Fraction of the rows whose importance weight is above the truncation level.
 
     Args:
-        level: V-trace's rho-bar. Weights within a thousandth above it do not count: with equal
-            policies rounding would otherwise put half of them there.
-        rows: whose.
-        window: rows to look back on.
+        level: V-trace's rho-bar. Weights up to 0.1% above it do not count: with equal policies,
+            rounding would otherwise put half of them there.
+        rows: which rows.
+        window: number of rows.
     """
 
     def __init__(self, level: float = 1.0, rows: Rows = "all", *, window: int = WINDOW) -> None:
         if not level > 0.0:
-            raise ConfigError(f"weights clipped at {level} were asked for. Expected above 0.")
+            raise ConfigError(f"the clipping level is {level}. Expected a number above 0.")
         super().__init__("clipped", rows, window)
         self._log_level = float(np.log(level * 1.001))
 
@@ -116,16 +116,16 @@ class ClippedFraction(_Ratios):
 
 
 class ReturnGap(Indicator):
-    """Return lost to compression, from paired evaluations; a reading after each evaluation.
+    """Return lost to compression, from paired evaluations; one reading per evaluation.
 
-    Evaluations of versions that were compressed in an earlier setting do not count.
+    Evaluations of versions that were compressed with an earlier setting do not count.
 
     Args:
         statistic: ``"mean"`` of full minus compressed, in reward; its standard ``"error"``;
             ``"lower"``: the one-sided lower bound of the true gap; ``"relative"``: that bound
-            in units of the spread of returns, which needs no knowledge of the reward's scale.
+            in units of the spread of returns, independent of the reward's scale.
         confidence: of the bound.
-        pairs: of episodes to look back on.
+        pairs: window, in pairs of episodes.
     """
 
     needs_returns = True
@@ -162,9 +162,9 @@ class ReturnGap(Indicator):
 
 
 class CumulativeReward(Indicator):
-    """Mean return of the full precision policy in each evaluation: what stages are told by.
+    """Mean return of the full precision policy in each evaluation.
 
-    It needs no pair: while compression is stopped or late, training goes on, and so do its stages.
+    Needs no pairs, so :class:`Staged` also advances while compression is stopped or late.
     """
 
     name = "return"
@@ -180,4 +180,4 @@ class CumulativeReward(Indicator):
 
 def _one_of(value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{value!r} was asked for. Expected one of {', '.join(allowed)}.")
+        raise ConfigError(f"got {value!r}. Expected one of {', '.join(allowed)}.")

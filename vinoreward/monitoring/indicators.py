@@ -1,6 +1,6 @@
-"""Indicators: one number each about how far the acting network is from the learner's.
+"""Indicators: each is one number that says how far the acting network is from the learner's.
 
-A user's own is a class with a ``name`` and ``update(batch) -> float``, nothing else.
+To write your own, implement ``name`` and ``update(batch) -> float``.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from vinoreward.policies.distributions import entropy
 
 NO_READING = float("nan")
 WINDOW = 4096
-"""Rows that indicators look back on: rare observations have to turn up among them."""
+"""Default window in rows; large enough to include rare observations."""
 FEWEST = 64
-"""Rows before a mean is told."""
+"""Minimum number of rows for a mean."""
 
 Statistic = Literal["mean", "variance", "max"]
 
 
 class Indicator(abc.ABC):
-    """One number, kept up to date.
+    """One number, updated with each batch.
 
     Attributes:
-        name: of the reading that strategies and logs see.
-        needs_returns: whether it says nothing without evaluations.
+        name: of the reading, for strategies and logs.
+        needs_returns: whether it needs evaluations to give a reading.
     """
 
     name: str
@@ -37,24 +37,24 @@ class Indicator(abc.ABC):
 
     @abc.abstractmethod
     def update(self, batch: MonitorBatch) -> float:
-        """Take a batch and return the reading.
+        """Add a batch and return the reading.
 
-        NaN means that there is nothing to say (no rows of the kind, too few of them): no strategy
-        sees such a reading. Infinity means that a network gave numbers that are not finite.
+        NaN means no reading (no rows of this kind, or too few); strategies do not see it. Infinity
+        means that a network gave numbers that are not finite.
         """
 
-    def reset(self) -> None:  # noqa: B027  (most have nothing to forget)
-        """Forget everything: the compression was changed, older rows say nothing about it."""
+    def reset(self) -> None:  # noqa: B027  (most have no state)
+        """Clear all state: the compression changed, so older rows no longer apply."""
 
 
 class WindowedIndicator(Indicator):
-    """Base of indicators over the last rows; subclasses say which numbers and what is made of them.
+    """Base of indicators over the last rows; subclasses define the numbers and the reading.
 
     Args:
         name: of the reading.
-        window: rows to look back on.
-        fewest: rows before there is a reading.
-        columns: numbers for each row.
+        window: number of rows.
+        fewest: minimum number of rows for a reading.
+        columns: numbers per row.
     """
 
     def __init__(self, name: str, window: int, fewest: int, columns: int = 1) -> None:
@@ -92,32 +92,32 @@ def _statistic(values: Doubles, statistic: str) -> float:
 
 def _checked(value: str, allowed: tuple[str, ...], what: str) -> str:
     if value not in allowed:
-        raise ConfigError(f"{what} {value!r} was asked for. Expected one of {', '.join(allowed)}.")
+        raise ConfigError(f"{what} is {value!r}. Expected one of {', '.join(allowed)}.")
     return value
 
 
 def _named(name: str, against: Against) -> str:
-    _checked(against, ("learner", "source"), "a comparison with")
+    _checked(against, ("learner", "source"), "against")
     return f"compression_{name}" if against == "source" else name
 
 
 class KL(WindowedIndicator):
     """Divergence of the network that acted from the learner's, in nats.
 
-    Logarithms of probabilities are taken to be at least -20, so unbounded logits give finite
-    numbers. ``q`` heads without epsilon are compared as softmax of their values, which depends on
-    the scale of the reward: :class:`QRegret` does not. ``tanh`` heads are compared as Gaussians
-    around their actions with the exploration's sigma: half the squared difference in sigmas.
+    Log probabilities are bounded below by -20, so unbounded logits give finite numbers. ``q`` heads
+    without epsilon are compared as a softmax of their values, which depends on the scale of the
+    reward; :class:`QRegret` does not. ``tanh`` heads are compared as Gaussians around their actions
+    with the exploration's sigma: half the squared difference in sigmas.
 
     Args:
-        statistic: ``"max"`` sees rare, decisive observations; mean and variance do not.
+        statistic: ``"max"`` detects rare, decisive observations; mean and variance do not.
         direction: ``"mu_pi"``: KL(acted || learner); ``"pi_mu"``: AcceRL's equation 5.
-        rows: of the compressed network; ``"full"`` shows what staleness alone does.
-        against: ``"learner"``: its network now, so compression and staleness together.
+        rows: which rows; ``"full"`` shows the effect of staleness alone.
+        against: ``"learner"``: its current network, so compression and staleness together.
             ``"source"``: the full precision network of the row's own version, so compression
-            alone; rows whose source is not known are left out. The reading's name then begins
-            with ``compression_``.
-        window: rows to look back on.
+            alone. Rows without a known source are left out, and the reading's name begins with
+            ``compression_``.
+        window: number of rows.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class KL(WindowedIndicator):
         against: Against = "learner",
         window: int = WINDOW,
     ) -> None:
-        _checked(statistic, ("mean", "variance", "max"), "the statistic")
-        _checked(direction, ("mu_pi", "pi_mu"), "the direction")
-        # A maximum is told from the first row on: one row above the limit is enough to act.
+        _checked(statistic, ("mean", "variance", "max"), "statistic")
+        _checked(direction, ("mu_pi", "pi_mu"), "direction")
+        # A maximum needs only one row: one row above the limit is enough to act.
         fewest = 1 if statistic == "max" else FEWEST
-        _checked(rows, ("compressed", "full", "all"), "rows of")
+        _checked(rows, ("compressed", "full", "all"), "rows")
         name = _named(f"kl_{direction}_{statistic}", against)
         super().__init__(name if rows == "compressed" else f"{name}_{rows}", window, fewest)
         self._statistic: Statistic = statistic
@@ -150,12 +150,12 @@ class KL(WindowedIndicator):
 
 
 class ActionError(WindowedIndicator):
-    """Difference of ``tanh`` heads' actions in units of the exploration's sigma; others: none.
+    """Action difference of ``tanh`` heads in units of the exploration's sigma.
 
     Args:
-        statistic: ``"rmse"`` or ``"max"``, the largest row's.
-        against: as :class:`KL`.
-        window: rows to look back on.
+        statistic: ``"rmse"`` or ``"max"`` over rows.
+        against: as for :class:`KL`.
+        window: number of rows.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ActionError(WindowedIndicator):
         against: Against = "learner",
         window: int = WINDOW,
     ) -> None:
-        _checked(statistic, ("rmse", "max"), "the statistic")
+        _checked(statistic, ("rmse", "max"), "statistic")
         name = _named(f"action_{statistic}", against)
         super().__init__(name, window, 1 if statistic == "max" else FEWEST)
         self._statistic = statistic
@@ -181,16 +181,16 @@ class ActionError(WindowedIndicator):
 
 
 class QRegret(WindowedIndicator):
-    """What the compressed network's greedy action costs by the learner's own Q; ``q`` heads only.
+    """Regret of the compressed network's greedy action under the learner's Q; ``q`` heads only.
 
     ``max_a Q(s, a) - Q(s, argmax of compressed)``, divided by the mean of
-    ``max_a Q - mean_a Q``: 0 is the learner's choice, 1 as costly as choosing at random. The
-    scale of the reward cancels.
+    ``max_a Q - mean_a Q``: 0 is the learner's choice, 1 is as bad as a random one. The scale of
+    the reward cancels.
 
     Args:
         statistic: ``"mean"`` or ``"max"`` over rows.
-        against: as :class:`KL`.
-        window: rows to look back on.
+        against: as for :class:`KL`.
+        window: number of rows.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class QRegret(WindowedIndicator):
         against: Against = "learner",
         window: int = WINDOW,
     ) -> None:
-        _checked(statistic, ("mean", "max"), "the statistic")
+        _checked(statistic, ("mean", "max"), "statistic")
         super().__init__(_named(f"q_regret_{statistic}", against), window, FEWEST, columns=2)
         self._statistic = statistic
         self._against: Against = against
@@ -209,7 +209,7 @@ class QRegret(WindowedIndicator):
         if batch.spec.head != "q":
             return np.zeros((0, 2))
         mask = batch.mask("compressed", self._against)
-        values = batch.held_against(self._against)[mask].astype(np.float64)
+        values = batch.reference(self._against)[mask].astype(np.float64)
         acted = batch.mu[mask]
         finite = np.isfinite(values).all(1) & np.isfinite(acted).all(1)
         found = np.full((len(values), 2), np.inf)
@@ -225,15 +225,15 @@ class QRegret(WindowedIndicator):
 
 
 class Entropy(WindowedIndicator):
-    """Mean entropy of the policy in nats (of the Gaussian before the tanh); no ``tanh`` heads.
+    """Mean entropy of the policy in nats (of the Gaussian before the tanh); not for ``tanh`` heads.
 
     Args:
         network: ``"pi"``, the learner's, or ``"mu"``, the one that acted.
-        window: rows to look back on.
+        window: number of rows.
     """
 
     def __init__(self, network: Literal["pi", "mu"] = "pi", *, window: int = WINDOW) -> None:
-        _checked(network, ("pi", "mu"), "the entropy of")
+        _checked(network, ("pi", "mu"), "network")
         super().__init__("entropy" if network == "pi" else "entropy_mu", window, FEWEST)
         self._network = network
 

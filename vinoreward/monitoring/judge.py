@@ -1,4 +1,4 @@
-"""Hysteresis, patience and cooldown in one place, for every strategy that steps."""
+"""Hysteresis, patience and cooldown for every strategy that steps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Verdict = Literal["bad", "good", "between", "absent", "resting"]
 
 @dataclass(frozen=True)
 class Limit:
-    """What is too much of a reading, and what is little enough to go back.
+    """Limits of a reading, with hysteresis.
 
     Attributes:
         reading: its name.
-        bad: beyond it something has to happen.
-        good: on the other side of it all is well; between the two nothing happens (hysteresis).
-            Below ``bad`` if large readings are bad, above if small ones are.
+        bad: beyond it the strategy acts at once.
+        good: on the safe side of it the strategy may step back; between the two it does nothing.
+            Below ``bad`` if large readings are bad, above ``bad`` if small ones are.
 
     Raises:
-        ConfigError: no room between the two.
+        ConfigError: ``bad`` and ``good`` are equal or not finite.
     """
 
     reading: str
@@ -47,21 +47,21 @@ class Limit:
         return value < self.good if self.bad > self.good else value > self.good
 
     def words(self, value: float) -> str:
-        """Return a sentence's part about a value that is beyond ``bad``."""
+        """Return a clause about a value that is beyond ``bad``."""
         side = "above" if self.bad > self.good else "below"
         return f"{self.reading} is {value:.4g}, {side} its limit {self.bad:.4g}"
 
 
 class Judge(Remembering):
-    """Says whether readings are bad (at once) or have been good for long enough.
+    """Says whether readings are bad, or have been good for long enough.
 
     Args:
-        limits: any bad reading is bad; good needs all readings that are there to be good.
-        patience: good rounds in a row before ``"good"``. Doubled by each relapse: a compression
-            that fails again and again is tried less and less often.
-        cooldown: rounds after a change in which nothing is judged; at least as many as a
-            compressor takes for one policy.
-        longest: that patience becomes.
+        limits: one bad reading is enough for ``"bad"``; ``"good"`` needs all present readings good.
+        patience: good rounds in a row before ``"good"``. Each relapse doubles it, so a compression
+            that keeps failing is retried less and less often.
+        cooldown: rounds without a verdict after a change; at least as many as a compressor takes
+            for one policy.
+        longest: maximum of patience.
 
     Raises:
         ConfigError: no limits, or numbers below 1 (cooldown: 0).
@@ -91,7 +91,7 @@ class Judge(Remembering):
         return min(rounds << min(self.relapses, 32), longest)
 
     def verdict(self, readings: Readings) -> Verdict:
-        """Return what a round's readings say; ``reason`` holds it in words."""
+        """Return the verdict on a round's readings; sets ``reason``."""
         if self.rest > 0:
             self.rest -= 1
             return "resting"
@@ -117,11 +117,11 @@ class Judge(Remembering):
         return "good"
 
     def changed(self, *, relapsed: bool = False, forgiven: bool = False) -> None:
-        """Take note of a change of the setting, which starts the cooldown.
+        """Start the cooldown after a change of the setting.
 
         Args:
-            relapsed: it takes back a step that was taken because all was good.
-            forgiven: nothing changed; a long good stretch makes up for one relapse.
+            relapsed: the change takes back a step that was made because all was good.
+            forgiven: nothing changed; a long good stretch cancels one relapse.
         """
         if forgiven:
             self.relapses = max(0, self.relapses - 1)

@@ -1,4 +1,4 @@
-"""The monitor: indicators, a strategy, and a record in words of what was changed and why."""
+"""The monitor: indicators, a strategy, and a log of changes with their reasons."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from vinoreward.monitoring.strategy import Strategy
 from vinoreward.monitoring.threshold import SwitchPrecision
 
 ALARM = "alarm"
-"""Reading that a monitor with limits adds: the largest of readings divided by their limits."""
+"""Reading that a monitor with limits adds: the largest ratio of a reading to its limit."""
 HISTORY = 1000
 
 
 @contextlib.contextmanager
 def _named(what: str, expected: str) -> Iterator[None]:
-    """Say which plug it was where one fails within the block."""
+    """Name the plug in the error if its code fails."""
     try:
         yield
     except VinorewardError:
         raise
-    except Exception as error:  # a user's own may raise anything; nothing is swallowed
+    except Exception as error:  # a user's plug may raise anything
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
             f"{what} failed: {type(error).__name__}: {error} ({last.filename}, line "
-            f"{last.lineno}). Expected {expected}; mend it, or train without it."
+            f"{last.lineno}). Expected {expected}; fix it, or train without it."
         ) from error
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that was changed.
+    """A change of the setting.
 
     Attributes:
-        update: of the monitor, from 1.
+        update: the monitor's update count, from 1.
         version: the learner's.
         what: such as ``bits 8 -> 16``.
-        reason: in words.
+        reason: why, as a clause.
     """
 
     update: int
@@ -60,12 +60,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the indicators said at one update.
+    """All readings of one update.
 
     Attributes:
-        update: of the monitor, from 1.
+        update: the monitor's update count, from 1.
         version: the learner's.
-        values: indicator name to value; those with nothing to say are absent.
+        values: indicator name to value; indicators without a reading are absent.
     """
 
     update: int
@@ -74,22 +74,22 @@ class Reading:
 
 
 class Monitor:
-    """Watches how far compressed actors are off, and turns the compression accordingly.
+    """Watches how far compressed actors are off, and adjusts the compression.
 
-    A network that gives NaN or infinity stops compression at once, whatever the strategy says, and
-    for good: only :meth:`begin` lifts it. So does :meth:`halt`, for whoever hears of such a network
-    otherwise: actors that do not act with one leave no rows of it to look at.
+    NaN or infinity from a network stops compression permanently, whatever the strategy says; only
+    :meth:`begin` lifts the stop. :meth:`halt` does the same for callers that learn of such a
+    network in another way: actors refuse to act with it, so no rows show it.
 
     Args:
-        indicators: with different names.
-        strategy: decides; none only watches.
-        setting: to begin with.
-        limits: reading to a positive number; adds the reading ``"alarm"``.
-        history: readings and changes that are kept, at most.
+        indicators: with distinct names.
+        strategy: decides on changes; None only watches.
+        setting: the initial setting.
+        limits: reading name to a positive number; adds the reading ``"alarm"``.
+        history: maximum number of readings and changes in memory.
 
     Raises:
-        ConfigError: two indicators of one name, limits that cannot be, or a strategy whose readings
-            no indicator gives.
+        ConfigError: duplicate indicator names, invalid limits, or a strategy whose readings no
+            indicator gives.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class Monitor:
         names = [indicator.name for indicator in indicators]
         if len(set(names)) != len(names) or ALARM in names:
             raise ConfigError(
-                f"the monitor's indicators are named {names}. Expected names that differ, none of "
-                f"them {ALARM!r}."
+                f"the monitor's indicators are named {names}. Expected distinct names other than "
+                f"{ALARM!r}."
             )
         self._limits = dict(limits or {})
         if not set(self._limits) <= set(names) or not all(
@@ -129,52 +129,52 @@ class Monitor:
             self.use(strategy)
 
     def use(self, strategy: Strategy) -> None:
-        """Let another strategy decide from now on.
+        """Replace the strategy.
 
         Raises:
-            ConfigError: a strategy whose readings no indicator gives.
+            ConfigError: no indicator gives the strategy's readings.
         """
         given = [indicator.name for indicator in self._indicators]
         given += [ALARM] if self._limits else []
         wanted = strategy.reads()
         if wanted and not set(wanted) & set(given):
             raise ConfigError(
-                f"{type(strategy).__name__} decides by {', '.join(wanted)}, and the indicators "
+                f"{type(strategy).__name__} decides by {', '.join(wanted)}, but the indicators "
                 f"give {', '.join(given) or 'nothing'}. Expected at least one in common: add the "
-                "indicator, or a KLMonitor for a strategy that decides by alarm."
+                "indicator, or use a KLMonitor for a strategy that decides by alarm."
             )
         self._strategy = strategy
         self._fresh = strategy.state()
 
     def begin(self, setting: CompressionSetting) -> None:
-        """Begin anew with a setting of the user's; lifts the stop after NaN or infinity."""
+        """Restart with the user's setting; lifts the stop after NaN or infinity."""
         self.setting = setting
         self._halted = ""
         if self._strategy is not None and self._fresh is not None:
-            # What it remembers, such as settings to go back to, is of another beginning.
+            # Its state, such as settings to go back to, belongs to the earlier start.
             self._strategy.load_state(self._fresh)
         self._forget(self._version)
 
     @property
     def needs_returns(self) -> bool:
-        """Whether an indicator says nothing without evaluations."""
+        """Whether an indicator needs evaluations."""
         return any(indicator.needs_returns for indicator in self._indicators)
 
     @property
     def halted(self) -> str:
-        """In words why compression was stopped for good, or nothing."""
+        """Why compression was stopped permanently; empty if it was not."""
         return self._halted
 
     def observe(self, batch: MonitorBatch) -> CompressionSetting:
-        """Take a batch of recent experience and return the setting to go on with.
+        """Add a batch of recent experience and return the next setting.
 
         Args:
-            batch: rows of any age; compressed rows of versions up to the last change of the
-                network's setting are left out of what is judged.
+            batch: rows of any age. Compressed rows of versions up to the last change of the
+                network's setting do not count.
 
         Raises:
-            ConfigError: a strategy that returned something else than a setting; an indicator or a
-                strategy that raised, with what it raised as cause.
+            ConfigError: the strategy returned no CompressionSetting, or an indicator or the
+                strategy raised an error (attached as the cause).
         """
         self._updates += 1
         self._version = batch.learner_version
@@ -200,19 +200,19 @@ class Monitor:
                 found = self._strategy.decide(values, self.setting)
             if not isinstance(found, CompressionSetting):
                 raise ConfigError(
-                    f"{type(self._strategy).__name__} decided for {found!r}. Expected a "
-                    "CompressionSetting: the one it was given if nothing is to change."
+                    f"{type(self._strategy).__name__} returned {found!r}. Expected a "
+                    "CompressionSetting: the current one if nothing is to change."
                 )
             self._change(found, batch.learner_version, self._strategy.reason or self._guess(values))
         return self.setting
 
     def halt(self, reason: str, version: int) -> CompressionSetting:
-        """Stop compression at once and for good; return the setting to go on with.
+        """Stop compression permanently and return the setting.
 
-        Counts as an update, without readings. One that is stopped already stays as it is.
+        Counts as an update without readings. Does nothing if compression is stopped already.
 
         Args:
-            reason: in words, for :attr:`halted` and :attr:`changes`.
+            reason: a clause, for :attr:`halted` and :attr:`changes`.
             version: the learner's.
         """
         if not self._halted:
@@ -227,7 +227,7 @@ class Monitor:
 
     def _guess(self, values: Mapping[str, float]) -> str:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        return f"{type(self._strategy).__name__} decided so ({shown or 'no readings'})"
+        return f"{type(self._strategy).__name__} decided it ({shown or 'no readings'})"
 
     def _change(self, after: CompressionSetting, version: int, reason: str) -> None:
         if after == self.setting:
@@ -239,13 +239,13 @@ class Monitor:
             self._forget(version)
 
     def _forget(self, version: int | None) -> None:
-        """Let what is known of an earlier network count no longer."""
+        """Reset the indicators: rows of the earlier network no longer count."""
         self._after = version
         for indicator in self._indicators:
             indicator.reset()
 
     def state(self) -> dict[str, Any]:
-        """Return as plain data what a resumed training needs; indicators fill up again."""
+        """Return plain data for a resumed training; indicators fill their windows again."""
         return {
             "setting": self.setting.to_dict(),
             "strategy": self._strategy.state() if self._strategy else None,
@@ -256,10 +256,10 @@ class Monitor:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take a state that :meth:`state` gave.
+        """Restore what :meth:`state` returned.
 
         Raises:
-            ConfigError: a state of another strategy, or of something else.
+            ConfigError: the state is malformed or of another strategy.
         """
         try:
             strategy, after = state["strategy"], state["after"]
@@ -268,12 +268,12 @@ class Monitor:
             updates, halted = int(state["updates"]), str(state["halted"])
         except (KeyError, TypeError) as error:
             raise ConfigError(
-                f"a monitor's state cannot be read ({error!r}). Expected what Monitor.state gives."
+                f"cannot read the monitor's state ({error!r}). Expected what Monitor.state returns."
             ) from error
         if (strategy is None) != (self._strategy is None):
             raise ConfigError(
-                "a monitor's state and the monitor do not both have a strategy. Resume with the "
-                "strategy that the training began with."
+                "only one of the monitor and its saved state has a strategy. Resume with the "
+                "strategy that the training started with."
             )
         if self._strategy is not None:
             self._strategy.load_state(strategy)
@@ -283,14 +283,14 @@ class Monitor:
 
 
 class KLMonitor(Monitor):
-    """AcceRL's: sounds the alarm when the largest KL(learner || compressed) passes a threshold.
+    """AcceRL's: raises the alarm when the largest KL(learner || compressed) passes a threshold.
 
     Args:
-        threshold: in nats; AcceRL's 14 is for logits without bounds.
+        threshold: in nats; AcceRL's 14 is for unbounded logits.
         strategy: decides by the reading ``"alarm"`` (1 at the threshold); by default 8 bits
-            below, 16 above.
-        setting: to begin with.
-        window: rows to look back on.
+            below it and 16 above.
+        setting: the initial setting.
+        window: number of rows.
     """
 
     def __init__(

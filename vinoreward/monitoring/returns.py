@@ -1,7 +1,7 @@
-"""Is the compressed policy worse? Full and compressed policy play the same episodes; pure maths.
+"""Paired evaluation: the full and the compressed policy play the same episodes; pure maths.
 
-Returns of the episodes that actors explore in answer another question (with exploration, with yet
-another version), and unpaired evaluation drowns the gap in the spread between start states.
+Returns of the actors' own episodes do not measure this (they include exploration and lag), and
+in an unpaired evaluation the spread between start states hides the gap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PairedReturns:
         compressed: (S,) of the same policy compressed, on the same seeds in the same order.
 
     Raises:
-        InputError: arrays that are not pairs, or not finite.
+        InputError: arrays of different lengths, or not finite.
     """
 
     full: Doubles
@@ -40,8 +40,8 @@ class PairedReturns:
             or not (np.isfinite(full).all() and np.isfinite(compressed).all())
         ):
             raise InputError(
-                f"paired returns have the shapes {full.shape} and {compressed.shape}. Expected two "
-                "equally long rows of finite numbers, one pair for each environment seed."
+                f"paired returns have shapes {full.shape} and {compressed.shape}. Expected two "
+                "vectors of finite numbers of one length, one pair per environment seed."
             )
         object.__setattr__(self, "full", full)
         object.__setattr__(self, "compressed", compressed)
@@ -49,15 +49,15 @@ class PairedReturns:
 
 @dataclass(frozen=True)
 class Gap:
-    """What compression costs in return.
+    """Return lost to compression.
 
     Attributes:
         mean: of full minus compressed; positive means that compression costs return.
         error: standard error of the mean.
         lower: one-sided lower confidence bound of the true gap (Student's t).
-        scale: what a gap is held against: the spread of the full policy's returns between seeds, or
+        scale: unit for a relative gap: the spread of the full policy's returns between seeds, or
             a tenth of their mean where that is larger.
-        worse: whether the gap is certainly larger than the tolerance.
+        worse: whether the gap exceeds the tolerance at the given confidence.
     """
 
     mean: float
@@ -68,7 +68,7 @@ class Gap:
 
 
 def paired_gap(returns: PairedReturns, *, confidence: float = 0.95, tolerance: float = 0.0) -> Gap:
-    """Return the gap between two policies and a one-sided decision about it.
+    """Return the gap between two policies with a one-sided test.
 
     Args:
         returns: at least 2 pairs.
@@ -77,13 +77,13 @@ def paired_gap(returns: PairedReturns, *, confidence: float = 0.95, tolerance: f
 
     Raises:
         InputError: fewer than 2 pairs.
-        ConfigError: a confidence that cannot be.
+        ConfigError: an invalid confidence.
     """
     if not 0.5 <= confidence < 1.0:
-        raise ConfigError(f"a confidence of {confidence} was asked for. Expected 0.5 to below 1.")
+        raise ConfigError(f"the confidence is {confidence}. Expected 0.5 to below 1.")
     count = len(returns.full)
     if count < 2:
-        raise InputError(f"{count} pairs of returns were given. Expected at least 2.")
+        raise InputError(f"got {count} pairs of returns. Expected at least 2.")
     gaps = returns.full - returns.compressed
     mean = float(gaps.mean())
     error = float(gaps.std(ddof=1)) / math.sqrt(count)
@@ -93,9 +93,9 @@ def paired_gap(returns: PairedReturns, *, confidence: float = 0.95, tolerance: f
 
 
 def student_cdf(t: float, freedom: int) -> float:
-    """Return P(T <= t) of Student's t with a whole number of degrees of freedom.
+    """Return P(T <= t) of Student's t with an integer number of degrees of freedom.
 
-    Abramowitz and Stegun (1964), 26.7.3 and 26.7.4: exact sums, so that SciPy is not needed.
+    Abramowitz and Stegun (1964), 26.7.3 and 26.7.4: exact sums that need no SciPy.
     """
     angle = math.atan(t / math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)

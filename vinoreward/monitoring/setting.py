@@ -1,4 +1,4 @@
-"""How strongly policies are compressed now: what a strategy reads and writes."""
+"""The compression setting, which strategies read and change."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ MOST_SPARSE = 0.99
 
 @dataclass(frozen=True)
 class CompressionSetting:
-    """What strategies turn while training runs; plain data.
+    """The compression parameters that strategies change during training; plain data.
 
     Attributes:
-        bits: of a weight: 2 to 8 whole-number codes, 16 half precision, None full precision
-            (32 means the same and is turned into None).
-        sparsity: part of the neurons and channels that is removed, from 0 to below 1.
+        bits: per weight: 2 to 8 for integer codes, 16 for half precision, None for full precision
+            (32 is converted to None).
+        sparsity: fraction of neurons and channels to remove, from 0 to below 1.
         alpha: probability that an actor uses the compressed network for its next block of steps;
             AcceRL's linear mix.
-        pull_period: steps of one environment between two looks for newer weights.
-        enabled: False stops compression altogether, whatever the rest says.
+        pull_period: steps of one environment between two checks for newer weights.
+        enabled: False stops all compression.
 
     Raises:
-        ConfigError: a value that cannot be.
+        ConfigError: an invalid value.
     """
 
     bits: int | None = 8
@@ -44,7 +44,7 @@ class CompressionSetting:
             object.__setattr__(self, "bits", None)
         if self.bits is not None and self.bits != HALF_BITS and not 2 <= self.bits <= 8:
             raise ConfigError(
-                f"a compression to {self.bits} bits was asked for. Expected 2 to 8, 16, or None."
+                f"the compression setting has bits={self.bits}. Expected 2 to 8, 16, or None."
             )
         if not (
             0.0 <= self.sparsity <= MOST_SPARSE
@@ -52,8 +52,9 @@ class CompressionSetting:
             and self.pull_period >= 1
         ):
             raise ConfigError(
-                f"a compression has sparsity {self.sparsity}, alpha {self.alpha} and pull period "
-                f"{self.pull_period}. Expected 0 to {MOST_SPARSE}, 0 to 1, and at least 1 step."
+                f"the compression setting has sparsity {self.sparsity}, alpha {self.alpha} and "
+                f"pull period {self.pull_period}. Expected 0 to {MOST_SPARSE}, 0 to 1, and at "
+                "least 1 step."
             )
 
     @property
@@ -62,7 +63,7 @@ class CompressionSetting:
         return self.enabled and self.alpha > 0.0 and (self.bits is not None or self.sparsity > 0.0)
 
     def same_network(self, other: CompressionSetting) -> bool:
-        """Return whether both make the same network out of a policy (alpha and pulls aside)."""
+        """Return whether both give the same network (alpha and pull period do not matter)."""
         return (self.enabled, self.bits, self.sparsity) == (
             other.enabled,
             other.bits,
@@ -73,7 +74,7 @@ class CompressionSetting:
         """Return a copy with other values.
 
         Raises:
-            ConfigError: a name that a setting does not have.
+            ConfigError: an unknown name.
         """
         names = {field.name for field in dataclasses.fields(self)}
         unknown = sorted(set(changes) - names)
@@ -85,15 +86,15 @@ class CompressionSetting:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data that :meth:`from_dict` takes."""
+        """Return plain data for :meth:`from_dict`."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> CompressionSetting:
-        """Build a setting from plain data.
+        """Return a setting from plain data.
 
         Raises:
-            ConfigError: anything that :meth:`to_dict` would not have written.
+            ConfigError: data that :meth:`to_dict` does not write.
         """
         try:
             bits = value["bits"]
@@ -109,13 +110,13 @@ class CompressionSetting:
             )
         except (KeyError, TypeError) as error:
             raise ConfigError(
-                f"a compression setting cannot be read ({error!r}). Expected what "
-                "CompressionSetting.to_dict gives."
+                f"cannot read the compression setting ({error!r}). Expected what "
+                "CompressionSetting.to_dict returns."
             ) from error
 
 
 def difference(before: CompressionSetting, after: CompressionSetting) -> str:
-    """Return in words what changed, such as ``bits 8 -> 16``."""
+    """Describe what changed, such as ``bits 8 -> 16``."""
     words = []
     for field in dataclasses.fields(before):
         old, new = getattr(before, field.name), getattr(after, field.name)
@@ -144,7 +145,5 @@ def bits_of(precision: str) -> int | None:
         return HALF_BITS
     found = re.fullmatch(r"int([2-8])", precision)
     if found is None:
-        raise ConfigError(
-            f"the precision {precision!r} was asked for. Expected fp32, fp16 or int2 to int8."
-        )
+        raise ConfigError(f"got precision {precision!r}. Expected fp32, fp16 or int2 to int8.")
     return int(found.group(1))

@@ -1,4 +1,4 @@
-"""AcceRL's three stages of a training, told by the progress of its return."""
+"""AcceRL's three stages of a training, derived from the progress of its return."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CONVERGENCE: Mapping[str, Any] = {"bits": 8, "sparsity": 0.5}
 
 
 ERRORS = 4.0
-"""Standard errors that are no chance: windows overlap, so there are many chances in a training."""
+"""Standard errors that count as significant: windows overlap, so a training has many tests."""
 
 
 def trend(values: Sequence[float]) -> tuple[float, float, float]:
-    """Fit a line to at least 3 values; return its rise, the rise's error, and its beginning."""
+    """Fit a line to at least 3 values; return its rise, the rise's error, and its first value."""
     count = len(values)
     times = np.arange(count) - 0.5 * (count - 1)
     seen = np.array(values)
@@ -35,23 +35,23 @@ def trend(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 class Staged(Strategy):
-    """Smallest network while nothing is learned, larger while it improves, smaller once it has.
+    """Smallest network before learning, larger while the return improves, smaller afterwards.
 
-    A straight line is fitted to the last readings of the return. Improving begins when it rises by
-    four standard errors. Convergence begins when that is no longer so for ``patience`` readings; a
-    later rise, or a fall by as much, goes back to improving. Exploration never comes back.
+    Fits a line to the last readings of the return. Improving begins when it rises by four standard
+    errors. Convergence begins after ``patience`` readings without such a rise. A later rise, or a
+    fall of that size, goes back to improving. Exploration never returns.
 
     Args:
-        exploration: fields of the setting in that stage.
+        exploration: setting changes for that stage.
         improving: as above.
         convergence: as above.
-        reading: the return's name; one for each evaluation.
-        window: readings that progress is told from, at least 4.
+        reading: the return's name; one reading per evaluation.
+        window: readings in the fit, at least 4.
         patience: readings without progress before the training counts as converged.
-        least: rise in return below which nothing counts as progress, in units of reward.
+        least: smallest rise in return that counts as progress, in units of reward.
 
     Raises:
-        ConfigError: an unknown field, or numbers that cannot be.
+        ConfigError: an unknown field, or invalid numbers.
     """
 
     remembered = ("stage", "seen", "still")
@@ -69,8 +69,8 @@ class Staged(Strategy):
     ) -> None:
         if window < 4 or patience < 1 or least < 0.0:
             raise ConfigError(
-                f"stages were to be told from {window} returns with patience {patience} and a "
-                f"least rise of {least}. Expected at least 4, 1 and 0."
+                f"stages have a window of {window} returns, patience {patience} and a least rise "
+                f"of {least}. Expected at least 4, 1 and 0."
             )
         self._changes: dict[str, dict[str, Any]] = {
             "exploration": dict(exploration),
@@ -90,11 +90,11 @@ class Staged(Strategy):
         before = self.stage
         if before is None:
             self.stage = "exploration"
-            self.reason = "a training begins by exploring"
+            self.reason = "training starts with exploration"
         if self._reading in readings and math.isfinite(readings[self._reading]):
             self.seen = [*self.seen, readings[self._reading]][-self._window :]
             self._advance()
-        # Only when a stage begins: in between, other strategies may go their own way.
+        # Change the setting only when a stage begins: in between, other strategies may change it.
         return setting if self.stage == before else setting.changed(self._changes[str(self.stage)])
 
     def _advance(self) -> None:

@@ -1,6 +1,6 @@
 """Strategies: from indicator readings and the current setting to the next setting.
 
-A user's own is a class with ``decide(readings, setting) -> setting``, nothing else.
+To write your own, implement ``decide(readings, setting) -> setting``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Readings = Mapping[str, float]
 
 
 class Remembering:
-    """Base of what keeps a state over a resumed training, as plain data.
+    """Base of objects with a state that survives a resume, as plain data.
 
     Attributes:
-        remembered: names of the attributes that are the state. They hold numbers, texts, None,
-            lists and dictionaries of those, or something remembering.
+        remembered: names of the attributes that form the state. They are numbers, strings, None,
+            lists and dictionaries of those, or Remembering themselves.
     """
 
     remembered: ClassVar[tuple[str, ...]] = ()
@@ -35,15 +35,16 @@ class Remembering:
         return found
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take a state that :meth:`state` gave.
+        """Restore what :meth:`state` returned.
 
         Raises:
-            ConfigError: a state of something else.
+            ConfigError: the state is of another class.
         """
         if set(state) != set(self.remembered):
             raise ConfigError(
-                f"a state of {type(self).__name__} holds {sorted(state)}. Expected "
-                f"{sorted(self.remembered)}: resume with the strategy that the training began with."
+                f"the saved state of {type(self).__name__} has {sorted(state)}. Expected "
+                f"{sorted(self.remembered)}: resume with the strategy that the training started "
+                "with."
             )
         for name in self.remembered:
             value = getattr(self, name)
@@ -54,43 +55,43 @@ class Remembering:
 
 
 class Strategy(Remembering, abc.ABC):
-    """Decides how to compress from now on.
+    """Decides how to compress.
 
     Attributes:
-        reason: in words, why :meth:`decide` changed the setting; optional, logged if it is there.
+        reason: why :meth:`decide` changed the setting, as a clause; optional, logged if set.
     """
 
     reason: str = ""
 
     @abc.abstractmethod
     def decide(self, readings: Readings, setting: CompressionSetting) -> CompressionSetting:
-        """Return the setting to go on with; the given one if nothing is to change.
+        """Return the next setting; the current one if nothing is to change.
 
         Args:
-            readings: indicator name to value; indicators that have nothing to say are absent.
+            readings: indicator name to value; indicators without a reading are absent.
             setting: the current one.
         """
 
     def reads(self) -> tuple[str, ...]:
-        """Return names of readings of which it needs at least one; none if it does not say."""
+        """Return the readings it decides by; it needs at least one. Empty if it does not say."""
         return ()
 
 
 class Composite(Strategy):
-    """Several strategies: in each round the first one that wants a change gets it.
+    """Several strategies: in each round, the first one that wants a change gets it.
 
     Args:
-        strategies: the guarding ones first.
+        strategies: in order of priority; put those that guard first.
 
     Raises:
-        ConfigError: none given.
+        ConfigError: no strategies.
     """
 
     remembered = ("parts",)
 
     def __init__(self, strategies: Sequence[Strategy]) -> None:
         if not strategies:
-            raise ConfigError("a strategy of no strategies was asked for. Expected at least one.")
+            raise ConfigError("Composite got no strategies. Expected at least one.")
         self._strategies = tuple(strategies)
 
     def decide(self, readings: Readings, setting: CompressionSetting) -> CompressionSetting:
@@ -115,8 +116,8 @@ class Composite(Strategy):
         parts = state.get("parts")
         if not isinstance(parts, list) or len(parts) != len(self._strategies):
             raise ConfigError(
-                f"a state of {parts!r} was given to {len(self._strategies)} strategies. Expected "
-                "one for each: resume with the strategy that the training began with."
+                f"{len(self._strategies)} strategies got the saved state {parts!r}. Expected one "
+                "state for each: resume with the strategy that the training started with."
             )
         for strategy, part in zip(self._strategies, parts, strict=True):
             strategy.load_state(part)

@@ -1,4 +1,4 @@
-"""Strategies that step to a safer compression at once, and back only with patience."""
+"""Strategies that step to a safer compression at once, and back after patience."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ STOP: Mapping[str, Any] = {"enabled": False}
 class Threshold(Strategy):
     """A ladder of safer settings: one rung up when a limit is passed, one down when all is well.
 
-    A stopped compression gives no readings any more. It is tried again after ``retry`` rounds, and
-    after twice as many each time that it fails again.
+    A stopped compression gives no readings. It is retried after ``retry`` rounds, doubled each
+    time it fails again.
 
     Args:
-        limits: of the readings; any that is passed steps up.
-        changes: for each rung, the fields of the setting that it changes, such as
-            ``{"bits": 16}``. Rungs that would change nothing are passed over.
+        limits: limits on the readings; passing any of them steps up.
+        changes: the setting changes of each rung, such as ``{"bits": 16}``. Rungs that change
+            nothing are skipped.
         patience: good rounds in a row before a step down.
-        cooldown: rounds after a step in which nothing is judged.
+        cooldown: rounds without a verdict after each step.
         retry: rounds without any reading before a step down from a stopped compression; None
             leaves it stopped.
 
     Raises:
-        ConfigError: no rungs, an unknown field, or numbers that cannot be.
+        ConfigError: no rungs, an unknown field, or invalid numbers.
     """
 
     remembered = ("judge", "rung", "undo", "silent", "returned")
@@ -45,8 +45,8 @@ class Threshold(Strategy):
     ) -> None:
         if not changes or (retry is not None and retry < 1):
             raise ConfigError(
-                f"a threshold has {len(changes)} safer settings and retries after {retry} rounds. "
-                "Expected at least one setting, and rounds from 1 or None."
+                f"Threshold has {len(changes)} safer settings and retries after {retry} rounds. "
+                "Expected at least one setting, and retry of at least 1 or None."
             )
         for change in changes:
             CompressionSetting().changed(change)
@@ -71,7 +71,7 @@ class Threshold(Strategy):
         stopped = bool(self.undo) and not setting.enabled
         self.silent = self.silent + 1 if stopped and verdict == "absent" else 0
         if stopped and self._retry and self.silent >= self.judge.lengthened(self._retry):
-            return self._back(setting, f"it has been stopped for {self.silent} rounds: one trial")
+            return self._back(setting, f"compression was stopped for {self.silent} rounds: retry")
         return setting
 
     def _safer(self, setting: CompressionSetting) -> CompressionSetting:
@@ -100,20 +100,20 @@ class Threshold(Strategy):
                 self.reason = why
                 setting = found
                 break
-        while self.undo and not self.undo[-1]:  # rungs that were passed over on the way up
+        while self.undo and not self.undo[-1]:  # rungs that were skipped on the way up
             self.undo.pop()
             self.rung = max(0, self.rung - 1)
         return setting
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`Strategy.load_state`; a ladder with other rungs is begun from its foot."""
+        """See :meth:`Strategy.load_state`; a ladder with other rungs restarts at the bottom."""
         super().load_state(state)
         done = [set(undo) for undo in self.undo]
         if any(
             found and found != set(change)
             for found, change in zip(done, self._changes, strict=False)
         ) or len(done) > len(self._changes):
-            # What was changed is still undone, step by step, on the way back.
+            # Earlier changes are still undone step by step on the way back.
             self.rung = 0
 
     def reads(self) -> tuple[str, ...]:
@@ -122,18 +122,18 @@ class Threshold(Strategy):
 
 
 class SwitchPrecision(Threshold):
-    """Fewer bits while all is well, more when it is not: AcceRL's 8 to 16 at a KL maximum of 14.
+    """Fewer bits while all is well, more otherwise: AcceRL's 8 to 16 at a KL maximum of 14.
 
     Args:
         fast: precision while all is well: ``"int2"`` to ``"int8"``, ``"fp16"`` or ``"fp32"``.
         safe: precision otherwise.
-        limits: of readings; by default the monitor's own ``alarm``: the largest of its readings,
-            each divided by its limit.
-        patience: as :class:`Threshold`.
-        cooldown: as :class:`Threshold`.
+        limits: limits on the readings; by default on the monitor's ``alarm``: the largest ratio of
+            a reading to its limit.
+        patience: as for :class:`Threshold`.
+        cooldown: as for :class:`Threshold`.
 
     Raises:
-        ConfigError: ``safe`` has no more bits than ``fast``.
+        ConfigError: ``safe`` does not have more bits than ``fast``.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class SwitchPrecision(Threshold):
         self._fast, safer = bits_of(fast), bits_of(safe)
         if self._fast is None or (safer is not None and safer <= self._fast):
             raise ConfigError(
-                f"a switch from {fast} to {safe} was asked for. Expected the safe precision to "
-                "have more bits."
+                f"SwitchPrecision goes from {fast} to {safe}. Expected a safe precision with more "
+                "bits."
             )
         super().__init__(limits, ({"bits": safer},), patience=patience, cooldown=cooldown)
 
@@ -157,6 +157,6 @@ class SwitchPrecision(Threshold):
         """See :meth:`Strategy.decide`."""
         if not self.undo and setting.bits != self._fast:
             self.judge.changed()
-            self.reason = "it begins with the fast precision"
+            self.reason = "start with the fast precision"
             return setting.changed({"bits": self._fast})
         return super().decide(readings, setting)

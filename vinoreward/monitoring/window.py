@@ -1,4 +1,4 @@
-"""The last rows of a stream, in a fixed amount of memory."""
+"""A ring buffer for the last rows of a stream."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Doubles = npt.NDArray[np.float64]
 
 
 class Window:
-    """The last ``size`` rows that were added.
+    """The last ``size`` rows.
 
     Args:
-        size: rows kept.
-        columns: numbers in a row.
+        size: capacity in rows.
+        columns: numbers per row.
 
     Raises:
         ConfigError: a size below 1.
@@ -23,8 +23,8 @@ class Window:
 
     def __init__(self, size: int, columns: int = 1) -> None:
         if size < 1:
-            raise ConfigError(f"a window of {size} rows was asked for. Expected at least 1.")
-        self._kept = np.zeros((size, columns))
+            raise ConfigError(f"the window has {size} rows. Expected at least 1.")
+        self._rows = np.zeros((size, columns))
         self._next = 0
         self._count = 0
 
@@ -33,15 +33,15 @@ class Window:
 
     def add(self, rows: Doubles) -> None:
         """Add rows (n,) or (n, columns), oldest first."""
-        size, columns = self._kept.shape
+        size, columns = self._rows.shape
         new = rows.reshape(len(rows), columns)[-size:]
-        self._kept[(self._next + np.arange(len(new))) % size] = new
+        self._rows[(self._next + np.arange(len(new))) % size] = new
         self._next = (self._next + len(new)) % size
         self._count = min(size, self._count + len(new))
 
     def rows(self) -> Doubles:
-        """Return a view of the rows (n, columns), in no order."""
-        return self._kept[: self._count]
+        """Return a view of the rows (n, columns), unordered."""
+        return self._rows[: self._count]
 
     def clear(self) -> None:
         """Forget all rows."""
