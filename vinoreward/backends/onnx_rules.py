@@ -136,10 +136,6 @@ def _cast(call: Call) -> list[Value]:
     return [Value(call[0].shape, known.astype(to), kind)]
 
 
-def _cast_like(call: Call) -> list[Value]:
-    return [Value(call[0].shape, kind=call[1].kind)]
-
-
 # --- networks ----------------------------------------------------------------------------------
 
 
@@ -394,7 +390,7 @@ RULES: dict[str, Rule] = {
     "Floor": _calculated(np.floor),
     "Ceil": _calculated(np.ceil),
     "Cast": _cast,
-    "CastLike": _cast_like,
+    "CastLike": lambda call: [Value(call[0].shape, kind=call[1].kind)],
     "ConvTranspose": _transposed_convolution,
     "Gemm": _gemm,
     "Einsum": _einsum,

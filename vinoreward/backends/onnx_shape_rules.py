@@ -32,10 +32,6 @@ def _shape(call: Call) -> list[Value]:
     return [Value(found.shape, found, INT64)]
 
 
-def _size(call: Call) -> list[Value]:
-    return [Value((), np.array(call[0].size, np.int64), INT64)]
-
-
 def _constant(call: Call) -> list[Value]:
     if len(call.node.attributes) != 1:
         raise Malformed("a constant without one value")
@@ -376,7 +372,7 @@ SHAPE_RULES: dict[str, Rule] = {
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg),
     "Identity": passed,
     "Shape": _shape,
-    "Size": _size,
+    "Size": lambda call: [Value((), np.array(call[0].size, np.int64), INT64)],
     "Constant": _constant,
     "ConstantOfShape": _filled,
     "Reshape": _reshape,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vinoreward.bundles.schema import BundleSpec
+from vinoreward.bundles.schema import BundleSpec, Encoding
 
 
 def model_card(spec: BundleSpec, pictures: Sequence[str] = ()) -> str:
@@ -28,21 +28,16 @@ def model_card(spec: BundleSpec, pictures: Sequence[str] = ()) -> str:
         'env = vinoreward.EncodedObservation(env, "path/to/this/folder")\n```',
         "## Picture\n\n" + _table(_picture(spec)),
     ]
-    if spec.kind == "classifier":
+    if spec.encoding is None:
         sections.append("## Decision\n\n" + _table(_decision(spec)))
     else:
-        sections.append("## Latent vector\n\n" + _table(_encoding(spec)))
+        sections.append("## Latent vector\n\n" + _table(_encoding(spec.encoding)))
     sections.append("## INT8\n\n" + _quantization(spec))
-    if spec.metrics:
-        sections.append("## Measured\n\n" + _table(_flat(spec.metrics)))
-    if spec.dataset:
-        sections.append("## Data\n\n" + _table(_flat(spec.dataset)))
-    if spec.versions:
-        sections.append("## Made with\n\n" + _table(_flat(spec.versions)))
-    if spec.files:
-        sections.append(
-            "## Files\n\n" + _table({name: f"`{digest}`" for name, digest in spec.files.items()})
-        )
+    files = {name: f"`{digest}`" for name, digest in spec.files.items()}
+    tables = {"Measured": spec.metrics, "Data": spec.dataset, "Made with": spec.versions}
+    for title, values in (tables | {"Files": files}).items():
+        if values:
+            sections.append(f"## {title}\n\n" + _table(_flat(values)))
     if pictures:
         shown = "\n\n".join(f"![{name}](pictures/{name})" for name in pictures)
         sections.append(
@@ -88,10 +83,7 @@ def _decision(spec: BundleSpec) -> dict[str, Any]:
     return rows | {f"chosen for: {key}": item for key, item in _flat(decision.chosen_for).items()}
 
 
-def _encoding(spec: BundleSpec) -> dict[str, Any]:
-    encoding = spec.encoding
-    if encoding is None:
-        return {}
+def _encoding(encoding: Encoding) -> dict[str, Any]:
     rows: dict[str, Any] = {
         "dimensions": len(encoding.low),
         "posterior": "mean and log variance" if encoding.posterior else "none: a plain autoencoder",
