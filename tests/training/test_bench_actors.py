@@ -17,6 +17,7 @@ from vinoreward_training.actors.resolve import presets
 from vinoreward_training.bench import actor_bits as bench_actor_bits
 from vinoreward_training.bench import actor_trainings as rows
 from vinoreward_training.bench.actor_bits import Variant, draw, verdict
+from vinoreward_training.bench.actor_steps import actor_refresh_rows, task_arms, wire_rows
 from vinoreward_training.bench.actor_trainings import (
     COMPILED,
     EAGER,
@@ -33,7 +34,6 @@ from vinoreward_training.bench.actor_trainings import (
     time_row,
     train,
 )
-from vinoreward_training.bench.actors import actor_refresh_rows, task_arms, wire_rows
 from vinoreward_training.bench.command import check
 from vinoreward_training.cli import main
 from vinoreward_training.configs.bench import BenchConfig
