@@ -105,6 +105,11 @@ def test_ctrl_c_and_resume_lead_to_the_very_same_weights(
     with pytest.raises(KeyboardInterrupt):
         stopped.run(interrupt)
     assert stopped.step == stop
+    if stop == 7:  # as the first versions wrote it
+        path = tmp_path / "stopped" / CHECKPOINT
+        state = torch.load(path, weights_only=True)
+        newer = ("best", "best_loss", "best_epoch")
+        torch.save({name: value for name, value in state.items() if name not in newer}, path)
     resumed = fit_of(tmp_path / "stopped", resume=True, places=places)
     assert resumed.step == stop
     resumed.run()

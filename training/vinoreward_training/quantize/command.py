@@ -30,7 +30,7 @@ from vinoreward_training.configs.quantize import QuantizeConfig
 from vinoreward_training.data.dataset import SPLIT, load_dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.data.frames import load_frames, split_frames
-from vinoreward_training.encoder.card import with_int8
+from vinoreward_training.encoder.bundle import with_int8
 from vinoreward_training.encoder.probe import fit_probe, judge_probe
 from vinoreward_training.quantize.gate import (
     MAX_MOVED,
