@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,7 @@ def _evaluate(
     )
     details = chosen.as_dict()
     if value > chosen.value:
-        details |= {"raised_to": value, "at_raised": raised.as_dict()}
+        details |= {"raised_to": value, "at_raised": asdict(raised)}
     boundary = float(np.log(value) - np.log1p(-value)) if 0 < value < 1 else float("inf")
     claimed = probabilities[test].astype(np.float32) >= np.float32(value)
     measured = rates(claimed, labels[test])
@@ -135,7 +135,7 @@ def _evaluate(
         threshold_log_odds=boundary,
         metrics={
             "verdict": verdict.as_dict(),
-            "test": measured.as_dict()
+            "test": asdict(measured)
             | {
                 "average_precision": average_precision(log_odds[test], labels[test]),
                 "log_loss": log_loss(log_odds[test], labels[test]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -100,10 +100,6 @@ class Rates:
     false_positive_rate: float
     fpr_high: float
     precision: float
-
-    def as_dict(self) -> dict[str, float]:
-        """Return the fields as plain numbers."""
-        return dict(asdict(self))
 
 
 def rates(decisions: npt.NDArray[np.bool_], labels: Labels) -> Rates:

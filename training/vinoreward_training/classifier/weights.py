@@ -48,7 +48,12 @@ def load_weights(net: nn.Module, path: Path) -> list[str]:
             f"there are no weights at {path}. Expected a .safetensors or .pt file; correct "
             "--weights or leave it out to train from scratch."
         )
-    given = _read_weights(path)
+    state = read_tensors(path)
+    inner = state.get("state_dict", state)
+    values = inner.items() if isinstance(inner, dict) else ()
+    given = {name: value for name, value in values if isinstance(value, Tensor)}
+    if not given:
+        raise ModelCorruptError(f"{path} holds no tensors. Expected a state dict; save one anew.")
     own = net.state_dict()
     # torchvision's head is a Sequential with dropout first, ours starts with the convolution.
     renamed = {
@@ -67,19 +72,6 @@ def load_weights(net: nn.Module, path: Path) -> list[str]:
         )
     net.load_state_dict({**own, **fits})
     return sorted(set(own) - set(fits))
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    state = read_tensors(path)
-    inner = state.get("state_dict", state)
-    values = {
-        name: value
-        for name, value in (inner if isinstance(inner, dict) else {}).items()
-        if isinstance(value, Tensor)
-    }
-    if not values:
-        raise ModelCorruptError(f"{path} holds no tensors. Expected a state dict; save one anew.")
-    return values
 
 
 @dataclass(frozen=True)

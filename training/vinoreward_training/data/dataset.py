@@ -76,28 +76,13 @@ class Dataset:
         return values
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One picture of a folder, before it is read.
-
-    Attributes:
-        file: relative to the folder.
-        label: 1 for success.
-        category: of the frame, e.g. ``"near miss"``.
-        episode: frames of one share it.
-        distance: metres from success, NaN if unknown.
-    """
-
-    file: str
-    label: int
-    category: str
-    episode: int
-    distance: float
+Entry = tuple[str, int, str, int, float]
+"""Of a picture: file, label (1 for success), category, episode, metres from success or NaN."""
 
 
 def _from_metadata(folder: Path, success_label: str) -> list[Entry]:
     return [
-        Entry(
+        (
             row["file"],
             int(row["label"] == success_label),
             row.get("category") or row["label"],
@@ -114,7 +99,7 @@ def _from_folders(folder: Path, success_label: str) -> list[Entry]:
     for name in names:
         for file in pictures_below(folder, name):
             label, category = int(name == success_label), name[:MAX_NAME]
-            entries.append(Entry(file, label, category, len(entries), float("nan")))
+            entries.append((file, label, category, len(entries), float("nan")))
     if entries and success_label not in names:
         raise DatasetError(
             f"{folder} has the classes {', '.join(names)} and none is called {success_label!r}. "
@@ -154,7 +139,8 @@ def load_dataset(
             f"{folder} holds no pictures. Expected {', '.join(sorted(SUFFIXES))} files in one "
             f"folder per class, e.g. {folder}/success and {folder}/failure."
         )
-    labels = np.array([entry.label for entry in entries], dtype=np.int64)
+    files, marks, categories, episodes, distances = zip(*entries, strict=True)
+    labels = np.array(marks, dtype=np.int64)
     if len(np.unique(labels)) < 2:
         found = "successes" if labels[0] else "failures"
         raise DatasetError(
@@ -162,19 +148,19 @@ def load_dataset(
             "classifier is trained on successes and failures; add pictures of the other class."
         )
     about = read_about(folder)
-    check_there(folder, (entry.file for entry in entries))
-    images, resized = stack_pictures(folder, [entry.file for entry in entries], size)
+    check_there(folder, files)
+    images, resized = stack_pictures(folder, files, size)
     digest = hashlib.sha256(str(images.shape).encode())
-    for entry, image in zip(entries, images, strict=True):
-        digest.update(f"{entry.file}\0{entry.label}\0".encode())
+    for file, label, image in zip(files, marks, images, strict=True):
+        digest.update(f"{file}\0{label}\0".encode())
         digest.update(image.tobytes())
     return Dataset(
         images=images,
         labels=labels,
-        episodes=np.array([entry.episode for entry in entries], dtype=np.int64),
-        categories=np.array([entry.category for entry in entries]),
-        distances=np.array([entry.distance for entry in entries], dtype=np.float64),
-        files=tuple(entry.file for entry in entries),
+        episodes=np.array(episodes, dtype=np.int64),
+        categories=np.array(categories),
+        distances=np.array(distances, dtype=np.float64),
+        files=files,
         scene=about.get("scene", {}),
         sha256=digest.hexdigest(),
         folder=folder,

@@ -125,8 +125,7 @@ def resumed(config: _Run) -> _Run:
 
 def defaults_of(kind: type[Any]) -> dict[str, Any]:
     """Return the default of each setting that a file may hold."""
-    fields = dataclasses.fields(kind)
-    return {each.name: _default(each) for each in fields if each.name not in NEVER_FROM_A_FILE}
+    return {name: value for name, value in vars(kind()).items() if name not in NEVER_FROM_A_FILE}
 
 
 def typed(kind: type[Any], settled: Mapping[str, Any]) -> dict[str, Any]:
@@ -320,12 +319,6 @@ def _instead(unknown: Sequence[str], known: Sequence[str]) -> str:
     if len(nearest) < len(unknown):
         nearest.append(f"some of {', '.join(known)}")
     return "; ".join(nearest)
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
