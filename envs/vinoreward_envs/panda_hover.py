@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -11,17 +11,10 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, InputError
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.detector import SuccessDetector
+from vinoreward.rewards.core import RewardCore, RewardOptions
 from vinoreward_envs import constants as c
-from vinoreward_envs.arguments import (
-    ObjectPosition,
-    check_choice,
-    checked_action,
-    checked_object_position,
-    place,
-)
 from vinoreward_envs.camera.human_view import HumanView
 from vinoreward_envs.camera.pictures import (
     camera_spec,
@@ -34,9 +27,7 @@ from vinoreward_envs.camera.renderers import check_renderer
 from vinoreward_envs.camera.spec import CameraSpec, Mesh, Renderer
 from vinoreward_envs.scene.hover import HoverScene, Motion
 
-if TYPE_CHECKING:
-    from vinoreward.bundles.bundle import Bundle
-    from vinoreward.rewards.classifier import Classifier
+ObjectPosition = Literal["fixed", "random"] | tuple[float, float]
 
 DEFAULT_BUNDLE = "panda-hover-classifier"
 ORACLE = "oracle"
@@ -44,6 +35,9 @@ ORACLE = "oracle"
 _SLACK = 0.05
 # Rounding (0.1 in float32, a pose reached to 1e-6 m) must not refuse a move to the very edge.
 _EDGE_TOLERANCE = 1e-4
+# What RewardCore asks of the one environment here: each step counts, the task has no reward and no
+# end of its own.
+_SCORED, _NO_REWARD, _NO_END = np.ones(1, np.bool_), np.zeros(1), np.zeros(1, np.bool_)
 
 
 class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
@@ -117,11 +111,11 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         success_hold_steps: int = 1,
         accept_foreign_pictures: bool = False,
     ) -> None:
-        check_choice("fidelity", fidelity, (None, "article"))
-        check_choice("observation", observation, ("state", "pixels"))
-        check_choice("render_mode", render_mode, (None, "rgb_array", "human"))
+        _check_choice("fidelity", fidelity, (None, "article"))
+        _check_choice("observation", observation, ("state", "pixels"))
+        _check_choice("render_mode", render_mode, (None, "rgb_array", "human"))
         self.render_mode = render_mode
-        self._object_position = checked_object_position(object_position)
+        self._object_position = _checked_object_position(object_position)
         self._view = HumanView("PandaHover") if render_mode == "human" else None
         loaded = self._load_bundle(backend, bundle)
         if fidelity == "article":
@@ -145,8 +139,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
                 self._network_size = size_before_crop(loaded)
             else:
                 check_picture(spec, loaded)
-            # Imported here: the oracle's environments need none of it.
-
             self._classifier = Classifier(
                 loaded,
                 backend=backend,
@@ -156,7 +148,12 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
                 threshold=success_threshold,
             )
             threshold = self._classifier.threshold
-        self._detector = SuccessDetector(enter=threshold, hold=success_hold_steps)
+        rewards = RewardOptions(
+            success_reward=c.REWARD_SUCCESS,
+            step_reward=c.REWARD_STEP,
+            success_hold_steps=success_hold_steps,
+        )
+        self._core = RewardCore(rewards, threshold)
         if fidelity == "article":
             self.scene = HoverScene(camera=spec, motion="dynamics", ik="article")
         else:
@@ -191,7 +188,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         super().reset(seed=seed)
         self.scene.place_object(self._next_object(options or {}))
         self.scene.home()
-        self._detector.reset()
+        self._core.begin(_SCORED, np.zeros(1, np.float32))
         self._steps = 0
         self._show()
         distance = self.scene.distance()
@@ -211,7 +208,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         """
         if self._steps is None:
             raise ResetNeeded("Found a step before the first reset; call reset() first.")
-        move = checked_action(action)
+        move = _checked_action(action)
         self._steps += 1
         refused = not self._move(move)
         distance = self.scene.distance()
@@ -220,13 +217,12 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             "distance": distance,
             "refused": refused,
         }
-        probability = self._judge(info)
-        claimed = bool(self._detector.update(np.array([probability], dtype=np.float32))[0])
+        probability, odds = self._look(info)
+        scores = self._core.transition(_SCORED, probability, odds, _NO_REWARD, _NO_END)
+        claimed, reward = bool(scores.claimed[0]), float(scores.rewards[0])
         info["is_success"] = claimed
-        if claimed:
-            reward = c.REWARD_SUCCESS
-        else:
-            reward = c.REWARD_REFUSED if refused else c.REWARD_STEP
+        if refused and not claimed:
+            reward = c.REWARD_REFUSED
         self._show()
         truncated = not claimed and self._steps >= c.MAX_EPISODE_STEPS
         return self._observe(), reward, claimed, truncated, info
@@ -249,7 +245,6 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
     def _load_bundle(self, backend: str, bundle: Bundle | str | Path | None) -> Bundle | None:
         if backend == ORACLE and bundle is None:
             return None
-
         if isinstance(bundle, Bundle):
             return bundle
         return Bundle.load(DEFAULT_BUNDLE if bundle is None else bundle)
@@ -269,7 +264,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
                 f'Found reset options {unknown}; expected only "object_position". Remove them.'
             )
         if "object_position" in options:
-            return place(options["object_position"], 'reset option "object_position"')
+            return _place(options["object_position"], 'reset option "object_position"')
         if self._object_position == "random":
             low = np.array(c.WORKSPACE_LOW) + c.OBJECT_MARGIN
             high = np.array(c.WORKSPACE_HIGH) - c.OBJECT_MARGIN
@@ -289,16 +284,17 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         self.scene.move_gripper((x, y))
         return True
 
-    def _judge(self, info: dict[str, Any]) -> float:
-        """Return the probability of success: the classifier's, or the oracle's 0 or 1."""
+    def _look(self, info: dict[str, Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return probability and log-odds of success: the classifier's, or the oracle's 0 or 1."""
         if self._classifier is None:
-            return float(info["true_success"])
+            truth = np.array([info["true_success"]], np.float32)
+            return truth, truth
         frame = self._picture()
         if self._network_size is not None:
             frame = resized(frame, *self._network_size)
-        probability = float(self._classifier.probability(frame[None])[0])
-        info["reward_prob"] = probability
-        return probability
+        probability, odds = self._classifier.score(frame[None])
+        info["reward_prob"] = float(probability[0])
+        return probability, odds
 
     def _observe(self) -> NDArray[Any]:
         if self._pixels:
@@ -317,3 +313,53 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
     def _show(self) -> None:
         if self._view is not None:
             self._view.show(self._picture())
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise ``ConfigError`` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ConfigError(
+            f"Found {name}={value!r}; expected one of {', '.join(map(repr, choices))}. "
+            "Pass one of them."
+        )
+
+
+def _checked_object_position(value: ObjectPosition) -> ObjectPosition:
+    """Return ``value`` if the object can be there, else raise ``ConfigError`` or ``InputError``."""
+    if isinstance(value, str):
+        if value not in ("fixed", "random"):
+            raise ConfigError(
+                f'Found object_position={value!r}; expected "fixed", "random" or (x, y) in '
+                "metres. Pass one of them."
+            )
+        return value
+    return _place(value, "object_position")
+
+
+def _place(value: Any, what: str) -> tuple[float, float]:
+    """Return x, y in metres if they are a place in the workspace, else raise ``InputError``."""
+    try:
+        xy = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        xy = np.empty(0)
+    # NaN compares false, so this refuses it as well.
+    if xy.shape == (2,) and (xy >= c.WORKSPACE_LOW).all() and (xy <= c.WORKSPACE_HIGH).all():
+        return (float(xy[0]), float(xy[1]))
+    raise InputError(
+        f"Found {value!r} as {what}; expected x, y in metres from {c.WORKSPACE_LOW} to "
+        f"{c.WORKSPACE_HIGH}, where the gripper can hover. Pass such a pair."
+    )
+
+
+def _checked_action(action: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the action as ``(2,)`` float64 within its bounds, or raise ``InputError``."""
+    try:
+        move = np.asarray(action, dtype=np.float64)
+    except (TypeError, ValueError):
+        move = np.empty(0)
+    if move.shape != (2,) or not np.isfinite(move).all():
+        raise InputError(
+            f"Found the action {action!r}; expected two finite numbers, (dx, dy) in metres within "
+            f"{c.MAX_MOVE}. Check the policy that made it."
+        )
+    return np.clip(move, -c.MAX_MOVE, c.MAX_MOVE)

@@ -27,8 +27,7 @@ from vinoreward.bundles.save import add_int8
 from vinoreward.bundles.schema import Decision, Quantization
 from vinoreward.errors import BundleParityError, ConfigError
 from vinoreward.files import sha256
-from vinoreward.rewards.classifier import Classifier, sigmoid
-from vinoreward.rewards.second_look import logit, unsure
+from vinoreward.rewards.classifier import Classifier, logit, sigmoid, unsure
 
 THRESHOLD = 0.7
 BAND = 1.5

@@ -25,8 +25,7 @@ from vinoreward.errors import (
     ModelNotFoundError,
     QuantizationRefusedError,
 )
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.second_look import unsure
+from vinoreward.rewards.classifier import Classifier, unsure
 from vinoreward_training.classifier import finetune
 from vinoreward_training.configs.finetune import FinetuneConfig
 from vinoreward_training.configs.quantize import QuantizeConfig

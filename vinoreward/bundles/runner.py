@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from vinoreward.backends.base import find_backend
 from vinoreward.backends.runtime import building
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.picture import check_pictures
 from vinoreward.bundles.schema import Picture
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
@@ -132,7 +131,6 @@ class Runner(Closing):
         """
         if isinstance(images, np.ndarray) and images.ndim == 4 and len(images) == 0:
             return None
-        check_pictures(images)
         return self.bundle.prepare(images)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,14 +13,14 @@ from numpy.typing import NDArray
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.runner import Runner
 from vinoreward.errors import ConfigError, InputError, OutputError
-from vinoreward.rewards.pictures import layout_of, to_hwc
-from vinoreward.rewards.second_look import logit, unsure
 
 if TYPE_CHECKING:
     from vinoreward.backends.base import Backend
     from vinoreward.bundles.schema import BundleSpec
 
 RewardKind = Literal["claim", "probability", "log_odds"]
+
+Layout = Literal["HWC", "CHW"]
 
 # The smallest probability a network's own softmax can express in float32; below it the logarithm
 # would be infinite.
@@ -190,7 +191,7 @@ class _RewardFunction:
                 "(N, 3, H, W) uint8; the reward function scores picture observations only."
             )
         layout = layout_of(next_state.shape[1:], "next_state")
-        images = to_hwc(next_state, layout)
+        images = next_state if layout == "HWC" else next_state.transpose(0, 2, 3, 1)
         if self.reward == "claim":
             return self.classifier.compute_reward(images)
         if self.reward == "probability":
@@ -244,6 +245,47 @@ def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return ``1 / (1 + exp(-x))`` without overflow."""
     small = np.exp(-np.abs(x))
     return np.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+def logit(probability: float) -> float:
+    """Return ``log(p / (1 - p))``; minus and plus infinity for 0 and 1."""
+    if 0.0 < probability < 1.0:
+        return math.log(probability) - math.log1p(-probability)
+    return math.inf if probability >= 1.0 else -math.inf
+
+
+def unsure(log_odds: NDArray[np.float64], threshold: float, band: float) -> NDArray[np.bool_]:
+    """Return which pictures are to be looked at again.
+
+    Args:
+        log_odds: ``(N,)`` finite, of the INT8 network.
+        threshold: in log-odds; where it is infinite nothing is unsure.
+        band: half-width, in log-odds; 0 looks at nothing again.
+
+    Returns:
+        ``(N,)`` bool, True strictly within the band.
+    """
+    return np.asarray(np.abs(log_odds - threshold) < band)
+
+
+def layout_of(shape: tuple[int, ...], where: str) -> Layout:
+    """Return whether a picture of ``shape`` has its three channels last or first.
+
+    Raises:
+        ConfigError: it is no colour picture, or both readings are possible.
+    """
+    if len(shape) != 3 or 3 not in (shape[0], shape[2]):
+        raise ConfigError(
+            f"{where} has shape {shape}. Expected a colour picture, (height, width, 3) or "
+            "(3, height, width); choose another image_source (stacked or grey frames cannot be "
+            "scored), or give a callable that makes the picture."
+        )
+    if shape[0] == shape[2]:
+        raise ConfigError(
+            f"{where} has shape {shape}, where the channels may be first or last. Expected an "
+            "unambiguous shape; give a callable as image_source that returns (height, width, 3)."
+        )
+    return "HWC" if shape[2] == 3 else "CHW"
 
 
 def _log_probabilities(outputs: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -104,7 +104,9 @@ class SuccessDetector:
                 f"the success detector was given {scored.tolist()}. Expected probabilities from 0 "
                 "to 1; use Classifier.probability, not log_odds."
             )
-        limit = np.where(self._counter > 0, np.float32(self.exit), np.float32(self.enter))
+        limit: Any = np.float32(self.enter)
+        if self.exit < self.enter:
+            limit = np.where(self._counter > 0, np.float32(self.exit), limit)
         counts = new & (values >= limit)
         if self.guard is not None and counts.any():
             counts &= self._guarded(values, counts, observations)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
 
-from vinoreward.encoders.encoder import Encoder
-from vinoreward.wrappers.encoding import EncodingCore, EncodingOptions, Pictures, shown
-from vinoreward.wrappers.layers import refuse_autoreset
-from vinoreward.wrappers.render_once import render_once
-from vinoreward.wrappers.sources import (
-    AnyBundle,
-    ImageSource,
-    PictureSource,
-    check_scene,
-    default_source,
-    located,
-    recorded,
-)
+from vinoreward.wrappers.encoding import EncodedObservationForm, EncodingOptions, shown
+from vinoreward.wrappers.layers import Inside, inside_of, refuse_autoreset, render_once
+from vinoreward.wrappers.sources import ImageSource
 
 
-class EncodedObservation(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+class EncodedObservation(
+    EncodedObservationForm[gym.Env[Any, Any]],
+    gym.Wrapper[Any, Any, Any, Any],
+    gym.utils.RecordConstructorArgs,
+):
     """Replace the environment's observation by what an encoder sees in its picture.
 
     The observation is one flat float32 Box: the latent vectors of the last ``frame_stack`` steps,
@@ -61,52 +54,24 @@ class EncodedObservation(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
         ModelNotFoundError: no such bundle.
     """
 
-    def __init__(
+    def _inside(self, env: gym.Env[Any, Any]) -> Inside:
+        return inside_of(env)
+
+    def _enclose(
         self,
         env: gym.Env[Any, Any],
-        bundle: AnyBundle,
-        *,
-        backend: str = "openvino",
-        device: str = "CPU",
-        precision: str = "auto",
-        threads: int = 1,
-        image_source: ImageSource | None = None,
-        keep: Sequence[str] = (),
-        frame_stack: int = 1,
-        sample: bool = False,
-        seed: int | None = None,
-        picture_in_info: bool = False,
+        source: ImageSource,
+        options: EncodingOptions,
+        arguments: dict[str, Any],
     ) -> None:
-        options = EncodingOptions(keep, frame_stack, sample, seed, picture_in_info)
-        if frame_stack > 1:
+        if options.frame_stack > 1:
             refuse_autoreset(env, "it would be stacked on those of the episode that ended")
-        encoder = Encoder(
-            located(bundle), backend=backend, device=device, precision=precision, threads=threads
-        )
-        space = env.observation_space
-        chosen = default_source(space, env.render_mode) if image_source is None else image_source
-        source = PictureSource(chosen, space, env.render_mode, encoder.bundle, stacked=True)
-        if not source.calls:
-            check_scene(getattr(env.unwrapped, "picture_scene", None), encoder.bundle)
         # Recorded so that env.spec can make this environment again, also from JSON.
-        gym.utils.RecordConstructorArgs.__init__(
-            self,
-            bundle=recorded(bundle, encoder.bundle),
-            backend=backend,
-            device=device,
-            precision=precision,
-            threads=threads,
-            image_source=image_source,
-            **{name: getattr(options, name) for name in options.__dataclass_fields__},
-        )
-        gym.Wrapper.__init__(self, render_once(env) if source.renders else env)
-        self._core = EncodingCore(encoder, source, space, options, 1)
-        self.observation_space = self._core.space
+        gym.utils.RecordConstructorArgs.__init__(self, **arguments)
+        gym.Wrapper.__init__(self, render_once(env) if source == "render" else env)
 
-    @property
-    def encoder(self) -> Encoder:
-        """What encodes the pictures. It loads at the first one."""
-        return self._core.encoder
+    def _show(self, space: gym.spaces.Box) -> None:
+        self.observation_space = space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -137,12 +102,12 @@ class EncodedObservation(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstr
     ) -> tuple[Any, dict[str, Any]]:
         core = self._core
         frame = self.env.render() if core.source.renders else None
-        pictures: Pictures = core.source.pictures(self.env, observation, frame)
-        latent = core.look([0], [pictures])[0]
+        pictures = core.source.single(self.env, observation, frame)
+        latent = core.look([0], pictures)
         if first:
-            core.begin(0, latent)
+            core.begin([0], latent)
         else:
-            core.push(0, latent)
+            core.push([0], latent)
         if core.options.picture_in_info:
-            info = {**info, "picture": shown(pictures[-1])}
-        return core.observation(0, observation), info
+            info = {**info, "picture": shown(pictures[0, -1])}
+        return core.observations([0], [observation])[0], info

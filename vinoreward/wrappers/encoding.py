@@ -1,20 +1,30 @@
-"""What the three forms of EncodedObservation share: options, latents, stacks of them."""
+"""What the three forms of EncodedObservation share: arguments, latents, stacks of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import abc
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.encoders.encoder import Encoder
-from vinoreward.errors import ConfigError, InputError
-from vinoreward.wrappers.sources import PictureSource
+from vinoreward.errors import ConfigError
+from vinoreward.wrappers.layers import Inside
+from vinoreward.wrappers.sources import (
+    AnyBundle,
+    ImageSource,
+    PictureSource,
+    default_source,
+    located,
+    recorded,
+)
 
-Pictures = list[NDArray[np.uint8]]
+AnyEnv = TypeVar("AnyEnv")
 
 
 @dataclass(frozen=True)
@@ -48,9 +58,8 @@ class EncodingOptions:
 class EncodingCore:
     """Turns pictures into observations for several environments; knows nothing of stepping.
 
-    One call of :meth:`look` per step encodes all pictures that the step needs. Then :meth:`push`
-    takes what continues an episode and :meth:`begin` what starts one, and :meth:`observation`
-    says what the learner sees.
+    One call of :meth:`advance` per step encodes all pictures that the step needs;
+    :meth:`observations` says what the learner sees then.
 
     Args:
         encoder: what encodes pictures.
@@ -99,58 +108,89 @@ class EncodingCore:
             own = 0 if self.options.seed is None else self.options.seed + 1
             self._random[index] = np.random.default_rng([own, int(seed)])
 
-    def look(self, indices: Sequence[int], pictures: Sequence[Pictures]) -> NDArray[np.float32]:
-        """Return the latents ``(M, count * D)`` of M observations' pictures, in one call.
+    def advance(
+        self,
+        observations: Any,
+        ends: Sequence[int],
+        begins: Sequence[int] = (),
+        last: Mapping[int, Any] = MappingProxyType({}),
+        frames: Any = None,
+    ) -> tuple[dict[int, NDArray[np.float32]], NDArray[np.uint8]]:
+        """Encode in one call what ended a step and what begins an episode, and stack it.
 
         Args:
-            indices: which environment each belongs to; their order decides random numbers.
-            pictures: the source's ``count`` pictures of each, ``(H, W, 3)`` uint8, oldest first.
+            observations: the batch of all environments; the arguments are those of
+                :meth:`PictureSource.batch`.
+            ends: environments whose episode goes on or ends with this step.
+            begins: environments whose episode begins.
+            last: environment to the last observation of its episode.
+            frames: what rendering gave.
+
+        Returns:
+            Environment to what the learner sees at its episode's end, ``(L,)``, for those in
+            ``last``; and the newest pictures of ``ends``, then ``begins``: ``(M, H, W, 3)``.
 
         Raises:
             InputError: pictures of different shapes.
             PictureMismatchError: of another size than the bundle takes.
         """
-        if not pictures:
-            return np.zeros((0, self._stacks.shape[2]), np.float32)
-        together = [picture for several in pictures for picture in several]
-        shapes = {picture.shape for picture in together}
-        if len(shapes) > 1:
-            raise InputError(
-                f"the environments gave pictures of the shapes {sorted(shapes)}. Expected one "
-                "shape; give all environments the same image size."
-            )
-        batch = np.stack(together)
-        if not self.options.sample:
-            return self.encoder.encode(batch).reshape(len(pictures), -1)
-        mean, std = self.encoder.posterior(batch)
-        shape = (self.source.count, self.encoder.latent_size)
-        noise = [self._random[i].standard_normal(shape, np.float32) for i in indices]
-        if std is not None:
-            mean = mean + std * np.concatenate(noise)
-        return self.encoder.clip(mean).reshape(len(pictures), -1)
+        pictures = self.source.batch(observations, ends, begins, last, frames)
+        latents = self.look([*ends, *begins], pictures)
+        self.push(ends, latents[: len(ends)])
+        final = dict(zip(last, self.observations(list(last), list(last.values())), strict=True))
+        self.begin(begins, latents[len(ends) :])
+        return final, pictures[:, -1]
 
-    def begin(self, index: int, latent: NDArray[np.float32]) -> None:
-        """Start an episode: the first latent stands for those before it."""
-        self._stacks[index] = latent
-
-    def push(self, index: int, latent: NDArray[np.float32]) -> None:
-        """Put the next latent of an episode behind the others."""
-        stack = self._stacks[index]
-        stack[:-1] = stack[1:].copy()
-        stack[-1] = latent
-
-    def observation(self, index: int, observation: Any) -> NDArray[np.float32]:
-        """Return what the learner sees of one environment, ``(L,)`` float32 in new memory.
+    def look(self, indices: Sequence[int], pictures: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the latents ``(M, count * D)`` of M observations' pictures.
 
         Args:
-            index: of the environment; its stack is read.
-            observation: the environment's own, for the kept keys.
+            indices: which environment each belongs to; their order decides random numbers.
+            pictures: ``(M, count, H, W, 3)`` uint8, oldest first.
+
+        Raises:
+            PictureMismatchError: of another size than the bundle takes.
         """
-        parts = [self._stacks[index].reshape(-1)]
-        for key, space in self._kept.items():
-            flat: Any = gym.spaces.flatten(space, observation[key])
-            parts.append(np.asarray(flat, np.float32))
-        return np.concatenate(parts)
+        together = pictures.reshape(-1, *pictures.shape[2:])
+        if not self.options.sample:
+            return self.encoder.encode(together).reshape(len(pictures), self._stacks.shape[2])
+        mean, std = self.encoder.posterior(together)
+        if std is not None and len(pictures):
+            shape = (self.source.count, self.encoder.latent_size)
+            noise = [self._random[i].standard_normal(shape, np.float32) for i in indices]
+            mean = mean + std * np.concatenate(noise)
+        return self.encoder.clip(mean).reshape(len(pictures), self._stacks.shape[2])
+
+    def begin(self, indices: Sequence[int], latents: NDArray[np.float32]) -> None:
+        """Start episodes: the first latents ``(M, count * D)`` stand for those before them."""
+        self._stacks[list(indices)] = latents[:, None]
+
+    def push(self, indices: Sequence[int], latents: NDArray[np.float32]) -> None:
+        """Put the next latents ``(M, count * D)`` of episodes behind the others."""
+        at = list(indices)
+        if self.options.frame_stack > 1:
+            self._stacks[at, :-1] = self._stacks[at, 1:]
+        self._stacks[at, -1] = latents
+
+    def rows(self, observations: Any) -> list[Any]:
+        """Return a batch of observations one by one, for :meth:`observations`."""
+        return self.source.rows(observations) if self._kept else []
+
+    def observations(self, indices: Sequence[int], rows: Sequence[Any]) -> NDArray[np.float32]:
+        """Return what the learner sees of M environments, ``(M, L)`` float32 in new memory.
+
+        Args:
+            indices: of the environments; their stacks are read.
+            rows: their own observations; read for the kept keys only.
+        """
+        seen = self._stacks[list(indices)].reshape(len(indices), self._stacks[0].size)
+        if not self._kept or not rows:
+            return seen
+        own = []
+        for row in rows:
+            flat: Any = [gym.spaces.flatten(space, row[key]) for key, space in self._kept.items()]
+            own.append(np.concatenate(flat, dtype=np.float32, casting="unsafe"))
+        return np.concatenate([seen, np.stack(own)], axis=1)
 
     def _generator(self, index: int) -> np.random.Generator:
         if self.options.seed is None:
@@ -159,31 +199,79 @@ class EncodingCore:
         return np.random.default_rng(entropy)
 
 
-def both(
-    last: Mapping[int, Any],
-    first: Mapping[int, Any],
-    core: EncodingCore,
-    take: Callable[[int, Any], Pictures],
-) -> tuple[list[dict[int, NDArray[np.float32]]], list[dict[int, NDArray[np.uint8]]]]:
-    """Encode what ends a step and what starts an episode in one call.
+class EncodedObservationForm(abc.ABC, Generic[AnyEnv]):
+    """Base of the forms of :class:`~vinoreward.EncodedObservation`, which explains the arguments.
 
-    Args:
-        last: environment to its observation.
-        first: likewise, of those that start an episode.
-        core: encodes them.
-        take: gives the pictures of one.
-
-    Returns:
-        Environment to latent, for ``last`` and for ``first``; and likewise the newest pictures.
+    A form says what is inside the environment (:meth:`_inside`), and calls the constructor of its
+    library (:meth:`_enclose`).
     """
-    order = [*last, *first]
-    pictures = [take(i, rows[i]) for rows in (last, first) for i in rows]
-    found, cut = core.look(order, pictures), len(last)
-    newest = [several[-1] for several in pictures]
-    return (
-        [dict(zip(last, found[:cut], strict=True)), dict(zip(first, found[cut:], strict=True))],
-        [dict(zip(last, newest[:cut], strict=True)), dict(zip(first, newest[cut:], strict=True))],
-    )
+
+    def __init__(
+        self,
+        env: AnyEnv,
+        bundle: AnyBundle,
+        *,
+        backend: str = "openvino",
+        device: str = "CPU",
+        precision: str = "auto",
+        threads: int = 1,
+        image_source: ImageSource | None = None,
+        keep: Sequence[str] = (),
+        frame_stack: int = 1,
+        sample: bool = False,
+        seed: int | None = None,
+        picture_in_info: bool = False,
+    ) -> None:
+        options = EncodingOptions(keep, frame_stack, sample, seed, picture_in_info)
+        encoder = Encoder(
+            located(bundle), backend=backend, device=device, precision=precision, threads=threads
+        )
+        arguments = {
+            "bundle": recorded(bundle, encoder.bundle),
+            "backend": backend,
+            "device": device,
+            "precision": precision,
+            "threads": threads,
+            "image_source": image_source,
+            **{name: getattr(options, name) for name in options.__dataclass_fields__},
+        }
+        inside = self._inside(env)
+        given = image_source
+        if given is None:
+            given = default_source(inside.space, inside.render_mode)
+        self._enclose(env, given, options, arguments)
+        source = PictureSource(given, inside, encoder.bundle, stacked=True)
+        self._core = EncodingCore(encoder, source, inside.space, options, inside.num_envs)
+        self._show(self._core.space)
+
+    @property
+    def encoder(self) -> Encoder:
+        """What encodes the pictures. It loads at the first one."""
+        return self._core.encoder
+
+    @abc.abstractmethod
+    def _inside(self, env: AnyEnv) -> Inside: ...
+
+    @abc.abstractmethod
+    def _enclose(
+        self,
+        env: AnyEnv,
+        source: ImageSource,
+        options: EncodingOptions,
+        arguments: dict[str, Any],
+    ) -> None:
+        """Refuse an environment that cannot be right; call the constructors of the library.
+
+        Args:
+            env: the environment.
+            source: where pictures come from.
+            options: what the observation is made of.
+            arguments: what ``env.spec`` makes the same wrapper with.
+        """
+
+    @abc.abstractmethod
+    def _show(self, space: gym.spaces.Box) -> None:
+        """Set the observation space of one environment."""
 
 
 def shown(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -9,6 +9,7 @@ an environment that is vectorised by itself, the fault can only be detected.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -56,41 +57,40 @@ class LastPictures:
     otherwise clears the environment for good.
 
     Args:
-        source: where pictures are in observations.
-        num_envs: environments.
         remedy: what else to do, the end of a sentence.
     """
 
-    def __init__(self, source: PictureSource, num_envs: int, remedy: str) -> None:
-        self._source = source
+    def __init__(self, remedy: str) -> None:
         self._remedy = remedy
-        self._before: list[NDArray[Any] | None] = [None] * num_envs
+        self._before: NDArray[Any] | None = None
         self._suspicious = 0
         self._cleared = False
 
-    def check(self, ended: NDArray[np.bool_], last: list[Any], rows: list[Any]) -> None:
+    def check(self, source: PictureSource, last: Mapping[int, Any], observations: Any) -> None:
         """Look at one step.
 
         Args:
-            ended: ``(num_envs,)`` bool, who was reset in this step by the vector environment.
-            last: one observation per environment, the last one where its episode ended.
-            rows: likewise, the first one of the next episode there.
+            source: where pictures are in observations.
+            last: environment to its last observation, of those that were reset in this step.
+            observations: of all environments; there the first one of the next episode.
 
         Raises:
             ConfigError: the last pictures are those of the next episodes.
         """
-        for i in np.flatnonzero(ended).tolist():
-            end, first = self._source.stored(last[i]), self._source.stored(rows[i])
-            if end is None or first is None:
+        pictures = source.stored(observations)
+        if pictures is None:
+            return
+        for i, observation in last.items():
+            end, first = source.stored(observation), pictures[i]
+            if end is None:
                 continue
             if np.may_share_memory(end, first) and np.shares_memory(end, first):
                 raise self._refusal("is in the memory of the first one of the next episode")
             if self._cleared:
                 continue
-            before = self._before[i]
             if not np.array_equal(end, first):
-                self._cleared, self._before = True, [None] * len(rows)
-            elif before is not None and not np.array_equal(before, end):
+                self._cleared, self._before = True, None
+            elif self._before is not None and not np.array_equal(self._before[i], end):
                 self._suspicious += 1
         if self._suspicious >= ENDS and not self._cleared:
             raise self._refusal(
@@ -98,8 +98,7 @@ class LastPictures:
                 f"{self._suspicious} episodes in which anything moved"
             )
         if not self._cleared:
-            stored = [self._source.stored(item) for item in rows]
-            self._before = [None if item is None else np.array(item) for item in stored]
+            self._before = np.array(pictures)
 
     def _refusal(self, found: str) -> ConfigError:
         return ConfigError(
@@ -110,12 +109,11 @@ class LastPictures:
         )
 
 
-def keep_last(env: VectorEnv[Any, Any, Any], source: PictureSource) -> LastPictures | None:
+def keep_last(env: VectorEnv[Any, Any, Any]) -> LastPictures | None:
     """See that last pictures are not overwritten, for the steps of a Gymnasium vector environment.
 
     Args:
         env: it; a ``SyncVectorEnv``'s environments are wrapped in :class:`OwnLast`.
-        source: where its pictures are.
 
     Returns:
         What has to look at every step, or None.
@@ -126,4 +124,4 @@ def keep_last(env: VectorEnv[Any, Any, Any], source: PictureSource) -> LastPictu
     if isinstance(base, SyncVectorEnv):
         own_last(base.envs)
         return None
-    return LastPictures(source, env.num_envs, "make it with autoreset_mode=AutoresetMode.NEXT_STEP")
+    return LastPictures("make it with autoreset_mode=AutoresetMode.NEXT_STEP")

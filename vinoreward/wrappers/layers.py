@@ -1,11 +1,12 @@
-"""What is inside the environment that is wrapped, and matters to a learned reward."""
+"""What is inside the environment that is wrapped, or is put there, and matters to its pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple, SupportsFloat
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
@@ -14,6 +15,23 @@ from vinoreward.errors import ConfigError
 # Attributes by which Gymnasium's RecordEpisodeStatistics and SB3's Monitor are known: also in
 # another process, and without importing SB3.
 _GYMNASIUM, _SB3 = "return_queue", "get_episode_rewards"
+
+
+class Inside(NamedTuple):
+    """What a wrapper has to know of the environment that it goes around."""
+
+    space: gym.Space[Any]
+    """Observation space of one environment."""
+    render_mode: str | None
+    scene: object
+    """What its pictures depend on (``picture_scene``); None where it does not say."""
+    num_envs: int = 1
+
+
+def inside_of(env: gym.Env[Any, Any]) -> Inside:
+    """Return what is inside a single environment."""
+    scene = getattr(env.unwrapped, "picture_scene", None)
+    return Inside(env.observation_space, env.render_mode, scene)
 
 
 def refuse_autoreset(env: gym.Env[Any, Any], harm: str) -> None:
@@ -59,12 +77,9 @@ def has_recorder(env: gym.Env[Any, Any]) -> bool:
 
 def vector_has_recorder(env: VectorEnv[Any, Any, Any]) -> bool:
     """Return whether a vector wrapper inside reports ``infos["episode"]``."""
-    layer: Any = env
-    while isinstance(layer, VectorWrapper):
-        if isinstance(layer, RecordEpisodeStatistics) and _reports(layer):
-            return True
-        layer = layer.env
-    return False
+    return any(
+        isinstance(layer, RecordEpisodeStatistics) and _reports(layer) for layer in _layers(env)
+    )
 
 
 def parts_have_recorders(env: VectorEnv[Any, Any, Any]) -> bool:
@@ -86,9 +101,95 @@ def _reports(recorder: Any) -> bool:
     return bool(getattr(recorder, "_stats_key", "episode") == "episode")
 
 
-def _layers(env: gym.Env[Any, Any]) -> Iterator[Any]:
+def _layers(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Iterator[Any]:
     layer: Any = env
-    while isinstance(layer, gym.Wrapper):
+    while isinstance(layer, (gym.Wrapper, VectorWrapper)):
         yield layer
         layer = layer.env
     yield layer
+
+
+class RenderOnce(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Keep what ``render()`` gives until the next step or reset.
+
+    For ``render_mode="rgb_array"`` only; every caller gets its own copy. Whoever changes the
+    environment's state without a step or reset does not see it in the frame.
+
+    Args:
+        env: the environment.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        gym.Wrapper.__init__(self, env)
+        self._frame: Any = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment and forget its frame."""
+        self._frame = None
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the environment and forget its frame."""
+        self._frame = None
+        return self.env.step(action)
+
+    def render(self) -> Any:
+        """Return the frame, drawn at the first call after a step or reset."""
+        if self.env.render_mode != "rgb_array":
+            return self.env.render()
+        if self._frame is None:
+            self._frame = self.env.render()
+        return _own(self._frame)
+
+
+class VectorRenderOnce(VectorWrapper[Any, Any, Any, Any, Any]):
+    """:class:`RenderOnce` for the frames of all sub-environments.
+
+    Args:
+        env: the vector environment.
+    """
+
+    passes_masked_resets = True
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        self._frames: Any = None
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the environments and forget their frames."""
+        self._frames = None
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> Any:
+        """Step the environments and forget their frames."""
+        self._frames = None
+        return self.env.step(actions)
+
+    def render(self) -> Any:
+        """Return the frames, drawn at the first call after a step or reset."""
+        if self.env.render_mode != "rgb_array":
+            return self.env.render()
+        if self._frames is None:
+            self._frames = self.env.render()
+        return None if self._frames is None else tuple(_own(frame) for frame in self._frames)
+
+
+def render_once(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """Return ``env`` in a :class:`RenderOnce`, or as it is where one is below already."""
+    return env if any(isinstance(layer, RenderOnce) for layer in _layers(env)) else RenderOnce(env)
+
+
+def vector_render_once(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
+    """Return ``env`` in a :class:`VectorRenderOnce`, or as it is where one is below already."""
+    return (
+        env
+        if any(isinstance(layer, VectorRenderOnce) for layer in _layers(env))
+        else (VectorRenderOnce(env))
+    )
+
+
+def _own(frame: Any) -> Any:
+    return frame.copy() if isinstance(frame, np.ndarray) else frame

@@ -8,32 +8,26 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.detector import Guard
-from vinoreward.wrappers.core import (
-    RewardCore,
-    RewardMode,
-    RewardOptions,
-    Scores,
-    append_hold,
-    make_classifier,
-    with_hold,
+from vinoreward.rewards.core import Scores
+from vinoreward.wrappers.layers import (
+    Inside,
+    has_recorder,
+    inside_of,
+    refuse_autoreset,
+    refuse_strict_monitor,
+    render_once,
 )
-from vinoreward.wrappers.layers import has_recorder, refuse_autoreset, refuse_strict_monitor
-from vinoreward.wrappers.render_once import render_once
-from vinoreward.wrappers.sources import (
-    AnyBundle,
-    ImageSource,
-    PictureSource,
-    check_scene,
-    located,
-    recorded,
-)
+from vinoreward.wrappers.rewarding import LearnedRewardForm
+from vinoreward.wrappers.sources import ImageSource
 
 _ALL = np.ones(1, np.bool_)
 
 
-class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+class LearnedReward(
+    LearnedRewardForm[gym.Env[Any, Any]],
+    gym.Wrapper[Any, Any, Any, Any],
+    gym.utils.RecordConstructorArgs,
+):
     """Replace the environment's reward by what a classifier sees.
 
     Every step scores the picture that the transition ended with. ``info`` gains ``is_success``
@@ -78,9 +72,9 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
         precision: ``"auto"`` (INT8 where the bundle's gate passed it and the reward is sparse),
             ``"fp32"``, ``"int8"``, …
         threads: threads of one inference.
-        image_source: ``"render"``, ``"obs"`` (the observation is the picture, channels last or
-            first), ``"obs:<key>"`` or ``callable(env, observation)`` returning ``(H, W, 3)`` uint8
-            RGB.
+        image_source: ``"render"`` (None means it), ``"obs"`` (the observation is the picture,
+            channels last or first), ``"obs:<key>"`` or ``callable(env, observation)`` returning
+            ``(H, W, 3)`` uint8 RGB.
         success_reward: for a claimed success.
         step_reward: for any other step.
         env_reward_weight: this times the environment's own reward is added, in every mode.
@@ -100,71 +94,25 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
         ModelNotFoundError: no such bundle.
     """
 
-    def __init__(
+    def _inside(self, env: gym.Env[Any, Any]) -> Inside:
+        return inside_of(env)
+
+    def _enclose(
         self,
         env: gym.Env[Any, Any],
-        bundle: AnyBundle,
-        *,
-        backend: str = "openvino",
-        device: str = "CPU",
-        precision: str = "auto",
-        threads: int = 1,
-        image_source: ImageSource = "render",
-        success_reward: float = 1.0,
-        step_reward: float = 0.0,
-        env_reward_weight: float = 0.0,
-        reward_mode: RewardMode = "sparse",
-        success_threshold: float | None = None,
-        success_hold_steps: int = 1,
-        guard: Guard | None = None,
-        terminate_on_success: bool = True,
-        gamma: float = 0.99,
-        hold_in_observation: bool = False,
+        source: ImageSource,
+        shown: gym.Space[Any] | None,
+        arguments: dict[str, Any],
     ) -> None:
-        options = RewardOptions(
-            success_reward=success_reward,
-            step_reward=step_reward,
-            env_reward_weight=env_reward_weight,
-            reward_mode=reward_mode,
-            success_hold_steps=success_hold_steps,
-            guard=guard,
-            terminate_on_success=terminate_on_success,
-            gamma=gamma,
-            hold_in_observation=hold_in_observation,
-        )
         refuse_autoreset(env, "it would be scored and paid as if an action had led there")
-        if terminate_on_success:
+        if self._core.options.terminate_on_success:
             refuse_strict_monitor(env)
-        classifier = make_classifier(
-            located(bundle), backend, device, precision, threads, success_threshold, reward_mode
-        )
         # Recorded so that env.spec can make this environment again, also from JSON.
-        gym.utils.RecordConstructorArgs.__init__(
-            self,
-            bundle=recorded(bundle, classifier.bundle),
-            backend=backend,
-            device=device,
-            precision=precision,
-            threads=threads,
-            image_source=image_source,
-            success_threshold=None if success_threshold is None else classifier.threshold,
-            **{name: getattr(options, name) for name in options.__dataclass_fields__},
-        )
-        gym.Wrapper.__init__(self, render_once(env) if image_source == "render" else env)
-        self._core = RewardCore(classifier, options, 1)
-        self._source = PictureSource(
-            image_source, env.observation_space, env.render_mode, classifier.bundle
-        )
-        if not self._source.calls:
-            check_scene(getattr(env.unwrapped, "picture_scene", None), classifier.bundle)
-        if hold_in_observation:
-            self.observation_space = with_hold(env.observation_space, success_hold_steps)
+        gym.utils.RecordConstructorArgs.__init__(self, **arguments)
+        gym.Wrapper.__init__(self, render_once(env) if source == "render" else env)
+        if shown is not None:
+            self.observation_space = shown
         self._recorded = has_recorder(env)
-
-    @property
-    def classifier(self) -> Classifier:
-        """What scores the pictures. It loads at the first one."""
-        return self._core.classifier
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -173,7 +121,7 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
         observation, info = self.env.reset(seed=seed, options=options)
         first = np.zeros(1, np.float32)
         if self._core.needs_first_pictures:
-            first, _ = self._core.look([self._picture(observation)])
+            first, _ = self._classifier.score(self._picture(observation))
         self._core.begin(_ALL, first)
         return self._observed(observation), info
 
@@ -185,7 +133,7 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
             OutputError: the network returned NaN or infinity.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
-        probability, odds = self._core.look([self._picture(observation)])
+        probability, odds = self._classifier.score(self._picture(observation))
         scores = self._core.transition(
             _ALL,
             probability,
@@ -212,7 +160,7 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
 
     def close(self) -> None:
         """Close the environment and free the network."""
-        self._core.classifier.close()
+        self._classifier.close()
         super().close()
 
     def _end(self, info: dict[str, Any], scores: Scores) -> None:
@@ -223,10 +171,6 @@ class LearnedReward(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
             info["episode"] = scores.episode(0)
 
     def _picture(self, observation: Any) -> NDArray[np.uint8]:
+        """Return the picture of this step, ``(1, H, W, 3)``."""
         frame = self.env.render() if self._source.renders else None
-        return self._source.picture(self.env, observation, frame)
-
-    def _observed(self, observation: Any) -> Any:
-        if not self._core.options.hold_in_observation:
-            return observation
-        return append_hold(observation, self._core.detector.counter[0])
+        return self._source.single(self.env, observation, frame)[:, -1]

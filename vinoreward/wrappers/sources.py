@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
-from vinoreward.rewards.pictures import Layout, layout_of
-from vinoreward.wrappers.stacks import stack_of, unstacked
+from vinoreward.rewards.classifier import Layout, layout_of
+from vinoreward.wrappers.layers import Inside
 
 AnyBundle = Bundle | str | Path | Mapping[str, Any]
 """A loaded bundle, its folder or registered name, or what :func:`recorded` returned."""
@@ -23,78 +26,45 @@ ImageSource = str | Callable[[Any, Any], NDArray[np.uint8]]
 
 
 class PictureSource:
-    """Takes the ``(H, W, 3)`` uint8 picture out of an observation, a rendered frame or a callable.
+    """Takes ``(H, W, 3)`` uint8 pictures out of observations, rendered frames or a callable.
 
-    With ``stacked`` the observation may hold several, see :mod:`vinoreward.wrappers.stacks`.
+    An array that the environments give for all of them stays one array. With ``stacked`` an
+    observation may hold several pictures, see :func:`stack_of`.
 
     Args:
         source: ``"render"``, ``"obs"``, ``"obs:<key>"`` or ``callable(env, observation)``.
-        space: observation space of one environment.
-        render_mode: of the environment.
-        bundle: what will take the pictures; their size is checked against it where it is known.
+        inside: the environment.
+        bundle: what will take the pictures; their size and scene are checked against it where they
+            are known.
         stacked: whether an observation of several pictures is allowed.
 
     Raises:
         ConfigError: the environment cannot give such a picture.
-        PictureMismatchError: its size is not one that the bundle takes.
+        PictureMismatchError: it is not one that the bundle was trained on.
     """
 
     def __init__(
-        self,
-        source: ImageSource,
-        space: gym.Space[Any],
-        render_mode: str | None,
-        bundle: Bundle,
-        *,
-        stacked: bool = False,
+        self, source: ImageSource, inside: Inside, bundle: Bundle, *, stacked: bool = False
     ) -> None:
         self.renders = source == "render"
         self.count = 1
         """Pictures in an observation."""
-        self._call = source if callable(source) else None
-        self._key: str | None = None
-        self._layout: Layout = "HWC"
-        if self._call is not None:
-            return
-        if self.renders:
-            if render_mode != "rgb_array":
-                raise ConfigError(
-                    f"image_source is 'render' and the environment's render_mode is "
-                    f"{render_mode!r}. Expected 'rgb_array'; make the environment with "
-                    "render_mode='rgb_array', or score picture observations with "
-                    "image_source='obs'."
-                )
-            return
-        if not isinstance(source, str) or (source != "obs" and not source.startswith("obs:")):
-            raise ConfigError(
-                f"image_source is {source!r}. Expected 'render', 'obs', 'obs:<key>' or a function "
-                "(env, observation) -> picture."
-            )
-        picture = space
-        if source != "obs":
-            self._key = source[len("obs:") :]
-            picture = _part(space, self._key)
-        shape = _checked(picture, source, space)
-        where = f"the observation that image_source {source!r} names"
-        if stacked:
-            self.count, self._layout, size = stack_of(shape, where, bundle)
-        else:
-            self._layout = layout_of(shape, where)
-            size = (shape[0], shape[1]) if self._layout == "HWC" else (shape[1], shape[2])
-        bundle.prepare(np.zeros((1, *size, 3), np.uint8))
-
-    @property
-    def key(self) -> str | None:
+        self.key: str | None = None
         """The key of the observation that holds the pictures, where it is a Dict."""
-        return self._key
+        self._call = source if callable(source) else None
+        self._layout: Layout = "HWC"
+        self._inside = inside
+        if self._call is None:
+            if self.renders:
+                _check_renders(inside.render_mode)
+            else:
+                self._read_space(source, inside.space, bundle, stacked)
+            _check_scene(inside.scene, bundle)
 
-    @property
-    def calls(self) -> bool:
-        """Whether a user's function makes the picture."""
-        return self._call is not None
+    def single(self, env: Any, observation: Any, frame: Any = None) -> NDArray[np.uint8]:
+        """Return one environment's pictures ``(1, count, H, W, 3)`` uint8, oldest first.
 
-    def picture(self, env: Any, observation: Any, frame: Any = None) -> NDArray[np.uint8]:
-        """Return one environment's picture ``(H, W, 3)`` uint8; it may be a view.
+        They may be a view of the environment's memory.
 
         Args:
             env: given to a callable.
@@ -104,25 +74,161 @@ class PictureSource:
         Raises:
             InputError: the frame or what the callable returned is no such picture.
         """
-        return self.pictures(env, observation, frame)[-1]
+        if self.renders:
+            return _picture(frame, "render()")[None, None]
+        if self._call is not None:
+            made: Any = self._call(env, observation)
+            return _picture(made, "the image_source function")[None, None]
+        return self._apart(np.asarray(self._part(observation))[None])
 
-    def pictures(self, env: Any, observation: Any, frame: Any = None) -> list[NDArray[np.uint8]]:
-        """Return :attr:`count` pictures ``(H, W, 3)`` uint8, oldest first; as :meth:`picture`."""
-        if self.renders or self._call is not None:
-            return [self._made(env, observation, frame)]
-        found = np.asarray(observation if self._key is None else observation[self._key])
-        return unstacked(found, self.count, self._layout)
+    def batch(
+        self,
+        observations: Any,
+        ends: Sequence[int],
+        begins: Sequence[int] = (),
+        last: Mapping[int, Any] = MappingProxyType({}),
+        frames: Any = None,
+    ) -> NDArray[np.uint8]:
+        """Return the pictures that a step ended with, and those that episodes begin with.
+
+        Args:
+            observations: batch of all environments' observations.
+            ends: environments whose step ended with a picture to be looked at.
+            begins: environments whose first picture is to be looked at.
+            last: environment to its last observation, where ``observations`` holds the first one of
+                the next episode; ``ends`` is all environments then.
+            frames: what rendering gave, for ``"render"``.
+
+        Returns:
+            ``(len(ends) + len(begins), count, H, W, 3)`` uint8; it may be a view of the
+            environment's memory.
+
+        Raises:
+            InputError: frames or what the callable returned are no such pictures, or differ in
+                shape.
+        """
+        chosen = [*ends, *begins]
+        if self.renders:
+            return _joined([self.single(None, None, frames[i]) for i in chosen])
+        if self._call is not None:
+            rows = self.rows(observations)
+            given = [*(last.get(i, rows[i]) for i in ends), *(rows[i] for i in begins)]
+            return _joined([self.single(None, item) for item in given])
+        found = self._apart(np.asarray(self._part(observations)))
+        if last or chosen != list(range(len(found))):
+            found = found[chosen]  # new memory
+        for i, observation in last.items():
+            one = self.single(None, observation)
+            if (one.dtype, one.shape[1:]) != (found.dtype, found.shape[1:]):
+                raise InputError(
+                    f"the last picture of an episode is {one.dtype} of shape {one.shape[2:]}, the "
+                    f"others are {found.dtype} of shape {found.shape[2:]}. Expected one dtype and "
+                    "shape; look at the last observations that the environment gives."
+                )
+            found[i] = one[0]
+        return found
+
+    def rows(self, observations: Any) -> list[Any]:
+        """Return a batch of observations one by one, as views."""
+        return list(iterate(self._batched, observations))
 
     def stored(self, observation: Any) -> NDArray[Any] | None:
-        """Return the array of an observation that holds the pictures, where it is known."""
-        found = observation if self._key is None else observation[self._key]
+        """Return the array of one or more observations that holds the pictures, if it is known."""
+        found = self._part(observation)
         return found if isinstance(found, np.ndarray) else None
 
-    def _made(self, env: Any, observation: Any, frame: Any) -> NDArray[np.uint8]:
-        if self.renders:
-            return _picture(frame, "render()")
-        call = cast("Callable[[Any, Any], Any]", self._call)
-        return _picture(call(env, observation), "the image_source function")
+    @functools.cached_property
+    def _batched(self) -> gym.Space[Any]:
+        return batch_space(self._inside.space, self._inside.num_envs)
+
+    def _part(self, observation: Any) -> Any:
+        return observation if self.key is None else observation[self.key]
+
+    def _read_space(
+        self, source: ImageSource, space: gym.Space[Any], bundle: Bundle, stacked: bool
+    ) -> None:
+        if not isinstance(source, str) or (source != "obs" and not source.startswith("obs:")):
+            raise ConfigError(
+                f"image_source is {source!r}. Expected 'render', 'obs', 'obs:<key>' or a function "
+                "(env, observation) -> picture."
+            )
+        picture = space
+        if source != "obs":
+            self.key = source[len("obs:") :]
+            picture = _part(space, self.key)
+        shape = _checked(picture, source, space)
+        where = f"the observation that image_source {source!r} names"
+        if stacked:
+            self.count, self._layout, size = stack_of(shape, where, bundle)
+        else:
+            self._layout = layout_of(shape, where)
+            size = _size(shape, self._layout)
+        bundle.prepare(np.zeros((1, *size, 3), np.uint8))
+
+    def _apart(self, batch: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return ``(N, count, H, W, 3)``, a view of a batch of observations."""
+        if batch.ndim == 4 and self.count > 1:  # side by side in the channels
+            if self._layout == "HWC":
+                parts = batch.reshape(*batch.shape[:3], self.count, 3)
+                return parts.transpose(0, 3, 1, 2, 4)
+            batch = batch.reshape(len(batch), self.count, 3, *batch.shape[2:])
+        elif batch.ndim < 5:
+            batch = batch[:, None]
+        return batch if self._layout == "HWC" else batch.transpose(0, 1, 3, 4, 2)
+
+
+def stack_of(
+    shape: tuple[int, ...], where: str, bundle: Bundle
+) -> tuple[int, Layout, tuple[int, int]]:
+    """Return how many colour pictures a shape holds, their layout and ``(height, width)``.
+
+    The shapes are ``(H, W, 3)``, ``(3, H, W)``, ``(k, H, W, 3)``, ``(k, 3, H, W)``, ``(H, W, 3 k)``
+    and ``(3 k, H, W)``.
+
+    Args:
+        shape: of the observation.
+        where: names it in messages.
+        bundle: where two readings are possible, the one whose size it takes is meant.
+
+    Raises:
+        ConfigError: channels that are not whole pictures, or more than one reading.
+    """
+    picture = shape[1:] if len(shape) == 4 else shape
+    if len(picture) != 3:
+        raise ConfigError(
+            f"{where} has shape {shape}. Expected colour pictures: (height, width, 3), (3, height, "
+            "width), or several of them, stacked in a first axis or in the channels; give a "
+            "function as image_source that makes the picture."
+        )
+    found: dict[Layout, int] = {"HWC": picture[2], "CHW": picture[0]}
+    exact = [layout for layout in found if found[layout] == 3]
+    whole = [layout for layout in found if found[layout] % 3 == 0 and found[layout]]
+    sizes = {layout: _size(picture, layout) for layout in found}
+    readings = exact
+    if not exact and len(shape) == 3:
+        # Sides are divisible by three often enough: fewer channels than pixels, unless it fits.
+        readings = [item for item in whole if found[item] <= min(sizes[item])]
+        if bundle.spec.picture.resize == "none":
+            readings = [item for item in whole if _takes(bundle, sizes[item])] or readings
+    if len(readings) > 1:
+        readings = [item for item in readings if _takes(bundle, sizes[item])] or readings
+    if len(readings) > 1:
+        readings = [item for item in readings if found[item] < min(sizes[item])] or readings
+    if not readings:
+        raise ConfigError(
+            f"{where} has shape {shape}. Expected colour pictures, with 3 channels each: "
+            f"{found['HWC']} in the last axis and {found['CHW']} in the "
+            f"{'second' if len(shape) == 4 else 'first'} do not divide into pictures of the "
+            "bundle's size; stack whole colour pictures, or give a function as image_source."
+        )
+    if len(readings) > 1:
+        raise ConfigError(
+            f"{where} has shape {shape}, where the channels may be first or last. Expected an "
+            "unambiguous shape; give a function as image_source that returns (height, width, 3)."
+        )
+    layout = readings[0]
+    count = shape[0] if len(shape) == 4 else found[layout] // 3
+    return count, layout, sizes[layout]
 
 
 def located(bundle: AnyBundle) -> Bundle:
@@ -176,12 +282,8 @@ def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
     )
 
 
-def check_scene(scene: object, bundle: Bundle) -> None:
-    """Compare an environment's ``picture_scene``, where it has one, with the bundle's.
-
-    Raises:
-        PictureMismatchError: they differ; the message says in what.
-    """
+def _check_scene(scene: object, bundle: Bundle) -> None:
+    """Compare an environment's ``picture_scene``, where it has one, with the bundle's."""
     expected = bundle.spec.picture.scene
     if not isinstance(scene, Mapping) or not expected:
         return
@@ -195,6 +297,15 @@ def check_scene(scene: object, bundle: Bundle) -> None:
             f"the environment's picture has {found}. Expected {wanted}, on which the bundle "
             f"{bundle.spec.name!r} was trained; set the environment's camera so, or capture and "
             "fine-tune at this picture."
+        )
+
+
+def _check_renders(render_mode: str | None) -> None:
+    if render_mode != "rgb_array":
+        raise ConfigError(
+            f"image_source is 'render' and the environment's render_mode is {render_mode!r}. "
+            "Expected 'rgb_array'; make the environment with render_mode='rgb_array', or score "
+            "picture observations with image_source='obs'."
         )
 
 
@@ -247,3 +358,26 @@ def _picture(found: Any, where: str) -> NDArray[np.uint8]:
             "environment's render_mode or at the function."
         )
     return found
+
+
+def _joined(pictures: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Return one batch of those of :meth:`PictureSource.single`."""
+    shapes = {picture.shape[2:] for picture in pictures}
+    if len(shapes) > 1:
+        raise InputError(
+            f"the environments gave pictures of the shapes {sorted(shapes)}. Expected one shape; "
+            "give all environments the same image size."
+        )
+    return np.concatenate(pictures) if pictures else np.zeros((0, 1, 1, 1, 3), np.uint8)
+
+
+def _size(picture: tuple[int, ...], layout: Layout) -> tuple[int, int]:
+    return (picture[0], picture[1]) if layout == "HWC" else (picture[1], picture[2])
+
+
+def _takes(bundle: Bundle, size: tuple[int, int]) -> bool:
+    try:
+        bundle.prepare(np.zeros((1, *size, 3), np.uint8))
+    except PictureMismatchError:
+        return False
+    return True

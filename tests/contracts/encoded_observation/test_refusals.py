@@ -23,6 +23,7 @@ from vinoreward import (
 )
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.wrappers.layers import Inside
 from vinoreward.wrappers.sources import PictureSource
 
 
@@ -124,11 +125,10 @@ def test_sides_that_divide_by_three_are_no_channels(
     """A bundle that resizes takes any size, so that only the shape can tell."""
     bundle = save_toy_encoder(tmp_path / "any", resize="pil_bilinear")
     space = gym.spaces.Box(0, 255, shape, np.uint8)
-    source = PictureSource("obs", space, None, bundle, stacked=True)
+    source = PictureSource("obs", Inside(space, None, None), bundle, stacked=True)
     assert source.count == count
-    picture = np.zeros(shape, np.uint8)
-    found = source.pictures(None, picture)
-    assert len(found) == count and {item.shape[2] for item in found} == {3}
+    found = source.single(None, np.zeros(shape, np.uint8))
+    assert found.shape[:2] == (1, count) and found.shape[4] == 3
     assert source._layout == layout
 
 
@@ -136,7 +136,7 @@ def test_cubes_are_ambiguous(tmp_path: Path) -> None:
     bundle = save_toy_encoder(tmp_path / "any", resize="pil_bilinear")
     space = gym.spaces.Box(0, 255, (12, 12, 12), np.uint8)
     with pytest.raises(ConfigError, match="first or last"):
-        PictureSource("obs", space, None, bundle, stacked=True)
+        PictureSource("obs", Inside(space, None, None), bundle, stacked=True)
 
 
 def test_the_encoder_is_loaded_late_and_closed(bundle: Bundle) -> None:

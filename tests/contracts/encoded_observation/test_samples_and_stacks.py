@@ -64,10 +64,10 @@ def test_stacks_are_those_of_a_deque(depth: int, events: list[tuple[int, bool]])
     for number, (index, starts) in enumerate(events):
         latent = np.array([number, -number], np.float32)
         if starts:
-            core.begin(index, latent)
+            core.begin([index], latent[None])
             naive[index].extend([latent] * depth)
         else:
-            core.push(index, latent)
+            core.push([index], latent[None])
             naive[index].append(latent)
-        for i in range(3):
-            np.testing.assert_array_equal(core.observation(i, None), np.concatenate(naive[i]))
+        seen = core.observations(range(3), [])
+        np.testing.assert_array_equal(seen, [np.concatenate(one) for one in naive])

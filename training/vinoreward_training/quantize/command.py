@@ -23,8 +23,7 @@ from vinoreward.bundles.locate import find, known_names
 from vinoreward.bundles.save import add_int8, card_of
 from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
-from vinoreward.rewards.classifier import success_log_odds
-from vinoreward.rewards.second_look import logit
+from vinoreward.rewards.classifier import logit, success_log_odds
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs.quantize import QuantizeConfig
 from vinoreward_training.data.dataset import SPLIT, load_dataset, split_by_episode

@@ -1,6 +1,6 @@
 """The gates of ``vinoreward quantize``: does INT8 decide, or encode, as FP32 does?
 
-Pure functions of outputs. A second look (see :mod:`vinoreward.rewards.second_look`) leaves one way
+Pure functions of outputs. A second look (see :mod:`vinoreward.rewards.classifier`) leaves one way
 to a flip: INT8 is a band's width or more on the wrong side of the threshold. The band is therefore
 read off the flips of one half of the held-out frames, and what it achieves is measured on the other
 half.
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from vinoreward.bundles.golden import means, moved, unit
 from vinoreward.errors import QuantizationRefusedError
 from vinoreward.rewards.calibration import clopper_pearson
-from vinoreward.rewards.second_look import unsure
+from vinoreward.rewards.classifier import unsure
 
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import Encoding

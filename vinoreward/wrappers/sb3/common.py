@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError, MissingExtraError, install_command
 from vinoreward.wrappers.last_pictures import LastPictures, own_last
-from vinoreward.wrappers.sources import ImageSource, PictureSource
+from vinoreward.wrappers.layers import Inside
+from vinoreward.wrappers.sources import ImageSource
 
 try:
     from stable_baselines3.common.monitor import Monitor
@@ -26,11 +27,10 @@ __all__ = [
     "VecEnv",
     "VecEnvWrapper",
     "copied_observation",
+    "inside_of",
     "keep_last",
     "lasts",
     "refuse_render",
-    "rows_of",
-    "sb3_scene_of",
 ]
 
 
@@ -50,12 +50,11 @@ def refuse_render(source: ImageSource, single: str) -> None:
         )
 
 
-def keep_last(venv: VecEnv, source: PictureSource, single: str) -> LastPictures | None:
+def keep_last(venv: VecEnv, single: str) -> LastPictures | None:
     """See that no reset overwrites a ``terminal_observation``.
 
     Args:
         venv: the vector environment; the environments of a ``DummyVecEnv`` are wrapped.
-        source: where its pictures are.
         single: name of the wrapper for one environment.
 
     Returns:
@@ -65,30 +64,17 @@ def keep_last(venv: VecEnv, source: PictureSource, single: str) -> LastPictures 
     if isinstance(base, DummyVecEnv):
         own_last(base.envs)
         return None
-    remedy = f"put vinoreward.{single} around each environment before it is vectorised"
-    return LastPictures(source, venv.num_envs, remedy)
+    return LastPictures(f"put vinoreward.{single} around each environment before it is vectorised")
 
 
-def rows_of(observations: Any, num_envs: int) -> list[Any]:
-    """Return one observation per environment, as views."""
-    if isinstance(observations, dict):
-        return [{key: batch[i] for key, batch in observations.items()} for i in range(num_envs)]
-    if isinstance(observations, tuple):
-        return [tuple(batch[i] for batch in observations) for i in range(num_envs)]
-    return list(observations)
-
-
-def lasts(
-    dones: NDArray[np.bool_], infos: Sequence[Mapping[str, Any]], rows: list[Any]
-) -> list[Any]:
-    """Return what each environment's step ended with: ``terminal_observation`` where it is done.
+def lasts(dones: NDArray[np.bool_], infos: Sequence[Mapping[str, Any]]) -> dict[int, Any]:
+    """Return the ``terminal_observation`` of each environment that is done.
 
     Raises:
         InputError: it is not there.
     """
-    missing = [
-        i for i in np.flatnonzero(dones).tolist() if infos[i].get("terminal_observation") is None
-    ]
+    found = {i: infos[i].get("terminal_observation") for i in np.flatnonzero(dones).tolist()}
+    missing = [i for i, observation in found.items() if observation is None]
     if missing:
         raise InputError(
             f"the environments {missing} are done without infos[i]['terminal_observation'], only "
@@ -96,7 +82,7 @@ def lasts(
             "as SB3's vector environments give them; without them the picture that an episode "
             "ended with is lost."
         )
-    return [infos[i]["terminal_observation"] if dones[i] else item for i, item in enumerate(rows)]
+    return found
 
 
 def copied_observation(observation: Any) -> Any:
@@ -108,8 +94,8 @@ def copied_observation(observation: Any) -> Any:
     return np.array(observation)
 
 
-def sb3_scene_of(venv: VecEnv) -> object:
-    """Return the environments' ``picture_scene``, None where they have none."""
-    if not venv.has_attr("picture_scene"):
-        return None
-    return venv.get_attr("picture_scene", indices=[0])[0]
+def inside_of(venv: VecEnv) -> Inside:
+    """Return what is inside an SB3 vector environment."""
+    known = venv.has_attr("picture_scene")
+    scene = venv.get_attr("picture_scene", indices=[0])[0] if known else None
+    return Inside(venv.observation_space, venv.render_mode, scene, venv.num_envs)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.bundles.bundle import Bundle
-from vinoreward.encoders.encoder import Encoder
-from vinoreward.wrappers.encoding import EncodingCore, EncodingOptions, Pictures, both, shown
+from vinoreward.wrappers.encoding import EncodedObservationForm, EncodingOptions, shown
+from vinoreward.wrappers.layers import Inside
 from vinoreward.wrappers.sb3.common import (
     VecEnv,
     VecEnvWrapper,
+    inside_of,
     keep_last,
     lasts,
     refuse_render,
-    rows_of,
-    sb3_scene_of,
 )
-from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene, default_source
+from vinoreward.wrappers.sources import ImageSource
 
 
-class VecEncodedObservation(VecEnvWrapper):
+class VecEncodedObservation(EncodedObservationForm[VecEnv], VecEnvWrapper):
     """:class:`~vinoreward.EncodedObservation` for an SB3 ``VecEnv``, one batched call per step.
 
     ``infos[i]["terminal_observation"]`` is encoded too, with the latents of the episode that ended;
@@ -32,46 +30,28 @@ class VecEncodedObservation(VecEnvWrapper):
     SB3 has reset an environment before it can be rendered.
 
     Args:
-        venv: the vector environment.
+        env: the vector environment.
         bundle: as :class:`~vinoreward.EncodedObservation`, like all other arguments but:
         image_source: a callable is given ``None`` for the environment, one observation at a time.
     """
 
-    def __init__(
-        self,
-        venv: VecEnv,
-        bundle: Bundle | str | Path,
-        *,
-        backend: str = "openvino",
-        device: str = "CPU",
-        precision: str = "auto",
-        threads: int = 1,
-        image_source: ImageSource | None = None,
-        keep: Sequence[str] = (),
-        frame_stack: int = 1,
-        sample: bool = False,
-        seed: int | None = None,
-        picture_in_info: bool = False,
-    ) -> None:
-        options = EncodingOptions(keep, frame_stack, sample, seed, picture_in_info)
-        encoder = Encoder(
-            bundle, backend=backend, device=device, precision=precision, threads=threads
-        )
-        space = venv.observation_space
-        chosen = default_source(space, venv.render_mode) if image_source is None else image_source
-        refuse_render(chosen, "EncodedObservation")
-        source = PictureSource(chosen, space, venv.render_mode, encoder.bundle, stacked=True)
-        if not source.calls:
-            check_scene(sb3_scene_of(venv), encoder.bundle)
-        self._core = EncodingCore(encoder, source, space, options, venv.num_envs)
-        super().__init__(venv, observation_space=self._core.space)
-        self._last = keep_last(venv, source, "EncodedObservation")
-        self._resetting: list[int | None] = [None] * venv.num_envs
+    def _inside(self, env: VecEnv) -> Inside:
+        return inside_of(env)
 
-    @property
-    def encoder(self) -> Encoder:
-        """What encodes the pictures. It loads at the first one."""
-        return self._core.encoder
+    def _enclose(
+        self,
+        env: VecEnv,
+        source: ImageSource,
+        options: EncodingOptions,
+        arguments: dict[str, Any],
+    ) -> None:
+        refuse_render(source, "EncodedObservation")
+        VecEnvWrapper.__init__(self, env)
+        self._last = keep_last(env, "EncodedObservation")
+        self._resetting: list[int | None] = [None] * env.num_envs
+
+    def _show(self, space: gym.spaces.Box) -> None:
+        self.observation_space = space
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Set the seeds of the next reset, and with them those of the draws."""
@@ -81,16 +61,15 @@ class VecEncodedObservation(VecEnvWrapper):
 
     def reset(self) -> NDArray[np.float32]:
         """Start new episodes everywhere."""
-        rows = rows_of(self.venv.reset(), self.num_envs)
+        observations = self.venv.reset()
         self.reset_infos = [dict(info) for info in self.venv.reset_infos]
         for i, seed in enumerate(self._resetting):
             self._core.seed(i, seed)
         self._resetting = [None] * self.num_envs
-        (_, starting), (_, begun) = both({}, dict(enumerate(rows)), self._core, self._take)
-        for i, latent in starting.items():
-            self._core.begin(i, latent)
-        self._show(begun, self.reset_infos)
-        return self._observed(rows)
+        everyone = list(range(self.num_envs))
+        _, newest = self._core.advance(observations, [], everyone)
+        self._put(everyone, newest, self.reset_infos)
+        return self._observed(observations)
 
     def step_wait(self) -> Any:
         """Return SB3's ``(observations, rewards, dones, infos)`` of the step that was begun.
@@ -102,33 +81,28 @@ class VecEncodedObservation(VecEnvWrapper):
         observations, rewards, dones, found = self.venv.step_wait()
         infos = [dict(info) for info in found]
         self.reset_infos = [dict(info) for info in self.venv.reset_infos]
-        rows = rows_of(observations, self.num_envs)
-        first = {i: rows[i] for i in np.flatnonzero(dones).tolist()}
-        last = dict(enumerate(lasts(dones, infos, rows)))
+        last = lasts(np.asarray(dones, np.bool_), infos)
         if self._last is not None:
-            self._last.check(np.asarray(dones, np.bool_), list(last.values()), rows)
-        (going, starting), (newest, begun) = both(last, first, self._core, self._take)
-        for i, latent in going.items():
-            self._core.push(i, latent)
-        for i, latent in starting.items():
-            infos[i]["terminal_observation"] = self._core.observation(i, last[i])
-            self._core.begin(i, latent)
-        self._show(newest, infos)
-        self._show(begun, self.reset_infos)
-        return self._observed(rows), rewards, dones, infos
+            self._last.check(self._core.source, last, observations)
+        everyone = list(range(self.num_envs))
+        final, newest = self._core.advance(observations, everyone, list(last), last)
+        for i, observation in final.items():
+            infos[i]["terminal_observation"] = observation
+        self._put(everyone, newest[: self.num_envs], infos)
+        self._put(list(last), newest[self.num_envs :], self.reset_infos)
+        return self._observed(observations), rewards, dones, infos
 
     def close(self) -> None:
         """Close the environments and free the network."""
         self._core.encoder.close()
         self.venv.close()
 
-    def _take(self, i: int, observation: Any) -> Pictures:
-        return self._core.source.pictures(None, observation)
-
-    def _show(self, pictures: dict[int, NDArray[np.uint8]], infos: list[dict[str, Any]]) -> None:
+    def _put(
+        self, indices: list[int], pictures: NDArray[np.uint8], infos: list[dict[str, Any]]
+    ) -> None:
         if self._core.options.picture_in_info:
-            for i, picture in pictures.items():
+            for i, picture in zip(indices, pictures, strict=True):
                 infos[i]["picture"] = shown(picture)
 
-    def _observed(self, rows: list[Any]) -> NDArray[np.float32]:
-        return np.stack([self._core.observation(i, item) for i, item in enumerate(rows)])
+    def _observed(self, observations: Any) -> NDArray[np.float32]:
+        return self._core.observations(range(self.num_envs), self._core.rows(observations))

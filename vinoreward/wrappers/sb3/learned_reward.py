@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.detector import Guard
-from vinoreward.wrappers.core import (
-    RewardCore,
-    RewardMode,
-    RewardOptions,
-    Scores,
-    append_hold,
-    make_classifier,
-    with_hold,
-)
-from vinoreward.wrappers.layers import strict_monitor
+from vinoreward.rewards.core import Scores
+from vinoreward.wrappers.layers import Inside, strict_monitor
+from vinoreward.wrappers.rewarding import LearnedRewardForm, append_hold
 from vinoreward.wrappers.sb3.common import (
     Monitor,
     VecEnv,
     VecEnvWrapper,
     copied_observation,
+    inside_of,
     keep_last,
     lasts,
     refuse_render,
-    rows_of,
-    sb3_scene_of,
 )
-from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene
+from vinoreward.wrappers.sources import ImageSource
 
 
-class VecLearnedReward(VecEnvWrapper):
+class VecLearnedReward(LearnedRewardForm[VecEnv], VecEnvWrapper):
     """:class:`~vinoreward.LearnedReward` for an SB3 ``VecEnv``, with one batched call per step.
 
     The picture that is scored is ``terminal_observation`` where an episode ended, because the
@@ -56,68 +45,35 @@ class VecLearnedReward(VecEnvWrapper):
     ``original_episode``.
 
     Args:
-        venv: the vector environment.
+        env: the vector environment.
         bundle: as :class:`~vinoreward.LearnedReward`, like all other arguments but:
-        image_source: ``"obs"`` by default; a callable is given ``None`` for the environment, one
+        image_source: None means ``"obs"``; a callable is given ``None`` for the environment, one
             observation at a time.
     """
 
-    def __init__(
-        self,
-        venv: VecEnv,
-        bundle: Bundle | str | Path,
-        *,
-        backend: str = "openvino",
-        device: str = "CPU",
-        precision: str = "auto",
-        threads: int = 1,
-        image_source: ImageSource = "obs",
-        success_reward: float = 1.0,
-        step_reward: float = 0.0,
-        env_reward_weight: float = 0.0,
-        reward_mode: RewardMode = "sparse",
-        success_threshold: float | None = None,
-        success_hold_steps: int = 1,
-        guard: Guard | None = None,
-        terminate_on_success: bool = True,
-        gamma: float = 0.99,
-        hold_in_observation: bool = False,
-    ) -> None:
-        options = RewardOptions(
-            success_reward=success_reward,
-            step_reward=step_reward,
-            env_reward_weight=env_reward_weight,
-            reward_mode=reward_mode,
-            success_hold_steps=success_hold_steps,
-            guard=guard,
-            terminate_on_success=terminate_on_success,
-            gamma=gamma,
-            hold_in_observation=hold_in_observation,
-        )
-        _check(venv, image_source, terminate_on_success)
-        classifier = make_classifier(
-            bundle, backend, device, precision, threads, success_threshold, reward_mode
-        )
-        space = venv.observation_space
-        self._core = RewardCore(classifier, options, venv.num_envs)
-        self._source = PictureSource(image_source, space, venv.render_mode, classifier.bundle)
-        if not self._source.calls:
-            check_scene(sb3_scene_of(venv), classifier.bundle)
-        shown = with_hold(space, success_hold_steps) if hold_in_observation else space
-        super().__init__(venv, observation_space=shown)
-        self._last = keep_last(venv, self._source, "LearnedReward")
+    _default_source = "obs"
 
-    @property
-    def classifier(self) -> Classifier:
-        """What scores the pictures. It loads at the first one."""
-        return self._core.classifier
+    def _inside(self, env: VecEnv) -> Inside:
+        return inside_of(env)
+
+    def _enclose(
+        self,
+        env: VecEnv,
+        source: ImageSource,
+        shown: gym.Space[Any] | None,
+        arguments: dict[str, Any],
+    ) -> None:
+        refuse_render(source, "LearnedReward")
+        if self._core.options.terminate_on_success:
+            _check_restarts(env)
+        VecEnvWrapper.__init__(self, env, observation_space=shown)
+        self._last = keep_last(env, "LearnedReward")
 
     def reset(self) -> Any:
         """Start new episodes everywhere."""
         observations = self.venv.reset()
         self.reset_infos = list(self.venv.reset_infos)
-        everyone = np.ones(self.num_envs, np.bool_)
-        self._begin(everyone, rows_of(observations, self.num_envs))
+        self._begin(observations, np.ones(self.num_envs, np.bool_))
         return self._observed(observations)
 
     def step_wait(self) -> Any:
@@ -132,24 +88,24 @@ class VecLearnedReward(VecEnvWrapper):
         dones = np.array(dones, np.bool_)
         infos = [dict(info) for info in found]
         self.reset_infos = list(self.venv.reset_infos)
-        rows = rows_of(observations, self.num_envs)
-        last = lasts(dones, infos, rows)
+        last = lasts(dones, infos)
         if self._last is not None:
-            self._last.check(dones, last, rows)
+            self._last.check(self._source, last, observations)
         everyone = np.ones(self.num_envs, np.bool_)
-        probability, odds = self._core.look([self._source.picture(None, item) for item in last])
+        probability, odds, _ = self._score(observations, everyone, ~everyone, last)
         terminated = np.array(
             [
                 bool(done and not info.get("TimeLimit.truncated", False))
                 for done, info in zip(dones, infos, strict=True)
             ]
         )
+        guarded = self._guarded(observations, last)
         scores = self._core.transition(
-            everyone, probability, odds, np.asarray(env_rewards, np.float64), terminated, last
+            everyone, probability, odds, np.asarray(env_rewards, np.float64), terminated, guarded
         )
         counter = self._core.detector.counter
         if (scores.terminated & ~dones).any():
-            observations = self._restart(scores.terminated & ~dones, observations, infos, rows)
+            observations = self._restart(scores.terminated & ~dones, observations, infos)
         ended = dones | scores.terminated
         for i, info in enumerate(infos):
             if "is_success" in info:
@@ -160,19 +116,19 @@ class VecLearnedReward(VecEnvWrapper):
             if ended[i]:
                 self._end(info, i, scores, counter[i])
         if ended.any():
-            self._begin(ended, rows_of(observations, self.num_envs))
+            self._begin(observations, ended)
         return self._observed(observations), scores.rewards.astype(np.float32), ended, infos
 
     def close(self) -> None:
         """Close the environments and free the network."""
-        self._core.classifier.close()
+        self._classifier.close()
         self.venv.close()
 
     def _restart(
-        self, mask: NDArray[np.bool_], observations: Any, infos: list[dict[str, Any]], rows: Any
+        self, mask: NDArray[np.bool_], observations: Any, infos: list[dict[str, Any]]
     ) -> Any:
         """Reset sub-environments that do not know that their episode is over."""
-        fresh = copied_observation(observations)
+        rows, fresh = self._source.rows(observations), copied_observation(observations)
         for i in np.flatnonzero(mask).tolist():
             infos[i]["terminal_observation"] = copied_observation(rows[i])
             observation, self.reset_infos[i] = self.venv.env_method("reset", indices=[i])[0]
@@ -196,24 +152,14 @@ class VecLearnedReward(VecEnvWrapper):
             info["original_episode"] = info["episode"]
         info["episode"] = scores.episode(i)
 
-    def _begin(self, mask: NDArray[np.bool_], rows: list[Any]) -> None:
-        first = np.zeros(self.num_envs, np.float32)
-        if self._core.needs_first_pictures:
-            chosen = np.flatnonzero(mask).tolist()
-            pictures = [self._source.picture(None, rows[i]) for i in chosen]
-            first[chosen] = self._core.look(pictures)[0]
+    def _begin(self, observations: Any, mask: NDArray[np.bool_]) -> None:
+        """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
+        first = self._score(observations, np.zeros_like(mask), mask)[2]
         self._core.begin(mask, first)
 
-    def _observed(self, observations: Any) -> Any:
-        if not self._core.options.hold_in_observation:
-            return observations
-        return append_hold(observations, self._core.detector.counter)
 
-
-def _check(venv: VecEnv, source: ImageSource, terminate: bool) -> None:
-    refuse_render(source, "LearnedReward")
-    if not terminate:
-        return
+def _check_restarts(venv: VecEnv) -> None:
+    """Raise ConfigError where an environment cannot be reset before its episode ends."""
     if isinstance(venv, VecEnvWrapper):
         raise ConfigError(
             f"terminate_on_success is set and the environment is wrapped in {type(venv).__name__}, "

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from vinoreward.bundles.bundle import Bundle
-from vinoreward.encoders.encoder import Encoder
-from vinoreward.wrappers.encoding import EncodingCore, EncodingOptions, Pictures, both, shown
+from vinoreward.wrappers.encoding import EncodedObservationForm, EncodingOptions, shown
 from vinoreward.wrappers.last_pictures import keep_last
-from vinoreward.wrappers.render_once import vector_render_once
-from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene, default_source
-from vinoreward.wrappers.vector.checks import check_was_reset, checked_mode, scene_of
-from vinoreward.wrappers.vector.info import finals, put
-from vinoreward.wrappers.vector.learned_reward import Step
+from vinoreward.wrappers.layers import Inside, vector_render_once
+from vinoreward.wrappers.sources import ImageSource
+from vinoreward.wrappers.vector.common import (
+    Step,
+    check_was_reset,
+    checked_mode,
+    finals,
+    inside_of,
+    put,
+    reset_of,
+)
 
 
-class VectorEncodedObservation(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
+class VectorEncodedObservation(
+    EncodedObservationForm[VectorEnv[Any, Any, Any]],
+    VectorWrapper[Any, Any, Any, Any, NDArray[Any]],
+):
     """:class:`~vinoreward.EncodedObservation` for all sub-environments, one batched call per step.
 
     The wrapped environment's autoreset mode stays what it is. In SAME_STEP mode ``final_obs`` is
@@ -39,45 +46,25 @@ class VectorEncodedObservation(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
 
     passes_masked_resets = True
 
-    def __init__(
+    def _inside(self, env: VectorEnv[Any, Any, Any]) -> Inside:
+        return inside_of(env)
+
+    def _enclose(
         self,
         env: VectorEnv[Any, Any, Any],
-        bundle: Bundle | str | Path,
-        *,
-        backend: str = "openvino",
-        device: str = "CPU",
-        precision: str = "auto",
-        threads: int = 1,
-        image_source: ImageSource | None = None,
-        keep: Sequence[str] = (),
-        frame_stack: int = 1,
-        sample: bool = False,
-        seed: int | None = None,
-        picture_in_info: bool = False,
+        source: ImageSource,
+        options: EncodingOptions,
+        arguments: dict[str, Any],
     ) -> None:
-        options = EncodingOptions(keep, frame_stack, sample, seed, picture_in_info)
-        encoder = Encoder(
-            bundle, backend=backend, device=device, precision=precision, threads=threads
-        )
-        space = env.single_observation_space
-        chosen = default_source(space, env.render_mode) if image_source is None else image_source
-        mode = checked_mode(env, chosen, terminate=False)
-        source = PictureSource(chosen, space, env.render_mode, encoder.bundle, stacked=True)
-        if not source.calls:
-            check_scene(scene_of(env), encoder.bundle)
-        super().__init__(vector_render_once(env) if source.renders else env)
-        self._mode = mode
-        self._core = EncodingCore(encoder, source, space, options, env.num_envs)
-        self.single_observation_space = self._core.space
-        self.observation_space = batch_space(self._core.space, env.num_envs)
-        self._last = keep_last(env, source)
+        self._mode = checked_mode(env, source, terminate=False)
+        VectorWrapper.__init__(self, vector_render_once(env) if source == "render" else env)
+        self._last = keep_last(env)
         self._over = np.zeros(env.num_envs, np.bool_)
         """Episodes that ended with the last step."""
 
-    @property
-    def encoder(self) -> Encoder:
-        """What encodes the pictures. It loads at the first one."""
-        return self._core.encoder
+    def _show(self, space: gym.spaces.Box) -> None:
+        self.single_observation_space = space
+        self.observation_space = batch_space(space, self.num_envs)
 
     def reset(
         self,
@@ -86,20 +73,14 @@ class VectorEncodedObservation(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         options: dict[str, Any] | None = None,
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says."""
-        mask = np.ones(self.num_envs, np.bool_)
-        if options is not None and "reset_mask" in options:
-            mask = np.asarray(options["reset_mask"], np.bool_).copy()
-        # Copied, because Gymnasium takes the mask out of the dictionary it is given.
-        given = None if options is None else dict(options)
-        observations, infos = self.env.reset(seed=seed, options=given)  # type: ignore[arg-type]
+        mask, observations, infos = reset_of(self.env, seed, options)
         self._over = self._over & ~mask
-        rows = self._rows(observations)
-        fresh = {i: rows[i] for i in np.flatnonzero(mask).tolist()}
-        for i in fresh:
-            if seed is not None:
+        fresh = np.flatnonzero(mask).tolist()
+        if seed is not None:
+            for i in fresh:
                 self._core.seed(i, seed[i] if isinstance(seed, Sequence) else seed + i)
-        _, infos = self._encode({}, fresh, infos)
-        return self._observed(rows), infos
+        _, infos = self._encode(observations, [], fresh, {}, infos)
+        return self._observed(observations), infos
 
     def step(self, actions: Any) -> Step:
         """Step all sub-environments and encode their pictures.
@@ -112,26 +93,23 @@ class VectorEncodedObservation(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         check_was_reset(self._mode, self._over)
         observations, rewards, terminations, truncations, infos = self.env.step(actions)
         ended = np.asarray(terminations, np.bool_) | np.asarray(truncations, np.bool_)
-        rows = self._rows(observations)
-        last = dict(enumerate(rows))
-        starting = self._over
+        last: Mapping[int, Any] = {}
+        going, starting = np.ones_like(ended), np.zeros_like(ended)
         if self._mode is AutoresetMode.SAME_STEP:
             starting = ended
-            last |= finals(self.env, ended, infos)
+            last = finals(self.env, ended, infos)
             if self._last is not None:
-                self._last.check(ended, list(last.values()), rows)
+                self._last.check(self._core.source, last, observations)
         elif self._mode is AutoresetMode.NEXT_STEP:
-            last = {i: item for i, item in last.items() if not starting[i]}
-        else:
-            starting = np.zeros_like(ended)
-        first = {i: rows[i] for i in np.flatnonzero(starting).tolist()}
-        ends, infos = self._encode(last, first, infos)
-        if self._mode is AutoresetMode.SAME_STEP and ended.any():
+            going, starting = ~self._over, self._over
+        ends, begins = np.flatnonzero(going).tolist(), np.flatnonzero(starting).tolist()
+        final, infos = self._encode(observations, ends, begins, last, infos)
+        if final:
             infos["final_obs"] = np.full(self.num_envs, None, object)
-            for i, latent in ends.items():
-                infos["final_obs"][i] = latent
+            for i, observation in final.items():
+                infos["final_obs"][i] = observation
         self._over = ended
-        return self._observed(rows), rewards, terminations, truncations, infos
+        return self._observed(observations), rewards, terminations, truncations, infos
 
     def close(self, **kwargs: Any) -> None:
         """Close the environments and free the network."""
@@ -139,40 +117,26 @@ class VectorEncodedObservation(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         super().close(**kwargs)
 
     def _encode(
-        self, last: Mapping[int, Any], first: Mapping[int, Any], infos: dict[str, Any]
+        self,
+        observations: Any,
+        ends: list[int],
+        begins: list[int],
+        last: Mapping[int, Any],
+        infos: dict[str, Any],
     ) -> tuple[dict[int, NDArray[np.float32]], dict[str, Any]]:
-        """Encode all at once: ``last`` goes on, ``first`` begins an episode.
-
-        Returns:
-            For each environment in both, what ends its episode; and the infos with the pictures.
-        """
-        core = self._core
-        frames: Any = self.env.render() if core.source.renders else None
-
-        def take(i: int, observation: Any) -> Pictures:
-            return core.source.pictures(None, observation, None if frames is None else frames[i])
-
-        (going, starting), (newest, begun) = both(last, first, core, take)
-        ends = {}
-        for i, latent in going.items():
-            core.push(i, latent)
-            if i in first:
-                ends[i] = core.observation(i, last[i])
-        for i, latent in starting.items():
-            core.begin(i, latent)
-        if core.options.picture_in_info:
+        """Encode all at once; return what the learner sees at ends, and infos with pictures."""
+        frames = self.env.render() if self._core.source.renders else None
+        final, newest = self._core.advance(observations, ends, begins, last, frames)
+        if final or self._core.options.picture_in_info:
             infos = dict(infos)
-            for i, picture in {**newest, **begun}.items():
+        if self._core.options.picture_in_info:
+            pictures = dict(zip([*ends, *begins], newest, strict=True))
+            for i, picture in pictures.items():
                 put(self, infos, {"picture": shown(picture)}, i)
-            if ends and isinstance(infos.get("final_info"), dict):
-                for i in ends:
+            if isinstance(infos.get("final_info"), dict):
+                for i in final:  # all environments are in ends then
                     put(self, infos["final_info"], {"picture": shown(newest[i])}, i)
-        elif ends:
-            infos = dict(infos)
-        return ends, infos
+        return final, infos
 
-    def _rows(self, observations: Any) -> list[Any]:
-        return list(iterate(self.env.observation_space, observations))
-
-    def _observed(self, rows: list[Any]) -> NDArray[np.float32]:
-        return np.stack([self._core.observation(i, item) for i, item in enumerate(rows)])
+    def _observed(self, observations: Any) -> NDArray[np.float32]:
+        return self._core.observations(range(self.num_envs), self._core.rows(observations))

@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from vinoreward.bundles.bundle import Bundle
-from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.detector import Guard
-from vinoreward.wrappers.core import (
-    RewardCore,
-    RewardMode,
-    RewardOptions,
-    Scores,
-    append_hold,
-    make_classifier,
-    with_hold,
-)
+from vinoreward.rewards.core import Scores
 from vinoreward.wrappers.last_pictures import keep_last
-from vinoreward.wrappers.layers import parts_have_recorders, vector_has_recorder
-from vinoreward.wrappers.render_once import vector_render_once
-from vinoreward.wrappers.sources import ImageSource, PictureSource, check_scene
-from vinoreward.wrappers.vector.checks import check_was_reset, checked_mode, scene_of
-from vinoreward.wrappers.vector.info import (
+from vinoreward.wrappers.layers import (
+    Inside,
+    parts_have_recorders,
+    vector_has_recorder,
+    vector_render_once,
+)
+from vinoreward.wrappers.rewarding import Found, LearnedRewardForm, append_hold
+from vinoreward.wrappers.sources import ImageSource
+from vinoreward.wrappers.vector.common import (
+    Step,
+    check_was_reset,
+    checked_mode,
     copied,
     finals,
+    inside_of,
     joined,
     keep_original,
     mask_of,
     put,
+    reset_of,
     row,
     withdraw,
 )
 
-Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
 
-
-class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
+class VectorLearnedReward(
+    LearnedRewardForm[VectorEnv[Any, Any, Any]],
+    VectorWrapper[Any, Any, Any, Any, NDArray[Any]],
+):
     """:class:`~vinoreward.LearnedReward` for all sub-environments, with one batched call per step.
 
     The wrapped environment's autoreset mode stays what it is, and what is scored is always the
@@ -74,52 +74,22 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         image_source: a callable is given ``None`` for the environment, one observation at a time.
     """
 
-    def __init__(
+    def _inside(self, env: VectorEnv[Any, Any, Any]) -> Inside:
+        return inside_of(env)
+
+    def _enclose(
         self,
         env: VectorEnv[Any, Any, Any],
-        bundle: Bundle | str | Path,
-        *,
-        backend: str = "openvino",
-        device: str = "CPU",
-        precision: str = "auto",
-        threads: int = 1,
-        image_source: ImageSource = "render",
-        success_reward: float = 1.0,
-        step_reward: float = 0.0,
-        env_reward_weight: float = 0.0,
-        reward_mode: RewardMode = "sparse",
-        success_threshold: float | None = None,
-        success_hold_steps: int = 1,
-        guard: Guard | None = None,
-        terminate_on_success: bool = True,
-        gamma: float = 0.99,
-        hold_in_observation: bool = False,
+        source: ImageSource,
+        shown: gym.Space[Any] | None,
+        arguments: dict[str, Any],
     ) -> None:
-        options = RewardOptions(
-            success_reward=success_reward,
-            step_reward=step_reward,
-            env_reward_weight=env_reward_weight,
-            reward_mode=reward_mode,
-            success_hold_steps=success_hold_steps,
-            guard=guard,
-            terminate_on_success=terminate_on_success,
-            gamma=gamma,
-            hold_in_observation=hold_in_observation,
-        )
-        super().__init__(vector_render_once(env) if image_source == "render" else env)
-        self._mode = checked_mode(env, image_source, terminate_on_success)
-        classifier = make_classifier(
-            bundle, backend, device, precision, threads, success_threshold, reward_mode
-        )
-        self._core = RewardCore(classifier, options, env.num_envs)
-        single = env.single_observation_space
-        self._source = PictureSource(image_source, single, env.render_mode, classifier.bundle)
-        if not self._source.calls:
-            check_scene(scene_of(env), classifier.bundle)
-        if hold_in_observation:
-            self.single_observation_space = with_hold(single, success_hold_steps)
-            self.observation_space = batch_space(self.single_observation_space, env.num_envs)
-        self._last = keep_last(env, self._source)
+        self._mode = checked_mode(env, source, self._core.options.terminate_on_success)
+        VectorWrapper.__init__(self, vector_render_once(env) if source == "render" else env)
+        if shown is not None:
+            self.single_observation_space = shown
+            self.observation_space = batch_space(shown, env.num_envs)
+        self._last = keep_last(env)
         self._recorded = vector_has_recorder(env)
         self._recorded_in_parts = parts_have_recorders(env)
         nobody = np.zeros(env.num_envs, np.bool_)
@@ -128,11 +98,6 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         self._unaware = nobody
         """Those of them that the sub-environment does not know to have ended."""
 
-    @property
-    def classifier(self) -> Classifier:
-        """What scores the pictures. It loads at the first one."""
-        return self._core.classifier
-
     def reset(
         self,
         *,
@@ -140,16 +105,10 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says."""
-        mask = np.ones(self.num_envs, np.bool_)
-        if options is not None and "reset_mask" in options:
-            mask = np.asarray(options["reset_mask"], np.bool_).copy()
-        # Copied, because Gymnasium takes the mask out of the dictionary it is given.
-        given = None if options is None else dict(options)
-        observations, infos = self.env.reset(seed=seed, options=given)  # type: ignore[arg-type]
+        mask, observations, infos = reset_of(self.env, seed, options)
         self._over = self._over & ~mask
         self._unaware = self._unaware & ~mask
-        rows = list(iterate(self.env.observation_space, observations))
-        self._look(rows, np.zeros_like(mask), rows, mask)
+        self._begin(observations, mask)
         return self._observed(observations), infos
 
     def step(self, actions: Any) -> Step:
@@ -173,26 +132,27 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
                 for values in (env_rewards, terminations, truncations):
                     values[self._unaware] = 0
         scored = ~starting
-        rows = list(iterate(self.env.observation_space, observations))
         ended = terminations | truncations
-        last = rows
+        last: Mapping[int, Any] = {}
         if self._mode is AutoresetMode.SAME_STEP:
             starting = ended
-            found = finals(self.env, ended, infos)
-            last = [found.get(i, item) for i, item in enumerate(rows)]
+            last = finals(self.env, ended, infos)
             if self._last is not None:
-                self._last.check(ended, last, rows)
-        probability, odds, first = self._score(last, scored, rows, starting)
+                self._last.check(self._source, last, observations)
+        probability, odds, first = self._look(observations, scored, starting, last)
         if self._mode is not AutoresetMode.SAME_STEP:
             self._core.begin(starting, first)
-        scores = self._core.transition(scored, probability, odds, env_rewards, terminations, last)
+        guarded = self._guarded(observations, last)
+        scores = self._core.transition(
+            scored, probability, odds, env_rewards, terminations, guarded
+        )
         self._unaware = scores.terminated & ~ended
         self._over = scores.terminated | (truncations & scored)
         if self._mode is AutoresetMode.SAME_STEP:
             counter = self._core.detector.counter
             self._core.begin(starting, first)
             if self._unaware.any():
-                observations = self._restart_now(last, observations, infos)
+                observations = self._restart_now(observations, infos)
             infos = self._report(infos, scores, scored, env_rewards)
             self._extend_final(infos, counter)
         else:
@@ -201,53 +161,43 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
 
     def close(self, **kwargs: Any) -> None:
         """Close the environments and free the network."""
-        self._core.classifier.close()
+        self._classifier.close()
         super().close(**kwargs)
 
     def _look(
-        self, last: list[Any], scored: NDArray[np.bool_], rows: list[Any], start: NDArray[np.bool_]
-    ) -> None:
-        """Begin episodes where ``start`` is True."""
-        _, _, first = self._score(last, scored, rows, start)
-        self._core.begin(start, first)
-
-    def _score(
-        self, last: list[Any], scored: NDArray[np.bool_], rows: list[Any], start: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-        """Score last and first pictures in one call; return two for ``last``, one for ``rows``."""
-        ends = np.flatnonzero(scored).tolist()
-        begins = np.flatnonzero(start).tolist() if self._core.needs_first_pictures else []
-        frames: Any = None
-        if self._source.renders and (ends or begins):
+        self,
+        observations: Any,
+        ends: NDArray[np.bool_],
+        begins: NDArray[np.bool_],
+        last: Mapping[int, Any],
+    ) -> Found:
+        begins = begins & self._core.needs_first_pictures
+        frames = None
+        if self._source.renders and (ends | begins).any():
             frames = self.env.render()
-        pictures = [
-            self._source.picture(None, rows_[i], None if frames is None else frames[i])
-            for rows_, chosen in ((last, ends), (rows, begins))
-            for i in chosen
-        ]
-        found, odds = self._core.look(pictures)
-        results = np.zeros((3, self.num_envs), np.float32)
-        results[0, ends], results[1, ends] = found[: len(ends)], odds[: len(ends)]
-        results[2, begins] = found[len(ends) :]
-        return results[0], results[1], results[2]
+        return self._score(observations, ends, begins, last, frames)
+
+    def _begin(self, observations: Any, mask: NDArray[np.bool_]) -> None:
+        """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
+        _, _, first = self._look(observations, np.zeros_like(mask), mask, {})
+        self._core.begin(mask, first)
 
     def _reset_where(
         self, mask: NDArray[np.bool_], observations: Any, infos: dict[str, Any]
     ) -> Any:
         """Reset some sub-environments; return the observations with theirs, and put their infos."""
         fresh, fresh_infos = self.env.reset(options={"reset_mask": mask.copy()})
-        rows = list(iterate(self.env.observation_space, observations))
-        new = list(iterate(self.env.observation_space, fresh))
+        rows, new = self._source.rows(observations), self._source.rows(fresh)
         for i in np.flatnonzero(mask).tolist():
             withdraw(infos, i)
             put(self, infos, row(fresh_infos, i), i)
             rows[i] = new[i]
         return joined(self.env.single_observation_space, rows)
 
-    def _restart_now(self, last: list[Any], observations: Any, infos: dict[str, Any]) -> Any:
+    def _restart_now(self, observations: Any, infos: dict[str, Any]) -> Any:
         """SAME_STEP: move what is there to ``final_obs`` and ``final_info``, then reset."""
         mask = self._unaware
-        space = self.env.single_observation_space
+        space, last = self.env.single_observation_space, self._source.rows(observations)
         # Copied before the reset, which may write to the same memory.
         kept = {
             i: {"final_obs": copied(space, last[i]), "final_info": row(infos, i)}
@@ -256,12 +206,7 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         result = self._reset_where(mask, observations, infos)
         for i, final in kept.items():
             put(self, infos, final, i)
-        if self._core.needs_first_pictures:
-            self._look(
-                [], np.zeros_like(mask), list(iterate(self.env.observation_space, result)), mask
-            )
-        else:
-            self._core.begin(mask, np.zeros(self.num_envs, np.float32))
+        self._begin(result, mask)
         self._unaware = np.zeros_like(mask)
         return result
 
@@ -316,8 +261,3 @@ class VectorLearnedReward(VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
             for i in np.flatnonzero(self._over).tolist():
                 last[i] = append_hold(np.asarray(infos["final_obs"][i]), counter[i])
             infos["final_obs"] = last
-
-    def _observed(self, observations: Any) -> Any:
-        if not self._core.options.hold_in_observation:
-            return observations
-        return append_hold(observations, self._core.detector.counter)

@@ -1,20 +1,17 @@
-"""What the three forms of LearnedReward share: options, scores and per-environment state."""
+"""From probabilities to rewards: what LearnedReward and our environments judge with."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, InputError
-from vinoreward.rewards.classifier import Classifier
+from vinoreward.errors import ConfigError
 from vinoreward.rewards.detector import Guard, SuccessDetector
 
 RewardMode = Literal["sparse", "probability", "log_odds", "potential"]
@@ -83,23 +80,24 @@ class Scores:
 
 
 class RewardCore:
-    """Scores transitions of several environments; knows nothing of how they are stepped.
+    """Scores transitions of several environments; knows nothing of pictures or of stepping.
 
-    One call of :meth:`look` per step scores all pictures that the step needs. Then
-    :meth:`transition` takes those that ended a transition and :meth:`begin` those that start an
-    episode, in this order.
+    :meth:`transition` takes the transitions that a step made and :meth:`begin` the episodes that
+    start, in this order.
 
     Args:
-        classifier: what scores pictures.
         options: how scores become rewards.
+        threshold: probability from which success is claimed.
         num_envs: environments, each with its own state.
+
+    Raises:
+        ConfigError: no threshold, guard or number of steps that the detector takes.
     """
 
-    def __init__(self, classifier: Classifier, options: RewardOptions, num_envs: int) -> None:
-        self.classifier = classifier
+    def __init__(self, options: RewardOptions, threshold: float, num_envs: int = 1) -> None:
         self.options = options
         self.detector = SuccessDetector(
-            enter=classifier.threshold,
+            enter=threshold,
             hold=options.success_hold_steps,
             guard=options.guard,
             num_envs=num_envs,
@@ -113,20 +111,6 @@ class RewardCore:
     def needs_first_pictures(self) -> bool:
         """Whether :meth:`begin` needs the probability of the episode's first picture."""
         return self.options.reward_mode == "potential"
-
-    def look(
-        self, pictures: list[NDArray[np.uint8]]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return ``(M,)`` probabilities and log-odds of M ``(H, W, 3)`` pictures, in one call."""
-        if not pictures:
-            return np.zeros(0, np.float32), np.zeros(0, np.float32)
-        shapes = {np.shape(picture) for picture in pictures}
-        if len(shapes) > 1:
-            raise InputError(
-                f"the environments gave pictures of the shapes {sorted(shapes)}. Expected one "
-                "shape; give all environments the same image size."
-            )
-        return self.classifier.score(np.stack(pictures))
 
     def begin(self, mask: NDArray[np.bool_], probability: NDArray[np.float32]) -> None:
         """Start an episode where ``mask`` is True.
@@ -147,7 +131,7 @@ class RewardCore:
         log_odds: NDArray[np.float32],
         env_rewards: NDArray[np.floating[Any]],
         terminated: NDArray[np.bool_],
-        observations: list[Any] | None,
+        observations: Sequence[Any] | None = None,
     ) -> Scores:
         """Score the transitions of the environments where ``mask`` is True.
 
@@ -169,7 +153,7 @@ class RewardCore:
         elif options.reward_mode == "log_odds":
             rewards = log_odds.astype(np.float64)
         else:
-            rewards = np.where(claimed, float(options.success_reward), float(options.step_reward))
+            rewards = np.where(claimed, options.success_reward, options.step_reward)
         if options.reward_mode == "potential":
             # An absorbing state has potential 0, else the optimal policy may change; a truncated
             # episode has not ended, its last state keeps its potential.
@@ -184,7 +168,7 @@ class RewardCore:
             rewards=rewards,
             claimed=claimed,
             terminated=ended & mask,
-            probability=np.where(mask, probability, np.float32(0)).astype(np.float32),
+            probability=np.where(mask, probability, np.float32(0)).astype(np.float32, copy=False),
             returns=self._returns.copy(),
             lengths=self._lengths.copy(),
             seconds=time.perf_counter() - self._began,
@@ -199,61 +183,3 @@ def shaping(
     Ng, Harada & Russell 1999, "Policy invariance under reward transformations", ICML, theorem 1.
     """
     return np.asarray(gamma * after - before)
-
-
-def make_classifier(
-    bundle: Bundle | str | Path,
-    backend: str,
-    device: str,
-    precision: str,
-    threads: int,
-    threshold: float | None,
-    reward_mode: RewardMode,
-) -> Classifier:
-    """Return a classifier; it shares nothing with another, so that closing one is safe.
-
-    Where the classifier's number itself is paid, ``"auto"`` is FP32: INT8 is checked for its
-    decisions at the threshold and nowhere else.
-    """
-    if precision == "auto" and reward_mode != "sparse":
-        precision = "fp32"
-    return Classifier(
-        bundle,
-        backend=backend,
-        device=device,
-        precision=precision,
-        threads=threads,
-        threshold=threshold,
-    )
-
-
-def with_hold(space: gym.Space[Any], hold: int) -> gym.spaces.Box:
-    """Return a one-dimensional Box with one more number at its end, the hold counter.
-
-    Raises:
-        ConfigError: another kind of space.
-    """
-    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-        raise ConfigError(
-            f"hold_in_observation was asked for with the observation space {space}. Expected a Box "
-            "of one dimension, to which the counter can be appended; set hold_in_observation to "
-            "False, or flatten the observation first (gymnasium.wrappers.FlattenObservation)."
-        )
-    dtype = np.dtype(space.dtype)
-    if np.array(hold).astype(dtype) != hold:
-        raise ConfigError(
-            f"hold_in_observation was asked for with success_hold_steps={hold} and {dtype} "
-            "observations, which cannot hold that number. Expected fewer steps, or observations of "
-            "a wider dtype."
-        )
-    return gym.spaces.Box(
-        np.append(space.low, 0).astype(dtype),
-        np.append(space.high, hold).astype(dtype),
-        dtype=dtype.type,
-    )
-
-
-def append_hold(observation: NDArray[Any], counter: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the ``(..., D)`` observation with the ``(...)`` counter as its last number."""
-    last = np.asarray(counter).astype(observation.dtype)[..., None]
-    return np.concatenate([observation, last], axis=-1)
