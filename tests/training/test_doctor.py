@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import re
@@ -13,10 +12,9 @@ from typing import Any
 import pytest
 
 from vinoreward.errors import install_command
-from vinoreward_training import doctor, doctor_extras
+from vinoreward_training import doctor
 from vinoreward_training.configs.doctor import DoctorConfig
-from vinoreward_training.doctor import core_works
-from vinoreward_training.doctor_extras import Finding
+from vinoreward_training.doctor import Finding, core_works
 from vinoreward_training.runs.machine import (
     cores,
     cpu_model,
@@ -44,9 +42,7 @@ def test_every_extra_is_looked_for_in_full(project_root: Path) -> None:
         for extra, requirements in project["optional-dependencies"].items()
         if extra not in {"all", "dev", "docs"}  # those of developers
     }
-    assert declared == {
-        extra: {name for name, _ in parts} for extra, parts in doctor_extras.EXTRAS.items()
-    }
+    assert declared == {extra: set(names) for extra, names in doctor.EXTRAS.items()}
 
 
 def test_the_telemetry_of_each_library_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +66,9 @@ def test_the_telemetry_of_each_library_is_shown(monkeypatch: pytest.MonkeyPatch)
 def test_a_missing_extra_comes_with_its_command(
     monkeypatch: pytest.MonkeyPatch, extra: str
 ) -> None:
-    missing = {extra: (("no-such-thing", "no_such_module"),)}
-    monkeypatch.setattr(doctor_extras, "EXTRAS", missing)
-    (found,) = doctor_extras.extras()
+    missing = {extra: ("no-such-thing",)}
+    monkeypatch.setattr(doctor, "EXTRAS", missing)
+    (found,) = doctor.extras()
     assert found.topic == f"extra [{extra}]"
     assert found.status == "missing"
     assert "no-such-thing" in found.text
@@ -117,11 +113,10 @@ def test_an_extra_comes_from_where_vinoreward_was_installed(
 
 def without_wheels(monkeypatch: pytest.MonkeyPatch, name: str, *more: str) -> list[Finding]:
     """What is found of an extra of which one distribution has no wheel for any Python."""
-    parts = ((name, "no_such_module"), *((module, module) for module in more))
-    nowhere = dataclasses.replace(doctor_extras.WHEELLESS[name], since=(3, 0))
-    monkeypatch.setattr(doctor_extras, "EXTRAS", {"some": parts})
-    monkeypatch.setattr(doctor_extras, "WHEELLESS", {name: nowhere})
-    return doctor_extras.extras()
+    gone = f"no-{name}"
+    monkeypatch.setattr(doctor, "EXTRAS", {"some": (gone, *more)})
+    monkeypatch.setattr(doctor, "WHEELLESS", {gone: ((3, 0), *doctor.WHEELLESS[name][1:])})
+    return doctor.extras()
 
 
 def test_pybullet_without_a_wheel_is_no_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +136,10 @@ def test_an_extra_of_which_nothing_can_be_there_is_not_called_installed(
 
 
 def test_suites_that_are_not_installed_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = dict.fromkeys(doctor_extras.EXTRAS, (("no-such-thing", "no_such_module"),))
-    monkeypatch.setattr(doctor_extras, "EXTRAS", nothing)
-    assert doctor_extras.tasks() == []
-    assert doctor_extras.ray_cluster() == []
+    nothing = dict.fromkeys(doctor.EXTRAS, ("no-such-thing",))
+    monkeypatch.setattr(doctor, "EXTRAS", nothing)
+    assert doctor.tasks() == []
+    assert doctor.ray_cluster() == []
 
 
 @pytest.mark.slow
@@ -153,17 +148,17 @@ def test_a_suite_that_is_installed_is_tried(
     monkeypatch: pytest.MonkeyPatch, extra: str, library: str
 ) -> None:
     pytest.importorskip(library)
-    task = doctor_extras.TRIED[extra]
-    monkeypatch.setattr(doctor_extras, "TRIED", {extra: task})
-    (found,) = doctor_extras.tasks()
+    task = doctor.TRIED[extra]
+    monkeypatch.setattr(doctor, "TRIED", {extra: task})
+    (found,) = doctor.tasks()
     assert (found.topic, found.status) == (f"task {task}", "ok")
 
 
 def test_a_suite_that_does_not_load_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_extras, "EXTRAS", {"atari": (("numpy", "numpy"),)})
-    monkeypatch.setattr(doctor_extras, "TRIED", {"atari": "pong"})
+    monkeypatch.setattr(doctor, "EXTRAS", {"atari": ("numpy",)})
+    monkeypatch.setattr(doctor, "TRIED", {"atari": "pong"})
     monkeypatch.setitem(sys.modules, "ale_py", None)
-    (found,) = doctor_extras.tasks()
+    (found,) = doctor.tasks()
     assert found.status == "broken"
     assert "ale_py" in found.text
     assert found.fix == install_command("atari")
@@ -173,11 +168,11 @@ def test_a_suite_that_does_not_load_is_broken(monkeypatch: pytest.MonkeyPatch) -
 def test_it_is_said_where_ray_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    (found,) = doctor_extras.ray_cluster()
+    (found,) = doctor.ray_cluster()
     assert found.status == "ok"
     assert "on this machine" in found.text
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    (found,) = doctor_extras.ray_cluster()
+    (found,) = doctor.ray_cluster()
     assert found.status == "broken"
     assert "127.0.0.1:1" in found.text
 

@@ -14,6 +14,7 @@ from typing import Any
 from vinoreward.errors import VinorewardError, install_command
 from vinoreward.interrupts import terminated_like_interrupted
 from vinoreward.picture_files import shown_name
+from vinoreward_training.runs.machine import extra_of
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "capture": (
@@ -87,30 +88,6 @@ def named(config: Any, arguments: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-EXTRAS = {
-    "torch": "train",
-    "torchvision": "train",
-    "onnx": "train",
-    "onnxscript": "train",
-    "onnxruntime": "train",
-    "nncf": "train",
-    "scipy": "train",
-    "safetensors": "train",
-    "stable_baselines3": "train",
-    "tensorboard": "train",
-    "matplotlib": "train",
-    "imageio": "train",
-    "psutil": "train",
-    "dm_control": "dm-control",
-    "mujoco": "dm-control",
-    "ale_py": "atari",
-    "ray": "ray",
-    "warp": "panda",
-    "pybullet": "panda",
-}
-"""Name of a library to the extra that installs it."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
@@ -152,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vinoreward {name}: " + "\n".join(lines), file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
-        extra = EXTRAS.get(str(error.name).partition(".")[0])
+        extra = extra_of(str(error.name))
         if extra is None:
             raise
         print(

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.util
 import os
 import platform
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
+import gymnasium as gym
+
+import vinoreward  # noqa: F401  (registers the environments)
+from vinoreward.actor_learner.engines.base import EngineError
+from vinoreward.actor_learner.engines.ray.cluster import found_address, import_ray
 from vinoreward.backends.base import available_backends
 from vinoreward.backends.runtime import import_openvino, shared_core, telemetry_switches
 from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
@@ -13,19 +24,129 @@ from vinoreward.bundles.locate import known_names
 from vinoreward.errors import MissingExtraError, VinorewardError, install_command
 from vinoreward.files import write_json
 from vinoreward_training.configs.doctor import DoctorConfig
-from vinoreward_training.doctor_extras import Finding, extras, ray_cluster, tasks
 from vinoreward_training.runs.machine import (
+    EXTRAS,
     cores,
     cpu_features,
     cpu_model,
     git_commit,
+    module_of,
     package_versions,
 )
+from vinoreward_training.tasks.lookup import make_task
+
+TRIED = {"dm-control": "cheetah-run", "atari": "pong"}
+"""Extra to the task of ``vinoreward actors`` that shows whether it works."""
+WHEELLESS = {
+    "pybullet": (
+        (3, 12),
+        '; the default environments work, motion="dynamics", camera="tiny" and fidelity="article" '
+        "do not",
+        "use Python 3.10 or 3.11 for these, or build it with a C++ compiler: pip install pybullet",
+    ),
+    "dm-control": (
+        (3, 13),
+        " of labmaze, which it needs; its tasks do not work, all others do",
+        "use Python 3.10 to 3.12 for these",
+    ),
+}
+"""Distribution to the first Python without a wheel of it, what does not work there, what to do."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        topic: what was looked at.
+        status: ``"ok"``, ``"missing"`` (optional, can be added) or ``"broken"``.
+        text: what was found.
+        fix: what to do, empty where nothing is to be done.
+        core: whether the core needs it.
+    """
+
+    topic: str
+    status: str
+    text: str
+    fix: str = ""
+    core: bool = False
+
+
+def _split(topic: str, status: str, message: object, core: bool = False) -> Finding:
+    """Return a finding of an error's message, which may end with the command that helps."""
+    text, _, fix = str(message).partition(" Install it with: ")
+    return Finding(topic, status, text, fix, core)
+
+
+def missing_of(extra: str) -> list[str]:
+    """Return the distributions of an extra that are not installed."""
+    return [name for name in EXTRAS[extra] if importlib.util.find_spec(module_of(name)) is None]
+
+
+def extras() -> list[Finding]:
+    """Return a finding for each extra, and one for each distribution without a wheel here."""
+    findings = []
+    for extra, parts in EXTRAS.items():
+        topic, missing = f"extra [{extra}]", missing_of(extra)
+        wheelless = [
+            name
+            for name in missing
+            if name in WHEELLESS and sys.version_info[:2] >= WHEELLESS[name][0]
+        ]
+        missing = [name for name in missing if name not in wheelless]
+        if missing:
+            text = f"not installed: {', '.join(missing)}"
+            findings.append(Finding(topic, "missing", text, install_command(extra)))
+        elif len(wheelless) < len(parts):
+            findings.append(Finding(topic, "ok", "installed"))
+        for name in wheelless:
+            _, without, fix = WHEELLESS[name]
+            text = f"there is no wheel for Python {platform.python_version()}{without}"
+            findings.append(Finding(name, "missing", text, fix))
+    return findings
+
+
+def _stepped(topic: str, make: Callable[[], gym.Env[Any, Any]], missing: str) -> Finding:
+    """Say whether an environment can be made, reset and stepped; ``missing`` if a library is."""
+    try:
+        with contextlib.closing(make()) as env:
+            env.reset(seed=0)
+            env.step(env.action_space.sample())
+    except VinorewardError as error:
+        return _split(topic, missing if isinstance(error, MissingExtraError) else "broken", error)
+    return Finding(topic, "ok", "made, reset and stepped")
+
+
+def hover() -> Finding:
+    """Take one step of PandaHover-v0, so that camera, kinematics and network have all run."""
+    return _stepped("PandaHover-v0", lambda: gym.make("PandaHover-v0"), "missing")
+
+
+def tasks() -> list[Finding]:
+    """Make, reset and step one task of each suite that is installed."""
+    # Installed and not to be loaded is broken.
+    return [
+        _stepped(f"task {task}", functools.partial(make_task, task, seed=0), "broken")
+        for extra, task in TRIED.items()
+        if not missing_of(extra)
+    ]
+
+
+def ray_cluster() -> list[Finding]:
+    """Say where the engine ``ray`` would run its actors; nothing where Ray is not installed."""
+    if missing_of("ray"):
+        return []
+    try:
+        version = import_ray().__version__
+        address = found_address()
+    except (MissingExtraError, EngineError) as error:
+        return [Finding("engine ray", "broken", str(error))]
+    where = "a cluster of its own on this machine" if address is None else f"the one at {address}"
+    return [Finding("engine ray", "ok", f"Ray {version}, would use {where}")]
 
 
 def devices() -> Finding:
     """Return which devices OpenVINO sees."""
-
     try:
         openvino = import_openvino()
         found = list(shared_core(openvino).available_devices)
@@ -40,7 +161,6 @@ def devices() -> Finding:
 
 def backends() -> list[Finding]:
     """Return whether each registered backend's library is there."""
-
     findings = []
     for name, problem in available_backends().items():
         core = name == "openvino"
@@ -48,14 +168,12 @@ def backends() -> list[Finding]:
             findings.append(Finding(f"backend {name}", "ok", "its library is installed", core=core))
         else:
             status = "broken" if core else "missing"
-            text, _, fix = problem.partition(" Install it with: ")
-            findings.append(Finding(f"backend {name}", status, text, fix, core))
+            findings.append(_split(f"backend {name}", status, problem, core))
     return findings
 
 
 def golden_frames(name: str) -> list[Finding]:
     """Run a bundle's golden frames on every usable backend and precision."""
-
     try:
         bundle = Bundle.load(name)
         golden = bundle.golden
@@ -109,29 +227,8 @@ def surroundings() -> list[Finding]:
     return findings
 
 
-def environments() -> Finding:
-    """Take one step of PandaHover-v0, so that camera, kinematics and network have all run."""
-    import gymnasium
-
-    import vinoreward  # noqa: F401  (registers the environments)
-
-    try:
-        env = gymnasium.make("PandaHover-v0")
-        try:
-            env.reset(seed=0)
-            env.step(env.action_space.sample())
-        finally:
-            env.close()
-    except MissingExtraError as error:
-        return Finding("PandaHover-v0", "missing", str(error), install_command("panda"))
-    except VinorewardError as error:
-        return Finding("PandaHover-v0", "broken", str(error))
-    return Finding("PandaHover-v0", "ok", "made, reset and stepped")
-
-
 def examine(bundle: str | None = None) -> list[Finding]:
     """Look at everything; return the findings in the order they are shown."""
-
     commit = git_commit()
     where = f"Python {platform.python_version()} at {sys.executable}"
     about = Finding("python", "ok", where + (f", commit {commit}" if commit else ""), core=True)
@@ -140,8 +237,7 @@ def examine(bundle: str | None = None) -> list[Finding]:
     findings += [devices(), *backends()]
     for name in known_names() if bundle is None else [bundle]:
         findings += golden_frames(name)
-    findings.append(environments())
-    return [*findings, *tasks(), *ray_cluster()]
+    return [*findings, hover(), *tasks(), *ray_cluster()]
 
 
 def run(config: DoctorConfig) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -26,6 +27,31 @@ PACKAGES = (
 )
 """Distributions whose versions bear on the figures."""
 
+EXTRAS = {
+    "panda": ("warp-lang", "pybullet"),
+    "onnxruntime": ("onnxruntime",),
+    "train": (
+        "torch",
+        "torchvision",
+        "onnx",
+        "onnxscript",
+        "onnxruntime",
+        "nncf",
+        "scipy",
+        "safetensors",
+        "stable-baselines3",
+        "tensorboard",
+        "matplotlib",
+        "imageio",
+        "imageio-ffmpeg",
+        "psutil",
+    ),
+    "dm-control": ("dm-control",),  # it needs MuJoCo itself
+    "atari": ("ale-py",),
+    "ray": ("ray",),
+}
+"""Extra to its distributions."""
+
 CPU_FEATURES = {
     "avx2": "avx2",
     "avx512": "avx512f",
@@ -37,21 +63,25 @@ CPU_FEATURES = {
 """Name for people to flag in ``/proc/cpuinfo``."""
 
 
+def module_of(distribution: str) -> str:
+    """Return what a distribution of an extra is imported as."""
+    return {"warp-lang": "warp"}.get(distribution, distribution.replace("-", "_"))
+
+
+def extra_of(module: str) -> str | None:
+    """Return the extra that installs a module, None if there is none."""
+    found = {module_of(name): extra for extra, names in EXTRAS.items() for name in names}
+    return {**found, "mujoco": "dm-control"}.get(module.partition(".")[0])
+
+
 def cpu_model() -> str:
     """Return the processor's name, or what the platform says."""
-    for line in _cpu_info():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    return _cpu_info("model name") or platform.processor() or platform.machine()
 
 
 def cpu_features() -> dict[str, bool]:
     """Return which instructions that matter to inference the processor has (Linux only)."""
-    flags: set[str] = set()
-    for line in _cpu_info():
-        if line.startswith("flags"):
-            flags = set(line.split(":", 1)[1].split())
-            break
+    flags = _cpu_info("flags").split()
     return {name: flag in flags for name, flag in CPU_FEATURES.items()}
 
 
@@ -74,12 +104,10 @@ def usable_cores() -> int:
 
 def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:
     """Return each distribution's installed version, None where it is missing."""
-    found: dict[str, str | None] = {}
+    found: dict[str, str | None] = dict.fromkeys(names)
     for name in names:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
     return found
 
 
@@ -89,18 +117,16 @@ def git_commit(file: Path | None = None) -> str | None:
     Installed into an environment that lies in somebody's repository, the code has no commit.
     """
     here = Path(__file__).resolve() if file is None else file
-    commands = (
-        ["git", "ls-files", "--error-unmatch", here.name],
-        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-    )
+    tracked = ["git", "ls-files", "--error-unmatch", here.name]
+    described = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     output = ""
-    for command in commands:
-        try:
+    try:
+        for command in (tracked, described):
             output = subprocess.run(
                 command, cwd=here.parent, capture_output=True, text=True, timeout=10, check=True
             ).stdout
-        except (OSError, subprocess.SubprocessError):
-            return None
+    except (OSError, subprocess.SubprocessError):
+        return None
     return output.strip() or None
 
 
@@ -119,19 +145,16 @@ def describe_machine() -> dict[str, object]:
 
 
 def resident_bytes() -> int:
-    """Return this process's resident memory in bytes (its peak where there is no ``/proc``)."""
+    """Return this process's resident memory in bytes."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _cpu_info(key: str) -> str:
+    """Return the first value of a key in ``/proc/cpuinfo``, empty where there is none."""
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError):
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if platform.system() == "Darwin" else peak * 1024
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _cpu_info() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return []
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
