@@ -29,10 +29,12 @@ Each message says what was found, what was expected and what to do about it.
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 
@@ -77,6 +79,27 @@ def install_command(extra: str) -> str:
     if url:
         return f"pip install '.[{extra}]' in a copy of vinoreward's repository"
     return f"pip install 'vinoreward[{extra}]'"
+
+
+def import_extra(module: str, what: str, extra: str) -> Any:
+    """Return an optional library's module.
+
+    Args:
+        module: its full name.
+        what: needs it, in words.
+        extra: that installs it.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        library = module.partition(".")[0]
+        raise MissingExtraError(
+            f"{what} needs {library}, which is not installed. Install it with: "
+            f"{install_command(extra)}"
+        ) from error
 
 
 class MissingDisplayError(VinorewardError, RuntimeError):

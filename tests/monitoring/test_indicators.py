@@ -28,7 +28,6 @@ from vinoreward.monitoring import (
     ReturnGap,
     paired_gap,
 )
-from vinoreward.monitoring.returns import student_cdf, student_quantile
 from vinoreward.policies.distributions import Exploration
 from vinoreward.policies.spec import PolicySpec, mlp
 
@@ -269,15 +268,12 @@ def test_q_regret_is_what_the_other_choice_costs_and_forgets_the_scale_of_the_re
     assert QRegret("mean").update(batch(Q, pi, mu)) == math.inf
 
 
-@given(t=st.floats(-50, 50), freedom=st.integers(1, 200))
-def test_students_distribution_is_scipys(t: float, freedom: int) -> None:
-    assert student_cdf(t, freedom) == pytest.approx(stats.t.cdf(t, freedom), abs=1e-12)
-
-
-@given(probability=st.floats(0.5, 0.999), freedom=st.integers(1, 200))
-def test_students_quantile_is_scipys(probability: float, freedom: int) -> None:
-    expected = stats.t.ppf(probability, freedom)
-    assert student_quantile(probability, freedom) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+@given(confidence=st.floats(0.5, 0.999), count=st.integers(2, 200))
+def test_the_lower_bound_of_a_gap_is_students(confidence: float, count: int) -> None:
+    gaps = np.random.default_rng(count).normal(size=count)
+    gap = paired_gap(PairedReturns(gaps, np.zeros(count)), confidence=confidence)
+    lower = gaps.mean() - stats.t.ppf(confidence, count - 1) * stats.sem(gaps)
+    assert gap.lower == pytest.approx(lower, rel=1e-6, abs=1e-6)
 
 
 @given(returns=hnp.arrays(np.float64, (2, 12), elements=st.integers(-500, 500).map(float)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import ConfigError, InputError
+from vinoreward.errors import ConfigError, InputError, import_extra
 
 Doubles = npt.NDArray[np.float64]
 
@@ -78,6 +78,7 @@ def paired_gap(returns: PairedReturns, *, confidence: float = 0.95, tolerance: f
     Raises:
         InputError: fewer than 2 pairs.
         ConfigError: an invalid confidence.
+        MissingExtraError: SciPy is not installed.
     """
     if not 0.5 <= confidence < 1.0:
         raise ConfigError(f"the confidence is {confidence}. Expected 0.5 to below 1.")
@@ -87,37 +88,7 @@ def paired_gap(returns: PairedReturns, *, confidence: float = 0.95, tolerance: f
     gaps = returns.full - returns.compressed
     mean = float(gaps.mean())
     error = float(gaps.std(ddof=1)) / math.sqrt(count)
-    lower = mean - student_quantile(confidence, count - 1) * error
+    quantile = import_extra("scipy.special", "comparing returns", "train").stdtrit
+    lower = mean - float(quantile(count - 1, confidence)) * error
     scale = max(float(returns.full.std(ddof=1)), 0.1 * abs(float(returns.full.mean())), 1e-9)
     return Gap(mean, error, lower, scale, lower > tolerance)
-
-
-def student_cdf(t: float, freedom: int) -> float:
-    """Return P(T <= t) of Student's t with an integer number of degrees of freedom.
-
-    Abramowitz and Stegun (1964), 26.7.3 and 26.7.4: exact sums that need no SciPy.
-    """
-    angle = math.atan(t / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2 == 1
-    term, total = (cosine if odd else 1.0), 0.0
-    for index in range(freedom // 2):
-        total += term
-        ahead = (2 * index + 2) / (2 * index + 3) if odd else (2 * index + 1) / (2 * index + 2)
-        term *= ahead * cosine**2
-    within = (angle + sine * total) * 2.0 / math.pi if odd else sine * total
-    return 0.5 * (1.0 + within)
-
-
-def student_quantile(probability: float, freedom: int) -> float:
-    """Return t with P(T <= t) = probability, for a probability from 0.5 to below 1."""
-    low, high = 0.0, 1.0
-    while student_cdf(high, freedom) < probability and high < 1e12:
-        high *= 2.0
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if student_cdf(middle, freedom) < probability:
-            low = middle
-        else:
-            high = middle
-    return high

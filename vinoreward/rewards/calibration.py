@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from vinoreward.errors import (
     ConfigError,
     InputError,
-    MissingExtraError,
     TooFewNegativesError,
-    install_command,
+    import_extra,
 )
 
 # A temperature outside this range says that the logits are wrong, not that they need scaling.
@@ -106,7 +105,7 @@ def temperature(logits: NDArray[np.floating[Any]], labels: NDArray[np.integer[An
 
     low, high = (math.log(bound) for bound in TEMPERATURES)
     # The loss is convex in 1 / T, hence it has one minimum in log T: a bounded search finds it.
-    found = _scipy("optimize").minimize_scalar(
+    found = import_extra("scipy.optimize", "calibration", "train").minimize_scalar(
         loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6}
     )
     return float(math.exp(min((low, high, float(found.x)), key=loss)))
@@ -135,7 +134,7 @@ def clopper_pearson(
     if n == 0:
         return 0.0, 1.0
     error = (1.0 - confidence) / (2.0 if side == "two" else 1.0)
-    beta = _scipy("stats").beta
+    beta = import_extra("scipy.stats", "calibration", "train").beta
     low = 0.0 if k == 0 or side == "upper" else float(beta.ppf(error, k, n - k + 1))
     high = 1.0 if k == n or side == "lower" else float(beta.isf(error, k + 1, n - k))
     return low, high
@@ -300,15 +299,3 @@ def _checked(
 def _check_rate(name: str, value: float) -> None:
     if not 0.0 < value < 1.0:
         raise ConfigError(f"{name} is {value}. Expected a number between 0 and 1.")
-
-
-def _scipy(module: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(f"scipy.{module}")
-    except ImportError as error:
-        raise MissingExtraError(
-            "calibration needs scipy, which is not installed. Install it with: "
-            f"{install_command('train')}"
-        ) from error
