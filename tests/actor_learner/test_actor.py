@@ -124,7 +124,7 @@ class TestWhatIsStored:
             weights["head.bias"] = np.full(2, np.nan, np.float32)
             link.publish(policy.replace(parameters=weights))
 
-        with pytest.raises(InputError, match=r"head.bias of version 0 holds NaN"):
+        with pytest.raises(InputError, match=r"head.bias of version 0 has NaN"):
             acted(begin=begin)
 
 

@@ -76,7 +76,7 @@ class TestFaults:
             "CartPole-v1", learner, settings(checkpoint_seconds=1e-9), folder=tmp_path
         )
         with pytest.raises(
-            OutputError, match=r"after 4 updates the learner's .* holds NaN.*Nothing of it"
+            OutputError, match=r"after 4 updates the learner's .* has NaN.*Nothing of it"
         ):
             trainer.learn(1_000_000)
         state = load_checkpoint(tmp_path)

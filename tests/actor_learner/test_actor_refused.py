@@ -138,7 +138,7 @@ class TestActor:
         assert all((one.network == FULL_PRECISION).all() for one in link.done)
         (refused,) = link.refused
         assert refused["version"] == 0
-        expected = {"weights": "head.bias of version 0 holds NaN", "engine": "'unheard of'"}
+        expected = {"weights": "head.bias of version 0 has NaN", "engine": "'unheard of'"}
         assert expected[fault] in refused["why"]
         assert "learner" not in refused["why"]
 

@@ -180,7 +180,7 @@ def test_noise_that_actors_cannot_draw_is_refused() -> None:
         learner_of(TD3, action_noise=Loud())
     with pytest.raises(ConfigError, match="shape"):
         learner_of(TD3, action_noise=NormalActionNoise(np.zeros(3), np.ones(3)))
-    with pytest.raises(ConfigError, match="sigma from 0"):
+    with pytest.raises(ConfigError, match="sigma of at least 0"):
         action_noise.ActionNoise((0.0,), (-1.0,))
     gaussian = mlp(4, 2, head="tanh_gaussian", hidden=())
     with pytest.raises(ConfigError, match="tanh_gaussian head"):

@@ -113,7 +113,7 @@ class TestDeath:
         [
             ("raise", 12, "RuntimeError: the simulator fell over"),
             ("exit", 12, "SystemExit: 7"),
-            ("nan", 11, "observations hold NaN or infinity"),
+            ("nan", 11, "observations have NaN or infinity"),
             # An episode's last observation is never acted on.
             ("nan", 12, "next_observations of a trajectory of actor 0 holds NaN"),
             ("nan_reward", 12, "rewards of a trajectory of actor 0 holds NaN"),

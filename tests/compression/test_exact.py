@@ -200,7 +200,7 @@ def test_impossible_ranks_are_refused(arguments: dict[str, float]) -> None:
 
 def test_a_layer_name_that_is_taken_is_said() -> None:
     names = dataclasses.replace(WIDE, layers=(*WIDE.layers[:2], Dense("dense1_low", 50, 3)))
-    with pytest.raises(ConfigError, match="names that differ"):
+    with pytest.raises(ConfigError, match="distinct names"):
         LowRank(3).compress(random_policy(names, 0), context_for(random_policy(names, 0)))
 
 

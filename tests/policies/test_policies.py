@@ -147,7 +147,7 @@ def test_a_module_with_nan_gives_no_policy() -> None:
     module = TorchPolicy(SMALL)
     with torch.no_grad():
         module.get_parameter("head.bias")[1] = float("nan")
-    with pytest.raises(InputError, match=r"head\.bias holds NaN"):
+    with pytest.raises(InputError, match=r"head\.bias has NaN"):
         to_policy(module)
 
 

@@ -68,7 +68,7 @@ def test_a_policy_takes_the_parameters_of_its_spec_only() -> None:
         Policy(SMALL, {k: v for k, v in policy.parameters.items() if k != "head.bias"})
     with pytest.raises(InputError, match="float64"):
         Policy(SMALL, {**policy.parameters, "head.bias": np.zeros(3)})
-    with pytest.raises(InputError, match="no layers"):
+    with pytest.raises(InputError, match="not layers"):
         policy.replace(ranges={"value": ActivationRange(0, 1)})
     with pytest.raises(TypeError):
         policy.parameters["head.bias"] = np.zeros(3)  # type: ignore[index]

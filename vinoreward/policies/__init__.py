@@ -1,4 +1,4 @@
-"""Policies as plain data: layers, weights, and the arithmetic they stand for. No torch needed."""
+"""Policies as plain data: layers, weights, and their arithmetic. No torch needed."""
 
 from vinoreward.policies.files import load_policy, save_policy
 from vinoreward.policies.policy import Policy

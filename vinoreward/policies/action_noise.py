@@ -1,7 +1,7 @@
-"""Noise on bounded actions, after the tanh, and the density of what is executed then.
+"""Noise on bounded actions, after the tanh, and the density of the executed actions.
 
-The sum of action and noise is clipped to [-1, 1], so that some probability lies on -1 and on 1
-itself. Log densities are in units of actions between them, and log probabilities there.
+The sum of action and noise is clipped to [-1, 1], so -1 and 1 have a probability of their own. Log
+values are densities in units of actions between -1 and 1, and probabilities at the two ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vinoreward.errors import ConfigError
 Doubles = npt.NDArray[np.float64]
 
 LOWEST_LOG = -20.0
-"""Logarithms of probabilities are not taken to be lower: 2e-9 is as good as nought."""
+"""Lower bound of log probabilities: 2e-9 is as good as zero."""
 _erfc = np.frompyfunc(math.erfc, 1, 1)
 
 
@@ -25,18 +25,18 @@ _erfc = np.frompyfunc(math.erfc, 1, 1)
 class ActionNoise:
     """Gaussian noise for each step; with ``theta``, Ornstein-Uhlenbeck noise.
 
-    Ornstein-Uhlenbeck noise moves from step to step by ``theta * (mean - noise) * dt`` and
-    Gaussian noise of ``sigma * sqrt(dt)``, and begins at ``start`` in every episode.
+    Ornstein-Uhlenbeck noise changes per step by ``theta * (mean - noise) * dt`` plus Gaussian noise
+    of ``sigma * sqrt(dt)``, and starts at ``start`` in every episode.
 
     Attributes:
-        mean: of every action's noise, or one number for all; in [-1, 1]'s units, like the others.
-        sigma: likewise, standard deviations from 0.
-        theta: rate of the return to the mean; None: each step is drawn by itself.
+        mean: one number per action or one for all, in units of [-1, 1], like the others.
+        sigma: standard deviations, likewise; at least 0.
+        theta: rate of return to the mean; None: independent noise in each step.
         dt: length of a step; above 0.
-        start: likewise one number or one for every action.
+        start: likewise one number or one per action.
 
     Raises:
-        ConfigError: other numbers.
+        ConfigError: invalid numbers.
     """
 
     mean: tuple[float, ...]
@@ -49,12 +49,12 @@ class ActionNoise:
         numbers = [*self.mean, *self.sigma, *self.start, self.theta or 0.0, self.dt]
         if not all(map(math.isfinite, numbers)) or min(self.sigma) < 0 or self.dt <= 0:
             raise ConfigError(
-                f"action noise was asked for with {self}. Expected finite numbers, sigma from 0 "
-                "and dt above 0."
+                f"the action noise is {self}. Expected finite numbers, sigma of at least 0 and dt "
+                "above 0."
             )
 
     def begin(self, shape: tuple[int, int]) -> Doubles:
-        """Return noise (N, A) before the first step of an episode."""
+        """Return the noise (N, A) before the first step of an episode."""
         return np.broadcast_to(np.asarray(self.start, dtype=np.float64), shape).copy()
 
     def centers(self, before: Doubles) -> Doubles:
@@ -70,14 +70,14 @@ class ActionNoise:
 
     @property
     def unit(self) -> float:
-        """Root mean square, over actions, of the noise's standard deviation in the long run."""
+        """Root mean square over actions of the noise's stationary standard deviation."""
         kept = 0.0 if self.theta is None else 1.0 - self.theta * self.dt
         variance = self.spread**2 / (1.0 - kept**2 if kept**2 < 1.0 else 1.0)
         return float(np.sqrt(variance.mean()))
 
 
 def log_density(actions: Doubles, centers: Doubles, spread: Doubles) -> Doubles:
-    """Return log densities (N,) of Gaussians clipped to [-1, 1]; certain actions count as 0.
+    """Return log densities (N,) of Gaussians clipped to [-1, 1]; deterministic actions count as 0.
 
     Args:
         actions: (N, A) in [-1, 1].
@@ -98,12 +98,12 @@ def log_density_of_uniform(actions: Doubles, centers: Doubles, spread: Doubles) 
     Args:
         actions: (N, A) in [-1, 1].
         centers: (N, A) of the noise.
-        spread: (A,) or (1,) of the noise; without any, actions are uniform.
+        spread: (A,) or (1,) of the noise; 0 means that actions are uniform.
     """
     sigma = np.maximum(spread, 1e-9)
     upper, lower = (actions - centers + 1.0) / sigma, (actions - centers - 1.0) / sigma
     logs = np.log(np.maximum(0.5 * (_below(upper) - _below(lower)), 1e-300))
-    # The mean of the normal distribution function between the two; from above by symmetry.
+    # The mean of the normal distribution function between the two bounds; from above by symmetry.
     below = 0.5 * sigma * (_summed(upper) - _summed(lower))
     above = 0.5 * sigma * (_summed(-lower) - _summed(-upper))
     logs = _at_ends(logs, actions, below, above)
@@ -112,7 +112,7 @@ def log_density_of_uniform(actions: Doubles, centers: Doubles, spread: Doubles) 
 
 
 def _at_ends(logs: Doubles, actions: Doubles, lowest: Doubles, highest: Doubles) -> Doubles:
-    """Return log densities, with those of probabilities where actions are at an end."""
+    """Replace log densities by log probabilities where actions are at an end."""
     for end, probability in ((-1.0, lowest), (1.0, highest)):
         logs = np.where(actions == end, np.log(np.maximum(probability, 1e-300)), logs)
     return np.maximum(logs, LOWEST_LOG)

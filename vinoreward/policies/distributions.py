@@ -1,7 +1,7 @@
-"""From a head's outputs to actions and their probabilities; NumPy is all that actors need.
+"""Distributions: from a head's outputs to actions and their probabilities, in NumPy.
 
-Exploration is part of the distribution: what an action's probability is asked for is the policy
-that acted, noise included.
+Exploration is part of the distribution: an action's probability is that under the policy that
+acted, noise included.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 LOG_STD = (-20.0, 2.0)
-"""Limits of a Gaussian head's logarithms of standard deviations, the usual ones."""
+"""The usual limits of a Gaussian head's log standard deviations."""
 EDGE = 1.0 - 1e-6
-"""Largest size of an action whose tanh is undone."""
+"""Largest absolute value of an action for the inverse of tanh."""
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """How an actor departs from its network's best action.
+    """How an actor deviates from its network's best action.
 
     Attributes:
         epsilon: probability of a uniformly random action; for ``q`` heads.
         sigma: standard deviation of Gaussian noise before the tanh; for ``tanh`` heads.
-        greedy: take the most probable action instead; for evaluation.
-        uniform: take uniformly random actions in [-1, 1], whatever the network says; for continuous
+        greedy: take the most probable action; for evaluation.
+        uniform: take uniformly random actions in [-1, 1] and ignore the network; for continuous
             actions (discrete ones have epsilon).
-        noise: on the action, after the tanh; for ``tanh`` heads, and for uniform actions.
+        noise: on the action, after the tanh; for ``tanh`` heads and uniform actions.
     """
 
     epsilon: float = 0.0
@@ -52,30 +52,30 @@ class Exploration:
     def __post_init__(self) -> None:
         if not (0.0 <= self.epsilon <= 1.0 and 0.0 <= self.sigma < 100.0):
             raise ConfigError(
-                f"exploration was asked for with epsilon={self.epsilon} and sigma={self.sigma}. "
-                "Expected epsilon from 0 to 1 and sigma from 0."
+                f"exploration has epsilon={self.epsilon} and sigma={self.sigma}. Expected epsilon "
+                "from 0 to 1 and sigma of at least 0."
             )
         if self.noise is not None and self.sigma:
             raise ConfigError(
-                f"exploration was asked for with sigma={self.sigma} before and {self.noise} after "
-                "the tanh. Expected one of them."
+                f"exploration has sigma={self.sigma} before and {self.noise} after the tanh. "
+                "Expected only one of them."
             )
 
     @property
     def unit(self) -> float:
-        """Standard deviation of a ``tanh`` head's noise: the unit in which its actions differ."""
+        """Standard deviation of a ``tanh`` head's noise; the unit of action differences."""
         return self.sigma if self.noise is None else self.noise.unit
 
 
 @dataclass(frozen=True)
 class Acted:
-    """Actions that were drawn.
+    """Sampled actions.
 
     Attributes:
         actions: (N,) int64, or (N, A) float32 in [-1, 1].
         log_mu: (N,) float32 natural logarithm of each action's probability, or density in units of
-            actions in [-1, 1]; 0 where the action is certain.
-        noise: (N, A) that was put on actions, for the next step; None without ``noise``.
+            actions in [-1, 1]; 0 for deterministic actions.
+        noise: (N, A) added to the actions, for the next step; None without ``noise``.
     """
 
     actions: npt.NDArray[np.generic]
@@ -98,7 +98,7 @@ def gaussian(
     Args:
         spec: with a ``tanh`` or ``tanh_gaussian`` head.
         outputs: (N, K).
-        sigma: of the noise put on a ``tanh`` head.
+        sigma: of the noise on a ``tanh`` head.
     """
     values = outputs.astype(np.float64)
     if spec.head == "tanh":
@@ -131,17 +131,17 @@ def act(
     exploration: Exploration = Exploration(),
     before: Doubles | None = None,
 ) -> Acted:
-    """Draw actions.
+    """Sample actions.
 
     Args:
-        spec: the network's.
-        outputs: (N, K), its head's.
-        random: decides.
-        exploration: how to depart from the best action.
-        before: (N, A) noise of the step before; None at the start of every episode.
+        spec: of the network.
+        outputs: (N, K) of its head.
+        random: the generator.
+        exploration: how to deviate from the best action.
+        before: (N, A) noise of the previous step; None at the start of every episode.
 
     Raises:
-        ConfigError: noise after the tanh for a head that has its own.
+        ConfigError: noise after the tanh for a head with its own noise.
     """
     count = len(outputs)
     if spec.discrete:
@@ -149,7 +149,7 @@ def act(
             chosen = outputs.argmax(1).astype(np.int64)
             return Acted(chosen, np.zeros(count, dtype=np.float32))
         logs = log_probabilities(spec, outputs, exploration.epsilon)
-        # The largest of logits plus Gumbel noise is a draw from their softmax.
+        # The argmax of logits plus Gumbel noise is a sample from their softmax.
         noisy = logs + random.gumbel(size=logs.shape)
         if spec.head == "q":
             noisy[logs <= LOWEST_LOG] = -np.inf
@@ -175,7 +175,7 @@ def _act_after_tanh(
     exploration: Exploration,
     before: Doubles | None,
 ) -> Acted:
-    """Draw uniform actions, or a ``tanh`` head's, with noise on them."""
+    """Sample uniform actions or a ``tanh`` head's, with noise on them."""
     shape, noise = (len(outputs), spec.actions), exploration.noise
     chosen = random.uniform(-1.0, 1.0, shape) if exploration.uniform else _best(spec, outputs)
     drawn: Doubles | None = None
@@ -191,8 +191,8 @@ def _act_after_tanh(
 def _best(spec: PolicySpec, outputs: npt.NDArray[np.floating]) -> Doubles:
     if spec.head != "tanh":
         raise ConfigError(
-            f"noise on the actions of a {spec.head} head was asked for. Expected none: the "
-            "probability of the sum is not known, and the head explores by itself."
+            f"exploration puts noise on the actions of a {spec.head} head. Expected none: the "
+            "probability of the sum is unknown, and the head explores by itself."
         )
     return np.tanh(outputs.astype(np.float64))
 
@@ -204,7 +204,7 @@ def _log_density_after_tanh(
     exploration: Exploration,
     before: Doubles | None,
 ) -> Doubles:
-    """Return the log density (N,) of what :func:`_act_after_tanh` draws."""
+    """Return the log density (N,) of samples from :func:`_act_after_tanh`."""
     taken, noise = actions.astype(np.float64), exploration.noise
     centers, spread = np.zeros_like(taken), np.zeros(1)
     if noise is not None:
@@ -235,28 +235,27 @@ def log_prob(
     """Return (N,) log probabilities (densities) of actions under outputs and exploration.
 
     Args:
-        spec: the network's.
+        spec: of the network.
         outputs: (N, K).
-        actions: (N,) whole numbers, or (N, A) in [-1, 1].
-        exploration: a greedy one has no density and is refused.
+        actions: (N,) integers, or (N, A) in [-1, 1].
+        exploration: must not be greedy, because greedy actions have no density.
 
     Raises:
-        ConfigError: a policy that is certain of its action, or noise that depends on the step
-            before.
+        ConfigError: a deterministic policy, or noise that depends on the previous step.
     """
     if not spec.discrete and not exploration.greedy:
         noise = exploration.noise
         if noise is not None and noise.theta is not None:
             raise ConfigError(
-                "the log probability under Ornstein-Uhlenbeck noise was asked for, which depends "
-                "on the step before. Expected the actor's, recorded beside the action."
+                "the log probability under Ornstein-Uhlenbeck noise depends on the previous step. "
+                "Expected the actor's own value, recorded beside the action."
             )
         if exploration.uniform or noise is not None:
             return _log_density_after_tanh(spec, outputs, actions, exploration, None)
     if exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0):
         raise ConfigError(
-            "the log probability of a policy without exploration was asked for. Expected an "
-            "epsilon, a sigma or a stochastic head."
+            "a policy without exploration has no log probability. Expected an epsilon, a sigma or "
+            "a stochastic head."
         )
     if spec.discrete:
         logs = log_probabilities(spec, outputs, exploration.epsilon)
@@ -287,7 +286,7 @@ def kl(
     outputs_q: npt.NDArray[np.floating],
     exploration: Exploration = Exploration(),
 ) -> Doubles:
-    """Return KL(p || q) in nats for each row (N,); a tanh of both changes nothing about it.
+    """Return KL(p || q) in nats for each row (N,); applying tanh to both does not change it.
 
     Args:
         spec: of both networks.
@@ -307,8 +306,8 @@ def kl(
         return np.maximum(found, 0.0)
     if spec.head == "tanh" and exploration.unit == 0.0:
         raise ConfigError(
-            "the divergence of two policies without noise was asked for. Expected a sigma: the "
-            "unit in which their actions differ."
+            "two policies without noise have no finite divergence. Expected a sigma: the unit of "
+            "action differences."
         )
     mean_p, log_p = gaussian(spec, outputs_p, exploration.unit)
     mean_q, log_q = gaussian(spec, outputs_q, exploration.unit)

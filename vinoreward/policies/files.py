@@ -1,4 +1,4 @@
-"""Policies as files: ``NAME.json`` is the network, ``NAME.safetensors`` has its weights."""
+"""Policies as files: ``NAME.json`` describes the network, ``NAME.safetensors`` has its weights."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def _safetensors() -> Any:
         import safetensors.numpy
     except ImportError as error:
         raise MissingExtraError(
-            f"policies in files need {error.name}, which is not installed. Expected safetensors, "
-            "which the training extra brings; run: pip install safetensors, or "
+            f"policy files need {error.name}, which is not installed. Expected safetensors, which "
+            "the training extra installs; run: pip install safetensors, or "
             f"{install_command('train')}"
         ) from error
     return safetensors
 
 
 def save_policy(folder: str | Path, policy: Policy, name: str = "policy") -> Path:
-    """Write a policy, of full precision or quantized, and return the path of its JSON file.
+    """Write a policy, in full precision or quantized, and return the path of its JSON file.
 
-    A backend's compiled form is left out: it is of one machine.
+    Leaves out the backend's compiled form, which fits one machine only.
 
     Args:
-        folder: made if it is not there.
+        folder: created if missing.
         policy: to write.
         name: of both files.
 
@@ -87,11 +87,11 @@ def load_policy(path: str | Path) -> Policy:
     """Read a policy that :func:`save_policy` wrote.
 
     Args:
-        path: the JSON file, or a folder that holds ``policy.json``.
+        path: the JSON file, or a folder with ``policy.json``.
 
     Raises:
         MissingExtraError: safetensors is not installed.
-        ModelNotFoundError: a file is not there.
+        ModelNotFoundError: a file is missing.
         ModelCorruptError: files that do not belong together, or cannot be read.
     """
     safetensors = _safetensors()
@@ -99,7 +99,7 @@ def load_policy(path: str | Path) -> Policy:
     path = path / "policy.json" if os.path.isdir(path) else path
     try:
         value = json.loads(read_plain(path, MAX_JSON_BYTES).decode("utf-8"))
-        # The name only: a file that says where else to look is not followed.
+        # Only the file name: do not follow a path to another folder.
         weights = read_plain(path.parent / Path(value["weights"]).name, MAX_WEIGHT_BYTES)
         if value["format"] != FORMAT or hashlib.sha256(weights).hexdigest() != value["sha256"]:
             raise ModelCorruptError(

@@ -1,4 +1,4 @@
-"""Whole numbers of a few bits, packed without gaps: the bytes on the wire fall as promised."""
+"""Packs integers of a few bits without gaps, to save bytes on the wire."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vinoreward.policies.policy import largest_code
 
 Bytes = npt.NDArray[np.uint8]
 CHUNK = 1 << 20
-"""Codes at a time, a multiple of 8: bits are one byte each while they are moved."""
+"""Codes per chunk, a multiple of 8: each bit takes a byte during packing."""
 _DAMAGED = (
-    "packed codes of {bits} bits hold a pattern that no code has. Expected what pack wrote; the "
-    "bytes are damaged."
+    "packed codes of {bits} bits have a pattern that no code has. Expected the bytes that pack "
+    "wrote; these are damaged."
 )
 
 
@@ -32,13 +32,13 @@ def pack(codes: npt.NDArray[np.int8], bits: int) -> Bytes:
         bits: 2 to 8.
 
     Raises:
-        InputError: a code that has no room in so many bits.
+        InputError: a code that does not fit.
     """
     largest = largest_code(bits)
     flat = np.ascontiguousarray(codes).reshape(-1)
     if flat.size and (flat.max() > largest or flat.min() < -largest):
         raise InputError(
-            f"codes from {flat.min()} to {flat.max()} were to be packed into {bits} bits. Expected "
+            f"cannot pack codes from {flat.min()} to {flat.max()} into {bits} bits. Expected "
             f"-{largest} to {largest}."
         )
     if bits == 8:
@@ -55,17 +55,17 @@ def pack(codes: npt.NDArray[np.int8], bits: int) -> Bytes:
 
 
 def unpack(packed: Bytes, bits: int, shape: tuple[int, ...]) -> npt.NDArray[np.int8]:
-    """Return codes of a shape from what :func:`pack` gave.
+    """Return codes of a shape from the bytes that :func:`pack` returned.
 
     Raises:
-        InputError: another number of bytes than the shape needs, or a pattern that no code has.
+        InputError: a wrong number of bytes, or a pattern that no code has.
     """
     largest = largest_code(bits)
     count = math.prod(shape)
     if packed.dtype != np.uint8 or packed.size != packed_size(count, bits):
         raise InputError(
-            f"{packed.size} bytes of {packed.dtype} were to be unpacked into {count} codes of "
-            f"{bits} bits. Expected {packed_size(count, bits)} bytes."
+            f"cannot unpack {packed.size} bytes of {packed.dtype} into {count} codes of {bits} "
+            f"bits. Expected {packed_size(count, bits)} bytes."
         )
     if bits == 8:
         return unpacked(packed, bits, shape)
@@ -84,16 +84,16 @@ def unpack(packed: Bytes, bits: int, shape: tuple[int, ...]) -> npt.NDArray[np.i
 
 
 def unpacked(codes: Bytes, bits: int, shape: tuple[int, ...]) -> npt.NDArray[np.int8]:
-    """Return codes of a shape that take a byte each, as a view.
+    """Return a view of codes with one byte each, in a shape.
 
     Raises:
-        InputError: another number of bytes than the shape needs, or a code out of range.
+        InputError: a wrong number of bytes, or a code out of range.
     """
     largest = largest_code(bits)
     found = codes.view(np.int8)
     if found.size != math.prod(shape):
         raise InputError(
-            f"{found.size} bytes were to be read as {math.prod(shape)} codes. Expected one each."
+            f"cannot read {found.size} bytes as {math.prod(shape)} codes. Expected one byte each."
         )
     if found.size and (found.min() < -largest or found.max() > largest):
         raise InputError(_DAMAGED.format(bits=bits))

@@ -18,20 +18,20 @@ Floats = npt.NDArray[np.float32]
 
 
 def largest_code(bits: int) -> int:
-    """Return the largest code of ``bits`` bits: codes are symmetric, so one pattern is unused."""
+    """Return the largest code of ``bits`` bits; codes are symmetric, so one pattern is unused."""
     if not 2 <= bits <= 8:
-        raise ConfigError(f"{bits} bits were asked for. Expected 2 to 8.")
+        raise ConfigError(f"codes have {bits} bits. Expected 2 to 8.")
     return int(2 ** (bits - 1) - 1)
 
 
 @dataclass(frozen=True)
 class QuantizedArray:
-    """Weights as whole numbers: ``value = codes * scales``, symmetric, one scale per output.
+    """Weights as integers: ``value = codes * scales``, symmetric, one scale per output.
 
     Attributes:
         codes: (O, ...) int8, from -(2^(bits-1) - 1) to 2^(bits-1) - 1.
         scales: (O,) float32, positive.
-        bits: 2 to 8; what a code takes when packed.
+        bits: 2 to 8; size of a packed code.
     """
 
     codes: npt.NDArray[np.int8]
@@ -70,20 +70,20 @@ def quantize_array(weights: Floats, bits: int = 8) -> QuantizedArray:
         bits: 2 to 8.
 
     Raises:
-        ConfigError: another number of bits.
+        ConfigError: an invalid number of bits.
         InputError: weights that are not finite.
     """
     largest = largest_code(bits)
     if not np.isfinite(weights).all():
         raise InputError(
-            "the weights to quantize hold NaN or infinity. Expected finite numbers; the learner "
-            "has diverged, lower its learning rate."
+            "the weights to quantize have NaN or infinity. Expected finite numbers: the learner "
+            "has diverged. Lower its learning rate."
         )
     rows = weights.reshape(len(weights), -1)
     highest = np.maximum(rows.max(1, initial=0.0), -rows.min(1, initial=0.0))
-    # Subnormal scales would overflow the division; a row so small is nought to any policy.
+    # Subnormal scales would overflow the division; a row that small is zero to any policy.
     scales = np.where(highest > 1e-30, highest / largest, 1.0).astype(np.float32)
-    # No code passes the largest one: a scale is off by a part in ten million, not by half a step.
+    # No code exceeds the largest one: scales are off by 1e-7, not by half a step.
     nearest = rows / scales[:, None]
     codes = np.rint(nearest, out=nearest).astype(np.int8).reshape(weights.shape)
     return QuantizedArray(codes, scales, bits)
@@ -91,10 +91,10 @@ def quantize_array(weights: Floats, bits: int = 8) -> QuantizedArray:
 
 @dataclass(frozen=True)
 class ActivationRange:
-    """What the input of a layer is clipped to when it is computed in INT8: 256 even levels.
+    """Range to which INT8 clips a layer's input, in 256 even levels.
 
     Attributes:
-        low: at most 0, so that nought stays nought.
+        low: at most 0, so that zero stays zero.
         high: at least 0, above ``low``.
     """
 
@@ -112,7 +112,7 @@ class ActivationRange:
 
     @property
     def step(self) -> float:
-        """Between two levels."""
+        """Distance between two levels."""
         return (self.high - self.low) / 255.0
 
 
@@ -126,15 +126,15 @@ class Policy:
     Attributes:
         spec: the layers.
         parameters: name to float32 or float16 array, or quantized weights; biases are float32.
-        ranges: layer name to the range of its input. Layers in it that also have 8-bit weights are
-            computed in INT8; all others in float.
-        backend: what it was made to run on.
-        version: the learner's version that it was made of.
-        blob: the backend's compiled form, if compiling is worth doing once for all actors; a view
-            of what it came in if it came over the wire, valid as long as the parameters.
+        ranges: layer name to the range of its input. A layer with a range and 8-bit weights is
+            computed in INT8, all others in float.
+        backend: on which actors run it.
+        version: of the learner's policy from which it was made.
+        blob: the backend's compiled form, if it pays to compile once for all actors. After
+            transport it is a view of the received bytes, valid as long as the parameters.
 
     Raises:
-        InputError: parameters that are not those of the spec.
+        InputError: the parameters do not match the spec.
     """
 
     spec: PolicySpec
@@ -152,7 +152,7 @@ class Policy:
                 name for name in {*found, *wanted} if found.get(name) != wanted.get(name)
             )
             raise InputError(
-                f"the parameters {', '.join(wrong)} are not those of the network: found "
+                f"the parameters {', '.join(wrong)} do not match the network: found "
                 f"{[found.get(name) for name in wrong]}. Expected "
                 f"{[wanted.get(name) for name in wrong]}."
             )
@@ -163,7 +163,7 @@ class Policy:
                 raise InputError(f"{name} is {value.dtype}. Expected float32 or float16.")
         unknown = set(self.ranges) - {layer.name for layer in self.spec.weighted}
         if unknown:
-            raise InputError(f"ranges are given for {sorted(unknown)}, which are no layers.")
+            raise InputError(f"there are ranges for {sorted(unknown)}, which are not layers.")
         object.__setattr__(self, "parameters", MappingProxyType(dict(self.parameters)))
         object.__setattr__(self, "ranges", MappingProxyType(dict(self.ranges)))
 
@@ -187,7 +187,7 @@ class Policy:
 
 
 def random_policy(spec: PolicySpec, seed: int, *, gain: float = 1.0) -> Policy:
-    """Return a policy with He-scaled random weights and biases, the same for the same seed."""
+    """Return a policy with He-scaled random weights and random biases."""
     random = np.random.default_rng(seed)
     parameters: dict[str, Parameter] = {}
     for name, shape in spec.parameter_shapes().items():

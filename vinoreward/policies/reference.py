@@ -1,7 +1,7 @@
-"""What a policy computes, written plainly in NumPy: the oracle that every backend is held against.
+"""Reference implementation of a policy in plain NumPy, for tests of every backend.
 
-INT8 is exact here: the input of a layer is rounded to the 256 levels of its range, the weights are
-their codes times their scales, and sums are taken in float.
+INT8 is exact here: inputs are rounded to the 256 levels of their range, weights are codes times
+scales, and sums are floats.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vinoreward.policies.spec import Activation, Conv, Dense, PolicySpec
 
 
 def check_observations(spec: PolicySpec, observations: npt.NDArray[np.generic]) -> None:
-    """Raise InputError unless observations are (N, *shape) of the spec's type and finite."""
+    """Raise InputError unless observations are finite (N, *shape) of the spec's dtype."""
     if observations.shape[1:] != spec.observation_shape or observations.dtype != np.dtype(
         spec.observation_dtype
     ):
@@ -23,13 +23,13 @@ def check_observations(spec: PolicySpec, observations: npt.NDArray[np.generic]) 
             f"observations are {observations.dtype}{observations.shape}. Expected "
             f"{spec.observation_dtype}(N, {', '.join(map(str, spec.observation_shape))})."
         )
-    # A sum is NaN or infinite if any number is: one pass without a second array.
+    # A sum is NaN or infinite if any number is: one pass without a temporary array.
     if observations.dtype == np.float32 and not np.isfinite(np.sum(observations)):
-        raise InputError("observations hold NaN or infinity. Expected finite numbers.")
+        raise InputError("observations have NaN or infinity. Expected finite numbers.")
 
 
 def quantized(values: Floats, bounds: ActivationRange) -> Floats:
-    """Round values to the levels of a range, clipped to it."""
+    """Clip values to a range and round them to its levels."""
     step = bounds.step
     levels = np.rint((np.clip(values, bounds.low, bounds.high) - bounds.low) / step)
     found: Floats = (levels * step + bounds.low).astype(np.float32)
@@ -47,7 +47,7 @@ def activated(values: Floats, activation: Activation) -> Floats:
 
 
 def _patches(values: Floats, layer: Conv) -> Floats:
-    """Return (N, rows, columns, inputs * kernel * kernel) of pictures (N, C, H, W)."""
+    """Return (N, rows, columns, inputs * kernel * kernel) of images (N, C, H, W)."""
     windows = np.lib.stride_tricks.sliding_window_view(
         values, (layer.kernel, layer.kernel), axis=(2, 3)
     )[:, :, :: layer.stride, :: layer.stride]
@@ -63,7 +63,7 @@ def _apply(layer: Dense | Conv, values: Floats, weight: Floats, bias: Floats) ->
 
 
 def layer_inputs(policy: Policy, observations: npt.NDArray[np.generic]) -> dict[str, Floats]:
-    """Return what every layer with weights is given, before any rounding; the head's included.
+    """Return the input of every layer with weights, head included, before any rounding.
 
     Args:
         policy: the network.
@@ -102,7 +102,7 @@ def forward(policy: Policy, observations: npt.NDArray[np.generic]) -> Floats:
     """Return the head's outputs (N, K) for observations (N, *shape).
 
     Raises:
-        InputError: observations of another shape or type, or not finite.
+        InputError: observations of another shape or dtype, or not finite.
     """
     return _run(policy, observations)[0]
 

@@ -1,7 +1,7 @@
-"""What a policy network is made of, as plain data that any process or backend can build it from.
+"""The description of a policy network as plain data, from which any backend can build it.
 
-A network is a chain of layers. The last one is the head; a value head may read what the head reads.
-Layers are few on purpose: what these cannot say, no backend here could compress.
+A network is a chain of layers. The last one is the head; a value head may share its input. The
+layer types are deliberately few: every backend here can compress all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Activation = Literal["none", "relu", "tanh"]
 Head = Literal["logits", "q", "tanh_gaussian", "tanh"]
 ObservationType = Literal["float32", "uint8"]
 MAX_SIDE = 65_536
-"""Largest width of a layer, and largest side of a picture: what is read from elsewhere is data."""
+"""Maximum width of a layer and side of an image; specs may come from untrusted files."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Dense:
     Attributes:
         name: unique in the network; parameters are ``NAME.weight`` (outputs, inputs) and
             ``NAME.bias`` (outputs,).
-        inputs: numbers taken.
-        outputs: numbers given.
-        activation: applied to each.
+        inputs: number of inputs.
+        outputs: number of outputs.
+        activation: of each output.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Conv:
     Attributes:
         name: unique in the network; parameters are ``NAME.weight``
             (outputs, inputs, kernel, kernel) and ``NAME.bias`` (outputs,).
-        inputs: channels taken.
-        outputs: channels given.
+        inputs: input channels.
+        outputs: output channels.
         kernel: side in pixels.
         stride: in pixels.
-        activation: applied to each number.
+        activation: of each output.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Conv:
 
 @dataclass(frozen=True)
 class Flatten:
-    """From (channels, height, width) to one row, channels first."""
+    """Flattens (channels, height, width) to one vector, channels first."""
 
     name: str = "flatten"
 
@@ -88,14 +88,14 @@ class PolicySpec:
     Attributes:
         observation_shape: of one observation, (D,) or (C, H, W).
         layers: in order; the last is a Dense head without activation.
-        head: what its outputs are. ``"logits"``: of the actions' probabilities. ``"q"``: action
+        head: meaning of its outputs. ``"logits"``: logits of the actions. ``"q"``: action
             values. ``"tanh"``: actions before the tanh. ``"tanh_gaussian"``: means, then natural
             logarithms of standard deviations, of actions before the tanh (Haarnoja et al. 2018,
             appendix C).
-        actions: number of discrete actions, or of dimensions of a continuous one in [-1, 1].
-        value: optional Dense of one output that reads what the head reads.
-        observation_dtype: ``"float32"``, or ``"uint8"`` for pictures.
-        scale: observations are multiplied by it before the first layer (1 / 255 for pictures).
+        actions: number of discrete actions, or dimensions of a continuous one in [-1, 1].
+        value: optional Dense layer with one output and the head's input.
+        observation_dtype: ``"float32"``, or ``"uint8"`` for images.
+        scale: factor for observations before the first layer (1 / 255 for images).
 
     Raises:
         ConfigError: layers that do not fit together.
@@ -122,7 +122,7 @@ class PolicySpec:
         names = [layer.name for layer in self.layers] + ([self.value.name] if self.value else [])
         if len(set(names)) != len(names) or not all(name and "." not in name for name in names):
             raise ConfigError(
-                f"the policy's layers are named {names}. Expected names that differ, without dots."
+                f"the policy's layers are named {names}. Expected distinct names without dots."
             )
         shapes = self.shapes()
         last = self.layers[-1] if self.layers else None
@@ -143,37 +143,37 @@ class PolicySpec:
             or (self.value.inputs,) != shapes[-2]
         ):
             raise ConfigError(
-                f"the value head is {self.value}. Expected {shapes[-2]} inputs, those of the head, "
+                f"the value head is {self.value}. Expected {shapes[-2]} inputs, as the head has, "
                 "and one output without activation."
             )
 
     @property
     def outputs(self) -> int:
-        """K: numbers that the head gives."""
+        """K, the number of the head's outputs."""
         shape = self.shapes()[-1]
         return shape[0]
 
     @property
     def discrete(self) -> bool:
-        """Whether actions are numbers from 0, rather than vectors in [-1, 1]."""
+        """Whether actions are indices from 0 rather than vectors in [-1, 1]."""
         return self.head in ("logits", "q")
 
     @property
     def weighted(self) -> tuple[Dense | Conv, ...]:
-        """The layers that have weights, in order, without the value head."""
+        """The layers with weights, in order, without the value head."""
         return tuple(layer for layer in self.layers if not isinstance(layer, Flatten))
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Return the shape before the first layer and after each.
 
         Raises:
-            ConfigError: a layer that does not fit what comes before it.
+            ConfigError: a layer that does not fit the one before.
         """
         shape = tuple(self.observation_shape)
         if len(shape) not in (1, 3) or not all(1 <= side <= MAX_SIDE for side in shape):
             raise ConfigError(
-                f"the policy's observations have the shape {shape}. Expected (numbers,) or "
-                "(channels, height, width)."
+                f"the policy's observations have shape {shape}. Expected (numbers,) or (channels, "
+                "height, width)."
             )
         found = [shape]
         for layer in self.layers:
@@ -182,7 +182,7 @@ class PolicySpec:
         return found
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return name to shape of every parameter, in order, the value head's last."""
+        """Return name to shape of every parameter, in order, the value head last."""
         found: dict[str, tuple[int, ...]] = {}
         for layer in (*self.weighted, *([self.value] if self.value else [])):
             kernel = (layer.kernel, layer.kernel) if isinstance(layer, Conv) else ()
@@ -191,7 +191,7 @@ class PolicySpec:
         return found
 
     def multiply_adds(self) -> int:
-        """Return the multiplications of one action, without the value head."""
+        """Return the multiply-adds of one action, without the value head."""
         total = 0
         for layer, shape in zip(self.layers, self.shapes()[1:], strict=True):
             if isinstance(layer, Dense):
@@ -201,7 +201,7 @@ class PolicySpec:
         return total
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data that :meth:`from_dict` takes."""
+        """Return plain data for :meth:`from_dict`."""
         found = asdict(self)
         found["layers"] = [{"kind": _kind(layer), **asdict(layer)} for layer in self.layers]
         found["observation_shape"] = list(self.observation_shape)
@@ -209,10 +209,10 @@ class PolicySpec:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> PolicySpec:
-        """Build a spec from plain data.
+        """Return a spec from plain data.
 
         Raises:
-            ConfigError: anything that :meth:`to_dict` would not have written.
+            ConfigError: data that :meth:`to_dict` does not write.
         """
         try:
             layers = tuple(
@@ -229,25 +229,25 @@ class PolicySpec:
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ConfigError(
-                f"a policy's description cannot be read ({error!r}). Expected what "
-                "PolicySpec.to_dict gives."
+                f"cannot read the policy's description ({error!r}). Expected what "
+                "PolicySpec.to_dict returns."
             ) from error
 
     def digest(self) -> str:
-        """Return a hash that two networks share exactly if their layers are the same."""
+        """Return a hash that is equal for two networks if and only if their layers are."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _after(layer: Layer, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape after ``layer``, given the one before."""
+    """Return the shape after ``layer``."""
     if isinstance(layer, Flatten):
         return (math.prod(shape),)
     sizes = [layer.inputs, layer.outputs]
     if isinstance(layer, Conv):
         sizes += [layer.kernel, layer.stride]
     if not all(isinstance(size, int) and 1 <= size <= 1_000_000 for size in sizes):
-        raise ConfigError(f"the layer {layer} has sizes that cannot work. Expected 1 to 1000000.")
+        raise ConfigError(f"the layer {layer} has invalid sizes. Expected 1 to 1000000.")
     if layer.activation not in get_args(Activation):
         raise ConfigError(
             f"the layer {layer} has an unknown activation. Expected one of "
@@ -256,14 +256,14 @@ def _after(layer: Layer, shape: tuple[int, ...]) -> tuple[int, ...]:
     if isinstance(layer, Dense):
         if shape != (layer.inputs,):
             raise ConfigError(
-                f"the layer {layer} is given the shape {shape}. Expected ({layer.inputs},); a "
-                "picture needs a Flatten layer first."
+                f"the layer {layer} gets the shape {shape}. Expected ({layer.inputs},); an image "
+                "needs a Flatten layer first."
             )
         return (layer.outputs,)
     if len(shape) != 3 or shape[0] != layer.inputs or min(shape[1:]) < layer.kernel:
         raise ConfigError(
-            f"the layer {layer} is given the shape {shape}. Expected {layer.inputs} channels of "
-            f"at least {layer.kernel} x {layer.kernel} pixels."
+            f"the layer {layer} gets the shape {shape}. Expected {layer.inputs} channels of at "
+            f"least {layer.kernel} x {layer.kernel} pixels."
         )
     rows, columns = ((side - layer.kernel) // layer.stride + 1 for side in shape[1:])
     return (layer.outputs, rows, columns)
@@ -281,12 +281,12 @@ def mlp(
     """Return a network of dense layers.
 
     Args:
-        observation_size: numbers of an observation.
+        observation_size: numbers in an observation.
         actions: discrete actions, or dimensions of a continuous one.
         head: see :class:`PolicySpec`.
         hidden: widths of the layers before the head.
         activation: of those layers.
-        value: whether there is a value head.
+        value: whether to add a value head.
     """
     sizes = [observation_size, *hidden]
     layers: list[Layer] = [

@@ -14,7 +14,7 @@ _ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
 def _module(layer: Dense | Conv) -> nn.Module:
-    # On "meta", torch draws no weights: they would come from the global generator for nothing.
+    # On "meta", torch samples no weights, which would consume the global generator for nothing.
     module: nn.Module
     if isinstance(layer, Dense):
         module = nn.Linear(layer.inputs, layer.outputs, device="meta")
@@ -32,9 +32,10 @@ class TorchPolicy(nn.Module):
 
     Args:
         spec: the layers.
-        head_gain: the head starts orthogonal with this gain: small, for a policy that starts even.
-        initialise: whether to draw weights at all; not needed where they are loaded next, and slow
-            for wide layers.
+        head_gain: gain of the head's orthogonal initialisation; small, so that a policy starts
+            nearly uniform.
+        initialise: whether to sample weights; not needed if they are loaded next, and slow for wide
+            layers.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class TorchPolicy(nn.Module):
             nn.init.zeros_(bias)
 
     def features(self, observations: Tensor) -> Tensor:
-        """Return what the head reads, (N, F), for observations (N, *shape) of any type."""
+        """Return the head's input (N, F) for observations (N, *shape) of any dtype."""
         values = observations.to(self.get_parameter(self._first()).dtype) * self.spec.scale
         for layer in self.spec.layers[:-1]:
             if isinstance(layer, Dense | Conv):
@@ -81,30 +82,30 @@ def to_policy(module: TorchPolicy, *, version: int = 0) -> Policy:
     """Copy a module's weights into a policy.
 
     Raises:
-        InputError: a weight is NaN or infinite; nothing that acts should ever see it.
+        InputError: a weight is NaN or infinite; no actor must ever get it.
     """
     parameters: dict[str, Parameter] = {}
     for name in module.spec.parameter_shapes():
         value = module.get_parameter(name).detach().to("cpu", torch.float32).numpy().copy()
         if not np.isfinite(value).all():
             raise InputError(
-                f"the learner's {name} holds NaN or infinity. Expected finite weights: training "
-                "has diverged. Lower the learning rate, and go on from the last checkpoint."
+                f"the learner's {name} has NaN or infinity. Expected finite weights: training has "
+                "diverged. Lower the learning rate, and resume from the last checkpoint."
             )
         parameters[name] = value
     return Policy(module.spec, parameters, version=version)
 
 
 def load_policy(module: TorchPolicy, policy: Policy) -> None:
-    """Copy a policy's weights, dequantized if need be, into a module of the same spec.
+    """Copy a policy's weights, dequantized if necessary, into a module of the same spec.
 
     Raises:
         ConfigError: another spec.
     """
     if policy.spec != module.spec:
         raise ConfigError(
-            f"a policy of {len(policy.spec.layers)} layers cannot be loaded into a module of "
-            "another spec. Expected the same layers."
+            f"cannot load a policy of {len(policy.spec.layers)} layers into a module of another "
+            "spec. Expected the same layers."
         )
     with torch.no_grad():
         for name, value in policy.float_parameters().items():

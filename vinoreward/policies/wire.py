@@ -1,6 +1,6 @@
-"""Policies as a JSON header and raw bytes: what goes into shared memory or over a network.
+"""Policies as a JSON header and raw bytes, for shared memory or a network.
 
-Nothing is pickled, and what is read is checked: a header is data from elsewhere.
+No pickle. All received data is checked, the header included.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vinoreward.policies.policy import (
 from vinoreward.policies.spec import PolicySpec
 
 ALIGNMENT = 64
-"""Bytes; matrix kernels read aligned memory half again as fast."""
+"""In bytes; matrix kernels read aligned memory 1.5 times as fast."""
 FORMAT = 1
 
 Bytes = npt.NDArray[np.uint8]
@@ -34,12 +34,12 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Encoded:
-    """A policy ready to be copied.
+    """An encoded policy.
 
     Attributes:
-        header: JSON; says where each array lies in the payload.
+        header: JSON with each array's position in the payload.
         parts: (offset, bytes) of every array, in order; offsets are multiples of 64.
-        size: bytes of the payload, gaps included.
+        size: bytes of the payload, including gaps.
     """
 
     header: bytes
@@ -48,7 +48,7 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire: header and arrays, without the gaps that alignment leaves."""
+        """Bytes on the wire: header and arrays, without alignment gaps."""
         return len(self.header) + sum(part.size for _, part in self.parts)
 
     def write(self, buffer: Bytes) -> None:
@@ -57,7 +57,7 @@ class Encoded:
             buffer[offset : offset + part.size] = part
 
     def payload(self) -> Bytes:
-        """Return the payload by itself."""
+        """Return the payload as a new array."""
         buffer = np.zeros(self.size, dtype=np.uint8)
         self.write(buffer)
         return buffer
@@ -70,10 +70,10 @@ def _bytes(array: npt.NDArray[Any]) -> Bytes:
 def lowered(policy: Policy, bits: int) -> Policy:
     """Return a policy whose float weights have at most ``bits`` bits: 2 to 8, 16, or 32.
 
-    Biases stay float32: they are few, and quantizing them saves nothing.
+    Biases stay float32: they are few, so quantizing them saves nothing.
 
     Raises:
-        ConfigError: another number of bits.
+        ConfigError: an invalid number of bits.
         InputError: weights that are not finite, or too large for 16 bits.
     """
     if bits not in (16, 32):
@@ -95,29 +95,29 @@ def to_float16(name: str, value: npt.NDArray[Any]) -> npt.NDArray[np.float16]:
     """Return weights in half precision.
 
     Raises:
-        InputError: NaN, infinity, or numbers above 65504, which half precision cannot hold.
+        InputError: NaN, infinity, or numbers above 65504, the limit of half precision.
     """
     with np.errstate(over="ignore"):
         half: npt.NDArray[np.float16] = value.astype(np.float16)
     if not np.isfinite(half).all():
         raise InputError(
-            f"{name} holds numbers that 16 bits cannot: NaN, infinity, or above 65504. Expected "
-            "finite, moderate weights; the learner has diverged, lower its learning rate."
+            f"{name} has numbers that do not fit 16 bits: NaN, infinity, or above 65504. Expected "
+            "finite, moderate weights: the learner has diverged. Lower its learning rate."
         )
     return half
 
 
 def encode(policy: Policy, *, bits: int = 32, packed: bool = True) -> Encoded:
-    """Lay a policy out as header and bytes.
+    """Encode a policy as header and bytes.
 
     Args:
-        policy: float weights are sent with ``bits`` bits, quantized ones with their own.
-        bits: communication quantization; 2 to 8, 16 (float16) or 32 (nothing is lost).
-        packed: whether codes of few bits lie without gaps. Otherwise each takes a byte, and reading
-            them costs nothing: for memory that both sides share.
+        policy: sends float weights with ``bits`` bits, quantized ones with their own.
+        bits: communication quantization; 2 to 8, 16 (float16) or 32 (lossless).
+        packed: whether to pack codes of few bits without gaps. If not, each takes a byte and
+            decoding is free: for shared memory.
 
     Raises:
-        ConfigError: another number of bits.
+        ConfigError: an invalid number of bits.
     """
     parts: list[tuple[int, Bytes]] = []
     table: list[dict[str, Any]] = []
@@ -133,7 +133,7 @@ def encode(policy: Policy, *, bits: int = 32, packed: bool = True) -> Encoded:
     for name, value in lowered(policy, bits).parameters.items():
         entry: dict[str, Any] = {"name": name, "shape": list(value.shape)}
         if isinstance(value, QuantizedArray):
-            # 8 bits lie without gaps either way.
+            # 8-bit codes have no gaps either way.
             tight = packed and value.bits < 8
             codes = pack(value.codes, value.bits) if tight else _bytes(value.codes)
             entry |= {"bits": value.bits, "packed": tight, "codes": add(codes)}
@@ -157,8 +157,8 @@ def _part(buffer: Bytes, place: Mapping[str, Any]) -> Bytes:
     offset, size = int(place["offset"]), int(place["bytes"])
     if offset < 0 or size < 0 or offset + size > buffer.size:
         raise InputError(
-            f"a policy's header places {size} bytes at {offset} of {buffer.size}. Expected a place "
-            "inside the payload; header and payload do not belong together."
+            f"a policy's header places {size} bytes at {offset} of {buffer.size}. Expected a "
+            "position inside the payload; header and payload do not belong together."
         )
     return buffer[offset : offset + size]
 
@@ -178,24 +178,24 @@ def _parameter(entry: Mapping[str, Any], buffer: Bytes) -> Parameter:
 
 
 def decode(header: bytes, buffer: Bytes) -> Policy:
-    """Return the policy that header and payload describe.
+    """Return the policy that a header and a payload describe.
 
     Float arrays, 8-bit codes and the blob are views of ``buffer``, which must not change while they
-    are used; smaller codes are unpacked into memory of their own.
+    are in use; smaller codes are unpacked into new memory.
 
     Args:
-        header: as :func:`encode` gave it.
-        buffer: (size,) uint8, aligned to 4 bytes at least.
+        header: from :func:`encode`.
+        buffer: (size,) uint8, aligned to at least 4 bytes.
 
     Raises:
-        InputError: header or payload are not what encode writes, or layers do not fit together.
+        InputError: not what encode writes, or layers that do not fit together.
     """
     try:
         value = json.loads(header)
         if value["format"] != FORMAT:
             raise InputError(
-                f"a policy has the format {value['format']}. Expected {FORMAT}; both sides must "
-                "run the same version of vinoreward."
+                f"a policy has format {value['format']}. Expected {FORMAT}; run the same version "
+                "of vinoreward on both sides."
             )
         return Policy(
             spec=PolicySpec.from_dict(value["spec"]),
@@ -219,12 +219,12 @@ def decode(header: bytes, buffer: Bytes) -> Policy:
         RecursionError,
     ) as error:
         raise InputError(
-            f"a policy cannot be read ({error!r}). Expected a header and payload that encode wrote."
+            f"cannot read a policy ({error!r}). Expected a header and payload that encode wrote."
         ) from error
 
 
 def wire_bytes(spec: PolicySpec, bits: int) -> int:
-    """Return the bytes of a float policy's arrays when sent with ``bits`` bits."""
+    """Return the size in bytes of a float policy's arrays on the wire."""
     total = 0
     for name, shape in spec.parameter_shapes().items():
         count = int(np.prod(shape))

@@ -1,4 +1,4 @@
-"""What every backend does: check what goes in and out, and refuse weights that are not finite."""
+"""Base class of policy backends: checks inputs and outputs, and refuses weights with NaN."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from vinoreward.policies.backends.int8 import int8_layers, probes, reduced
 from vinoreward.policies.policy import Floats, Policy, QuantizedArray
 
 Infer = Callable[[npt.NDArray[Any]], Floats]
-"""Takes checked (batch, *shape) observations, contiguous or not; returns new (batch, K) outputs."""
+"""Takes checked (batch, *shape) observations, contiguous or not; returns new (batch, K) arrays."""
 
 
 class PolicyBackend(Closing):
-    """Runs one actor's policy network. Not for use by several threads at a time.
+    """Runs one actor's policy network. Not thread-safe.
 
-    A new backend subclasses this and writes :meth:`_load`; other packages register theirs in the
-    entry-point group ``vinoreward.policy_backends``. One that keeps something from refresh to
-    refresh also writes :meth:`_unload`.
+    To write a backend, subclass this and implement :meth:`_load`; register it in the entry-point
+    group ``vinoreward.policy_backends``. A backend that caches anything between refreshes also
+    implements :meth:`_unload`.
 
-    Weights given to :meth:`refresh` may be views of shared memory: the backend keeps a reference
-    and reads them in place, so they must not change until the next ``refresh`` has returned, or
-    ``close``. ``infer`` returns memory of its own.
+    Weights passed to :meth:`refresh` may be views of shared memory. The backend keeps references
+    to them, so they must not change before the next ``refresh`` or ``close`` returns. ``infer``
+    returns newly allocated arrays.
 
     Args:
-        batch: observations of one call, at least 1.
+        batch: observations per call, at least 1.
 
     Raises:
-        ConfigError: another batch.
+        ConfigError: an invalid batch.
         MissingExtraError: the backend's library is not installed.
     """
 
@@ -53,22 +53,22 @@ class PolicyBackend(Closing):
 
     @property
     def policy(self) -> Policy | None:
-        """The policy that acts; None before the first refresh and after ``close``."""
+        """The current policy; None before the first refresh and after ``close``."""
         return self._policy
 
     def refresh(self, policy: Policy) -> None:
-        """Act with other weights from now on; the network may be another one, too.
+        """Replace the policy; its network may differ, too.
 
-        If the policy is refused the weights before it stay in use.
+        If the policy is refused, the previous one stays in use.
 
         Raises:
             InputError: weights that are not finite.
-            ConfigError: the backend is closed, or the backend cannot run this network.
+            ConfigError: the backend is closed or cannot run this network.
         """
         if self._closed:
             raise ConfigError(f"the {self.name} backend is closed. Expected an open one.")
         check_weights(policy)
-        # If loading fails halfway nothing acts, rather than a mixture of two policies.
+        # If loading fails halfway, no policy is active rather than a mixture of two.
         self._policy = None
         self._infer = self._load(self.computed(policy))
         self._shape = (self.batch, *policy.spec.observation_shape)
@@ -76,10 +76,10 @@ class PolicyBackend(Closing):
         self._policy = policy
 
     def computed(self, policy: Policy) -> Policy:
-        """Return what is computed here for a policy: itself, or the same with 7-bit weights.
+        """Return the policy that this backend computes: itself, or the same with 7-bit weights.
 
-        7-bit weights: for layers in INT8, where this backend's 8-bit products saturate on this
-        processor. That is tried out once in a process, when the first such policy comes.
+        7-bit weights replace INT8 weights where this backend's 8-bit products saturate on this
+        processor. The first such policy in a process triggers the test.
         """
         if not int8_layers(policy) or not self._saturates(self.batch):
             return policy
@@ -95,14 +95,14 @@ class PolicyBackend(Closing):
         return False
 
     def infer(self, observations: npt.NDArray[Any]) -> Floats:
-        """Return the head's outputs (batch, K) as float32, in memory of the caller's.
+        """Return the head's outputs (batch, K) as a new float32 array.
 
         Args:
-            observations: (batch, \\*shape) of the spec's type.
+            observations: (batch, \\*shape) of the spec's dtype.
 
         Raises:
-            InputError: another shape or type, NaN or infinity.
-            OutputError: NaN or infinity came out: the weights are broken.
+            InputError: another shape or dtype, NaN or infinity.
+            OutputError: the outputs have NaN or infinity: the weights are broken.
             ConfigError: there are no weights yet.
         """
         if (
@@ -113,33 +113,33 @@ class PolicyBackend(Closing):
             or observations.dtype != self._dtype
         ):
             raise self._refusal(observations)
-        # Checked on the way in: comparisons inside a network turn NaN into a confident number.
+        # Check inputs: comparisons inside a network can turn NaN into a plausible number.
         if self._dtype.kind == "f" and not finite(observations):
-            raise InputError("observations hold NaN or infinity. Expected finite numbers.")
+            raise InputError("observations have NaN or infinity. Expected finite numbers.")
         outputs = self._infer(observations)
         if not finite(outputs):
             raise OutputError(
                 f"the {self.name} backend returned NaN or infinity with the weights of version "
-                f"{self._policy.version}. Expected finite numbers; the learner has diverged, lower "
-                "its learning rate."
+                f"{self._policy.version}. Expected finite numbers: the learner has diverged. "
+                "Lower its learning rate."
             )
         return outputs
 
     def close(self) -> None:
-        """Let weights and backend go. Closing twice is fine."""
+        """Release weights and library objects. May be called twice."""
         self._closed, self._policy, self._infer = True, None, None
         self._unload()
 
     def blob(self, policy: Policy) -> bytes | None:
-        """Return what ``Policy.blob`` may carry to actors, None if there is nothing worth it."""
+        """Return bytes for ``Policy.blob``, or None if preparing the policy does not pay."""
         return None
 
     @abc.abstractmethod
     def _load(self, policy: Policy) -> Infer:
-        """Return what runs a policy; made in place where that is possible."""
+        """Return a function that runs the policy; reuses existing objects where possible."""
 
     def _unload(self) -> None:
-        """Drop what is kept between refreshes; may be called twice."""
+        """Release what is cached between refreshes; may be called twice."""
 
     def _refusal(self, observations: Any) -> ConfigError | InputError:
         if self._policy is None:
@@ -159,17 +159,18 @@ class PolicyBackend(Closing):
 
 
 def finite(array: npt.NDArray[Any]) -> bool:
-    """Return whether a float array holds only finite numbers; a microsecond for a small one."""
-    # Squares cannot cancel; they can overflow, so a second look decides. Not array.dot, which
-    # warns of the overflow.
+    """Return whether a float array is finite; takes a microsecond for a small one."""
+    # Squares cannot cancel but can overflow, so isfinite decides then. Not array.dot, which warns
+    # of the overflow.
     return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
 
 
 def check_weights(policy: Policy) -> None:
     """Raise InputError if weights are NaN or infinite and the outputs might not show it.
 
-    A NaN before a tanh reaches the outputs, where it is seen without reading 34 MB of weights at
-    every refresh; relu and the rounding of INT8 may turn it into a number.
+    NaN before a tanh reaches the outputs, which :meth:`PolicyBackend.infer` checks; so not all
+    34 MB of weights need a check at every refresh. relu and INT8 rounding may turn NaN into a
+    number.
 
     Raises:
         InputError: names the weights.
@@ -188,6 +189,6 @@ def check_weights(policy: Policy) -> None:
             sound = True
         if not sound:
             raise InputError(
-                f"{name} of version {policy.version} holds NaN or infinity. Expected finite "
-                "weights; the learner has diverged, lower its learning rate."
+                f"{name} of version {policy.version} has NaN or infinity. Expected finite weights: "
+                "the learner has diverged. Lower its learning rate."
             )

@@ -1,7 +1,7 @@
-"""A backend's prepared form of a policy as bytes, with what it was made of and a checksum.
+"""A backend's prepared form of a policy as bytes, with a header and a checksum.
 
-Bytes that do not fit are never an error: the backend prepares the policy itself, which takes
-longer.
+A blob that does not fit is never an error: the backend then prepares the policy itself, which is
+slower.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from vinoreward.policies.policy import Policy, QuantizedArray
 
 ALIGNMENT = 64
-"""Bytes; the payload starts at a multiple, for whoever puts the blob at such an address."""
+"""In bytes; the payload starts at a multiple of this, so a blob at such an address is aligned."""
 _MAGIC = b"vinoreward policy blob 1\n"
 _START = re.compile(re.escape(_MAGIC) + rb"([^\n]*)\n")
 
@@ -26,8 +26,8 @@ def seal(header: Mapping[str, Any], payload: bytes) -> bytes:
     """Return a blob.
 
     Args:
-        header: plain data: everything that must be the same where the blob is used.
-        payload: the backend's own.
+        header: plain data that must match where the blob is used.
+        payload: the backend's bytes.
     """
     text = json.dumps({**header, "checksum": zlib.crc32(payload)}).encode()
     start = _MAGIC + text
@@ -37,8 +37,8 @@ def seal(header: Mapping[str, Any], payload: bytes) -> bytes:
 def unseal(blob: bytes | memoryview | None, header: Mapping[str, Any]) -> memoryview | None:
     """Return a blob's payload without a copy, or None.
 
-    None: no blob, another header than ``header``, or damaged bytes. A checksum is no protection
-    from somebody who means harm; policies come from the user's own processes.
+    None means no blob, a header other than ``header``, or damaged bytes. The checksum does not
+    protect from an attacker; policies come from the user's own processes.
     """
     start = None if blob is None else _START.match(blob)
     if blob is None or start is None:
@@ -48,12 +48,12 @@ def unseal(blob: bytes | memoryview | None, header: Mapping[str, Any]) -> memory
     except ValueError:
         return None
     payload = memoryview(blob)[start.end() :]
-    # Engines load damaged bytes without complaint, or crash on them.
+    # Runtimes load damaged bytes without an error, or crash on them.
     return payload if found == {**header, "checksum": zlib.crc32(payload)} else None
 
 
 def describes(policy: Policy, backend: str) -> dict[str, Any]:
-    """Return the part of a header that says which policy and backend a blob is for."""
+    """Return the header fields that identify a blob's policy and backend."""
     return {
         "backend": backend,
         "network": policy.spec.digest(),

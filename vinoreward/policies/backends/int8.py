@@ -1,12 +1,12 @@
-"""A layer in INT8 as whole numbers: what is left when every constant is folded away.
+"""An INT8 layer in integers, with all constants folded.
 
 With levels ``q = rint((clip(x, low, high) - low) / step)``, from 0 to 255,
 
     y = (q * step + low) @ (codes * scales).T + b
       = (q @ codes.T) * (step * scales) + (b + low * scales * codes.sum(1)).
 
-So inputs of any range are unsigned bytes without a zero point, for dense layers and, since there is
-no padding, for convolutions as well.
+So inputs of any range become unsigned bytes without a zero point. That holds for dense layers and,
+since there is no padding, for convolutions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Folded:
     """A layer in INT8.
 
     Attributes:
-        bounds: of its input.
+        bounds: range of its input.
         codes: (O, ...) int8.
-        scales: (O,) float32, of one unit of ``q @ codes.T``.
+        scales: (O,) float32, value of one unit of ``q @ codes.T``.
         bias: (O,) float32.
     """
 
@@ -41,19 +41,18 @@ class Folded:
 
 
 def folded(policy: Policy, layer: str) -> Folded:
-    """Return a layer that the policy computes in INT8.
+    """Return the folded form of an INT8 layer.
 
     Raises:
-        ConfigError: it computes it in float.
+        ConfigError: the layer is not in INT8.
     """
     weight, bounds = policy.parameters[f"{layer}.weight"], policy.ranges[layer]
     bias = policy.parameters[f"{layer}.bias"]
     if not isinstance(weight, QuantizedArray) or isinstance(bias, QuantizedArray):
         raise ConfigError(
-            f"the layer {layer} is not quantized as INT8 needs it. Expected 8-bit weights and a "
-            "bias in float."
+            f"layer {layer} is not quantized for INT8. Expected 8-bit weights and a float bias."
         )
-    # In double: low times a sum of thousands of codes is large beside the bias.
+    # In float64: low times a sum of thousands of codes is large compared with the bias.
     scales = weight.scales.astype(np.float64)
     total = bias.astype(np.float64)
     if bounds.low != 0.0:
@@ -79,7 +78,7 @@ def weight_count(spec: PolicySpec, layers: tuple[str, ...]) -> int:
 
 
 def float_array(policy: Policy, name: str) -> Floats:
-    """Return a parameter as contiguous float32: itself if it is that already."""
+    """Return a parameter as contiguous float32, without a copy if possible."""
     value = policy.parameters[name]
     if isinstance(value, QuantizedArray):
         return value.dequantized()
@@ -89,24 +88,24 @@ def float_array(policy: Policy, name: str) -> Floats:
 
 # Products that overflow
 #
-# Processors without VNNI multiply unsigned by signed bytes in pairs and keep each pair's sum in
-# 16 bits (``vpmaddubsw``): two products of 255 and 127 are 64770, and 32767 comes out. With codes
-# up to 64 no pair passes 32640.
+# Processors without VNNI multiply unsigned by signed bytes in pairs and sum each pair in 16 bits
+# (``vpmaddubsw``): two products of 255 and 127 are 64770, but the result is 32767. With codes up
+# to 64 no pair exceeds 32640.
 #
 # Measured on such processors (ONNX Runtime 1.31, OpenVINO 2026.4): both backends saturate with AVX2
 # and with AVX-512, OpenVINO with SSE4.1 too.
 LARGEST = 64
-"""Largest code of which two, times 255 each, fit into 16 bits."""
+"""Largest code for which two products with 255 fit into 16 bits."""
 _BYTES = np.arange(256, dtype=np.uint8).view(np.int8)
 _REDUCED = np.rint(_BYTES * (LARGEST / 127.0)).astype(np.int8)
-"""For every byte of an 8-bit code, the code of the same weight where 64 stands for 127."""
+"""For each byte of an 8-bit code, the code of the same weight where 64 replaces 127."""
 
 
 def reduced(policy: Policy) -> Policy:
-    """Return a policy whose layers in INT8 have codes from -64 to 64, and scales to match.
+    """Return a policy whose INT8 layers have codes from -64 to 64 and matching scales.
 
-    Rounding error of the weights is about 2.2 times that of 8 bits. Codes that are small enough
-    stay as they are.
+    The rounding error of the weights is about 2.2 times that of 8 bits. Codes that are already
+    small enough do not change.
     """
     parameters: dict[str, Parameter] = dict(policy.parameters)
     for layer in int8_layers(policy):
@@ -124,10 +123,10 @@ def _too_large(codes: npt.NDArray[np.int8]) -> bool:
 
 
 def probes() -> Iterator[tuple[Policy, npt.NDArray[Any]]]:
-    """Yield networks with one observation (1, *shape) of each, all of whose outputs are 1.
+    """Yield networks with one observation (1, *shape) each, for which all outputs are 1.
 
-    Every input has the highest level and every weight the largest code, so that outputs are far
-    less than 1 where sums of pairs saturate. One network has dense layers, one convolutions.
+    Inputs are at the highest level and weights at the largest code, so outputs fall far below 1 if
+    pair sums saturate. One network has dense layers, the other convolutions.
     """
     for spec in (_DENSE, _PICTURES):
         parameters: dict[str, Parameter] = {}

@@ -1,7 +1,7 @@
-"""The backend without any library but NumPy: small networks, and machines with nothing else.
+"""The NumPy backend: for small networks, and machines without another library.
 
-A matrix product runs on as many threads as the BLAS was told to use before NumPy was imported:
-start actors with ``OMP_NUM_THREADS=1``.
+Matrix products use as many threads as the BLAS was set to before NumPy was imported: start actors
+with ``OMP_NUM_THREADS=1``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Step = Callable[[Floats], Floats]
 
 
 class NumpyBackend(PolicyBackend):
-    """Runs a policy with NumPy, into buffers made once for each set of weights.
+    """Runs a policy with NumPy, into buffers allocated once per set of weights.
 
-    INT8 is computed with the same rounding as elsewhere, on floats: NumPy has no fast product of
-    bytes, so it is exact and not faster.
+    INT8 layers round as on other backends but compute in floats: NumPy has no fast product of
+    bytes. The result is exact, but not faster.
     """
 
     name: ClassVar[str] = "numpy"
@@ -36,7 +36,7 @@ class NumpyBackend(PolicyBackend):
 
         def infer(observations: npt.NDArray[Any]) -> Floats:
             values = seen
-            # What overflows is found in the outputs, and said better there than by a warning.
+            # The check of the outputs reports overflows; a warning would say less.
             with np.errstate(over="ignore", invalid="ignore"):
                 np.multiply(observations, scale, out=values, dtype=np.float32)
                 for step in steps:
@@ -69,7 +69,7 @@ def _steps(policy: Policy, batch: int) -> list[Step]:
 
 
 def _rounding(shape: tuple[int, ...], low: float, step: float) -> Step:
-    """Return the levels, 0 to 255, of values of one range."""
+    """Return a step that maps values to the levels 0 to 255 of a range."""
     out = np.empty(shape, dtype=np.float32)
 
     def run(values: Floats) -> Floats:

@@ -1,8 +1,8 @@
-"""ONNX models as bytes, without the onnx package: actors have onnxruntime and nothing else for it.
+"""Writes ONNX models as bytes without the onnx package; actors need only onnxruntime.
 
-A model is a protocol buffer, and of that format only numbers and length-prefixed bytes are needed
-here. Field numbers are those of ``onnx.proto`` (https://github.com/onnx/onnx); a test has the onnx
-package check what is written.
+A model is a protocol buffer. Writing one needs only numbers and length-prefixed bytes. Field
+numbers are those of ``onnx.proto`` (https://github.com/onnx/onnx); a test checks the result with
+the onnx package.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Node:
     """One operator.
 
     Attributes:
-        kind: of the standard domain.
-        inputs: names of what it reads.
-        output: name of what it gives.
-        attributes: whole numbers, lists of them, or floats.
+        kind: operator type in the standard domain.
+        inputs: names of its inputs.
+        output: name of its output.
+        attributes: integers, lists of integers, or floats.
     """
 
     kind: str
@@ -56,7 +56,7 @@ def model_bytes(
     """Return an ONNX ``ModelProto``.
 
     Args:
-        nodes: in an order in which they can run.
+        nodes: in execution order.
         inputs: of the graph.
         output: of the graph.
         constants: name to float32, uint8, int8, int32 or int64 array.
@@ -75,12 +75,12 @@ def model_bytes(
 
 
 def type_number(dtype: str) -> int:
-    """Return ONNX's number of a numpy type, as ``Cast`` takes it."""
+    """Return ONNX's number for a NumPy dtype, for ``Cast``."""
     return _TYPES[dtype]
 
 
 def _varint(value: int) -> bytes:
-    # Negative numbers are not needed: strides, sizes and type numbers are none.
+    # No negative numbers: strides, sizes and type numbers are positive.
     found = bytearray()
     while value >= 0x80:
         found.append(value & 0x7F | 0x80)

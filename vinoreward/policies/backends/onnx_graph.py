@@ -1,4 +1,4 @@
-"""A policy as an ONNX graph whose weights are inputs, or constants for packed INT8 products."""
+"""A policy as an ONNX graph; its weights are inputs, or constants for packed INT8 products."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SOURCE, RESULT, ZERO = "observations", "outputs", "zero"
 
 @dataclass(frozen=True)
 class Shape:
-    """What a graph depends on besides the spec: two policies of one shape share a session.
+    """Properties of a graph besides the spec: two policies of one shape share a session.
 
     Attributes:
-        int8: layers in INT8.
-        shifted: those whose range does not start at 0.
-        direct: whether the first layer takes bytes of a picture as its levels, as they are.
+        int8: INT8 layers.
+        shifted: INT8 layers whose range does not start at 0.
+        direct: whether the first layer uses the bytes of an image directly as levels.
     """
 
     int8: tuple[str, ...]
@@ -34,7 +34,7 @@ class Shape:
 
 
 def shape_of(policy: Policy) -> Shape:
-    """Return what a policy's graph depends on."""
+    """Return the shape of a policy's graph."""
     int8 = int8_layers(policy)
     first = policy.spec.weighted[0].name
     bounds = policy.ranges.get(first)
@@ -49,11 +49,11 @@ def shape_of(policy: Policy) -> Shape:
 
 
 def weights_of(policy: Policy, ready: Mapping[str, Array] | None = None) -> dict[str, Array]:
-    """Return name to array of everything the graph needs of a policy, in the graph's layout.
+    """Return name to array of all weights in the graph's layout.
 
     Args:
         policy: the network.
-        ready: what :func:`int8_arrays` gave for it, if somebody has done that already.
+        ready: the result of :func:`int8_arrays`, if known.
     """
     int8 = int8_arrays(policy) if ready is None else ready
     whole = int8_layers(policy)
@@ -66,10 +66,10 @@ def weights_of(policy: Policy, ready: Mapping[str, Array] | None = None) -> dict
 
 
 def int8_arrays(policy: Policy) -> dict[str, Array]:
-    """Return name to array for the layers in INT8.
+    """Return name to array of the INT8 layers.
 
-    Dense ones are multiplied as bytes. Convolutions get the levels as floats, and weights that are
-    floats again: ONNX Runtime's ConvInteger takes longer than its FP32 convolution.
+    Dense layers multiply bytes. Convolutions get levels and weights as floats, because ONNX
+    Runtime's ConvInteger is slower than its FP32 convolution.
     """
     shape = shape_of(policy)
     found: dict[str, Array] = {}
@@ -83,7 +83,7 @@ def int8_arrays(policy: Policy) -> dict[str, Array]:
             found[f"{name}.weight"] = whole.codes.astype(np.float32) * scales
             found[f"{name}.bias"] = whole.bias
         else:
-            # MatMulInteger has no transposition of its own.
+            # MatMulInteger cannot transpose.
             found[f"{name}.weight"] = np.ascontiguousarray(whole.codes.T)
             found[f"{name}.scales"] = whole.scales.reshape(1, -1)
             found[f"{name}.bias"] = whole.bias.reshape(1, -1)
@@ -100,10 +100,10 @@ def policy_model(
     """Return a policy's ONNX model.
 
     Args:
-        policy: to take layers from.
-        batch: observations of one call.
-        weights: what :func:`weights_of` gave for it.
-        constants: whether the weights are part of the model; else they are inputs of their names.
+        policy: gives the layers.
+        batch: observations per call.
+        weights: from :func:`weights_of`.
+        constants: whether weights are constants of the model; otherwise they are named inputs.
     """
     spec = policy.spec
     inputs = [Value(SOURCE, spec.observation_dtype, (batch, *spec.observation_shape))]

@@ -26,12 +26,12 @@ from vinoreward.policies.spec import Dense
 
 Array = npt.NDArray[Any]
 CONSTANTS = 1_000_000
-"""INT8 weights from which, with several observations, they are part of the session: only constants
-are packed beforehand. With one observation, weights as inputs cost 0.23 instead of 0.14 ms a call
-for 3x2048, and save a session of 45 ms at every refresh."""
+"""With several observations, INT8 weights from this count on are constants of the session, because
+only constants are prepacked. With one observation, weights as inputs cost 0.23 instead of 0.14 ms a
+call for 3x2048, and save a session of 45 ms at every refresh."""
 SMALLEST = 1_000_000
-"""Dense INT8 weights from which a blob saves an actor time: below, comparing it with the weights
-takes as long as transposing them. Of a convolution nothing is saved."""
+"""Dense INT8 weights from which a blob saves time: below it, checking the blob takes as long as
+transposing the weights. Convolutions save nothing."""
 
 _TABLE = re.compile(rb"[^\n]*\n")
 
@@ -39,9 +39,9 @@ _TABLE = re.compile(rb"[^\n]*\n")
 class ONNXRuntimeBackend(PolicyBackend):
     """Runs a policy in one session whose inputs and output are bound once.
 
-    Weights are inputs: a refresh binds the policy's arrays. Large INT8 weights are transposed first
-    unless ``policy.blob`` holds them so; for several observations they are constants of a new
-    session. Quantized weights of float layers are dequantized when they arrive.
+    Weights are inputs: a refresh binds the policy's arrays. Large INT8 weights are transposed
+    first, unless ``policy.blob`` has them transposed; for several observations they are constants
+    of a new session. Quantized weights of float layers are dequantized at the refresh.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
@@ -56,7 +56,7 @@ class ONNXRuntimeBackend(PolicyBackend):
             from onnxruntime.capi import onnxruntime_pybind11_state as failures
         except ImportError as error:
             raise MissingExtraError(
-                "onnxruntime is not installed or does not load here. Install it with: "
+                "onnxruntime is not installed or cannot be loaded. Install it with: "
                 f"{install_command('onnxruntime')}"
             ) from error
         self._library = onnxruntime
@@ -73,7 +73,7 @@ class ONNXRuntimeBackend(PolicyBackend):
         self._bound: dict[str, Array] = {}
 
     def blob(self, policy: Policy) -> bytes | None:
-        """Return large INT8 weights as they are multiplied, for any batch and processor."""
+        """Return large INT8 weights in ONNX Runtime's layout, for any batch and processor."""
         return write_blob(policy)
 
     def _load(self, policy: Policy) -> Infer:
@@ -88,21 +88,21 @@ class ONNXRuntimeBackend(PolicyBackend):
         bound = {} if constants else weights
         for name, array in bound.items():
             self._bind(name, array)
-        # Only now may the memory of the weights before these be used for something else.
+        # Release the previous weights only now: their memory may be reused from here on.
         self._bound = bound
         return self._run
 
     def _open(self, model: bytes, policy: Policy) -> None:
         options = self._library.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # failures arrive as exceptions
+        options.log_severity_level = 4  # failures are raised as exceptions
         try:
             self._session = self._library.InferenceSession(
                 model, options, providers=["CPUExecutionProvider"]
             )
         except self._refusals as error:
             raise ConfigError(
-                "ONNX Runtime cannot open the policy. Expected a network that it runs; use "
+                "ONNX Runtime cannot open the policy. Expected a network that it supports; use "
                 f"backend='numpy', and report this. The reason it gives: {error}"
             ) from error
         spec = policy.spec
@@ -115,7 +115,7 @@ class ONNXRuntimeBackend(PolicyBackend):
         )
 
     def _bind(self, name: str, array: Array) -> None:
-        # By address: nothing is copied, and the array has to be kept.
+        # Binds the address without a copy, so the array must stay alive.
         self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def _run(self, observations: npt.NDArray[Any]) -> Floats:
@@ -124,8 +124,8 @@ class ONNXRuntimeBackend(PolicyBackend):
             self._session.run_with_iobinding(self._binding)
         except self._failures as error:
             raise OutputError(
-                "ONNX Runtime failed while running the policy. Expected outputs; the reason it "
-                f"gives: {error}"
+                "ONNX Runtime failed to run the policy. Expected outputs; the reason it gives: "
+                f"{error}"
             ) from error
         return self._result.copy()
 
@@ -135,7 +135,7 @@ class ONNXRuntimeBackend(PolicyBackend):
 
 
 def write_blob(policy: Policy) -> bytes | None:
-    """Return INT8 weights laid out as ONNX Runtime multiplies them; None where that does not pay.
+    """Return INT8 weights in ONNX Runtime's layout; None where that does not pay.
 
     Transposing 8 million weights takes an actor 25 ms at every refresh; reading them here, 4 ms.
     """
@@ -155,7 +155,7 @@ def write_blob(policy: Policy) -> bytes | None:
 
 
 def read_blob(policy: Policy) -> dict[str, npt.NDArray[Any]] | None:
-    """Return the arrays in a policy's blob, as views of it, or None if it does not fit."""
+    """Return the arrays of a policy's blob as views, or None if the blob does not fit."""
     if policy.blob is None:
         return None
     payload = unseal(policy.blob, describes(policy, "onnxruntime"))

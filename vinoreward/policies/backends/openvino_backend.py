@@ -1,4 +1,4 @@
-"""The OpenVINO backend: weights bound in place where that is fast, compiled in where it is not."""
+"""The OpenVINO backend: binds weights as inputs where that is fast, else compiles them in."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Array = npt.NDArray[Any]
 class OpenVINOBackend(PolicyBackend):
     """Runs a policy with one OpenVINO request whose inputs and output are bound once.
 
-    FP32 weights, and small INT8 ones, are inputs of the graph: a refresh points them at the
-    policy's arrays. Large INT8 or weight-only ones are compiled in, or imported from
-    ``policy.blob`` if it fits.
+    FP32 weights and small INT8 weights are graph inputs: a refresh points them at the policy's
+    arrays. Large INT8 or weight-only weights are compiled in, or imported from ``policy.blob`` if
+    it fits.
 
     Raises:
         MissingExtraError: OpenVINO is not installed.
@@ -50,17 +50,17 @@ class OpenVINOBackend(PolicyBackend):
 
     @property
     def imported(self) -> bool:
-        """Whether the weights in use came from the policy's blob."""
+        """Whether the current weights came from the policy's blob."""
         return self._imported
 
     def kernels(self) -> dict[str, tuple[str, str]]:
-        """Return what runs: node name to (kind, precision), as OpenVINO reports it.
+        """Return the executed kernels: node name to (kind, precision), as OpenVINO reports them.
 
         Raises:
             ConfigError: there are no weights yet.
         """
         if self._compiled is None:
-            raise ConfigError("the openvino backend has no weights yet. Expected refresh first.")
+            raise ConfigError("the openvino backend has no weights yet. Call refresh first.")
         found = {}
         for node in self._compiled.get_runtime_model().get_ordered_ops():
             info = node.get_rt_info()
@@ -71,7 +71,7 @@ class OpenVINOBackend(PolicyBackend):
         return found
 
     def blob(self, policy: Policy) -> bytes | None:
-        """Return the compiled network where weights are compiled in, for this kind of machine."""
+        """Return the compiled model for machines like this one, if weights are compiled in."""
         return compile_blob(self._openvino, self._core, policy, self.batch)
 
     def _load(self, policy: Policy) -> Infer:
@@ -93,7 +93,7 @@ class OpenVINOBackend(PolicyBackend):
         arrays = [_writable(array) for array in self._swappable.arrays(policy)]
         for number, array in enumerate(arrays, start=1):
             self._request.set_input_tensor(number, self._tensor(array))
-        # Only now may the memory of the weights before these be used for something else.
+        # Release the previous weights only now: their memory may be reused from here on.
         self._bound = arrays
         return self._run
 
@@ -114,7 +114,7 @@ class OpenVINOBackend(PolicyBackend):
             self._request.infer(share_outputs=True)
         except RuntimeError as error:
             raise OutputError(
-                "OpenVINO failed while running the policy. Expected outputs; the reason it gives: "
+                "OpenVINO failed to run the policy. Expected outputs; the reason it gives: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         return self._result.copy()
@@ -126,7 +126,7 @@ class OpenVINOBackend(PolicyBackend):
 
 
 class _Alias:
-    """The same memory as an array's, said to be writable: OpenVINO asks for that and only reads."""
+    """An array's memory declared writable: OpenVINO requires that although it only reads."""
 
     def __init__(self, array: Array) -> None:
         self.source = array

@@ -1,7 +1,7 @@
 """OpenVINO graphs with weights compiled in: the fastest kernels for large INT8 weights.
 
 Compiling takes 20 to 45 ms of processor time at each refresh. The compressor can do it once for all
-actors: :func:`compile_blob` gives bytes that an actor imports in about half of that.
+actors: an actor imports the bytes of :func:`compile_blob` in about half that time.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ OPTIONS = {
     "PERFORMANCE_HINT": "LATENCY",
     "NUM_STREAMS": 1,
     "INFERENCE_NUM_THREADS": 1,
-    # Pinned, the actors of one machine would all sit on the same core.
+    # With pinning, all actors of a machine would share one core.
     "ENABLE_CPU_PINNING": False,
-    # Left to themselves, processors with bfloat16 use it, and weight-only layers round inputs.
+    # By default, processors with bfloat16 use it, and weight-only layers round their inputs.
     "INFERENCE_PRECISION_HINT": "f32",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
 }
 INT8_CONSTANT = 1_000_000
-"""INT8 weights from which compiled-in ones pay. Below, they fit the processor's own cache, and the
-call that is some microseconds faster does not earn the compilation back between two refreshes."""
+"""INT8 weights from which compiling them in pays. Fewer fit the processor's own cache, and saving
+some microseconds per call does not repay the compilation between two refreshes."""
 WEIGHT_ONLY_CONSTANT = 4_000_000
 """The same for 8-bit weights of float layers: 0.45 against 1.3 ms a call for 3x2048."""
 
 
 def weight_only_layers(policy: Policy) -> tuple[str, ...]:
-    """Return the layers whose weights are quantized and whose inputs are not."""
+    """Return the layers with quantized weights and float inputs."""
     return tuple(
         layer.name
         for layer in policy.spec.weighted
@@ -56,9 +56,9 @@ def weight_only_layers(policy: Policy) -> tuple[str, ...]:
 
 
 def wants_constants(policy: Policy) -> bool:
-    """Whether a policy is run with weights compiled in rather than bound.
+    """Return whether to compile a policy's weights in rather than bind them.
 
-    INT8 convolutions always are: OpenVINO has no INT8 convolution with weights as an input.
+    INT8 convolutions always need it: OpenVINO has no INT8 convolution with weights as an input.
     """
     whole = int8_layers(policy)
     convolutions = {layer.name for layer in policy.spec.weighted if isinstance(layer, Conv)}
@@ -70,7 +70,7 @@ def wants_constants(policy: Policy) -> bool:
 
 
 def constant_model(openvino: Any, policy: Policy, batch: int) -> Any:
-    """Return an ``openvino.Model`` that holds the policy's weights."""
+    """Return an ``openvino.Model`` that contains the policy's weights."""
     op = openvino.opset13
     source = observation_input(op, policy.spec, batch)
     values = scaled(op, source, policy.spec)
@@ -103,27 +103,28 @@ def constant_model(openvino: Any, policy: Policy, batch: int) -> Any:
 
 
 def _from_codes(op: Any, codes: Any, scales: Any) -> Any:
-    # A copy: what is compiled must not look at memory that the next weights will be written to.
+    # A copy: the model must not refer to memory that later weights overwrite.
     return op.multiply(op.convert(op.constant(codes), "f32"), op.constant(scales))
 
 
 def compiled(openvino: Any, core: Any, model: Any) -> Any:
-    """Compile a model for one thread of the processor.
+    """Compile a model for one CPU thread.
 
     Raises:
-        ConfigError: OpenVINO refuses.
+        ConfigError: OpenVINO refuses the model.
     """
     try:
         return core.compile_model(model, "CPU", OPTIONS)
     except RuntimeError as error:
         raise ConfigError(
-            "OpenVINO cannot compile the policy for the CPU. Expected a network that it runs; use "
-            f"backend='numpy', and report this. The reason it gives: {str(error).splitlines()[0]}"
+            "OpenVINO cannot compile the policy for the CPU. Expected a network that it "
+            "supports; use backend='numpy', and report this. "
+            f"The reason it gives: {str(error).splitlines()[0]}"
         ) from error
 
 
 def compile_blob(openvino: Any, core: Any, policy: Policy, batch: int) -> bytes | None:
-    """Compile a policy for machines like this one, or return None where weights are swapped.
+    """Compile a policy for machines like this one; None where weights are bound as inputs.
 
     Raises:
         ConfigError: OpenVINO refuses the network.
@@ -136,10 +137,10 @@ def compile_blob(openvino: Any, core: Any, policy: Policy, batch: int) -> bytes 
 
 
 def import_blob(openvino: Any, core: Any, policy: Policy, batch: int) -> Any | None:
-    """Return the compiled model in a policy's blob, or None if it is not for here and now.
+    """Return the compiled model in a policy's blob, or None if it does not fit.
 
-    Not for here: made by another OpenVINO, on another processor, for another batch, of other
-    weights than the policy's, or damaged. The caller compiles then.
+    It does not fit if made with another OpenVINO, processor, batch or weights, or if damaged. The
+    caller then compiles the policy.
     """
     if policy.blob is None:
         return None

@@ -1,11 +1,11 @@
-"""OpenVINO graphs whose weights are inputs: new ones are bound, nothing is compiled again.
+"""OpenVINO graphs whose weights are inputs: a refresh binds new ones without compiling.
 
 Measured (Zen 4, one thread; weights as constants in brackets): 3x2048 in FP32 1.3 ms a call
 (1.8 to 3 ms) and 0.1 ms a refresh (50 ms); two layers of 256, 16 us (12 us), 0.1 ms (25 ms). In
-INT8, two layers of 256 17 us (9 us); 3x2048 0.44 ms (0.15 ms), for it is packed in every call.
+INT8, two layers of 256 17 us (9 us); 3x2048 0.44 ms (0.15 ms), because every call packs it.
 
-Traps: weights as OpenVINO's state variables are silently wrong (``MatMul(x, ReadValue)``, 2026.4);
-weights must be (outputs, inputs) with ``transpose_b``, the other way takes twice the time.
+Pitfalls: weights as OpenVINO state variables give silently wrong results (``MatMul(x, ReadValue)``,
+2026.4); weights must be (outputs, inputs) with ``transpose_b``, otherwise they take twice the time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec
 
 Array = npt.NDArray[Any]
 WIDE = 2_000_000
-"""Weights of a dense layer from which, with several observations, the layer is computed turned:
-the weights are then read as they lie instead of being packed first (3x2048, 8 observations: a
+"""Weights of a dense layer from which, with several observations, the product is transposed:
+OpenVINO then reads the weights in place instead of packing them first (3x2048, 8 observations: a
 quarter less time; slower for narrow layers)."""
 HALF = 0.5
-"""OpenVINO makes bytes of a product only where its weights are multiplied by some constant."""
+"""OpenVINO uses an INT8 product only if a constant multiplies the weights."""
 
 
 class Swappable:
@@ -34,11 +34,11 @@ class Swappable:
 
     Args:
         openvino: the imported module.
-        policy: decides layers, and which are in INT8; its weights are not part of the graph.
-        batch: observations of one call.
+        policy: gives the layers and which of them are INT8; its weights are not in the graph.
+        batch: observations per call.
 
     Attributes:
-        model: ``openvino.Model``; input 0 is the observations, the others as :meth:`arrays`.
+        model: ``openvino.Model``; input 0 is the observations, the others follow :meth:`arrays`.
     """
 
     def __init__(self, openvino: Any, policy: Policy, batch: int) -> None:
@@ -57,7 +57,7 @@ class Swappable:
         self.model = self._build(openvino, policy)
 
     def arrays(self, policy: Policy) -> Iterator[Array]:
-        """Yield what to bind to input 1, 2 and so on: views of the policy's memory if possible."""
+        """Yield the arrays for inputs 1, 2 and so on, as views of the policy if possible."""
         for layer in self._policy_layers:
             sides = (1, -1, 1, 1) if isinstance(layer, Conv) else (1, -1)
             if layer.name in self._int8:
@@ -106,7 +106,7 @@ class Swappable:
 
     def _int8_product(self, values: Any, parameter: Any) -> Any:
         op = self._op
-        # The range is an input too, so it is put on 0 to 255 before the rounding.
+        # The range is an input too, so values are mapped to 0 to 255 before rounding.
         values = op.add(op.multiply(values, parameter()), parameter())
         levels = rounded(op, values, 0.0, 255.0, 2)
         codes = op.multiply(op.convert(parameter(), "f32"), filled(op, HALF, 2))
@@ -138,7 +138,7 @@ def convolution(op: Any, values: Any, weights: Any, layer: Conv) -> Any:
 
 
 def filled(op: Any, value: float, sides: int) -> Any:
-    """Return a constant of one number with ``sides`` axes."""
+    """Return a constant with one number and ``sides`` axes."""
     return op.constant(np.full((1,) * sides, value, dtype=np.float32))
 
 

@@ -1,4 +1,4 @@
-"""Finding a policy backend by name; its library is imported only when one is made."""
+"""Policy backends by name; imports a backend's library only when creating it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from vinoreward.policies.reference import forward
 
 # mypy wants a concrete class where an abstract one is passed as a type.
 BACKENDS = Registry("vinoreward.policy_backends", PolicyBackend, "policy backend")  # type: ignore[type-abstract]
-"""``"torch"`` is eager PyTorch with autograd on, as ActorQ's actors ran it."""
+"""``"torch"`` is eager PyTorch with autograd, as in ActorQ's actors."""
 
 
 def make_backend(name: str, batch: int) -> PolicyBackend:
-    """Make a backend without weights yet.
+    """Create a backend without weights.
 
     Args:
         name: ``"openvino"``, ``"onnxruntime"``, ``"numpy"``, ``"torch"``, ``"torch_inference"``, or
             one that another package registers in the group ``vinoreward.policy_backends``.
-        batch: observations of one call, at least 1.
+        batch: observations per call, at least 1.
 
     Raises:
-        ConfigError: no such backend, or another batch.
+        ConfigError: an unknown backend or an invalid batch.
         MissingExtraError: the backend's library is not installed.
     """
     return BACKENDS.find(name)(batch)
@@ -35,18 +35,18 @@ def make_backend(name: str, batch: int) -> PolicyBackend:
 def compile_blob(policy: Policy, batch: int) -> bytes | None:
     """Prepare a policy once for all actors; the result goes into ``Policy.blob``.
 
-    A backend uses a blob only where it fits: same weights (7-bit ones where 8-bit products
-    saturate, see :meth:`PolicyBackend.computed`), backend, batch and kind of machine.
+    A backend uses a blob only if it fits: same weights (7-bit ones where 8-bit products saturate,
+    see :meth:`PolicyBackend.computed`), backend, batch and kind of machine.
 
     Args:
-        policy: with the weights to prepare, for the backend that it names.
-        batch: the actors'.
+        policy: with the final weights and backend.
+        batch: of the actors.
 
     Returns:
-        The bytes, or None where there is nothing worth preparing.
+        The bytes, or None where preparing does not pay.
 
     Raises:
-        ConfigError: no such backend, or it refuses the network.
+        ConfigError: an unknown backend, or it refuses the network.
         MissingExtraError: the backend's library is not installed.
     """
     with make_backend(policy.backend, batch) as backend:
@@ -54,12 +54,12 @@ def compile_blob(policy: Policy, batch: int) -> bytes | None:
 
 
 class BackendOutputs(Closing):
-    """Outputs of policies on the backends that they were made for, on this machine.
+    """Computes policies on their own backends, on this machine.
 
-    Policies without layers in INT8 are computed in NumPy: backends differ in kernels for INT8.
+    Policies without INT8 layers are computed in NumPy: backends only differ in INT8 kernels.
 
     Args:
-        batch: observations of one call, the same as the actors'.
+        batch: observations per call, as for the actors.
     """
 
     def __init__(self, batch: int) -> None:
@@ -79,12 +79,12 @@ class BackendOutputs(Closing):
             self._backends[policy.backend] = make_backend(policy.backend, self._batch)
         backend = self._backends[policy.backend]
         backend.refresh(policy)
-        # The last batch is filled up with observations from the start.
+        # Pad the last batch with observations from the start.
         places = np.arange(-(-len(observations) // self._batch) * self._batch) % len(observations)
         outputs = [backend.infer(observations[part]) for part in places.reshape(-1, self._batch)]
         return np.concatenate(outputs)[: len(observations)]
 
     def close(self) -> None:
-        """Let the backends go."""
+        """Close the backends."""
         for backend in self._backends.values():
             backend.close()

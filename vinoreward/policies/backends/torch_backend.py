@@ -1,6 +1,6 @@
-"""PyTorch without compilation: what the papers' actors ran, kept to be measured against.
+"""Eager PyTorch, as in the papers' actors; a baseline for benchmarks.
 
-The only backend that imports torch, and only when it is made.
+The only backend that imports torch, when it is created.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class TorchBackend(PolicyBackend):
-    """Runs a policy as an ``nn.Sequential``; weights are copied into it.
+    """Runs a policy as an ``nn.Sequential``; copies weights into it.
 
-    Autograd is on, which records a graph that nobody asks for, as the published actors do.
+    Autograd stays on and records an unused graph, as in the published actors.
 
-    Torch is set to one thread, for the whole process.
+    Sets torch to one thread for the whole process.
 
     Args:
-        batch: observations of one call.
+        batch: observations per call.
 
     Raises:
         MissingExtraError: torch is not installed.
@@ -64,7 +64,7 @@ class TorchBackend(PolicyBackend):
                 layer, _, kind = name.partition(".")
                 if policy.spec.value is not None and layer == policy.spec.value.name:
                     continue
-                # Torch takes no read-only arrays; it copies from this one anyway.
+                # Torch refuses read-only arrays, although it only copies from this one.
                 source = torch.from_numpy(np.require(float_array(policy, name), requirements="W"))
                 self._module.get_submodule(layer).get_parameter(kind).copy_(source)
         return functools.partial(self._run, self._module)
@@ -85,7 +85,7 @@ class TorchBackend(PolicyBackend):
 
 
 class TorchInferenceBackend(TorchBackend):
-    """The same without autograd's graph."""
+    """The same without autograd."""
 
     name: ClassVar[str] = "torch_inference"
     autograd: ClassVar[bool] = False
@@ -96,17 +96,17 @@ def _sequential(spec: PolicySpec, bounds: dict[str, ActivationRange]) -> nn.Sequ
     from torch import Tensor, nn
     from torch.nn.utils import skip_init
 
-    # Drawing random weights takes longer than all the rest, for nothing: they are loaded next.
+    # Skip random initialisation: it takes longer than the rest, and weights are loaded next.
     _empty: Callable[..., nn.Module] = skip_init
 
     class Scaled(nn.Module):
-        """Pictures as floats."""
+        """Images as scaled floats."""
 
         def forward(self, values: Tensor) -> Tensor:
             return values.to(torch.float32) * spec.scale
 
     class Rounded(nn.Module):
-        """Values on the levels of a range."""
+        """Values rounded to the levels of a range."""
 
         def __init__(self, found: ActivationRange) -> None:
             super().__init__()
