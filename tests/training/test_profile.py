@@ -16,8 +16,8 @@ from vinoreward_training.bench.profile import (
     PARTS,
     Clock,
     amdahl_bound,
-    foreign_samples,
     learner_step,
+    measured,
     run,
     shares,
 )
@@ -79,7 +79,20 @@ def test_no_steps_are_refused(tmp_path: Path) -> None:
 
 def test_an_environment_without_a_classifier_needs_a_bundle() -> None:
     with pytest.raises(ConfigError, match="--bundle"):
-        foreign_samples(ProfileConfig(env="CartPole-v1"))
+        measured(ProfileConfig(env="CartPole-v1"))
+
+
+def test_any_other_environment_is_stepped_rendered_and_judged(tmp_path: Path) -> None:
+    from toy_environments import save_toy_bundle
+
+    bundle = save_toy_bundle(tmp_path / "bundle").path
+    config = ProfileConfig(env="ToyCorridor-v0", bundle=str(bundle), steps=3)
+    learned: list[int] = []
+    found = measured(config, lambda: learned.append(1))
+    assert len(found) == len(learned) == 3
+    for seconds in found:
+        assert {"motion", "render", "preprocess", "infer", "other", "learner"} == set(seconds)
+        assert min(seconds.values()) > 0
 
 
 def test_the_learners_step_is_one_that_takes_the_environments_actions() -> None:

@@ -25,7 +25,6 @@ from vinoreward_training.tasks.environments import (
     dependencies_named,
     has_own_reward,
     make_env,
-    not_importable,
 )
 
 PARTS = ("motion", "render", "preprocess", "infer", "other", "learner")
@@ -48,99 +47,77 @@ def shares(samples: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     means = {name: statistics.fmean(s.get(name, 0.0) for s in samples) for name in PARTS}
     total = sum(means.values())
     table = {}
-    for name in PARTS:
+    for name, mean in means.items():
         low, median, high = quartiles([sample.get(name, 0.0) for sample in samples])
-        table[name] = {
-            "mean": means[name],
-            "low": low,
-            "median": median,
-            "high": high,
-            "share": means[name] / total if total else 0.0,
-        }
+        share = mean / total if total else 0.0
+        table[name] = {"mean": mean, "low": low, "median": median, "high": high, "share": share}
     return table
 
 
-def time_classifier(classifier: Any, clock: Clock) -> None:
-    """Count a classifier's preprocessing and inference from now on."""
-    for backend in classifier.backends:  # Built here, so that loading is in no step.
-        backend.infer = clock.timed("infer", backend.infer)
-    classifier.prepare = clock.timed("preprocess", classifier.prepare)
+def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:
+    """Step an environment; return the seconds of each part, step by step.
 
+    The parts of ours are timed from within; any other is stepped, rendered and judged.
 
-def hover_samples(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:
-    """Step one of our environments, with its own parts timed from within."""
-    import gymnasium as gym
-
-    import vinoreward  # noqa: F401  (registers the environments)
-
-    arguments: dict[str, Any] = {"backend": config.backend, "precision": config.precision}
-    if config.bundle is not None:
-        arguments["bundle"] = config.bundle
-    if config.fidelity is not None:
-        arguments["fidelity"] = config.fidelity
-    env = gym.make(config.env, **arguments)
-    try:
-        clock = Clock()
-        inner: Any = env.unwrapped
-        for name, part in (("home", "motion"), ("move_gripper", "motion"), ("render", "render")):
-            setattr(inner.scene, name, clock.timed(part, getattr(inner.scene, name)))
-        if inner.classifier is not None:
-            time_classifier(inner.classifier, clock)
-        return _sample(Stepper(env, config.seed), clock, config.steps, learn)
-    finally:
-        env.close()
-
-
-def foreign_samples(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:
-    """Step any other environment, then render and judge its picture."""
-    import gymnasium as gym
-
-    if config.bundle is None:
-        raise ConfigError(
-            f"{config.env} has no classifier of its own. Expected one; name it with --bundle."
-        )
-    with contextlib.ExitStack() as stack:
-        try:
-            env = gym.make(config.env, render_mode="rgb_array")
-        except (gym.error.Error, ImportError, TypeError) as error:
-            raise ConfigError(
-                f"gymnasium cannot make {config.env!r} ({error}). Expected an id as "
-                "package:Name-v0 whose environment takes render_mode='rgb_array'."
-                + not_importable(config.env, error)
-            ) from error
-        stack.callback(env.close)
-        classifier = stack.enter_context(
-            Classifier(config.bundle, backend=config.backend, precision=config.precision)
-        )
-        clock = Clock()
-        time_classifier(classifier, clock)
-        stepper = Stepper(env, config.seed)
-
-        def step() -> None:
-            with clock.part("motion"):
-                stepper()
-            with clock.part("render"):
-                picture = np.asarray(env.render())
-            classifier.probability(picture[None])
-
-        return _sample(step, clock, config.steps, learn)
-
-
-def _sample(step: Step, clock: Clock, steps: int, learn: Step | None) -> list[Mapping[str, float]]:
+    Raises:
+        ConfigError: an environment that cannot be made, or one without a classifier and no bundle.
+    """
     from tqdm import tqdm
 
-    for _ in range(3):
-        step()
-    clock.take()
-    samples: list[Mapping[str, float]] = []
-    for _ in tqdm(range(steps), desc="profile", unit="step"):
-        with clock.part("other"):
+    clock = Clock()
+    with contextlib.ExitStack() as stack:
+        classifier: Any
+        if has_own_reward(config.env):
+            kwargs = {} if config.fidelity is None else {"fidelity": config.fidelity}
+            made = make_env(
+                config.env,
+                kwargs,
+                backend=config.backend,
+                bundle=config.bundle,
+                precision=config.precision,
+            )
+            env: Any = stack.enter_context(contextlib.closing(made))
+            scene, classifier = env.unwrapped.scene, env.unwrapped.classifier
+            for name, part in {
+                "home": "motion",
+                "move_gripper": "motion",
+                "render": "render",
+            }.items():
+                setattr(scene, name, clock.timed(part, getattr(scene, name)))
+            step: Step = Stepper(env, config.seed)
+        elif config.bundle is None:
+            raise ConfigError(
+                f"{config.env} has no classifier of its own. Expected one; name it with --bundle."
+            )
+        else:
+            made = make_env(config.env, render_mode="rgb_array")
+            env = stack.enter_context(contextlib.closing(made))
+            classifier = stack.enter_context(
+                Classifier(config.bundle, backend=config.backend, precision=config.precision)
+            )
+            move = clock.timed("motion", Stepper(env, config.seed))
+            render = clock.timed("render", lambda: np.asarray(env.render()))
+
+            def step() -> None:
+                move()
+                classifier.probability(render()[None])
+
+        if classifier is not None:
+            for backend in classifier.backends:  # Built here, so that loading is in no step.
+                backend.infer = clock.timed("infer", backend.infer)
+            classifier.prepare = clock.timed("preprocess", classifier.prepare)
+        for _ in range(3):
             step()
-        if learn is not None:
-            with clock.part("learner"):
-                learn()
-        samples.append(clock.take())
-    return samples
+        clock.take()
+        samples: list[Mapping[str, float]] = []
+        for _ in tqdm(range(config.steps), desc="profile", unit="step"):
+            with clock.part("other"):
+                step()
+            if learn is not None:
+                with clock.part("learner"):
+                    learn()
+            samples.append(clock.take())
+        return samples
 
 
 @contextlib.contextmanager
@@ -152,7 +129,6 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
     Raises:
         ConfigError: neither learns with such actions.
     """
-
     one_thread()
     # The reward plays no part in the time, so the cheapest one fills the buffer.
     made = make_env(config.env, backend="oracle" if has_own_reward(config.env) else config.backend)
@@ -171,18 +147,14 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
 
 def run(config: ProfileConfig) -> int:
     """Measure, print the table and the bound, write JSON and the bar; return 0."""
-
     if config.steps < 1:
         raise ConfigError(f"steps is {config.steps}. Expected at least 1.")
     with RunFolder(config.out, config, resume=config.resume) as folder:
-        own = has_own_reward(config.env)
         with (
             dependencies_named(config.env),
             learner_step(config) if config.learner else contextlib.nullcontext() as learn,
         ):
-            measured = hover_samples if own else foreign_samples
-            samples = measured(config, learn)
-        table = shares(samples)
+            table = shares(measured(config, learn))
         total = sum(row["mean"] for row in table.values())
         bound = amdahl_bound(total, table["infer"]["mean"])
         print(f"{'part':<12}{'ms/step':>10}{'quartiles':>20}{'share':>9}")
@@ -206,7 +178,7 @@ def run(config: ProfileConfig) -> int:
         )
         draw(folder / "profile.png", config, table, total, bound)
     print(f"{config.out / 'profile.png'}\n{config.out / 'profile.json'}")
-    print(f"next: {after_profile(config.env, config.bundle, own=own)}")
+    print(f"next: {after_profile(config.env, config.bundle, own=has_own_reward(config.env))}")
     return 0
 
 
