@@ -19,6 +19,7 @@ from vinoreward.encoders.vae import build_vae
 from vinoreward.errors import (
     DatasetError,
     ModelCorruptError,
+    OutputError,
     RunFolderError,
 )
 from vinoreward_training.data.frames import split_frames
@@ -144,6 +145,12 @@ def test_half_precision_is_for_the_first_three_quarters(tmp_path: Path) -> None:
     fit.run()
     assert seen == [torch.bfloat16] * 6 + [torch.float32] * 2
     assert all(value.dtype == torch.float32 for value in fit.vae.parameters())
+
+
+def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
+    fit = fit_of(tmp_path / "run", learning_rate=1e30)
+    with pytest.raises(OutputError, match=r"after step \d.*lower --learning-rate"):
+        fit.run()
 
 
 def test_a_full_disk_is_named_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
