@@ -14,9 +14,8 @@ import pytest
 
 from vinoreward.backends import onnx_check
 from vinoreward.backends.onnx_check import MAX_OPSET, MIN_OPSET, OPERATORS
-from vinoreward.backends.onnx_graph import Malformed, read_graph
+from vinoreward.backends.onnx_graph import Malformed, Value, read_graph
 from vinoreward.backends.onnx_rules import RULES
-from vinoreward.backends.onnx_values import Value
 from vinoreward.errors import ModelRefusedError
 
 onnx = pytest.importorskip("onnx")

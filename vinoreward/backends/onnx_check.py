@@ -25,9 +25,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vinoreward.backends.onnx_graph import MAX_RANK, Graph, Malformed, Node
+from vinoreward.backends.onnx_call import Call
+from vinoreward.backends.onnx_graph import MAX_RANK, Graph, Malformed, Node, Value
 from vinoreward.backends.onnx_rules import RULES
-from vinoreward.backends.onnx_values import Call, Value
 from vinoreward.errors import ModelRefusedError
 
 MAX_ELEMENTS = 1 << 26
@@ -160,10 +160,7 @@ def check_graph(graph: Graph, shape: Sequence[int], batches: Sequence[int]) -> N
 
 
 def _follow(graph: Graph, shape: Sequence[int], batch: int) -> None:
-    values: dict[str, Value] = {
-        name: Value(constant.shape, constant.values, constant.kind, constant.limits)
-        for name, constant in graph.constants.items()
-    }
+    values = dict(graph.constants)
     rows = 1
     for name, declared in graph.inputs.items():
         fill = (batch, *shape)

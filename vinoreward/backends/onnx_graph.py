@@ -39,21 +39,37 @@ _NUMPY = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Constant:
-    """A tensor in the file.
+@dataclass
+class Value:
+    """What is known of a tensor in the file, or of a result.
 
     Attributes:
         shape: its sizes.
-        kind: of its elements, as ONNX numbers them (``TensorProto.DataType``).
-        values: None where there are many.
-        limits: least and greatest element of many whole numbers, such as places for ``Gather``.
+        known: its values, where it is small and constant.
+        kind: of its elements, as ONNX numbers them (``TensorProto.DataType``); 0 is that of the
+            operator's first input.
+        limits: least and greatest of many constant whole numbers, such as places for ``Gather``.
     """
 
     shape: tuple[int, ...]
-    kind: int
-    values: NDArray[Any] | None = None
+    known: NDArray[Any] | None = None
+    kind: int = 0
     limits: tuple[int, int] | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def moved(self, shape: tuple[int, ...], known: NDArray[Any] | None) -> list[Value]:
+        """Return some or all of these elements in another shape, as an operator's results."""
+        return [Value(shape, known, self.kind, self.limits)]
+
+    def between(self) -> tuple[int, int] | None:
+        """Return the least and the greatest of constant whole numbers, None if unknown."""
+        if self.known is not None and self.known.size and self.known.dtype.kind in "iu":
+            return int(self.known.min()), int(self.known.max())
+        return self.limits
 
 
 @dataclass(frozen=True)
@@ -74,12 +90,12 @@ class Graph:
         nodes: in the order of the file, which is the order of execution.
         constants: initializers by name.
         inputs: name to shape, None where a size is not fixed; initializers are left out.
-        kinds: of the inputs' elements, as in :class:`Constant`; 0 where the file does not say.
+        kinds: of the inputs' elements, as in :class:`Value`; 0 where the file does not say.
         opset: version of the standard operators; -1 where the file does not say.
     """
 
     nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, Constant] = field(default_factory=dict)
+    constants: dict[str, Value] = field(default_factory=dict)
     inputs: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
     opset: int = -1
@@ -241,7 +257,7 @@ def _read_attribute(reader: _Reader, data: memoryview, op: str) -> tuple[str, An
     name, kinds = "", []
     single: dict[int, Any] = {}
     several: dict[int, list[Any]] = {7: [], 8: [], 9: []}
-    tensor: Constant | None = None
+    tensor: Value | None = None
     for number, kind, value in reader.fields(data):
         if number == 1 and kind == _BYTES:
             name = _text(value)
@@ -294,7 +310,7 @@ def _numbers(reader: _Reader, number: int, kind: int, value: Any) -> list[Any]:
     return [_signed(item) for item in itertools.islice(reader.packed(value), SMALL + 1)]
 
 
-def _read_tensor(reader: _Reader, data: memoryview) -> tuple[str, Constant]:
+def _read_tensor(reader: _Reader, data: memoryview) -> tuple[str, Value]:
     name, kinds = "", []
     shape: list[int] = []
     raw: memoryview | None = None
@@ -329,9 +345,9 @@ def _read_tensor(reader: _Reader, data: memoryview) -> tuple[str, Constant]:
         if raw is not None and kinds[0] in (6, 7):
             values = np.frombuffer(raw[: count * bits // 8], _NUMPY[kinds[0]])
             limits = int(values.min()), int(values.max())
-        return name, Constant(tuple(shape), kinds[0], None, limits)
+        return name, Value(tuple(shape), None, kinds[0], limits)
     known = _values(reader, kinds[0], shape, raw, stored)
-    return name, Constant(tuple(shape), kinds[0], known)
+    return name, Value(tuple(shape), known, kinds[0])
 
 
 def _count(item: tuple[int, int, Any]) -> int:

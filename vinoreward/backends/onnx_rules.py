@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vinoreward.backends.onnx_graph import SMALL, Malformed
-from vinoreward.backends.onnx_shape_rules import SHAPE_RULES
-from vinoreward.backends.onnx_values import (
+from vinoreward.backends.onnx_call import (
     BOOL,
     FLOATS,
     INT32,
@@ -18,7 +16,6 @@ from vinoreward.backends.onnx_values import (
     UINT8,
     Call,
     Rule,
-    Value,
     broadcast,
     check_parameters,
     exact,
@@ -26,6 +23,8 @@ from vinoreward.backends.onnx_values import (
     passed,
     place_of,
 )
+from vinoreward.backends.onnx_graph import SMALL, Malformed, Value
+from vinoreward.backends.onnx_shape_rules import SHAPE_RULES
 from vinoreward.errors import ModelRefusedError
 
 MAX_SIDE = 1 << 26

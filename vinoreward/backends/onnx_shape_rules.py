@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.onnx_graph import MAX_RANK, SMALL, Constant, Malformed
-from vinoreward.backends.onnx_values import (
+from vinoreward.backends.onnx_call import (
     GREATEST,
     INT64,
     Call,
     Rule,
-    Value,
     broadcast,
     check_parameters,
     exact,
@@ -22,6 +20,7 @@ from vinoreward.backends.onnx_values import (
     place_of,
     places_of,
 )
+from vinoreward.backends.onnx_graph import MAX_RANK, SMALL, Malformed, Value
 from vinoreward.errors import ModelRefusedError
 
 
@@ -36,21 +35,21 @@ def _constant(call: Call) -> list[Value]:
     if len(call.node.attributes) != 1:
         raise Malformed("a constant without one value")
     ((name, found),) = call.node.attributes.items()
-    if isinstance(found, Constant):
-        return [Value(found.shape, found.values, found.kind, found.limits)]
+    if isinstance(found, Value):
+        return found.moved(found.shape, found.known)
     known = np.array(found, np.int64 if "int" in name else np.float32)
     return [Value(known.shape, known, INT64 if "int" in name else 1)]
 
 
 def _filled(call: Call) -> list[Value]:
     shape = tuple(call.sizes(0))
-    value = call.node.attributes.get("value", Constant((1,), 1, np.zeros(1, np.float32)))
-    if not isinstance(value, Constant) or math.prod(value.shape) != 1:
+    value = call.node.attributes.get("value", Value((1,), np.zeros(1, np.float32), 1))
+    if not isinstance(value, Value) or math.prod(value.shape) != 1:
         raise Malformed("ConstantOfShape of other than one number")
     small = min(shape, default=0) >= 0 and math.prod(shape) <= SMALL
     known = None
-    if small and value.values is not None:
-        known = np.full(shape, value.values.reshape(-1)[0])
+    if small and value.known is not None:
+        known = np.full(shape, value.known.reshape(-1)[0])
     return [Value(shape, known, value.kind)]
 
 

@@ -1,16 +1,14 @@
-"""What is known of an ONNX graph's results, and what the rules of its operators share."""
+"""What the rules of ONNX operators are called with, and what they share."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.onnx_graph import MAX_RANK, Malformed, Node
+from vinoreward.backends.onnx_graph import MAX_RANK, Malformed, Node, Value
 from vinoreward.errors import ModelRefusedError
 
 # TensorProto.DataType
@@ -18,38 +16,6 @@ UINT8, INT32, INT64, BOOL = 2, 6, 7, 9
 FLOATS = (1, 10, 11, 16)
 LEAST, GREATEST = -(1 << 31), (1 << 31) - 1
 """Whole numbers that are followed; OpenVINO calculates with 32 bits."""
-
-
-@dataclass
-class Value:
-    """What is known of a result.
-
-    Attributes:
-        shape: its sizes.
-        known: its values, where it is small and constant.
-        kind: of its elements, as in :class:`Constant`; 0 is that of the operator's first input.
-        limits: least and greatest of many constant whole numbers.
-    """
-
-    shape: tuple[int, ...]
-    known: NDArray[Any] | None = None
-    kind: int = 0
-    limits: tuple[int, int] | None = None
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    def moved(self, shape: tuple[int, ...], known: NDArray[Any] | None) -> list[Value]:
-        """Return some or all of these elements in another shape, as an operator's results."""
-        return [Value(shape, known, self.kind, self.limits)]
-
-    def between(self) -> tuple[int, int] | None:
-        """Return the least and the greatest of constant whole numbers, None if unknown."""
-        if self.known is not None and self.known.size and self.known.dtype.kind in "iu":
-            return int(self.known.min()), int(self.known.max())
-        return self.limits
 
 
 class Call:
