@@ -197,12 +197,7 @@ def draw(path: Path, variants: Sequence[Variant], whole: float, title: str) -> P
     """Draw bytes, largest KL and paired return of one network, from many bits to few.
 
     Widths are joined by a line; other compressions stand to the right of them, on their own.
-
-    Args:
-        path: of the PNG.
-        variants: at least one, in order.
-        whole: mean return in full precision.
-        title: of the picture.
+    ``whole`` is the mean return in full precision.
     """
     figure = new_figure(9.0, 7.0)
     panels = figure.subplots(3, 1, sharex=True)

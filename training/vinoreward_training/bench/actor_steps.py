@@ -155,13 +155,7 @@ def actor_step_rows(config: BenchConfig) -> list[Row]:
 
 
 def step_rows(baseline: Arm, arms: Sequence[Arm], *, rounds: int = 15, seed: int = 0) -> list[Row]:
-    """Compare arms with a baseline; the ratios are per environment's step.
-
-    Args:
-        baseline: usually :func:`eager` of the full network.
-        arms: may be of other networks (pruned ones, say).
-        rounds: turns of each, in an order drawn anew for every round.
-        seed: of weights, observations and the order of the turns.
+    """Compare arms, of other networks too, with a baseline; ratios are per environment's step.
 
     Raises:
         ConfigError: no rounds, or an unknown precision or backend.
@@ -213,11 +207,6 @@ def refresh_rows(arms: Sequence[Arm], *, rounds: int = 15, seed: int = 0) -> lis
     """Measure what new weights cost: the refresh, and what it adds to the first action after it.
 
     Two sets of weights take turns, so the first action finds the new ones out of the caches.
-
-    Args:
-        arms: candidates.
-        rounds: refreshes of each, after one that is not measured.
-        seed: of weights, observations and order.
 
     Raises:
         ConfigError: no rounds or no arms, or an unknown precision or backend.

@@ -71,8 +71,6 @@ class Trained:
     """One training.
 
     Attributes:
-        arm: which.
-        seed: of everything.
         seconds: wall time from the first update, until the return was reached or, without a
             target, the steps were; None if the return was not within the steps.
         steps: environment steps until then.
@@ -116,16 +114,12 @@ def preset(name: str, seed: int, **changes: Any) -> ActorsConfig:
 def train(arm: str, config: ActorsConfig, *, greedy: bool = False) -> Trained:
     """Train until the target is reached, or for all steps.
 
-    Args:
-        arm: which.
-        config: settled; with a target or without.
-        greedy: the target is for the learner's policy, without exploration, in an evaluation every
-            ``evaluate_every`` steps, whose time does not count. Otherwise it is for the mean of the
-            actors' last episodes.
+    The target is for the mean of the actors' last episodes; with ``greedy`` it is for the learner's
+    policy, without exploration, in an evaluation every ``evaluate_every`` steps, whose time does
+    not count.
 
     Raises:
         ConfigError: too few steps for a single update.
-        EngineError: no actor can be kept running.
     """
     # Evaluations beside the training would take part of its processors, which are timed.
     parts = build(dataclasses.replace(config, evaluate_every=0))
@@ -198,16 +192,7 @@ def kept(
 
     So a row that was stopped goes on where it was.
 
-    Args:
-        config: of the bench; its ``out`` holds what is kept.
-        name: of the preset.
-        arm: see :func:`train`.
-        settings: settled.
-        greedy: see :func:`train`.
-
     Raises:
-        ConfigError: too few steps for a single update.
-        EngineError: no actor can be kept running.
         RunFolderError: what is kept there cannot be read.
     """
     import torch
@@ -345,15 +330,7 @@ def bound(trained: Sequence[Trained]) -> str:
 
 
 def time_row(name: str, what: str, found: Arms, arm: str, times: float | None = None) -> Row:
-    """Return the ratio of times to a return: the median of pairs of one seed.
-
-    Args:
-        name: of the row.
-        what: was trained.
-        found: the trainings of each arm, by seed.
-        arm: that is compared with eager PyTorch.
-        times: the ratio to reach, None for none.
-    """
+    """Return how much sooner an arm reaches a return than eager PyTorch: the median of pairs."""
     pairs = list(zip(found[EAGER], found[arm], strict=True))
     ratios = [
         slow.seconds / fast.seconds

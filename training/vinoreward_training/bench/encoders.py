@@ -40,7 +40,7 @@ from vinoreward_training.bench.rows import (
     turns,
     wall_and_cpu,
 )
-from vinoreward_training.bench.speed import Stepper, one_thread, scene_camera
+from vinoreward_training.bench.speed import Stepper, by_hand, one_thread, scene_camera
 from vinoreward_training.classifier.fresh_scenes import fresh_frames, fresh_scenes
 from vinoreward_training.configs.bench import BenchConfig
 from vinoreward_training.data.capture_hover import HoverFrame, hover_frame
@@ -156,35 +156,24 @@ class EagerEncoding(gym.ObservationWrapper[Any, Any, Any]):
     """
 
     def __init__(self, env: gym.Env[Any, Any], bundle: Bundle) -> None:
-        import torch
         from safetensors.torch import load_file
 
         from vinoreward.encoders.vae import build_encoder
 
         super().__init__(env)
         picture, spec = bundle.spec.picture, bundle.spec
-        self._size = (picture.width, picture.height)
-        self._latent = spec.latent_size or 0
-        self._network = build_encoder(
+        network = build_encoder(
             str(spec.architecture), picture.height, picture.width, spec.width
         ).eval()
-        self._network.load_state_dict(load_file(bundle.path / "model.safetensors"))
-        self._mean = torch.tensor(picture.mean).view(3, 1, 1)
-        self._std = torch.tensor(picture.std).view(3, 1, 1)
+        network.load_state_dict(load_file(bundle.path / "model.safetensors"))
+        size = (picture.width, picture.height)
+        self._output = by_hand(network, size, picture.mean, picture.std)
+        self._latent = spec.latent_size or 0
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (self._latent,), np.float32)
 
-    def observation(self, observation: Any) -> npt.NDArray[np.float32]:
+    def observation(self, observation: Any) -> Floats:
         """Return the latent ``(D,)`` of a picture."""
-        import torch
-        from PIL import Image
-
-        image = Image.fromarray(observation)
-        if image.size != self._size:
-            image = image.resize(self._size, Image.Resampling.BILINEAR)
-        planes = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255.0)
-        with torch.no_grad():
-            output = self._network(((planes - self._mean) / self._std).unsqueeze(0))
-        latent: npt.NDArray[np.float32] = output[0, : self._latent].numpy()
+        latent: Floats = self._output(observation)[: self._latent].numpy()
         return latent
 
 
@@ -282,10 +271,7 @@ def probe_errors(
 ) -> list[ProbeError]:
     """Fit the probe on some frames and judge it on others; absent objects are left out.
 
-    Args:
-        encode: pictures (N, H, W, 3) to latents (N, D).
-        fitted: frames to fit on.
-        fresh: frames to judge on.
+    ``encode`` takes pictures (N, H, W, 3) to latents (N, D).
     """
     frames = [*fitted, *fresh]
     latents = np.concatenate([encode(frame.image[None]) for frame in frames])
@@ -360,7 +346,7 @@ def graph_row(config: BenchConfig, classifier: Bundle, encoder: Bundle) -> Row:
         first, second = (
             stack.enter_context(load_backend("openvino", network)) for network in networks
         )
-        both = stack.enter_context(load_backend("openvino", joined(networks, Path(folder))))
+        both = stack.enter_context(load_backend("openvino", _joined(networks, Path(folder))))
         separate = np.concatenate([first.infer(picture), second.infer(picture)], axis=1)
         difference = float(np.abs(both.infer(picture) - separate).max())
 
@@ -384,13 +370,8 @@ def graph_row(config: BenchConfig, classifier: Bundle, encoder: Bundle) -> Row:
     )
 
 
-def joined(networks: list[NetworkSpec], folder: Path) -> NetworkSpec:
-    """Write one graph with the input of the first network and the outputs of both.
-
-    Args:
-        networks: two, with their preprocessing inside, for pictures of one size.
-        folder: where to.
-    """
+def _joined(networks: list[NetworkSpec], folder: Path) -> NetworkSpec:
+    """Write one graph of two networks for pictures of one size, with the outputs of both."""
     ov = import_openvino()
     core = shared_core(ov)
     first, second = (core.read_model(network.path) for network in networks)

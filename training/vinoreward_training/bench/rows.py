@@ -277,15 +277,7 @@ def speed_rows(
     targets: Mapping[str, float],
     note: str = "",
 ) -> list[Row]:
-    """Return how many times faster each candidate is than the first.
-
-    Args:
-        name: of the rows.
-        what: in words, with ``{}`` for the candidate.
-        times: candidate to its times.
-        targets: candidate to the ratio that it should reach.
-        note: of every row.
-    """
+    """Return how many times faster each candidate (``{}`` in ``what``) is than the first."""
     (_, baseline), *others = times.items()
     return [
         speed_row(name, what.format(one), baseline, timing, at_least=targets.get(one), note=note)

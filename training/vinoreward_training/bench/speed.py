@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -126,6 +126,26 @@ def _as_used_row(config: BenchConfig, bundle: Bundle, size: str) -> Row:
     )
 
 
+def by_hand(
+    network: Any, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]
+) -> Callable[[npt.NDArray[np.uint8]], Any]:
+    """Return the usual way from a picture to a network's output: PIL, a tensor, eager PyTorch."""
+    import torch
+    from PIL import Image
+
+    middle, spread = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
+
+    def output(picture: npt.NDArray[np.uint8]) -> Any:
+        image = Image.fromarray(picture)
+        if image.size != size:
+            image = image.resize(size, Image.Resampling.BILINEAR)
+        planes = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255.0)
+        with torch.no_grad():
+            return network(((planes - middle) / spread).unsqueeze(0))[0]
+
+    return output
+
+
 def article_path(joints: npt.NDArray[Any], pose: npt.NDArray[Any]) -> Callable[[], float]:
     """Return the article's way from a posed scene to a decision, in PyTorch.
 
@@ -133,7 +153,6 @@ def article_path(joints: npt.NDArray[Any], pose: npt.NDArray[Any]) -> Callable[[
     SqueezeNet 1.0. The weights are not trained: they do not change the time.
     """
     import torch
-    from PIL import Image
 
     from vinoreward.backends.torch_networks import build
 
@@ -141,20 +160,10 @@ def article_path(joints: npt.NDArray[Any], pose: npt.NDArray[Any]) -> Callable[[
         CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer="tiny", mesh="full")
     )
     torch.manual_seed(0)
-    network = build("squeezenet1_0").eval()
-    mean = torch.tensor(IMAGENET_MEAN).view(3, 1, 1)
-    std = torch.tensor(IMAGENET_STD).view(3, 1, 1)
     width = round(ARTICLE_SHORT_SIDE * ARTICLE_WIDTH / ARTICLE_HEIGHT)
-
-    def decide() -> float:
-        image = Image.fromarray(camera.render(joints, pose))
-        small = image.resize((width, ARTICLE_SHORT_SIDE), Image.Resampling.BILINEAR)
-        planes = torch.from_numpy(np.array(small)).permute(2, 0, 1).float().div(255.0)
-        with torch.no_grad():
-            logits = network(((planes - mean) / std).unsqueeze(0))
-        return float(torch.softmax(logits, 1)[0, 1])
-
-    return decide
+    network = build("squeezenet1_0").eval()
+    logits = by_hand(network, (width, ARTICLE_SHORT_SIDE), IMAGENET_MEAN, IMAGENET_STD)
+    return lambda: float(torch.softmax(logits(camera.render(joints, pose)), 0)[1])
 
 
 def reward_path_rows(config: BenchConfig) -> list[Row]:

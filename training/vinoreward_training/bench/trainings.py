@@ -47,13 +47,10 @@ class Training:
     """One training run, up to the evaluation that found it solved.
 
     Attributes:
-        seed: of weights, exploration and environment.
         solved_at: steps, None if it was not solved within the budget.
-        steps: steps trained.
         seconds: wall time of the training, without the evaluations.
         true: share of true successes in the final evaluation.
-        claimed: share of claimed successes in the same.
-        episodes: episodes of the final evaluation.
+        claimed: share of claimed successes in the same ``episodes``.
     """
 
     seed: int
@@ -76,15 +73,8 @@ def train_to_solved(
 
     Now and then (as the preset says) a few episodes are played; if they look solved, the final
     number decides, on seeds that no other evaluation uses. Evaluations are not in the seconds. A
-    run that was stopped goes on from its checkpoint, its seconds with it.
-
-    Args:
-        config: of the bench.
-        name: of the run's folder.
-        env_id: what it trains in.
-        seed: of everything.
-        steps: at most.
-        **settings: further ones of ``vinoreward train``.
+    run that was stopped goes on from its checkpoint, its seconds with it. ``settings`` are further
+    ones of ``vinoreward train``.
     """
     result = train(
         TrainConfig(
@@ -226,7 +216,7 @@ def overhead_rows(config: BenchConfig) -> list[Row]:
     def maker(backend: str) -> Callable[[], gym.Env[Any, Any]]:
         return lambda: gym.make("PandaHover-v0", backend=backend, bundle=config.bundle)
 
-    return overhead_row(
+    return _overhead(
         config,
         "overhead",
         f"training wall time with the learned reward over that with the oracle reward, "
@@ -247,7 +237,7 @@ def overhead_pixels_rows(config: BenchConfig) -> list[Row]:
     target = "<= 1.5 x"
     if encoder_bundle(config) is None:
         return [not_there(config, "overhead-pixels", what, target)]
-    return overhead_row(
+    return _overhead(
         config,
         "overhead-pixels",
         what,
@@ -260,7 +250,7 @@ def overhead_pixels_rows(config: BenchConfig) -> list[Row]:
     )
 
 
-def overhead_row(
+def _overhead(
     config: BenchConfig,
     name: str,
     what: str,
@@ -268,23 +258,17 @@ def overhead_row(
     env_id: str,
     target: str,
 ) -> list[Row]:
-    """Time trainings in two environments, same seeds, in turns; return the row of their ratio.
+    """Time trainings in two environments, same seeds, in turns: the first's time over the second's.
 
-    Args:
-        config: says which seeds and how many steps.
-        name: of the row.
-        what: of the row.
-        makers: two names with what makes the environment; the first is divided by the second.
-        env_id: whose preset both are trained with: a learner of another size would hide or
-            exaggerate the reward's share.
-        target: of the ratio of wall times.
+    Both use the preset of ``env_id``: a learner of another size would hide or exaggerate the
+    reward's share.
     """
     settled = resolve(TrainConfig(env=env_id, timesteps=config.overhead_steps))
     wall: dict[str, list[float]] = {kind: [] for kind in makers}
     cpu: dict[str, list[float]] = {kind: [] for kind in makers}
     for index, kind in turns(list(makers), config.seeds):
         seed = config.first_seed + index
-        spent, processor = train_seconds(makers[kind](), settled, seed)
+        spent, processor = _train_seconds(makers[kind](), settled, seed)
         wall[kind].append(spent)
         cpu[kind].append(processor)
         print(f"  {kind} seed {seed}: {spent:.1f} s", flush=True)
@@ -302,14 +286,8 @@ def overhead_row(
     ]
 
 
-def train_seconds(env: gym.Env[Any, Any], settled: TrainConfig, seed: int) -> tuple[float, float]:
-    """Return wall and processor seconds of a training of fixed length, without making its parts.
-
-    Args:
-        env: one environment; it is closed.
-        settled: says which learner and how many steps.
-        seed: of both.
-    """
+def _train_seconds(env: gym.Env[Any, Any], settled: TrainConfig, seed: int) -> tuple[float, float]:
+    """Return wall and processor seconds of a training of fixed length, without making its parts."""
     one_thread()
     steps = settled.timesteps or 1
     with contextlib.closing(env):

@@ -44,12 +44,7 @@ CAPTIONS = {
 
 
 def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
-    """Let the shipped classifier and that of ``bundle`` judge the same fresh scenes.
-
-    Args:
-        bundle: folder of a bundle.
-        count: scenes.
-        seed: of the scenes.
+    """Let the shipped classifier and that of ``bundle`` judge the same ``count`` fresh scenes.
 
     Returns:
         plain data: ``rows`` (one per quantity), ``categories`` (one per kind of scene),
@@ -94,9 +89,7 @@ def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
 def verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> str:
     """Say whether the second of two classifiers is worse, by the exact McNemar test.
 
-    Args:
-        before: (N,) where the first was wrong.
-        after: (N,) where the second was wrong, on the same scenes.
+    Both are (N,): where each was wrong, on the same scenes.
     """
     from scipy.stats import binomtest
 
@@ -113,13 +106,7 @@ def verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> str:
 
 
 def claim_sentence(chosen: dict[str, Any], false_positives: int, failures: int) -> str:
-    """Say what the threshold was chosen for and whether frames and fresh scenes support it.
-
-    Args:
-        chosen: a bundle's ``decision.chosen_for``.
-        false_positives: among the fresh scenes.
-        failures: among the fresh scenes.
-    """
+    """Say what the threshold was chosen for and whether frames and fresh scenes support it."""
     if "target_fpr" not in chosen:
         return "The bundle does not say what its threshold was chosen for."
     target, negatives = float(chosen["target_fpr"]), int(chosen["negatives"])
@@ -164,13 +151,8 @@ def demo_sections(
 ) -> list[Section]:
     """Return the report's sections.
 
-    Args:
-        config: settled.
-        start: what the classifier started from, in words.
-        facts: what the stages found.
-        pictures: the film, the learning curve and those of the model card; some may be missing.
-        seconds: of each stage.
-        commands: (command, what it does) to try next.
+    ``start`` says what the classifier started from, ``pictures`` are the film, the learning curve
+    and those of the model card (some may be missing), ``commands`` (command, what it does) pairs.
     """
     film, curve, card = (
         [path for path in part if path.is_file()]
