@@ -13,7 +13,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,6 @@ def quantize_onnx(
     out: Path,
     frames: NDArray[np.uint8],
     *,
-    accuracy_check: Callable[[Path], None] | None = None,
     exact_bias: bool = False,
 ) -> None:
     """Quantize ``model`` into ``out``; deterministic for the same file and frames.
@@ -107,8 +106,6 @@ def quantize_onnx(
         out: the ``.onnx`` file to write, whole or not at all.
         frames: calibration pictures ``(N, H, W, 3)`` uint8 from where the network will be used, of
             every kind that it will see. The first 300 are used.
-        accuracy_check: called with the path of the quantized file before it is put in place. To
-            refuse it, raise; ``out`` is then left as it was.
         exact_bias: correct each layer's bias by running the network quantized so far, instead of
             estimating the shift layer by layer. Slower to quantize and as fast to run; what a
             latent needs, of which every number counts.
@@ -156,8 +153,6 @@ def quantize_onnx(
         )
     with atomic_path(out) as part:
         onnx.save(quantized, str(part))
-        if accuracy_check is not None:
-            accuracy_check(part)
 
 
 def _left_in_floats(network: Any) -> list[str]:
