@@ -6,16 +6,11 @@ from typing import Any, SupportsFloat
 
 import gymnasium as gym
 
-from vinoreward.wrappers.encoding import EncodedObservationForm, EncodingOptions, shown
-from vinoreward.wrappers.layers import Inside, inside_of, refuse_autoreset, render_once
-from vinoreward.wrappers.sources import ImageSource
+from vinoreward.wrappers.encoding import EncodedObservationBase, shown
+from vinoreward.wrappers.layers import ImageSource, SingleForm, refuse_autoreset
 
 
-class EncodedObservation(
-    EncodedObservationForm[gym.Env[Any, Any]],
-    gym.Wrapper[Any, Any, Any, Any],
-    gym.utils.RecordConstructorArgs,
-):
+class EncodedObservation(EncodedObservationBase[gym.Env[Any, Any]], SingleForm):
     """Replace the environment's observation by what an encoder sees in its picture.
 
     The observation is one flat float32 Box: the latent vectors of the last ``frame_stack`` steps,
@@ -54,24 +49,12 @@ class EncodedObservation(
         ModelNotFoundError: no such bundle.
     """
 
-    def _inside(self, env: gym.Env[Any, Any]) -> Inside:
-        return inside_of(env)
-
     def _enclose(
-        self,
-        env: gym.Env[Any, Any],
-        source: ImageSource,
-        options: EncodingOptions,
-        arguments: dict[str, Any],
+        self, env: gym.Env[Any, Any], source: ImageSource, arguments: dict[str, Any]
     ) -> None:
-        if options.frame_stack > 1:
+        if arguments["frame_stack"] > 1:
             refuse_autoreset(env, "it would be stacked on those of the episode that ended")
-        # Recorded so that env.spec can make this environment again, also from JSON.
-        gym.utils.RecordConstructorArgs.__init__(self, **arguments)
-        gym.Wrapper.__init__(self, render_once(env) if source == "render" else env)
-
-    def _show(self, space: gym.spaces.Box) -> None:
-        self.observation_space = space
+        super()._enclose(env, source, arguments)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

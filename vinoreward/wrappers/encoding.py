@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -14,17 +13,14 @@ from numpy.typing import NDArray
 
 from vinoreward.encoders.encoder import Encoder
 from vinoreward.errors import ConfigError
-from vinoreward.wrappers.layers import Inside
+from vinoreward.wrappers.layers import AnyEnv, Form, ImageSource
 from vinoreward.wrappers.sources import (
     AnyBundle,
-    ImageSource,
     PictureSource,
     default_source,
     located,
     recorded,
 )
-
-AnyEnv = TypeVar("AnyEnv")
 
 
 @dataclass(frozen=True)
@@ -199,12 +195,8 @@ class EncodingCore:
         return np.random.default_rng(entropy)
 
 
-class EncodedObservationForm(abc.ABC, Generic[AnyEnv]):
-    """Base of the forms of :class:`~vinoreward.EncodedObservation`, which explains the arguments.
-
-    A form says what is inside the environment (:meth:`_inside`), and calls the constructor of its
-    library (:meth:`_enclose`).
-    """
+class EncodedObservationBase(Form[AnyEnv]):
+    """Base of the forms of :class:`~vinoreward.EncodedObservation`; it explains the arguments."""
 
     def __init__(
         self,
@@ -239,7 +231,7 @@ class EncodedObservationForm(abc.ABC, Generic[AnyEnv]):
         given = image_source
         if given is None:
             given = default_source(inside.space, inside.render_mode)
-        self._enclose(env, given, options, arguments)
+        self._enclose(env, given, arguments)
         source = PictureSource(given, inside, encoder.bundle, stacked=True)
         self._core = EncodingCore(encoder, source, inside.space, options, inside.num_envs)
         self._show(self._core.space)
@@ -248,30 +240,6 @@ class EncodedObservationForm(abc.ABC, Generic[AnyEnv]):
     def encoder(self) -> Encoder:
         """What encodes the pictures. It loads at the first one."""
         return self._core.encoder
-
-    @abc.abstractmethod
-    def _inside(self, env: AnyEnv) -> Inside: ...
-
-    @abc.abstractmethod
-    def _enclose(
-        self,
-        env: AnyEnv,
-        source: ImageSource,
-        options: EncodingOptions,
-        arguments: dict[str, Any],
-    ) -> None:
-        """Refuse an environment that cannot be right; call the constructors of the library.
-
-        Args:
-            env: the environment.
-            source: where pictures come from.
-            options: what the observation is made of.
-            arguments: what ``env.spec`` makes the same wrapper with.
-        """
-
-    @abc.abstractmethod
-    def _show(self, space: gym.spaces.Box) -> None:
-        """Set the observation space of one environment."""
 
 
 def shown(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:

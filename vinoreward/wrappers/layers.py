@@ -1,16 +1,23 @@
-"""What is inside the environment that is wrapped, or is put there, and matters to its pictures."""
+"""How wrappers go around an environment, and what inside it matters to pictures and rewards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, SupportsFloat
+import abc
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, SupportsFloat, TypeVar
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
+
+AnyEnv = TypeVar("AnyEnv")
+
+ImageSource = str | Callable[[Any, Any], NDArray[np.uint8]]
+"""``"render"``, ``"obs"``, ``"obs:<key>"`` or ``callable(env, observation)``."""
 
 # Attributes by which Gymnasium's RecordEpisodeStatistics and SB3's Monitor are known: also in
 # another process, and without importing SB3.
@@ -28,10 +35,50 @@ class Inside(NamedTuple):
     num_envs: int = 1
 
 
-def inside_of(env: gym.Env[Any, Any]) -> Inside:
-    """Return what is inside a single environment."""
-    scene = getattr(env.unwrapped, "picture_scene", None)
-    return Inside(env.observation_space, env.render_mode, scene)
+class Form(abc.ABC, Generic[AnyEnv]):
+    """How a wrapper goes around one kind of environment: single, Gymnasium's vectors or SB3's.
+
+    The constructors of ``LearnedRewardBase`` and ``EncodedObservationBase`` call its three methods,
+    in this order.
+    """
+
+    @abc.abstractmethod
+    def _inside(self, env: AnyEnv) -> Inside:
+        """Return what a wrapper has to know of the environment."""
+
+    @abc.abstractmethod
+    def _enclose(self, env: AnyEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
+        """Refuse an environment that cannot be right; call the constructors of the library.
+
+        Args:
+            env: the environment.
+            source: where pictures come from.
+            arguments: the wrapper's, as ``env.spec`` records them.
+        """
+
+    @abc.abstractmethod
+    def _show(self, space: gym.Space[Any]) -> None:
+        """Set the observation space of one environment."""
+
+
+class SingleForm(
+    Form[gym.Env[Any, Any]], gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs
+):
+    """:class:`Form` for one Gymnasium environment."""
+
+    def _inside(self, env: gym.Env[Any, Any]) -> Inside:
+        scene = getattr(env.unwrapped, "picture_scene", None)
+        return Inside(env.observation_space, env.render_mode, scene)
+
+    def _enclose(
+        self, env: gym.Env[Any, Any], source: ImageSource, arguments: dict[str, Any]
+    ) -> None:
+        # Recorded so that env.spec can make this environment again, also from JSON.
+        gym.utils.RecordConstructorArgs.__init__(self, **arguments)
+        gym.Wrapper.__init__(self, render_once(env) if source == "render" else env)
+
+    def _show(self, space: gym.Space[Any]) -> None:
+        self.observation_space = space
 
 
 def refuse_autoreset(env: gym.Env[Any, Any], harm: str) -> None:

@@ -10,24 +10,18 @@ from numpy.typing import NDArray
 
 from vinoreward.rewards.core import Scores
 from vinoreward.wrappers.layers import (
-    Inside,
+    ImageSource,
+    SingleForm,
     has_recorder,
-    inside_of,
     refuse_autoreset,
     refuse_strict_monitor,
-    render_once,
 )
-from vinoreward.wrappers.rewarding import LearnedRewardForm
-from vinoreward.wrappers.sources import ImageSource
+from vinoreward.wrappers.rewarding import LearnedRewardBase
 
 _ALL = np.ones(1, np.bool_)
 
 
-class LearnedReward(
-    LearnedRewardForm[gym.Env[Any, Any]],
-    gym.Wrapper[Any, Any, Any, Any],
-    gym.utils.RecordConstructorArgs,
-):
+class LearnedReward(LearnedRewardBase[gym.Env[Any, Any]], SingleForm):
     """Replace the environment's reward by what a classifier sees.
 
     Every step scores the picture that the transition ended with. ``info`` gains ``is_success``
@@ -94,24 +88,13 @@ class LearnedReward(
         ModelNotFoundError: no such bundle.
     """
 
-    def _inside(self, env: gym.Env[Any, Any]) -> Inside:
-        return inside_of(env)
-
     def _enclose(
-        self,
-        env: gym.Env[Any, Any],
-        source: ImageSource,
-        shown: gym.Space[Any] | None,
-        arguments: dict[str, Any],
+        self, env: gym.Env[Any, Any], source: ImageSource, arguments: dict[str, Any]
     ) -> None:
         refuse_autoreset(env, "it would be scored and paid as if an action had led there")
         if self._core.options.terminate_on_success:
             refuse_strict_monitor(env)
-        # Recorded so that env.spec can make this environment again, also from JSON.
-        gym.utils.RecordConstructorArgs.__init__(self, **arguments)
-        gym.Wrapper.__init__(self, render_once(env) if source == "render" else env)
-        if shown is not None:
-            self.observation_space = shown
+        super()._enclose(env, source, arguments)
         self._recorded = has_recorder(env)
 
     def reset(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -15,21 +14,15 @@ from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.core import RewardCore, RewardMode, RewardOptions
 from vinoreward.rewards.detector import Guard
-from vinoreward.wrappers.layers import Inside
-from vinoreward.wrappers.sources import AnyBundle, ImageSource, PictureSource, located, recorded
-
-AnyEnv = TypeVar("AnyEnv")
+from vinoreward.wrappers.layers import AnyEnv, Form, ImageSource
+from vinoreward.wrappers.sources import AnyBundle, PictureSource, located, recorded
 
 Found = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
 """``(num_envs,)`` each: probability and log-odds of last pictures, probability of first ones."""
 
 
-class LearnedRewardForm(abc.ABC, Generic[AnyEnv]):
-    """Base of the forms of :class:`~vinoreward.LearnedReward`, where the arguments are explained.
-
-    A form says what is inside the environment (:meth:`_inside`), and calls the constructor of its
-    library (:meth:`_enclose`) once the arguments are known to be right.
-    """
+class LearnedRewardBase(Form[AnyEnv]):
+    """Base of the forms of :class:`~vinoreward.LearnedReward`, which explains the arguments."""
 
     _default_source: ClassVar[str] = "render"
 
@@ -87,34 +80,15 @@ class LearnedRewardForm(abc.ABC, Generic[AnyEnv]):
         }
         inside = self._inside(env)
         self._core = RewardCore(options, self._classifier.threshold, inside.num_envs)
-        shown = _with_hold(inside.space, success_hold_steps) if hold_in_observation else None
-        self._enclose(env, source, shown, arguments)
+        self._enclose(env, source, arguments)
         self._source = PictureSource(source, inside, self._classifier.bundle)
+        if hold_in_observation:
+            self._show(_with_hold(inside.space, success_hold_steps))
 
     @property
     def classifier(self) -> Classifier:
         """What scores the pictures. It loads at the first one."""
         return self._classifier
-
-    @abc.abstractmethod
-    def _inside(self, env: AnyEnv) -> Inside: ...
-
-    @abc.abstractmethod
-    def _enclose(
-        self,
-        env: AnyEnv,
-        source: ImageSource,
-        shown: gym.Space[Any] | None,
-        arguments: dict[str, Any],
-    ) -> None:
-        """Refuse an environment that cannot be right; call the constructors of the library.
-
-        Args:
-            env: the environment.
-            source: where pictures come from.
-            shown: observation space of one environment, where it is another one than before.
-            arguments: what ``env.spec`` makes the same wrapper with.
-        """
 
     def _score(
         self,

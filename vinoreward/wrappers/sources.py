@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,12 +17,10 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
 from vinoreward.rewards.classifier import Layout, layout_of
-from vinoreward.wrappers.layers import Inside
+from vinoreward.wrappers.layers import ImageSource, Inside
 
 AnyBundle = Bundle | str | Path | Mapping[str, Any]
 """A loaded bundle, its folder or registered name, or what :func:`recorded` returned."""
-
-ImageSource = str | Callable[[Any, Any], NDArray[np.uint8]]
 
 
 class PictureSource:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError, MissingExtraError, install_command
 from vinoreward.wrappers.last_pictures import LastPictures, own_last
-from vinoreward.wrappers.layers import Inside
-from vinoreward.wrappers.sources import ImageSource
+from vinoreward.wrappers.layers import Form, ImageSource, Inside
+from vinoreward.wrappers.sources import PictureSource
 
 try:
     from stable_baselines3.common.monitor import Monitor
@@ -22,67 +23,67 @@ except ImportError as missing:
         f"installed. Install it with: {install_command('train')}"
     ) from missing
 
-__all__ = [
-    "Monitor",
-    "VecEnv",
-    "VecEnvWrapper",
-    "copied_observation",
-    "inside_of",
-    "keep_last",
-    "lasts",
-    "refuse_render",
-]
+__all__ = ["Monitor", "SB3Form", "VecEnv", "VecEnvWrapper", "copied_observation"]
 
 
-def refuse_render(source: ImageSource, single: str) -> None:
-    """Raise ConfigError where the picture would be rendered.
+class SB3Form(Form[VecEnv], VecEnvWrapper):
+    """:class:`Form` for Stable-Baselines3's vector environments."""
 
-    Args:
-        source: the image source.
-        single: name of the wrapper for one environment, which can render.
-    """
-    if source == "render":
-        raise ConfigError(
-            "image_source is 'render' in a VecEnv, which resets an environment before it can be "
-            "rendered, so that the frame shows the next episode. Expected the picture in the "
-            f"observation (image_source='obs' or 'obs:<key>'), or vinoreward.{single} around "
-            "each environment before it is vectorised (make_vec_env's wrapper_class)."
-        )
+    _single: ClassVar[str]
+    """Name of the wrapper for one environment, which can render."""
 
+    def _inside(self, env: VecEnv) -> Inside:
+        known = env.has_attr("picture_scene")
+        scene = env.get_attr("picture_scene", indices=[0])[0] if known else None
+        return Inside(env.observation_space, env.render_mode, scene, env.num_envs)
 
-def keep_last(venv: VecEnv, single: str) -> LastPictures | None:
-    """See that no reset overwrites a ``terminal_observation``.
+    def _enclose(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
+        if source == "render":
+            raise ConfigError(
+                "image_source is 'render' in a VecEnv, which resets an environment before it can "
+                "be rendered, so that the frame shows the next episode. Expected the picture in "
+                "the observation (image_source='obs' or 'obs:<key>'), or "
+                f"vinoreward.{self._single} around each environment before it is vectorised "
+                "(make_vec_env's wrapper_class)."
+            )
+        VecEnvWrapper.__init__(self, env)
+        self._last: LastPictures | None = None
+        base = env.unwrapped
+        if isinstance(base, DummyVecEnv):
+            own_last(base.envs)
+        else:
+            self._last = LastPictures(
+                f"put vinoreward.{self._single} around each environment before it is vectorised"
+            )
 
-    Args:
-        venv: the vector environment; the environments of a ``DummyVecEnv`` are wrapped.
-        single: name of the wrapper for one environment.
+    def _show(self, space: gym.Space[Any]) -> None:
+        self.observation_space = space
 
-    Returns:
-        What has to look at every step, or None.
-    """
-    base = venv.unwrapped
-    if isinstance(base, DummyVecEnv):
-        own_last(base.envs)
-        return None
-    return LastPictures(f"put vinoreward.{single} around each environment before it is vectorised")
+    def _finals(
+        self,
+        source: PictureSource,
+        dones: NDArray[np.bool_],
+        observations: Any,
+        infos: Sequence[Mapping[str, Any]],
+    ) -> dict[int, Any]:
+        """Return the ``terminal_observation`` of each environment that is done.
 
-
-def lasts(dones: NDArray[np.bool_], infos: Sequence[Mapping[str, Any]]) -> dict[int, Any]:
-    """Return the ``terminal_observation`` of each environment that is done.
-
-    Raises:
-        InputError: it is not there.
-    """
-    found = {i: infos[i].get("terminal_observation") for i in np.flatnonzero(dones).tolist()}
-    missing = [i for i, observation in found.items() if observation is None]
-    if missing:
-        raise InputError(
-            f"the environments {missing} are done without infos[i]['terminal_observation'], only "
-            f"{', '.join(infos[missing[0]]) or 'nothing'}. Expected their last observations there, "
-            "as SB3's vector environments give them; without them the picture that an episode "
-            "ended with is lost."
-        )
-    return found
+        Raises:
+            InputError: it is not there.
+            ConfigError: it is overwritten by the reset.
+        """
+        last = {i: infos[i].get("terminal_observation") for i in np.flatnonzero(dones).tolist()}
+        missing = [i for i, observation in last.items() if observation is None]
+        if missing:
+            raise InputError(
+                f"the environments {missing} are done without infos[i]['terminal_observation'], "
+                f"only {', '.join(infos[missing[0]]) or 'nothing'}. Expected their last "
+                "observations there, as SB3's vector environments give them; without them the "
+                "picture that an episode ended with is lost."
+            )
+        if self._last is not None:
+            self._last.check(source, last, observations)
+        return last
 
 
 def copied_observation(observation: Any) -> Any:
@@ -92,10 +93,3 @@ def copied_observation(observation: Any) -> Any:
     if isinstance(observation, tuple):
         return tuple(np.array(part) for part in observation)
     return np.array(observation)
-
-
-def inside_of(venv: VecEnv) -> Inside:
-    """Return what is inside an SB3 vector environment."""
-    known = venv.has_attr("picture_scene")
-    scene = venv.get_attr("picture_scene", indices=[0])[0] if known else None
-    return Inside(venv.observation_space, venv.render_mode, scene, venv.num_envs)

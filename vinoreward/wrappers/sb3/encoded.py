@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.wrappers.encoding import EncodedObservationForm, EncodingOptions, shown
-from vinoreward.wrappers.layers import Inside
-from vinoreward.wrappers.sb3.common import (
-    VecEnv,
-    VecEnvWrapper,
-    inside_of,
-    keep_last,
-    lasts,
-    refuse_render,
-)
-from vinoreward.wrappers.sources import ImageSource
+from vinoreward.wrappers.encoding import EncodedObservationBase, shown
+from vinoreward.wrappers.layers import ImageSource
+from vinoreward.wrappers.sb3.common import SB3Form, VecEnv
 
 
-class VecEncodedObservation(EncodedObservationForm[VecEnv], VecEnvWrapper):
+class VecEncodedObservation(EncodedObservationBase[VecEnv], SB3Form):
     """:class:`~vinoreward.EncodedObservation` for an SB3 ``VecEnv``, one batched call per step.
 
     ``infos[i]["terminal_observation"]`` is encoded too, with the latents of the episode that ended;
@@ -35,23 +26,11 @@ class VecEncodedObservation(EncodedObservationForm[VecEnv], VecEnvWrapper):
         image_source: a callable is given ``None`` for the environment, one observation at a time.
     """
 
-    def _inside(self, env: VecEnv) -> Inside:
-        return inside_of(env)
+    _single = "EncodedObservation"
 
-    def _enclose(
-        self,
-        env: VecEnv,
-        source: ImageSource,
-        options: EncodingOptions,
-        arguments: dict[str, Any],
-    ) -> None:
-        refuse_render(source, "EncodedObservation")
-        VecEnvWrapper.__init__(self, env)
-        self._last = keep_last(env, "EncodedObservation")
+    def _enclose(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
+        super()._enclose(env, source, arguments)
         self._resetting: list[int | None] = [None] * env.num_envs
-
-    def _show(self, space: gym.spaces.Box) -> None:
-        self.observation_space = space
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Set the seeds of the next reset, and with them those of the draws."""
@@ -81,9 +60,7 @@ class VecEncodedObservation(EncodedObservationForm[VecEnv], VecEnvWrapper):
         observations, rewards, dones, found = self.venv.step_wait()
         infos = [dict(info) for info in found]
         self.reset_infos = [dict(info) for info in self.venv.reset_infos]
-        last = lasts(np.asarray(dones, np.bool_), infos)
-        if self._last is not None:
-            self._last.check(self._core.source, last, observations)
+        last = self._finals(self._core.source, dones, observations, infos)
         everyone = list(range(self.num_envs))
         final, newest = self._core.advance(observations, everyone, list(last), last)
         for i, observation in final.items():

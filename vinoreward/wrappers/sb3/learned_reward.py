@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.core import Scores
-from vinoreward.wrappers.layers import Inside, strict_monitor
-from vinoreward.wrappers.rewarding import LearnedRewardForm, append_hold
+from vinoreward.wrappers.layers import ImageSource, strict_monitor
+from vinoreward.wrappers.rewarding import LearnedRewardBase, append_hold
 from vinoreward.wrappers.sb3.common import (
     Monitor,
+    SB3Form,
     VecEnv,
     VecEnvWrapper,
     copied_observation,
-    inside_of,
-    keep_last,
-    lasts,
-    refuse_render,
 )
-from vinoreward.wrappers.sources import ImageSource
 
 
-class VecLearnedReward(LearnedRewardForm[VecEnv], VecEnvWrapper):
+class VecLearnedReward(LearnedRewardBase[VecEnv], SB3Form):
     """:class:`~vinoreward.LearnedReward` for an SB3 ``VecEnv``, with one batched call per step.
 
     The picture that is scored is ``terminal_observation`` where an episode ended, because the
@@ -52,22 +47,12 @@ class VecLearnedReward(LearnedRewardForm[VecEnv], VecEnvWrapper):
     """
 
     _default_source = "obs"
+    _single = "LearnedReward"
 
-    def _inside(self, env: VecEnv) -> Inside:
-        return inside_of(env)
-
-    def _enclose(
-        self,
-        env: VecEnv,
-        source: ImageSource,
-        shown: gym.Space[Any] | None,
-        arguments: dict[str, Any],
-    ) -> None:
-        refuse_render(source, "LearnedReward")
+    def _enclose(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
         if self._core.options.terminate_on_success:
             _check_restarts(env)
-        VecEnvWrapper.__init__(self, env, observation_space=shown)
-        self._last = keep_last(env, "LearnedReward")
+        super()._enclose(env, source, arguments)
 
     def reset(self) -> Any:
         """Start new episodes everywhere."""
@@ -88,9 +73,7 @@ class VecLearnedReward(LearnedRewardForm[VecEnv], VecEnvWrapper):
         dones = np.array(dones, np.bool_)
         infos = [dict(info) for info in found]
         self.reset_infos = list(self.venv.reset_infos)
-        last = lasts(dones, infos)
-        if self._last is not None:
-            self._last.check(self._source, last, observations)
+        last = self._finals(self._source, dones, observations, infos)
         everyone = np.ones(self.num_envs, np.bool_)
         probability, odds, _ = self._score(observations, everyone, ~everyone, last)
         terminated = np.array(

@@ -16,44 +16,98 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.wrappers.layers import Inside
-from vinoreward.wrappers.sources import ImageSource
+from vinoreward.wrappers.last_pictures import keep_last
+from vinoreward.wrappers.layers import Form, ImageSource, Inside, vector_render_once
+from vinoreward.wrappers.sources import PictureSource
 
 Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
 
 
-def inside_of(env: VectorEnv[Any, Any, Any]) -> Inside:
-    """Return what is inside a vector environment."""
-    return Inside(env.single_observation_space, env.render_mode, _scene_of(env), env.num_envs)
+class VectorForm(Form[VectorEnv[Any, Any, Any]], VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
+    """:class:`Form` for Gymnasium's vector environments."""
+
+    _over: NDArray[np.bool_]
+    """``(num_envs,)`` Episodes that ended with the last step, to the caller."""
+
+    def _inside(self, env: VectorEnv[Any, Any, Any]) -> Inside:
+        return Inside(env.single_observation_space, env.render_mode, _scene_of(env), env.num_envs)
+
+    def _enclose(
+        self, env: VectorEnv[Any, Any, Any], source: ImageSource, arguments: dict[str, Any]
+    ) -> None:
+        self._mode = _checked_mode(env, source, arguments.get("terminate_on_success", False))
+        VectorWrapper.__init__(self, vector_render_once(env) if source == "render" else env)
+        self._last = keep_last(env)
+        self._over = np.zeros(env.num_envs, np.bool_)
+
+    def _show(self, space: gym.Space[Any]) -> None:
+        self.single_observation_space = space
+        self.observation_space = batch_space(space, self.num_envs)
+
+    def _reset(
+        self, seed: int | list[int | None] | None, options: dict[str, Any] | None
+    ) -> tuple[NDArray[np.bool_], Any, dict[str, Any]]:
+        """Reset; return who is reset, ``(num_envs,)`` bool, with the observations and infos."""
+        mask = np.ones(self.num_envs, np.bool_)
+        if options is not None and "reset_mask" in options:
+            mask = np.asarray(options["reset_mask"], np.bool_).copy()
+        # Copied, because Gymnasium takes the mask out of the dictionary it is given.
+        given = None if options is None else dict(options)
+        observations, infos = self.env.reset(seed=seed, options=given)  # type: ignore[arg-type]
+        self._over = self._over & ~mask
+        return mask, observations, infos
+
+    def _step(self, actions: Any) -> Step:
+        """Step, unless an episode that ended has to be reset first."""
+        if self._mode is AutoresetMode.DISABLED and self._over.any():
+            raise ConfigError(
+                f"the sub-environments {np.flatnonzero(self._over).tolist()} ended their episodes "
+                "and were stepped. Expected a reset first, because autoreset is DISABLED: "
+                "env.reset(options={'reset_mask': terminations | truncations})."
+            )
+        return self.env.step(actions)
+
+    def _finals(
+        self,
+        source: PictureSource,
+        ended: NDArray[np.bool_],
+        observations: Any,
+        infos: dict[str, Any],
+    ) -> dict[int, Any]:
+        """Return the last observation of each episode that ended with this SAME_STEP step.
+
+        Raises:
+            InputError: it is not there.
+            ConfigError: it is overwritten by the reset.
+        """
+        chosen = np.flatnonzero(ended).tolist()
+        found: Any = infos.get("final_obs")
+        if isinstance(found, (dict, tuple)):  # batched, as a native vector environment may give it
+            found = list(iterate(self.env.observation_space, found))
+        missing = [i for i in chosen if found is None or found[i] is None]
+        if missing:
+            raise InputError(
+                f"{type(self.unwrapped).__name__} ended the episodes of the sub-environments "
+                f"{missing} in SAME_STEP mode without infos['final_obs'], only "
+                f"{', '.join(infos) or 'nothing'}. Expected their last observations there, as "
+                "Gymnasium's vector environments give them; without them the picture that an "
+                "episode ended with is lost."
+            )
+        last = {i: found[i] for i in chosen}
+        if self._last is not None:
+            self._last.check(source, last, observations)
+        return last
 
 
-def reset_of(
-    env: VectorEnv[Any, Any, Any],
-    seed: int | list[int | None] | None,
-    options: dict[str, Any] | None,
-) -> tuple[NDArray[np.bool_], Any, dict[str, Any]]:
-    """Reset; return who is reset, ``(num_envs,)`` bool, with the observations and infos."""
-    mask = np.ones(env.num_envs, np.bool_)
-    if options is not None and "reset_mask" in options:
-        mask = np.asarray(options["reset_mask"], np.bool_).copy()
-    # Copied, because Gymnasium takes the mask out of the dictionary it is given.
-    given = None if options is None else dict(options)
-    observations, infos = env.reset(seed=seed, options=given)  # type: ignore[arg-type]
-    return mask, observations, infos
-
-
-def checked_mode(
+def _checked_mode(
     env: VectorEnv[Any, Any, Any], source: ImageSource, terminate: bool
 ) -> AutoresetMode:
-    """Return the autoreset mode.
+    """Return the autoreset mode, or raise where some picture would belong to another episode.
 
     Args:
         env: the vector environment.
         source: where pictures come from.
         terminate: whether sub-environments are to be reset before they end their episodes.
-
-    Raises:
-        ConfigError: with these options some picture would belong to another episode.
     """
     mode = env.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
@@ -89,16 +143,6 @@ def checked_mode(
             "Expected shared_memory=True or another autoreset mode."
         )
     return mode
-
-
-def check_was_reset(mode: AutoresetMode, over: NDArray[np.bool_]) -> None:
-    """Raise ConfigError where autoreset is DISABLED and an episode that ended is stepped on."""
-    if mode is AutoresetMode.DISABLED and over.any():
-        raise ConfigError(
-            f"the sub-environments {np.flatnonzero(over).tolist()} ended their episodes "
-            "and were stepped. Expected a reset first, because autoreset is DISABLED: "
-            "env.reset(options={'reset_mask': terminations | truncations})."
-        )
 
 
 def row(infos: dict[str, Any], index: int) -> dict[str, Any]:
@@ -163,29 +207,6 @@ def keep_original(infos: dict[str, Any], key: str, num_envs: int) -> bool:
     infos[f"original_{key}"], infos[f"_original_{key}"] = infos.pop(key), mask
     infos.pop(f"_{key}", None)
     return True
-
-
-def finals(
-    env: VectorEnv[Any, Any, Any], ended: NDArray[np.bool_], infos: dict[str, Any]
-) -> dict[int, Any]:
-    """Return the last observation of each episode that ended with this SAME_STEP step.
-
-    Raises:
-        InputError: it is not there.
-    """
-    chosen = np.flatnonzero(ended).tolist()
-    found: Any = infos.get("final_obs")
-    if isinstance(found, (dict, tuple)):  # batched, as a native vector environment may give it
-        found = list(iterate(env.observation_space, found))
-    missing = [i for i in chosen if found is None or found[i] is None]
-    if missing:
-        raise InputError(
-            f"{type(env.unwrapped).__name__} ended the episodes of the sub-environments {missing} "
-            f"in SAME_STEP mode without infos['final_obs'], only {', '.join(infos) or 'nothing'}. "
-            "Expected their last observations there, as Gymnasium's vector environments give them;"
-            " without them the picture that an episode ended with is lost."
-        )
-    return {i: found[i] for i in chosen}
 
 
 def _scene_of(env: VectorEnv[Any, Any, Any]) -> object:

@@ -5,31 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from vinoreward.wrappers.encoding import EncodedObservationForm, EncodingOptions, shown
-from vinoreward.wrappers.last_pictures import keep_last
-from vinoreward.wrappers.layers import Inside, vector_render_once
-from vinoreward.wrappers.sources import ImageSource
-from vinoreward.wrappers.vector.common import (
-    Step,
-    check_was_reset,
-    checked_mode,
-    finals,
-    inside_of,
-    put,
-    reset_of,
-)
+from vinoreward.wrappers.encoding import EncodedObservationBase, shown
+from vinoreward.wrappers.vector.common import Step, VectorForm, put
 
 
-class VectorEncodedObservation(
-    EncodedObservationForm[VectorEnv[Any, Any, Any]],
-    VectorWrapper[Any, Any, Any, Any, NDArray[Any]],
-):
+class VectorEncodedObservation(EncodedObservationBase[VectorEnv[Any, Any, Any]], VectorForm):
     """:class:`~vinoreward.EncodedObservation` for all sub-environments, one batched call per step.
 
     The wrapped environment's autoreset mode stays what it is. In SAME_STEP mode ``final_obs`` is
@@ -46,26 +30,6 @@ class VectorEncodedObservation(
 
     passes_masked_resets = True
 
-    def _inside(self, env: VectorEnv[Any, Any, Any]) -> Inside:
-        return inside_of(env)
-
-    def _enclose(
-        self,
-        env: VectorEnv[Any, Any, Any],
-        source: ImageSource,
-        options: EncodingOptions,
-        arguments: dict[str, Any],
-    ) -> None:
-        self._mode = checked_mode(env, source, terminate=False)
-        VectorWrapper.__init__(self, vector_render_once(env) if source == "render" else env)
-        self._last = keep_last(env)
-        self._over = np.zeros(env.num_envs, np.bool_)
-        """Episodes that ended with the last step."""
-
-    def _show(self, space: gym.spaces.Box) -> None:
-        self.single_observation_space = space
-        self.observation_space = batch_space(space, self.num_envs)
-
     def reset(
         self,
         *,
@@ -73,8 +37,7 @@ class VectorEncodedObservation(
         options: dict[str, Any] | None = None,
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says."""
-        mask, observations, infos = reset_of(self.env, seed, options)
-        self._over = self._over & ~mask
+        mask, observations, infos = self._reset(seed, options)
         fresh = np.flatnonzero(mask).tolist()
         if seed is not None:
             for i in fresh:
@@ -90,16 +53,13 @@ class VectorEncodedObservation(
                 and last pictures are overwritten by resets.
             InputError: a picture has a wrong shape, or SAME_STEP and no ``final_obs``.
         """
-        check_was_reset(self._mode, self._over)
-        observations, rewards, terminations, truncations, infos = self.env.step(actions)
+        observations, rewards, terminations, truncations, infos = self._step(actions)
         ended = np.asarray(terminations, np.bool_) | np.asarray(truncations, np.bool_)
         last: Mapping[int, Any] = {}
         going, starting = np.ones_like(ended), np.zeros_like(ended)
         if self._mode is AutoresetMode.SAME_STEP:
             starting = ended
-            last = finals(self.env, ended, infos)
-            if self._last is not None:
-                self._last.check(self._core.source, last, observations)
+            last = self._finals(self._core.source, ended, observations, infos)
         elif self._mode is AutoresetMode.NEXT_STEP:
             going, starting = ~self._over, self._over
         ends, begins = np.flatnonzero(going).tolist(), np.flatnonzero(starting).tolist()

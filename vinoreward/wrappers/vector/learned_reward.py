@@ -5,43 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from vinoreward.rewards.core import Scores
-from vinoreward.wrappers.last_pictures import keep_last
-from vinoreward.wrappers.layers import (
-    Inside,
-    parts_have_recorders,
-    vector_has_recorder,
-    vector_render_once,
-)
-from vinoreward.wrappers.rewarding import Found, LearnedRewardForm, append_hold
-from vinoreward.wrappers.sources import ImageSource
+from vinoreward.wrappers.layers import ImageSource, parts_have_recorders, vector_has_recorder
+from vinoreward.wrappers.rewarding import Found, LearnedRewardBase, append_hold
 from vinoreward.wrappers.vector.common import (
     Step,
-    check_was_reset,
-    checked_mode,
+    VectorForm,
     copied,
-    finals,
-    inside_of,
     joined,
     keep_original,
     mask_of,
     put,
-    reset_of,
     row,
     withdraw,
 )
 
 
-class VectorLearnedReward(
-    LearnedRewardForm[VectorEnv[Any, Any, Any]],
-    VectorWrapper[Any, Any, Any, Any, NDArray[Any]],
-):
+class VectorLearnedReward(LearnedRewardBase[VectorEnv[Any, Any, Any]], VectorForm):
     """:class:`~vinoreward.LearnedReward` for all sub-environments, with one batched call per step.
 
     The wrapped environment's autoreset mode stays what it is, and what is scored is always the
@@ -74,29 +58,14 @@ class VectorLearnedReward(
         image_source: a callable is given ``None`` for the environment, one observation at a time.
     """
 
-    def _inside(self, env: VectorEnv[Any, Any, Any]) -> Inside:
-        return inside_of(env)
-
     def _enclose(
-        self,
-        env: VectorEnv[Any, Any, Any],
-        source: ImageSource,
-        shown: gym.Space[Any] | None,
-        arguments: dict[str, Any],
+        self, env: VectorEnv[Any, Any, Any], source: ImageSource, arguments: dict[str, Any]
     ) -> None:
-        self._mode = checked_mode(env, source, self._core.options.terminate_on_success)
-        VectorWrapper.__init__(self, vector_render_once(env) if source == "render" else env)
-        if shown is not None:
-            self.single_observation_space = shown
-            self.observation_space = batch_space(shown, env.num_envs)
-        self._last = keep_last(env)
+        super()._enclose(env, source, arguments)
         self._recorded = vector_has_recorder(env)
         self._recorded_in_parts = parts_have_recorders(env)
-        nobody = np.zeros(env.num_envs, np.bool_)
-        self._over = nobody
-        """Episodes that ended with the last step, to the caller."""
-        self._unaware = nobody
-        """Those of them that the sub-environment does not know to have ended."""
+        self._unaware = np.zeros(env.num_envs, np.bool_)
+        """Of the episodes that ended, those of which the sub-environment does not know."""
 
     def reset(
         self,
@@ -105,8 +74,7 @@ class VectorLearnedReward(
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says."""
-        mask, observations, infos = reset_of(self.env, seed, options)
-        self._over = self._over & ~mask
+        mask, observations, infos = self._reset(seed, options)
         self._unaware = self._unaware & ~mask
         self._begin(observations, mask)
         return self._observed(observations), infos
@@ -120,8 +88,7 @@ class VectorLearnedReward(
             InputError: a picture has a wrong shape, or SAME_STEP and no ``final_obs``.
             OutputError: the network returned NaN or infinity.
         """
-        check_was_reset(self._mode, self._over)
-        observations, env_rewards, terminations, truncations, infos = self.env.step(actions)
+        observations, env_rewards, terminations, truncations, infos = self._step(actions)
         terminations, truncations = np.array(terminations), np.array(truncations)
         env_rewards = np.array(env_rewards, np.float64)
         starting = np.zeros(self.num_envs, np.bool_)
@@ -136,9 +103,7 @@ class VectorLearnedReward(
         last: Mapping[int, Any] = {}
         if self._mode is AutoresetMode.SAME_STEP:
             starting = ended
-            last = finals(self.env, ended, infos)
-            if self._last is not None:
-                self._last.check(self._source, last, observations)
+            last = self._finals(self._source, ended, observations, infos)
         probability, odds, first = self._look(observations, scored, starting, last)
         if self._mode is not AutoresetMode.SAME_STEP:
             self._core.begin(starting, first)
