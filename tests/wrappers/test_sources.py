@@ -1,0 +1,79 @@
+"""PictureSource: a batch is one array, and the same pictures as one observation at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+from toy_environments import HEIGHT, WIDTH, Camera, save_toy_encoder
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import InputError
+from vinoreward.wrappers.layers import Inside
+from vinoreward.wrappers.sources import PictureSource
+
+ENVS = 3
+KINDS = ("picture", "planes", "stack", "stack_planes", "channels", "channels_first")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return save_toy_encoder(tmp_path_factory.mktemp("encoder") / "toy")
+
+
+def source_of(bundle: Bundle, source: Any, space: gym.Space[Any]) -> PictureSource:
+    return PictureSource(source, Inside(space, "rgb_array", None, ENVS), bundle, stacked=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_of_observations_is_looked_at_where_it_lies(bundle: Bundle, kind: str) -> None:
+    envs = SyncVectorEnv([lambda: Camera(kind)] * ENVS)
+    observations, _ = envs.reset(seed=3)
+    source = source_of(bundle, "obs", envs.single_observation_space)
+    pictures = source.batch(observations, range(ENVS))
+    assert pictures.shape == (ENVS, source.count, HEIGHT, WIDTH, 3)
+    assert np.shares_memory(pictures, observations)
+    alone = [source.single(None, one) for one in observations]
+    np.testing.assert_array_equal(pictures, np.concatenate(alone))
+    # Of some environments, one twice, and one whose observation is already of its next episode.
+    other = observations[::-1].copy()
+    mixed = source.batch(observations, [0, 1, 2], [1], {1: other[0]})
+    np.testing.assert_array_equal(mixed[[0, 2, 3]], pictures[[0, 2, 1]])
+    np.testing.assert_array_equal(mixed[1], source.single(None, other[0])[0])
+    np.testing.assert_array_equal(source.batch(observations, [2], [0]), pictures[[2, 0]])
+    assert source.batch(observations, []).shape[0] == 0
+    envs.close()
+
+
+def test_a_function_is_asked_for_the_chosen_environments_only(bundle: Bundle) -> None:
+    asked: list[float] = []
+
+    def draw(env: Any, observation: Any) -> Any:
+        asked.append(float(observation[0]))
+        return np.full((HEIGHT, WIDTH, 3), int(observation[0]), np.uint8)
+
+    source = source_of(bundle, draw, gym.spaces.Box(0, 255, (1,), np.float32))
+    observations = np.array([[10], [11], [12]], np.float32)
+    found = source.batch(observations, [0, 2], [1], {2: np.array([99], np.float32)})
+    assert asked == [10, 99, 11] == found[:, 0, 0, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("odd", [np.zeros((6, 8, 3)), np.zeros((6, 9, 3), np.uint8)])
+def test_a_last_picture_of_another_kind_is_an_error(bundle: Bundle, odd: Any) -> None:
+    source = source_of(bundle, "obs", gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8))
+    observations = np.zeros((ENVS, HEIGHT, WIDTH, 3), np.uint8)
+    with pytest.raises(InputError, match="last picture"):
+        source.batch(observations, range(ENVS), [], {0: odd})
+
+
+def test_frames_of_different_sizes_are_an_error(bundle: Bundle) -> None:
+    source = source_of(bundle, "render", gym.spaces.Box(0, 1, (2,)))
+    frames = [np.zeros((6, width, 3), np.uint8) for width in (8, 8, 9)]
+    assert source.batch(None, [0, 1], frames=frames).shape == (2, 1, 6, 8, 3)
+    with pytest.raises(InputError, match="one shape"):
+        source.batch(None, [0, 1, 2], frames=frames)
+    with pytest.raises(InputError, match=r"render\(\) gave NoneType"):
+        source.batch(None, [0], frames=[None])
