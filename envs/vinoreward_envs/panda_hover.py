@@ -20,10 +20,10 @@ from vinoreward_envs.camera.pictures import (
     camera_spec,
     check_origin,
     check_picture,
+    check_renderer,
     resized,
     size_before_crop,
 )
-from vinoreward_envs.camera.renderers import check_renderer
 from vinoreward_envs.camera.spec import CameraSpec, Mesh, Renderer
 from vinoreward_envs.scene.hover import HoverScene, Motion
 

@@ -13,7 +13,7 @@ from vinoreward.errors import ConfigError, InputError, UnknownDeviceError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.camera import assets
-from vinoreward_envs.camera.renderers import make_camera
+from vinoreward_envs.camera.pictures import make_camera
 from vinoreward_envs.camera.spec import Camera, CameraSpec, clip_matrix, view_matrix
 from vinoreward_envs.camera.tiny import quaternion
 from vinoreward_envs.pybullet_import import pybullet_data_folder
@@ -272,7 +272,7 @@ def test_quaternions_survive_every_kind_of_rotation() -> None:
 def test_the_fast_camera_is_silent_and_needs_no_pybullet() -> None:
     code = (
         "import sys; sys.modules['pybullet'] = sys.modules['pybullet_data'] = None\n"
-        "import vinoreward_envs.camera.renderers as camera, numpy as np\n"
+        "import vinoreward_envs.camera.pictures as camera, numpy as np\n"
         "assert 'warp' not in sys.modules\n"
         "picture = camera.make_camera().render(np.zeros(9), None)\n"
         "assert picture.shape == (96, 128, 3)\n"

@@ -200,7 +200,7 @@ def test_quaternions_give_their_rotation_back() -> None:
 def test_pybullet_prints_nothing_into_the_terminal(first: str) -> None:
     code = f"""
 import os
-from vinoreward_envs.camera.renderers import make_camera
+from vinoreward_envs.camera.pictures import make_camera
 from vinoreward_envs.camera.spec import (CameraSpec)
 from vinoreward_envs.scene.hover import HoverScene
 {first}.close()

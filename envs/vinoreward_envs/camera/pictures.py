@@ -1,16 +1,21 @@
-"""Which picture an environment makes, and whether a bundle was trained on such pictures."""
+"""Which picture an environment makes, with which camera, and whether a bundle fits it."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, PictureMismatchError
+from vinoreward.errors import ConfigError, MissingExtraError, PictureMismatchError
 from vinoreward_envs import constants as c
-from vinoreward_envs.camera.spec import CameraSpec, Mesh, Renderer
+from vinoreward_envs.camera.fast import FastCamera
+from vinoreward_envs.camera.spec import Camera, CameraSpec, Mesh, Renderer, missing_warp
+from vinoreward_envs.camera.tiny import TinyCamera
+from vinoreward_envs.pybullet_import import missing_pybullet
 
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
@@ -89,6 +94,30 @@ def check_picture(spec: CameraSpec, bundle: Bundle) -> None:
             f"bundle {bundle.spec.name!r} was trained: its probabilities hold for no other "
             "picture. Leave image_size and mesh out, or capture and fine-tune at this picture."
         )
+
+
+def check_renderer(renderer: str) -> None:
+    """Check, without importing it, that the library of a renderer is installed.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if renderer == "tiny" and importlib.util.find_spec("pybullet") is None:
+        raise MissingExtraError(missing_pybullet('camera="tiny"', sys.version_info[:2]))
+    if renderer == "fast" and importlib.util.find_spec("warp") is None:
+        raise missing_warp()
+
+
+def make_camera(spec: CameraSpec | None = None) -> Camera:
+    """Return a camera for ``spec`` (the default specification if None).
+
+    Raises:
+        MissingExtraError: ``warp-lang`` (fast) or ``pybullet`` (tiny) is not installed.
+    """
+    spec = CameraSpec() if spec is None else spec
+    if spec.renderer == "tiny":
+        return TinyCamera(spec)
+    return FastCamera(spec)
 
 
 def resized(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:

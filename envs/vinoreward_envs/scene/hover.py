@@ -12,7 +12,7 @@ from vinoreward.errors import ConfigError, InputError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import gripper_position, hover_home_joints, inverse_kinematics
 from vinoreward_envs.camera.assets import object_rest_pose
-from vinoreward_envs.camera.renderers import make_camera
+from vinoreward_envs.camera.pictures import make_camera
 from vinoreward_envs.camera.spec import Camera, CameraSpec
 from vinoreward_envs.scene.dynamics import ArmDynamics, Ik
 

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_envs.camera.pictures import camera_spec
-from vinoreward_envs.camera.renderers import make_camera
+from vinoreward_envs.camera.pictures import camera_spec, make_camera
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, FIXED_OBJECT
 from vinoreward_envs.scene.hover import HoverScene

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vinoreward.errors import ConfigError, MissingExtraError, install_command
 from vinoreward.files import atomic_path
-from vinoreward_envs.camera.renderers import make_camera
+from vinoreward_envs.camera.pictures import make_camera
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_training.policy.evaluate import Moment
 
