@@ -35,8 +35,8 @@ ORACLE = "oracle"
 _SLACK = 0.05
 # Rounding (0.1 in float32, a pose reached to 1e-6 m) must not refuse a move to the very edge.
 _EDGE_TOLERANCE = 1e-4
-# What RewardCore asks of the one environment here: each step counts, the task has no reward and no
-# end of its own.
+# For RewardCore: every step of the one environment is scored; the task itself pays nothing and ends
+# no episode.
 _SCORED, _NO_REWARD, _NO_END = np.ones(1, np.bool_), np.zeros(1), np.zeros(1, np.bool_)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vinoreward.backends.base import find_backend
 from vinoreward.backends.runtime import building
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.picture import prepare
 from vinoreward.bundles.schema import Picture
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
@@ -131,7 +132,7 @@ class Runner(Closing):
         """
         if isinstance(images, np.ndarray) and images.ndim == 4 and len(images) == 0:
             return None
-        return self.bundle.prepare(images)
+        return prepare(images, self.bundle.spec.picture)
 
     def close(self) -> None:
         """Free the networks; may be called more than once."""

@@ -91,7 +91,7 @@ class RewardCore:
         num_envs: environments, each with its own state.
 
     Raises:
-        ConfigError: no threshold, guard or number of steps that the detector takes.
+        ConfigError: a threshold, guard or number of steps that cannot work.
     """
 
     def __init__(self, options: RewardOptions, threshold: float, num_envs: int = 1) -> None:
