@@ -102,7 +102,7 @@ class PlainCompressorLink(CompressorLink):
         assert kind == "compressor"
         self.reports.append(value)
 
-    def pull(self, network: int, have: int, *, wait: bool = False) -> Weights | None:
+    def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
         self._at += 1
         if self.stopped:
             return None

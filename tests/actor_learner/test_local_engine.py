@@ -28,7 +28,7 @@ from engine_runs import (
 from faulty_environments import ENDS, Widens
 
 from vinoreward.actor_learner.engines.local.engine import LocalEngine
-from vinoreward.actor_learner.engines.local.messages import Inbox, send
+from vinoreward.actor_learner.engines.local.links import Inbox, send
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.segments import SharedMemoryError
@@ -187,7 +187,7 @@ class TestActing:
         def published(told_bits: int) -> tuple[int, float]:
             told = config(spec, "CartPole-v1", bits=told_bits)
             with started(told) as engine:
-                lease = engine._full.attach(engine._full.spec, 1).pull_if_newer()
+                lease = engine._memory.full.attach(engine._memory.full.spec, 1).pull_if_newer()
                 assert lease is not None
                 size = lease.payload.size
                 (one,) = take(engine)

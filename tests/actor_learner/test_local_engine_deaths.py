@@ -84,10 +84,11 @@ class TestDeath:
     def test_the_dead_hold_no_weights(self) -> None:
         with started(config(actors=2, restarts=0)) as engine:
             take(engine, 2, evenly=True)
-            assert engine._full.leased(0) == 0
+            full = engine._memory.full
+            assert full.leased(0) == 0
             os.kill(process_named("actor 0").pid, signal.SIGKILL)
             event(engine)
-            assert (engine._full.leased(0), engine._full.leased(1)) == (-1, 0)
+            assert (full.leased(0), full.leased(1)) == (-1, 0)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("fault", ["hang", "sleep"])

@@ -24,13 +24,13 @@ from faulty_environments import Remembers
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.checkpoint import load_checkpoint
-from vinoreward.actor_learner.engines import budget
+from vinoreward.actor_learner.engine_setup import make_engine
+from vinoreward.actor_learner.engines import supervisor
 from vinoreward.actor_learner.engines.base import Engine, EngineError
 from vinoreward.actor_learner.engines.ray import cluster as ray_cluster
 from vinoreward.actor_learner.engines.ray.cluster import ADDRESS, NAMESPACE, found_address
 from vinoreward.actor_learner.engines.ray.engine import RayEngine
-from vinoreward.actor_learner.engines.ray.payload import trajectory_in
-from vinoreward.actor_learner.engines.registry import make_engine
+from vinoreward.actor_learner.engines.ray.requests import trajectory_in
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig, Progress
 from vinoreward.actor_learner.transport.actor_settings import ActorSettings
@@ -126,7 +126,7 @@ class TestCluster:
         self, two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Replaced no more often than it may be, however long a hang takes to be noticed."""
-        monkeypatch.setattr(budget, "MINUTE", 0.5)
+        monkeypatch.setattr(supervisor, "MINUTE", 0.5)
         kwargs = {"folder": str(tmp_path), "owner": os.getpid(), "at": 1, "once": False}
         told = config(
             environment="engine_environments:Watched",

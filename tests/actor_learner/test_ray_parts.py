@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,20 +15,24 @@ from engine_runs import NUMBERED, PATIENCE, config, random_policy, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vinoreward.actor_learner.engines.ray.message_queue import MessageQueue
-from vinoreward.actor_learner.engines.ray.publisher import Publisher
-from vinoreward.actor_learner.engines.ray.requests import Arrived, TrajectoryRequests
-from vinoreward.actor_learner.engines.ray.state import COMPRESSED as STORE_OF_COMPRESSED
+from vinoreward.actor_learner.engines.ray.requests import (
+    Arrived,
+    MessageQueue,
+    TrajectoryRequests,
+)
 from vinoreward.actor_learner.engines.ray.state import (
-    FULL,
-    SETTINGS,
     Identity,
     Known,
+    Look,
     Published,
+    Publisher,
     State,
 )
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import SETTINGS
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED
+from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION as FULL
 
 
 def arrived(actor: int, sequence: int) -> Arrived:
@@ -72,7 +78,7 @@ class TestRequests:
                 dead = asked[0]
                 requests.lost(dead)
                 asked[:] = [actor for actor in asked if actor != dead]
-                requests.ask()
+                requests.opened(dead)
             for actor in range(actors):
                 held = sum(one.trajectory.actor == actor for one in taken)
                 assert asked.count(actor) + held <= slots
@@ -130,21 +136,17 @@ class TestMessageQueue:
 
 class TestPublisher:
     def test_the_newest_goes_and_orders_before_weights(self) -> None:
-        sent: list[tuple[str, int]] = []
+        sent: list[tuple[int, int]] = []
         free = threading.Event()
         busy = threading.Event()
 
-        def send(store: str, version: int, header: bytes, payload: Any) -> Published:
+        def send(store: int, what: Published) -> None:
             busy.set()
             assert free.wait(PATIENCE)
-            sent.append((store, version))
-            return Published(version, header, payload)
+            sent.append((store, what.version))
 
         failures: list[str] = []
-        again: list[tuple[str, int]] = []
-        publisher = Publisher(
-            send, lambda store, what: again.append((store, what.version)), failures.append
-        )
+        publisher = Publisher(send, failures.append)
         empty = np.empty(0, np.uint8)
         publisher.publish(FULL, 0, b"", empty)
         assert busy.wait(PATIENCE)
@@ -157,16 +159,16 @@ class TestPublisher:
         assert sent == [(FULL, 0), (SETTINGS, 7), (FULL, 4)]
         publisher.resend()
         assert publisher.flush(PATIENCE)
-        assert again == [(SETTINGS, 7), (FULL, 4)]
+        assert sent[3:] == [(SETTINGS, 7), (FULL, 4)]
         publisher.close()
         assert failures == []
 
     def test_a_failure_is_told(self) -> None:
-        def send(store: str, version: int, header: bytes, payload: Any) -> Published:
+        def send(store: int, what: Published) -> None:
             raise OSError("no way through")
 
         failures: list[str] = []
-        publisher = Publisher(send, lambda store, what: None, failures.append)
+        publisher = Publisher(send, failures.append)
         publisher.publish(FULL, 0, b"", np.empty(0, np.uint8))
         until(lambda: failures)
         assert failures == ["full could not be published: no way through"]
@@ -257,13 +259,61 @@ class TestStateLost:
         assert link.pull(0, -1).version == 5
         link.publish(random_policy(NUMBERED, 5))
         assert ask("everyone_has", 1, 5, True)
-        made = ask("latest", STORE_OF_COMPRESSED)
+        made = ask("latest", COMPRESSED)
         handle.actor = State(2)  # Ray starts it anew, empty, and the publisher sends again
         learner_publishes()
         assert link.pull(0, 5) is None
         until(lambda: ask("everyone_has", 1, 5, True))
-        assert ask("latest", STORE_OF_COMPRESSED) == made
+        assert ask("latest", COMPRESSED) == made
         ask("stop")
         until(lambda: link.stopped)
         until(lambda: not any("signs of life" in one.name for one in threading.enumerate()))
         handle.close()
+
+
+class Answers:
+    """A process on Ray that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Future[Any]] = {}
+
+    def __getattr__(self, question: str) -> Any:
+        def remote(*arguments: Any) -> Any:
+            future = self.asked[question] = Future()
+            return SimpleNamespace(future=lambda: future)
+
+        return SimpleNamespace(remote=remote)
+
+
+def test_nobody_is_silent_because_the_state_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has heard of no sign of life yet; what an idle actor has sent is long ago by then."""
+    processes = pytest.importorskip("vinoreward.actor_learner.engines.ray.processes")
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    told, state, actor = config(), Answers(), Answers()
+    requests = TrajectoryRequests(9, 1, 2, None, lambda number: worker.ask())
+    watch = processes.StateWatch(state, lambda: None)
+    cluster = SimpleNamespace(
+        ray=None, remote=lambda *a, **b: SimpleNamespace(remote=lambda *c: actor)
+    )
+    worker = processes.RayWorker("actor 0", 0, cluster, told, state, watch, requests)
+
+    def looked(born: str, silence: float) -> float:
+        clock.now += 1.0
+        watch.wait([worker], 0.0)
+        state.asked["look"].set_result(Look(born, (0,), (silence,), (0,)))
+        watch.wait([worker], 0.0)
+        found: float = worker.look().silence
+        return found
+
+    worker.start()
+    assert looked("first", float("inf")) == float("inf")
+    sent = {"sequence": 0, "counters": {"steps": 9}, "reports": []}
+    buffer = np.zeros(told.trajectory.nbytes, np.uint8)
+    actor.asked["next"].set_result((json.dumps(sent).encode(), buffer))
+    assert looked("first", float("inf")) == 0.0
+    assert worker.counters["steps"] == 9
+    clock.now += 100.0
+    assert looked("first", 0.5) == 0.5
+    assert looked("second", float("inf")) == float("inf")
+    assert looked("second", 0.25) == 0.25

@@ -10,9 +10,9 @@ from engine_runs import check_nothing_left, config, event, started, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vinoreward.actor_learner.engines import budget
+from vinoreward.actor_learner.engines import supervisor
 from vinoreward.actor_learner.engines.base import EngineError
-from vinoreward.actor_learner.engines.budget import MINUTE, RestartBudget
+from vinoreward.actor_learner.engines.supervisor import MINUTE, RestartBudget
 
 
 class Clock:
@@ -79,7 +79,7 @@ class TestRestartBudget:
 @pytest.fixture
 def brief_minute(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A hang takes longer to be noticed than a budget takes to be earned back by the clock."""
-    monkeypatch.setattr(budget, "MINUTE", 0.5)
+    monkeypatch.setattr(supervisor, "MINUTE", 0.5)
     yield
     check_nothing_left()
 

@@ -16,8 +16,9 @@ import psutil
 from vinoreward.actor_learner.acting.actor import ActorConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.compressor import CompressorConfig
-from vinoreward.actor_learner.engines.base import EngineConfig, Event
+from vinoreward.actor_learner.engines.base import EngineConfig
 from vinoreward.actor_learner.engines.local.engine import LocalEngine
+from vinoreward.actor_learner.engines.supervisor import Event
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,15 +76,12 @@ class PlainLink(ActorLink):
         return self.told
 
     def report(self, kind: str, value: Any) -> None:
-        assert kind in ("episodes", "refused")
-        if kind == "refused":
-            self.refused.append(value)
-        else:
-            self.episodes += value
+        assert kind == "refused"
+        self.refused.append(value)
 
-    def pull(self, network: int, have: int, *, wait: bool = False) -> Weights | None:
-        self.looks.append((network, have))
-        found = self.weights[network]
+    def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
+        self.looks.append((store, have))
+        found = self.weights[store]
         if found is None or found.version <= have:
             self.over |= wait  # nobody is there who could publish
             return None
@@ -95,14 +92,13 @@ class PlainLink(ActorLink):
         self._begun = self._spec.empty()
         return self._begun
 
-    def commit(self) -> None:
+    def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
         assert self._begun is not None
         self._spec.check(self._begun)
         self.done.append(self._begun)
-        self.after(len(self.done))
-
-    def count(self, counts: Mapping[str, int]) -> None:
         self.counts.update(counts)
+        self.episodes += [dict(each) for each in episodes]
+        self.after(len(self.done))
 
 
 def acted(

@@ -1,4 +1,4 @@
-"""State of a compressor between two runs: a file of plain arrays beside the checkpoint."""
+"""What a compressor remembers between two runs: a file of plain arrays beside the checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_BYTES = 2 << 30
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the compressor's saved state.
+    """Return what a compressor wrote there.
 
     Raises:
         ModelCorruptError: the file is damaged.
@@ -34,7 +34,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def chain_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chain's part of :func:`read_state`'s result."""
+    """Return the chain's part of what :func:`read_state` gave."""
     return {
         name: value.item() if value.ndim == 0 else value
         for name, value in state.items()
@@ -43,11 +43,11 @@ def chain_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_state(path: Path, chain: CompressorChain) -> None:
-    """Check that a chain can resume from a compressor's saved state; does not change the chain.
+    """Raise unless a chain can go on from what a compressor wrote; the chain stays as it is.
 
     Raises:
         ModelCorruptError: the file is damaged.
-        ConfigError: the state is of another chain.
+        ConfigError: it is that of another chain.
     """
     state = chain_state(read_state(path))
     try:
@@ -56,13 +56,13 @@ def check_state(path: Path, chain: CompressorChain) -> None:
         if not isinstance(error, ConfigError):
             raise _damaged(path, error) from error
         raise ConfigError(
-            f"{path} is of another chain: {error} Or delete the file: the compressor then starts "
-            "over."
+            f"{path} is of another chain: {error} Or delete the file: the compressor then measures "
+            "and teaches anew."
         ) from error
 
 
 def _damaged(path: Path, error: Exception) -> ModelCorruptError:
     return ModelCorruptError(
         f"{path} is damaged: {reason_of(error)}. Expected the state of a compressor; restore it "
-        "from a copy, or delete it: the compressor then starts over."
+        "from a copy, or delete it: the compressor then measures anew."
     )

@@ -1,4 +1,4 @@
-"""Engine settings for a learner and a configuration."""
+"""Engines by name, and what one is told for a learner and a configuration."""
 
 from __future__ import annotations
 
@@ -6,15 +6,31 @@ from vinoreward.actor_learner.acting.actor import ActorConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.compressor import CompressorConfig
 from vinoreward.actor_learner.config import ActorLearnerConfig
-from vinoreward.actor_learner.engines.base import EngineConfig
+from vinoreward.actor_learner.engines.base import Engine, EngineConfig
+from vinoreward.actor_learner.engines.local.engine import LocalEngine
+from vinoreward.actor_learner.engines.ray.engine import RayEngine
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.errors import ConfigError
 
+ENGINES: dict[str, type[Engine]] = {"local": LocalEngine, "ray": RayEngine}
+
+
+def make_engine(name: str, config: EngineConfig) -> Engine:
+    """Return an engine that has not been started.
+
+    Raises:
+        ConfigError: no engine of that name.
+        MissingExtraError: what it needs is not installed.
+    """
+    if name not in ENGINES:
+        raise ConfigError(f"there is no engine {name!r}. Expected one of {', '.join(ENGINES)}.")
+    return ENGINES[name](config)
+
 
 def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInsert | None:
-    """Return the limit on samples per insert; None for a learner without a replay."""
+    """Return the limit on samples per insert; None for a learner that takes everything once."""
     needs = learner.consumption
     if needs.trajectories > 0:
         return None
@@ -22,7 +38,7 @@ def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInser
     smallest = SamplesPerInsert.smallest_buffer(config.samples_per_insert, together, needs.sampled)
     return SamplesPerInsert(
         config.samples_per_insert,
-        # A restored replay is full enough; counting starts over.
+        # A replay that was saved is full enough already; counting begins anew.
         1 if learner.ready else max(1, needs.minimum),
         2.0 * smallest,
         insert_size=together,
@@ -31,13 +47,13 @@ def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInser
 
 
 def _max_lag(learner: Learner, config: ActorLearnerConfig) -> int | None:
-    # A learner with a replay uses old trajectories, too.
+    # A learner with a replay keeps what is old too.
     fresh = learner.consumption.trajectories > 0 and not learner.consumption.any_age
     return config.max_lag if fresh else None
 
 
 def staleness_limit(learner: Learner, config: ActorLearnerConfig) -> int:
-    """Return the maximum age, in pushes, of compressed weights in actors."""
+    """Return how many pushes old the compressed weights that actors use may be."""
     max_lag = _max_lag(learner, config)
     return config.max_staleness if max_lag is None else min(config.max_staleness, max_lag)
 
@@ -50,12 +66,12 @@ def engine_config(
     limiter: SamplesPerInsert | None,
     version: int,
 ) -> EngineConfig:
-    """Return the engine's settings.
+    """Return what the engine is told.
 
     Args:
-        learner: gives policy and exploration; not part of the result.
+        learner: not told itself.
         config: the user's.
-        environment: for the actors.
+        environment: that actors make.
         compressor: None for none.
         limiter: see :func:`limiter_for`.
         version: of the first weights.
@@ -66,9 +82,9 @@ def engine_config(
     spec, needed = learner.spec, learner.consumption.trajectories
     if config.lag is not None and (needed == 0 or needed % config.actors):
         raise ConfigError(
-            f"a fixed lag needs a learner that takes a multiple of the {config.actors} actors, but "
-            f"this one takes {needed or 'any number of'} trajectories. Expected a multiple: each "
-            "actor contributes equally to every update."
+            f"a fixed lag was asked for with {config.actors} actors and a learner that takes "
+            f"{needed or 'any number of'} trajectories. Expected a learner that takes a multiple "
+            "of the actors: each of them contributes the same to every update."
         )
     per_actor = -(-needed // config.actors)
     return EngineConfig(
@@ -90,7 +106,7 @@ def engine_config(
         trajectory=TrajectorySpec.of(spec, config.steps, config.environments),
         compressor=compressor,
         limiter=limiter,
-        # Enough that neither a fixed lag nor a large batch can deadlock.
+        # Enough that a fixed lag, or a batch of many trajectories, cannot block.
         slots_per_actor=max(2, (1 + per_actor) * (1 + (config.lag or 0))),
         bits=config.bits,
         observations=config.observations,

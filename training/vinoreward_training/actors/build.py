@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward.actor_learner.engines.registry import ENGINES
+from vinoreward.actor_learner.engine_setup import ENGINES
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.policies.backends.registry import BACKENDS
 from vinoreward_training.actors.plugs import chain_of, correctors_of, monitor_of

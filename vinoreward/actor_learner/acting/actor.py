@@ -103,7 +103,7 @@ class Actor:
         self._networks[FULL_PRECISION].prepare()
         self._watch = Stopwatch()
         self._rollouts = rollouts
-        self._steps = 0
+        self._steps = self._pulls = 0
         self._block = 0
         """Steps until the network is drawn anew."""
         self._kind = FULL_PRECISION
@@ -143,21 +143,18 @@ class Actor:
                 return False
             self._step(trajectory, step, acting)
             compressed += acting.network.kind == COMPRESSED
-        link.commit()
-        self._rollouts += 1
-        if self._episodes:
-            link.report("episodes", plain(self._episodes))
-            self._episodes = []
-        watch.mark("write")
         size = config.environments
-        link.count(
-            {
-                "steps": config.steps * size,
-                "compressed_steps": compressed * size,
-                "trajectories": 1,
-                **watch.take(),
-            }
-        )
+        counts = {
+            "steps": config.steps * size,
+            "compressed_steps": compressed * size,
+            "trajectories": 1,
+            "pulls": self._pulls,
+            **watch.take(),
+        }
+        link.commit(counts, plain(self._episodes))
+        self._rollouts += 1
+        self._pulls, self._episodes = 0, []
+        watch.mark("write")
         return True
 
     def _act(self, network: ActorNetwork) -> Acting | None:
@@ -309,5 +306,5 @@ class Actor:
             self._refuse(network, weights.version, error)
             return False
         watch.mark("load")
-        self._link.count({"pulls": 1})
+        self._pulls += 1
         return True

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.actor import COUNTERS, ActorConfig
-from vinoreward.actor_learner.acting.environments import Episode
-from vinoreward.actor_learner.acting.network import Refused
 from vinoreward.actor_learner.compressor import CompressorConfig
+from vinoreward.actor_learner.engines.supervisor import Messages, Supervisor, Worker
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.actor_settings import ActorSettings
-from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
+from vinoreward.actor_learner.transport.link import OBSERVATIONS, SETTINGS
+from vinoreward.actor_learner.transport.trajectory import (
+    FULL_PRECISION,
+    Trajectory,
+    TrajectorySpec,
+)
 from vinoreward.closing import Closing
 from vinoreward.errors import VinorewardError
 from vinoreward.policies.policy import Policy
+from vinoreward.policies.wire import Encoded, encode
 
 
 class EngineError(VinorewardError, RuntimeError):
     """Actors that cannot be kept running."""
+
+
+def not_running() -> EngineError:
+    """Return what a call outside of ``start`` and ``close`` raises."""
+    return EngineError("engine not running. Expected start() first, and no close() yet.")
 
 
 @dataclass(frozen=True)
@@ -57,43 +67,26 @@ class EngineConfig:
     restarts: int = 3
 
 
-@dataclass(frozen=True)
-class Event:
-    """Something that happened to a process, in words.
-
-    Attributes:
-        who: such as ``"actor 0"``.
-        what: in words.
-    """
-
-    who: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.who}: {self.what}"
-
-
-@dataclass
-class Messages:
-    """What came in since the last look.
-
-    Attributes:
-        episodes: (actor, episode) pairs.
-        compressor: its reports, see :mod:`vinoreward.actor_learner.compressor`.
-        events: what happened to processes.
-        refused: (actor, weights) pairs: compressed ones that it could not act with.
-    """
-
-    episodes: list[tuple[int, Episode]] = field(default_factory=list)
-    compressor: list[dict[str, Any]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    refused: list[tuple[int, Refused]] = field(default_factory=list)
-
-
 class Engine(Closing):
-    """Runs actors and compressor; a context manager that leaves nothing behind."""
+    """Runs actors and compressor; a context manager that leaves nothing behind.
 
-    @abc.abstractmethod
+    What is the same everywhere is written here, or is the supervisor's. Nine methods are an
+    engine's own, as four kinds of traffic go between its processes, each by a way of its own:
+    processes begin and end (:meth:`_open`, :meth:`close`), the newest of a store goes to all of
+    them (:meth:`_publish`), compressed weights come back (:meth:`compressed_policy`,
+    :meth:`everyone_has`), and experience does (:meth:`take`, :meth:`waiting`, :meth:`sampled`,
+    :meth:`counters`).
+
+    Args:
+        config: what actors and compressor do.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._supervisor: Supervisor | None = None
+        self._settings = ActorSettings()
+        self._numbers = {SETTINGS: 0, OBSERVATIONS: 0}
+
     def start(
         self,
         policy: Policy,
@@ -108,9 +101,44 @@ class Engine(Closing):
             settings: the first ones.
             observations: for the compressor.
             bits: of a weight on its way; None: as configured.
+
+        Raises:
+            ConfigError: another number of bits.
+            EngineError: there is no cluster, or its first process does not start.
+            SharedMemoryError: there is not enough; nothing was started.
         """
+        try:
+            self._supervisor = supervisor = self._open(policy, observations)
+            self.configure(settings)
+            self.give_observations(observations)
+            self.publish(policy, bits)
+            supervisor.start()
+            self._settle()
+        except BaseException:
+            self.close()
+            raise
 
     @abc.abstractmethod
+    def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> Supervisor:
+        """Prepare all that processes share, for what is to be published; start none yet."""
+
+    def _settle(self) -> None:
+        """Wait until what was published first is where processes find it."""
+
+    def _supervise(
+        self, workers: Sequence[Worker], wait: Callable[[Sequence[Worker], float], None]
+    ) -> Supervisor:
+        config = self._config
+        return Supervisor(
+            workers,
+            wait,
+            actors=config.actor.actors,
+            heartbeat=config.heartbeat,
+            start_timeout=config.start_timeout,
+            restarts=config.restarts,
+            all_needed=config.actor.lag is not None,
+        )
+
     def publish(self, policy: Policy, bits: int | None = None) -> None:
         """Make weights the latest; does not wait for anybody.
 
@@ -118,14 +146,34 @@ class Engine(Closing):
             policy: in full precision.
             bits: of a weight on its way; None: as configured.
         """
+        encoded = encode(policy, bits=self._config.bits if bits is None else bits)
+        self._publish(FULL_PRECISION, policy.version, encoded)
 
-    @abc.abstractmethod
     def give_observations(self, observations: npt.NDArray[np.generic]) -> None:
         """Give the compressor recent observations (N, *shape); no more than configured."""
+        if self._config.compressor is None:
+            return
+        rows = np.ascontiguousarray(observations[-self._config.observations :])
+        header = json.dumps({"dtype": rows.dtype.name, "shape": rows.shape}).encode()
+        payload = rows.reshape(-1).view(np.uint8)
+        self._number(OBSERVATIONS, Encoded(header, ((0, payload),), payload.size))
 
-    @abc.abstractmethod
     def configure(self, settings: ActorSettings) -> None:
         """Change what actors and compressor do."""
+        self._settings = settings
+        self._number(SETTINGS, Encoded(settings.to_json(), (), 0))
+
+    def _number(self, store: int, encoded: Encoded) -> None:
+        self._publish(store, self._numbers[store], encoded)
+        self._numbers[store] += 1
+
+    @abc.abstractmethod
+    def _publish(self, store: int, version: int, encoded: Encoded) -> None:
+        """Make something the latest of a store of :mod:`vinoreward.actor_learner.transport.link`.
+
+        Does not wait. Its arrays may change as soon as this returns. Whoever sees this also sees
+        what was published in other stores before.
+        """
 
     @abc.abstractmethod
     def take(
@@ -152,7 +200,7 @@ class Engine(Closing):
 
     @abc.abstractmethod
     def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
-        """Return counters of all actors, summed.
+        """Return counters of all actors, summed; of trajectories that have been handed over.
 
         Args:
             names: which; few cost less.
@@ -166,12 +214,12 @@ class Engine(Closing):
         enable compression for it (:meth:`ActorSettings.enabled_at`), its compressed form is out.
         """
 
-    @abc.abstractmethod
     def pulled(self) -> Sequence[int]:
         """Return the newest version that each process has pulled, of any weights; -1 for none.
 
-        Actors in order, then the compressor. On Ray as of a moment ago.
+        Actors in order, then the compressor if there is one. On Ray as of a moment ago.
         """
+        return [] if self._supervisor is None else [w.pulled for w in self._supervisor.workers]
 
     @abc.abstractmethod
     def compressed_policy(self) -> Policy | None:
@@ -180,13 +228,28 @@ class Engine(Closing):
         May be called by another thread than all else, until :meth:`close`.
         """
 
-    @abc.abstractmethod
     def messages(self) -> Messages:
         """Return what came in since the last look.
 
         Raises:
             EngineError: see :meth:`take`.
         """
+        found = self._running.messages()
+        self._raise()
+        return found
+
+    @property
+    def _running(self) -> Supervisor:
+        if self._supervisor is None:
+            raise not_running()
+        return self._supervisor
+
+    def _stopped(self) -> bool:
+        return self._supervisor is None or bool(self._supervisor.failure)
+
+    def _raise(self) -> None:
+        if self._supervisor is not None and self._supervisor.failure:
+            raise EngineError(self._supervisor.failure)
 
     @abc.abstractmethod
     def close(self) -> None:

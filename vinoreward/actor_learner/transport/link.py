@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,10 @@ from vinoreward.policies.wire import Bytes, decode
 
 NONE = -1
 """Version of weights that nobody has."""
+SETTINGS, OBSERVATIONS = 2, 3
+"""Stores beside those of weights, which have the number of their network."""
+STORES = ("full", "compressed", "settings", "observations")
+"""What each store is called, by number."""
 LONGEST_PUSH = 300.0
 """Seconds that the compressor may work without a look at its link: late is not dead. Until then a
 thread of its own gives its signs of life, which a process that is stopped cannot."""
@@ -29,7 +34,7 @@ thread of its own gives its signs of life, which a process that is stopped canno
 
 @dataclass(frozen=True)
 class Weights:
-    """A policy as it came.
+    """A policy, or the newest of another store, as it came.
 
     Attributes:
         header: see :func:`vinoreward.policies.wire.encode`.
@@ -47,7 +52,13 @@ class Weights:
 
 
 class Link(abc.ABC):
-    """What actors and compressor have in common."""
+    """What actors and compressor have in common.
+
+    Three members are an engine's own: a process hears (:attr:`stopped`), fetches (:meth:`pull`)
+    and tells (:meth:`report`), and no one of these could be put in terms of another.
+    """
+
+    _settings = (NONE, ActorSettings())
 
     @property
     @abc.abstractmethod
@@ -55,29 +66,37 @@ class Link(abc.ABC):
         """Whether training is over, or the learner gone. Also says that this process is alive."""
 
     @abc.abstractmethod
-    def settings(self) -> ActorSettings:
-        """Return the latest settings; cheap."""
-
-    @abc.abstractmethod
     def report(self, kind: str, value: Any) -> None:
-        """Send something small to the learner: plain data, of a kind such as ``"episodes"``."""
+        """Send something small to the learner: plain data, of a kind such as ``"refused"``."""
 
     @abc.abstractmethod
-    def pull(self, network: int, have: int, *, wait: bool = False) -> Weights | None:
-        """Return newer weights.
+    def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
+        """Return what is newer in a store.
 
-        They may lie in shared memory and are valid until the next pull of the same network that
-        returns some.
+        It may lie in shared memory and is valid until the next pull of the same store that returns
+        something. Cheap if there is nothing newer.
 
         Args:
-            network: 0 the learner's own, 1 the compressed ones.
-            have: learner's version of those in use, -1 for none.
+            store: 0 the learner's own weights, 1 the compressed ones, or :data:`SETTINGS`; a
+                compressor also has :data:`OBSERVATIONS`.
+            have: version of what is in use, the learner's for weights; -1 for none.
             wait: for newer ones, until there are some or training is over.
         """
 
+    def settings(self) -> ActorSettings:
+        """Return the latest settings; cheap."""
+        found = self.pull(SETTINGS, self._settings[0])
+        if found is not None:
+            self._settings = (found.version, ActorSettings.from_json(found.header))
+        return self._settings[1]
+
 
 class ActorLink(Link):
-    """An actor's."""
+    """An actor's.
+
+    Three members more: a trajectory is filled where it will be read, so that it is begun before it
+    is handed over, and a version is asked for far more often than the weights of it.
+    """
 
     @property
     @abc.abstractmethod
@@ -89,24 +108,33 @@ class ActorLink(Link):
         """Return a trajectory to fill, once there is room and the learner keeps up; None: stop."""
 
     @abc.abstractmethod
-    def commit(self) -> None:
-        """Hand over the trajectory that was begun."""
+    def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Hand over the trajectory that was begun.
 
-    @abc.abstractmethod
-    def count(self, counts: Mapping[str, int]) -> None:
-        """Add to this actor's counters."""
+        Args:
+            counts: added to this actor's counters.
+            episodes: that have ended in it, as plain data.
+        """
 
 
 class CompressorLink(Link):
     """The compressor's."""
 
-    @abc.abstractmethod
-    def observations(self) -> npt.NDArray[np.generic] | None:
-        """Return (N, *shape) recent observations, in memory of their own; None if there are none"""
+    _seen = NONE
+    _rows: npt.NDArray[np.generic] | None = None
 
     @abc.abstractmethod
     def publish(self, policy: Policy) -> None:
         """Make a compressed policy the latest for all actors."""
+
+    def observations(self) -> npt.NDArray[np.generic] | None:
+        """Return (N, *shape) recent observations, in memory of their own; None if there are none"""
+        found = self.pull(OBSERVATIONS, self._seen)
+        if found is not None:
+            about = json.loads(found.header)
+            self._seen = found.version
+            self._rows = found.payload.view(about["dtype"]).reshape(about["shape"])
+        return None if self._rows is None else self._rows.copy()
 
 
 def plain(rows: Sequence[Any]) -> list[dict[str, Any]]:

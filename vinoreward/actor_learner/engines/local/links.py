@@ -1,26 +1,28 @@
-"""Links of local processes: shared memory for weights and experience, a pipe for small things."""
+"""Links of local processes: shared memory for weights and experience, a pipe for small messages.
+
+Messages are lines of JSON and not the framing of ``Connection.send_bytes``: a child that is stopped
+in the middle of a message would then stop whoever waits for the rest of it, and that is the thread
+that should notice.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from vinoreward.actor_learner.engines.local.messages import send
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.control_block import ControlBlock, ControlSpec
 from vinoreward.actor_learner.transport.lease import WeightStoreSpec
 from vinoreward.actor_learner.transport.link import (
     LONGEST_PUSH,
-    NONE,
+    OBSERVATIONS,
+    SETTINGS,
     ActorLink,
     CompressorLink,
     Link,
@@ -30,7 +32,7 @@ from vinoreward.actor_learner.transport.ring_handles import WriteSlot
 from vinoreward.actor_learner.transport.ring_slots import NEXT_SEQUENCE, RingSpec
 from vinoreward.actor_learner.transport.segments import aligned
 from vinoreward.actor_learner.transport.sync import wait_until
-from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
 from vinoreward.actor_learner.transport.trajectory_ring import TrajectoryRing
 from vinoreward.actor_learner.transport.weight_store import WeightStore
 from vinoreward.errors import ConfigError
@@ -41,6 +43,7 @@ BEAT_EVERY = 0.1
 """Seconds between two signs of life of a compressor that works."""
 PULLED = "pulled"
 """Counter: the newest version of any network that a process has had, plus 1."""
+CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,62 @@ class Shared:
     ring: RingSpec
 
 
+def send(pipe: Connection, kind: str, value: Any) -> None:
+    """Write a message; waits while the pipe is full.
+
+    Args:
+        pipe: writing end.
+        kind: such as ``"episodes"``.
+        value: plain data.
+
+    Raises:
+        OSError: nobody reads any more.
+    """
+    data = memoryview(json.dumps({"kind": kind, "value": value}).encode() + b"\n")
+    while data:
+        data = data[os.write(pipe.fileno(), data) :]
+
+
+class Inbox:
+    """Reads messages; never waits.
+
+    Args:
+        pipe: reading end; closed by :meth:`close`, or when there can be no more.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        os.set_blocking(pipe.fileno(), False)
+        self._pipe: Connection | None = pipe
+        self._rest = b""
+
+    @property
+    def pipe(self) -> Connection | None:
+        """What to wait for, None when there can be no more."""
+        return self._pipe
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the messages that are complete; what a dead child cut off is dropped."""
+        while self._pipe is not None:
+            try:
+                data = os.read(self._pipe.fileno(), CHUNK)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+                break
+            self._rest += data
+        *lines, self._rest = self._rest.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+
+
 class _LocalLink(Link):
     """What both kinds have in common.
 
@@ -77,9 +136,10 @@ class _LocalLink(Link):
         self._process = process
         self._pipe = pipe
         self._control = ControlBlock.attach(shared.control)
-        self._orders_store = WeightStore.attach(shared.settings, process)
-        self._settings = (NONE, ActorSettings())
-        self._stores = {0: WeightStore.attach(shared.full, process)}
+        self._stores = {
+            FULL_PRECISION: WeightStore.attach(shared.full, process),
+            SETTINGS: WeightStore.attach(shared.settings, process),
+        }
 
     @property
     def stopped(self) -> bool:
@@ -87,30 +147,23 @@ class _LocalLink(Link):
         self._control.beat(self._process)
         return self._control.stopped
 
-    def settings(self) -> ActorSettings:
-        """See :meth:`Link.settings`."""
-        lease = self._orders_store.pull_if_newer(self._settings[0])
-        if lease is not None:
-            with lease:
-                self._settings = (lease.version, ActorSettings.from_json(lease.header))
-        return self._settings[1]
-
     def report(self, kind: str, value: Any) -> None:
         """See :meth:`Link.report`: JSON, so that what is read is only data."""
         send(self._pipe, kind, value)
 
-    def pull(self, network: int, have: int, *, wait: bool = False) -> Weights | None:
-        """See :meth:`Link.pull`; counts what came as pulled."""
-        store = self._stores[network]
+    def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
+        """See :meth:`Link.pull`; counts weights as pulled."""
+        opened = self._stores[store]
         if wait:
-            lease = store.wait_newer(have, stop=lambda: self.stopped)
+            lease = opened.wait_newer(have, stop=lambda: self.stopped)
         else:
-            lease = store.pull_if_newer(have)
+            lease = opened.pull_if_newer(have)
         if lease is None:
             return None
-        # Not the lease's word: that may be written and then taken back for a newer one.
-        had = self._control.count(self._process, PULLED)
-        self._control.add(self._process, PULLED, max(0, lease.version + 1 - had))
+        if store in (FULL_PRECISION, COMPRESSED):
+            # Not the lease's word: that may be written and then taken back for a newer one.
+            had = self._control.count(self._process, PULLED)
+            self._control.add(self._process, PULLED, max(0, lease.version + 1 - had))
         return Weights(lease.header, lease.writable_payload, lease.version)
 
 
@@ -158,14 +211,13 @@ class LocalActorLink(_LocalLink, ActorLink):
         self._slot = self._ring.acquire(stop=lambda: self.stopped)
         return None if self._slot is None else self._slot.trajectory
 
-    def commit(self) -> None:
+    def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
         """See :meth:`ActorLink.commit`."""
         if self._slot is not None:
             self._slot.commit()
             self._slot = None
-
-    def count(self, counts: Mapping[str, int]) -> None:
-        """See :meth:`ActorLink.count`."""
+        if episodes:
+            self.report("episodes", episodes)
         for name, value in counts.items():
             self._control.add(self._process, name, value)
 
@@ -182,7 +234,7 @@ class LocalCompressorLink(_LocalLink, CompressorLink):
     def __init__(self, shared: Shared, process: int, pipe: Connection) -> None:
         super().__init__(shared, process, pipe)
         self._out = WeightStore.attach(shared.compressed)
-        self._observations_store = WeightStore.attach(shared.observations, 0)
+        self._stores[OBSERVATIONS] = WeightStore.attach(shared.observations, 0)
         self._looked = time.monotonic()
         threading.Thread(target=self._beat, name="vinoreward signs of life", daemon=True).start()
 
@@ -197,17 +249,6 @@ class LocalCompressorLink(_LocalLink, CompressorLink):
         """See :attr:`Link.stopped`."""
         self._looked = time.monotonic()
         return super().stopped
-
-    def observations(self) -> npt.NDArray[np.generic] | None:
-        """See :meth:`CompressorLink.observations`."""
-        lease = self._observations_store.pull_if_newer(NONE)
-        if lease is None:
-            return None
-        with lease:
-            about = json.loads(lease.header)
-            found: npt.NDArray[np.generic]
-            found = lease.payload.view(about["dtype"]).reshape(about["shape"]).copy()
-        return found
 
     def publish(self, policy: Policy) -> None:
         """See :meth:`CompressorLink.publish`."""

@@ -1,4 +1,7 @@
-"""What local child processes run; imported in the child, so nothing heavy at the top."""
+"""Child processes: starting and ending them, what they report, and what they run.
+
+Children import this module too, so nothing heavy stands at the top.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,25 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
 
 from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator, receive_policy
 from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
-from vinoreward.actor_learner.engines.error_report import error_report
 from vinoreward.actor_learner.engines.local.links import (
+    Inbox,
     LocalActorLink,
     LocalCompressorLink,
     Shared,
+    send,
 )
-from vinoreward.actor_learner.engines.local.messages import send
+from vinoreward.actor_learner.engines.supervisor import Ended, error_report, in_short
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.child_python import forget_safe_path
+from vinoreward.child_python import forget_safe_path, starting_processes
 from vinoreward.interrupts import STOPS
 from vinoreward.policies.backends.registry import BackendOutputs
 
@@ -33,6 +39,122 @@ SIGN_EVERY = 0.5
 """Seconds between two signs of life of an evaluation."""
 FAILED = 3
 """Exit status of a process that reported its error."""
+JOIN_TIMEOUT = 5.0
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Let children started in this block not be interrupted before they say what they want of it.
+
+    Ctrl-C reaches all processes of a terminal, SIGTERM often all of a job: also those that are
+    still importing.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Child:
+    """A child process, and after it the next one of the same name.
+
+    Args:
+        name: such as ``"actor 0"``.
+        entry: what it runs; its last argument is a pipe to report to.
+    """
+
+    def __init__(self, name: str, entry: Callable[..., None]) -> None:
+        self.name = name
+        self._entry = entry
+        self._process: SpawnProcess | None = None
+        self._inbox: Inbox | None = None
+        self._error = ""
+        """The report of the error that ended it."""
+
+    def start(self, *arguments: Any) -> None:
+        """Start a process; the one before has ended.
+
+        Raises:
+            OSError: the system has no room for one.
+            ConfigError: see :func:`~vinoreward.child_python.starting_processes`.
+        """
+        context = multiprocessing.get_context("spawn")
+        reading, writing = context.Pipe(duplex=False)
+        self._inbox = Inbox(reading)
+        self._error = ""
+        try:
+            self._process = context.Process(
+                target=self._entry,
+                args=(*arguments, writing),
+                name=f"vinoreward {self.name}",
+                daemon=True,
+            )
+            # They share the cores: each computes on one thread.
+            with starting_processes(dict.fromkeys(THREADS, "1")), without_interrupts():
+                self._process.start()
+        finally:
+            writing.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a running process."""
+        return self._process is not None and self._process.is_alive()
+
+    @property
+    def handles(self) -> list[Any]:
+        """What becomes ready when the process ends or says something."""
+        found: list[Any] = []
+        if self._process is not None:
+            found.append(self._process.sentinel)
+        if self._inbox is not None and self._inbox.pipe is not None:
+            found.append(self._inbox.pipe)
+        return found
+
+    def messages(self) -> list[tuple[str, Any]]:
+        """Return kinds and values of what it said; an error is kept for :meth:`ended`."""
+        found = []
+        for message in [] if self._inbox is None else self._inbox.read():
+            if message["kind"] == "error":
+                self._error = str(message["value"])
+            else:
+                found.append((str(message["kind"]), message["value"]))
+        return found
+
+    def ended(self) -> Ended:
+        """Return in words how the process ended; read its messages first."""
+        code = None if self._process is None else self._process.exitcode
+        if self._error:
+            return Ended(in_short(self._error), self._error)
+        return Ended(
+            f"killed by signal {-code}" if code and code < 0 else f"ended with status {code}"
+        )
+
+    def kill(self) -> None:
+        """End the process, if there is one; does not wait for that."""
+        if self._process is not None:
+            self._process.kill()
+
+    def end(self) -> bool:
+        """End the process now, whatever it does, also if it is stopped; return whether it is gone.
+
+        Only a process that hangs inside the kernel is not.
+        """
+        if self._process is not None:
+            self._process.kill()
+            self._process.join(JOIN_TIMEOUT)
+            if self._process.is_alive():
+                return False
+            self._process.close()
+            self._process = None
+        if self._inbox is not None:
+            self._inbox.close()
+            self._inbox = None
+        return True
+
+
+# In the child
 
 
 def _end_with_parent() -> None:

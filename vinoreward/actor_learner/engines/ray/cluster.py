@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vinoreward.actor_learner.engines.base import EngineError
-from vinoreward.actor_learner.engines.local.children import THREADS
+from vinoreward.actor_learner.engines.local.processes import THREADS
 from vinoreward.child_python import searches_current_folder
 from vinoreward.errors import MissingExtraError, install_command
 from vinoreward.interrupts import sigterm_kept

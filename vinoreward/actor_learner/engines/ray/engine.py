@@ -20,43 +20,27 @@ environment that is given as ``module:function`` has to be importable on all of 
 from __future__ import annotations
 
 import contextlib
-import json
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.actor import COUNTERS
-from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, Messages
-from vinoreward.actor_learner.engines.budget import RestartBudget
+from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, not_running
 from vinoreward.actor_learner.engines.ray.cluster import Cluster, HeadWatch, import_ray, ray_told
-from vinoreward.actor_learner.engines.ray.payload import body_of, fetch
-from vinoreward.actor_learner.engines.ray.publisher import Publisher
 from vinoreward.actor_learner.engines.ray.requests import Arrived, TrajectoryRequests
-from vinoreward.actor_learner.engines.ray.starter import Starter, keeps_state
-from vinoreward.actor_learner.engines.ray.state import (
-    COMPRESSED,
-    FULL,
-    OBSERVATIONS,
-    SETTINGS,
-    Published,
-    State,
-)
-from vinoreward.actor_learner.engines.ray.supervisor import RaySupervisor
-from vinoreward.actor_learner.engines.ray.worker_slot import WorkerSlot
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
-from vinoreward.actor_learner.transport.trajectory import Trajectory
+from vinoreward.actor_learner.engines.ray.state import Published, Publisher, State
+from vinoreward.actor_learner.engines.supervisor import END_PATIENCE, Supervisor
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.policies.policy import Policy
-from vinoreward.policies.wire import Bytes, decode, encode
+from vinoreward.policies.wire import Encoded, decode
 
-END_PATIENCE = 3.0
-SAVE_PATIENCE = 10.0
-"""Seconds that processes are given to end by themselves; a compressor may have its state to write.
-"""
+if TYPE_CHECKING:
+    from vinoreward.actor_learner.engines.ray.processes import RayWorker
+
 ANSWER_TIMEOUT = 60.0
 """Seconds that the state actor may take to answer: it may be in the middle of a restart."""
 
@@ -73,87 +57,67 @@ class RayEngine(Engine):
 
     def __init__(self, config: EngineConfig) -> None:
         import_ray()
-        self._config = config
+        super().__init__(config)
         self._cluster: Cluster | None = None
         self._state: Any = None
-        self._supervisor: RaySupervisor | None = None
+        self._workers: list[RayWorker] = []
         self._publisher: Publisher | None = None
         self._head: HeadWatch | None = None
-        self._settings = ActorSettings()
-        self._numbers = {SETTINGS: 0, OBSERVATIONS: 0}
+        self._requests = TrajectoryRequests(
+            config.trajectory.transitions,
+            config.actor.actors,
+            config.slots_per_actor,
+            config.limiter,
+            lambda actor: self._workers[actor].ask(),
+        )
 
     # Starting and ending
 
     @ray_told("actors could not be started on Ray")
-    def start(
-        self,
-        policy: Policy,
-        settings: ActorSettings,
-        observations: npt.NDArray[np.generic],
-        bits: int | None = None,
-    ) -> None:
-        """See :meth:`Engine.start`.
+    def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> Supervisor:
+        from vinoreward.actor_learner.engines.ray.processes import RayWorker, StateWatch
 
-        Raises:
-            EngineError: no cluster, or its first process does not start.
-        """
         config = self._config
-        processes = config.actor.actors + (config.compressor is not None)
-        try:
-            self._cluster = cluster = Cluster(processes)
-            self._state = cluster.remote(
-                State,
-                num_cpus=0,
-                max_restarts=-1,
-                max_task_retries=-1,
-                max_concurrency=100 + 4 * processes,
-                name=f"vinoreward-{uuid.uuid4().hex[:12]}",
-                scheduling_strategy=cluster.beside_us(),
-            ).remote(processes)
-            slots = self._slots(Starter(cluster, config, self._state))
-            self._supervisor = RaySupervisor(
-                cluster.ray, config, self._state, slots, self._state_lost
-            )
-            self._head = HeadWatch(cluster.head, self._supervisor.fail)
-            self._publisher = Publisher(self._send, self._again, self._supervisor.fail)
-            # They wait for settings and weights, and start meanwhile.
-            self._supervisor.start()
-            self.configure(settings)
-            self.give_observations(observations)
-            self.publish(policy, bits)
-            if not self._publisher.flush(config.start_timeout):
-                raise EngineError(
-                    f"Ray started no process in {config.start_timeout:g} s. Expected a cluster "
-                    "that runs; look at it with `ray status`."
-                )
-            self._raise()
-            asking = processes - keeps_state(config)
-            if cluster.processors < asking:
-                self._supervisor.tell(
-                    "ray",
-                    f"the cluster has {cluster.processors} processors for {asking} processes: "
-                    "some wait until there are more",
-                )
-        except BaseException:
-            self.close()
-            raise
-
-    def _slots(self, starter: Starter) -> list[WorkerSlot]:
-        config = self._config
-        actors = config.actor.actors
-        slots = [
-            WorkerSlot(
-                f"actor {number}",
-                number,
-                partial(starter.actor, number),
-                RestartBudget(config.restarts),
-            )
-            for number in range(actors)
-        ]
+        names = [f"actor {number}" for number in range(config.actor.actors)]
         if config.compressor is not None:
-            budget = RestartBudget(config.restarts)
-            slots.append(WorkerSlot("compressor", actors, starter.compressor, budget))
-        return slots
+            names.append("compressor")
+        self._cluster = cluster = Cluster(len(names))
+        self._state = cluster.remote(
+            State,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            max_concurrency=100 + 4 * len(names),
+            name=f"vinoreward-{uuid.uuid4().hex[:12]}",
+            scheduling_strategy=cluster.beside_us(),
+        ).remote(len(names))
+        watch = StateWatch(self._state, self._state_lost)
+        self._workers = [
+            RayWorker(name, number, cluster, config, self._state, watch, self._requests)
+            for number, name in enumerate(names)
+        ]
+        supervisor = self._supervise(self._workers, watch.wait)
+        self._head = HeadWatch(cluster.head, supervisor.fail)
+        self._publisher = Publisher(self._send, supervisor.fail)
+        return supervisor
+
+    def _settle(self) -> None:
+        config, cluster = self._config, self._cluster
+        if cluster is None or self._publisher is None:
+            raise not_running()
+        if not self._publisher.flush(config.start_timeout):
+            raise EngineError(
+                f"Ray started no process in {config.start_timeout:g} s. Expected a cluster "
+                "that runs; look at it with `ray status`."
+            )
+        self._raise()
+        asking = sum(worker.processors for worker in self._workers)
+        if cluster.processors < asking:
+            self._running.tell(
+                "ray",
+                f"the cluster has {cluster.processors} processors for {asking} processes: "
+                "some wait until there are more",
+            )
 
     def close(self) -> None:
         """See :meth:`Engine.close`."""
@@ -169,10 +133,9 @@ class RayEngine(Engine):
             cluster.close()
 
     def _end(self, ray: Any) -> None:
-        saving = keeps_state(self._config)
         self._state.stop.remote()
         if self._supervisor is not None:
-            self._supervisor.close(SAVE_PATIENCE if saving else END_PATIENCE)
+            self._supervisor.close()
         if self._publisher is not None:
             self._publisher.close()
         with contextlib.suppress(ray.exceptions.RayError):
@@ -182,67 +145,33 @@ class RayEngine(Engine):
 
     # The learner's side
 
-    def publish(self, policy: Policy, bits: int | None = None) -> None:
-        """See :meth:`Engine.publish`."""
-        encoded = encode(policy, bits=self._config.bits if bits is None else bits)
-        # The payload is a copy: the learner may change its weights while this is on its way.
-        self._sender.publish(FULL, policy.version, encoded.header, encoded.payload())
-
-    def give_observations(self, observations: npt.NDArray[np.generic]) -> None:
-        """See :meth:`Engine.give_observations`."""
-        if self._config.compressor is None:
-            return
-        rows = np.array(observations[-self._config.observations :], order="C")
-        header = json.dumps({"dtype": rows.dtype.name, "shape": rows.shape}).encode()
-        self._numbered(OBSERVATIONS, header, rows.reshape(-1).view(np.uint8))
-
-    def configure(self, settings: ActorSettings) -> None:
-        """See :meth:`Engine.order`."""
-        self._settings = settings
-        self._numbered(SETTINGS, settings.to_json(), np.empty(0, dtype=np.uint8))
-
-    def _numbered(self, store: str, header: bytes, payload: Bytes) -> None:
-        number = self._numbers[store]
-        self._numbers[store] = number + 1
-        self._sender.publish(store, number, header, payload)
-
-    @property
-    def _sender(self) -> Publisher:
+    def _publish(self, store: int, version: int, encoded: Encoded) -> None:
         if self._publisher is None:
-            raise EngineError("the engine does not run. Expected start() first, and no close() yet")
-        return self._publisher
-
-    @property
-    def _running(self) -> RaySupervisor:
-        if self._supervisor is None:
-            raise EngineError("the engine does not run. Expected start() first, and no close() yet")
-        return self._supervisor
+            raise not_running()
+        # The payload is a copy: the learner may change its weights while this is on its way.
+        self._publisher.publish(store, version, encoded.header, encoded.payload())
 
     def take(
         self, count: int, *, timeout: float, evenly: bool = False
     ) -> AbstractContextManager[Sequence[Trajectory]] | None:
         """See :meth:`Engine.take`."""
-        supervisor = self._running
-        taken = supervisor.requests.take(
-            count, timeout=timeout, stop=lambda: bool(supervisor.failure), evenly=evenly
-        )
+        taken = self._requests.take(count, timeout=timeout, stop=self._stopped, evenly=evenly)
         if taken is None:
             self._raise()
             return None
-        return _open(supervisor.requests, taken)
+        return _open(self._requests, taken)
 
     def waiting(self) -> int:
         """See :meth:`Engine.waiting`."""
-        return self._running.requests.waiting
+        return self._requests.waiting
 
     def sampled(self, count: int) -> None:
         """See :meth:`Engine.sampled`."""
-        self._running.requests.sampled(count)
+        self._requests.sampled(count)
 
     def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
         """See :meth:`Engine.counters`. Those of what has come, not of what is on its way."""
-        found = self._running.counters()
-        return {name: found[name] for name in names}
+        return {name: sum(worker.counters[name] for worker in self._workers) for name in names}
 
     def everyone_has(self, version: int) -> bool:
         """See :meth:`Engine.everyone_has`."""
@@ -251,27 +180,13 @@ class RayEngine(Engine):
         answer = self._state.everyone_has.remote(self._config.actor.actors, version, compressed)
         return bool(self._answer(answer))
 
-    def pulled(self) -> Sequence[int]:
-        """See :meth:`Engine.pulled`."""
-        return self._running.pulled
-
     def compressed_policy(self) -> Policy | None:
         """See :meth:`Engine.compressed_policy`."""
         latest: Published | None = self._answer(self._state.latest.remote(COMPRESSED))
-        payload = None if latest is None else fetch(latest)
+        payload = None if latest is None else latest.fetch()
         if latest is None or payload is None:
             return None
         return decode(latest.header, payload.copy())
-
-    def messages(self) -> Messages:
-        """See :meth:`Engine.messages`."""
-        found = self._running.messages()
-        self._raise()
-        return found
-
-    def _raise(self) -> None:
-        if self._supervisor is not None and self._supervisor.failure:
-            raise EngineError(self._supervisor.failure)
 
     # The state actor
 
@@ -279,12 +194,7 @@ class RayEngine(Engine):
     def _answer(self, reference: Any) -> Any:
         return import_ray().get(reference, timeout=ANSWER_TIMEOUT)
 
-    def _send(self, store: str, version: int, header: bytes, payload: Bytes) -> Published:
-        published = Published(version, header, body_of(payload))
-        self._again(store, published)
-        return published
-
-    def _again(self, store: str, published: Published) -> None:
+    def _send(self, store: int, published: Published) -> None:
         self._answer(self._state.publish.remote(store, published))
 
     def _state_lost(self) -> None:

@@ -1,44 +1,45 @@
-"""Links of processes on Ray: weights and settings from the state actor, experience on request.
+"""What runs in a process on Ray: the loop of an actor or of the compressor, and its link.
 
-Everything that belongs to a trajectory (its arrays, the counters, the episodes that ended in it)
-travels in one message, so that all of it arrives, or none.
+The loop has a thread; the process's event loop answers the learner meanwhile. Weights and settings
+come from the state actor, experience is handed over on request. Everything that belongs to a
+trajectory (its arrays, the counters, the episodes that ended in it) travels in one message, so that
+all of it arrives, or none. torch is not imported by an actor's process.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import ray
 from ray.exceptions import RayError
 
-from vinoreward.actor_learner.engines.ray.message_queue import MessageQueue
-from vinoreward.actor_learner.engines.ray.payload import body_of, fetch, trajectory_in
-from vinoreward.actor_learner.engines.ray.state import (
-    COMPRESSED,
-    OBSERVATIONS,
-    WEIGHTS,
-    Identity,
-    Known,
-    Published,
-    Pulled,
-    Told,
-)
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
+from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
+from vinoreward.actor_learner.engines.ray.requests import Message, MessageQueue, trajectory_in
+from vinoreward.actor_learner.engines.ray.state import Identity, Known, Published, Pulled, Told
+from vinoreward.actor_learner.engines.supervisor import error_report
 from vinoreward.actor_learner.transport.link import (
     LONGEST_PUSH,
     NONE,
+    SETTINGS,
     ActorLink,
     CompressorLink,
     Link,
     Weights,
 )
-from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
+from vinoreward.actor_learner.transport.trajectory import (
+    COMPRESSED,
+    FULL_PRECISION,
+    Trajectory,
+    TrajectorySpec,
+)
+from vinoreward.policies.backends.registry import BackendOutputs
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import Bytes, encode
 
@@ -64,26 +65,26 @@ class _RayLink(Link):
         self._pulled = NONE
         self._lock = threading.Lock()
         self._learner_version = NONE
-        self._settings = (NONE, ActorSettings())
+        self._newest: Published | None = None
+        """Settings that were told."""
         self._stopped = False
         self._born = ""
-        while self._settings[0] == NONE and not self._stopped:
+        while self._newest is None and not self._stopped:
             self._sync(PATIENCE)  # nobody acts without settings
         threading.Thread(target=self._talk, name="vinoreward signs of life", daemon=True).start()
 
     @property
     def _known(self) -> Known:
         me = self._identity
-        return Known(me.process, me.generation, self._pulled, self._settings[0])
+        settings = NONE if self._newest is None else self._newest.version
+        return Known(me.process, me.generation, self._pulled, settings)
 
     def _take(self, told: Told) -> None:
         with self._lock:
             # Settings first: whoever sees a version finds those that hold for it.
-            if told.settings is not None and told.settings.version > self._settings[0]:
-                self._settings = (
-                    told.settings.version,
-                    ActorSettings.from_json(told.settings.header),
-                )
+            have = NONE if self._newest is None else self._newest.version
+            if told.settings is not None and told.settings.version > have:
+                self._newest = told.settings
             self._learner_version = max(self._learner_version, told.learner_version)
             self._stopped = self._stopped or told.stopped
             lost = self._born not in ("", told.born)
@@ -117,10 +118,6 @@ class _RayLink(Link):
         self._looked = time.monotonic()
         return self._stopped
 
-    def settings(self) -> ActorSettings:
-        """See :meth:`Link.settings`."""
-        return self._settings[1]
-
     def report(self, kind: str, value: Any) -> None:
         """See :meth:`Link.report`."""
         self._reports.append((kind, value))
@@ -129,21 +126,26 @@ class _RayLink(Link):
         reports, self._reports = self._reports, []
         self._messages.put((json.dumps({**about, "reports": reports}).encode(), buffer))
 
-    def pull(self, network: int, have: int, *, wait: bool = False) -> Weights | None:
+    def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
         """See :meth:`Link.pull`."""
-        store = WEIGHTS[network]
+        if store == SETTINGS:
+            newest = self._newest  # told unasked
+            if newest is None or newest.version <= have:
+                return None
+            return Weights(newest.header, np.empty(0, np.uint8), newest.version)
         while True:
             latest = self._pull(store, have, PATIENCE if wait else 0.0)
-            payload = None if latest is None else fetch(latest)
+            payload = None if latest is None else latest.fetch()
             if latest is not None and payload is not None:
-                self._pulled = max(self._pulled, latest.version)
+                if store in (FULL_PRECISION, COMPRESSED):
+                    self._pulled = max(self._pulled, latest.version)
                 return Weights(latest.header, payload, latest.version)
             if not wait or self.stopped:
                 return None
             if latest is not None:
                 time.sleep(PATIENCE)  # lost: until somebody publishes it again
 
-    def _pull(self, store: str, have: int, patience: float) -> Published | None:
+    def _pull(self, store: int, have: int, patience: float) -> Published | None:
         pulled: Pulled = ray.get(self._state.pull.remote(self._known, store, have, patience))
         self._take(pulled.told)
         return pulled.latest
@@ -164,7 +166,6 @@ class RayActorLink(_RayLink, ActorLink):
         super().__init__(identity, messages)
         self._spec = trajectory
         self._buffer: Bytes | None = None
-        self._done: Bytes | None = None
         self._sequence = 0
         self._counters: dict[str, int] = {}
 
@@ -175,30 +176,23 @@ class RayActorLink(_RayLink, ActorLink):
 
     def begin(self) -> Trajectory | None:
         """See :meth:`ActorLink.begin`."""
-        self._flush()
         if not self._messages.wait_asked(lambda: self.stopped):
             return None
         self._buffer = np.zeros(self._spec.nbytes, dtype=np.uint8)
         return trajectory_in(self._spec, self._buffer)
 
-    def commit(self) -> None:
-        """See :meth:`ActorLink.commit`. Sent with the counters that follow."""
-        if self._buffer is not None:
-            self._spec.check(trajectory_in(self._spec, self._buffer, self._identity.process))
-            self._done, self._buffer = self._buffer, None
-
-    def count(self, counts: Mapping[str, int]) -> None:
-        """See :meth:`ActorLink.count`."""
+    def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
+        """See :meth:`ActorLink.commit`."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is None:
+            return
+        self._spec.check(trajectory_in(self._spec, buffer, self._identity.process))
+        if episodes:
+            self.report("episodes", episodes)
         for name, value in counts.items():
             self._counters[name] = self._counters.get(name, 0) + value
-        self._flush()
-
-    def _flush(self) -> None:
-        if self._done is None:
-            return
-        done, self._done = self._done, None
         # Totals, not increments: a message that is lost takes nothing with it.
-        self._send({"sequence": self._sequence, "counters": self._counters}, done)
+        self._send({"sequence": self._sequence, "counters": self._counters}, buffer)
         self._sequence += 1
 
 
@@ -207,8 +201,6 @@ class RayCompressorLink(_RayLink, CompressorLink):
 
     def __init__(self, identity: Identity, messages: MessageQueue) -> None:
         self._published: Published | None = None
-        self._seen = NONE
-        self._rows: npt.NDArray[np.generic] | None = None
         super().__init__(identity, messages)
 
     def _sign(self) -> int:
@@ -221,24 +213,100 @@ class RayCompressorLink(_RayLink, CompressorLink):
         super().report(kind, value)
         self._send({})
 
-    def observations(self) -> npt.NDArray[np.generic] | None:
-        """See :meth:`CompressorLink.observations`."""
-        latest = self._pull(OBSERVATIONS, self._seen, 0.0)
-        rows = None if latest is None else fetch(latest)
-        if latest is not None and rows is not None:
-            about = json.loads(latest.header)
-            self._seen = latest.version
-            self._rows = rows.view(about["dtype"]).reshape(about["shape"])
-        return None if self._rows is None else self._rows.copy()
-
     def publish(self, policy: Policy) -> None:
         """See :meth:`CompressorLink.publish`."""
         encoded = encode(policy)
         # Kept: nobody else has it when the state is lost, and with a fixed lag all wait for it.
-        self._published = Published(policy.version, encoded.header, body_of(encoded.payload()))
+        self._published = Published.of(policy.version, encoded.header, encoded.payload())
         ray.get(self._state.publish.remote(COMPRESSED, self._published))
 
     def _publish_again(self) -> None:
         # From either thread: the state keeps the newest, and the same twice does no harm.
         if self._published is not None:
             ray.get(self._state.publish.remote(COMPRESSED, self._published))
+
+
+class _Process:
+    """A loop in a thread, and a message queue.
+
+    Args:
+        paths: where the learner's process finds modules. Those that this one lacks are looked at
+            last, so that an environment beside the user's script is found on a shared file system.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        sys.path.extend(path for path in paths if path not in sys.path)
+        self._messages = MessageQueue()
+
+    def _start(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  (nothing is swallowed: told)
+                self._messages.end(error_report(error))
+            else:
+                self._messages.end("")
+
+        threading.Thread(target=run, name="vinoreward loop", daemon=True).start()
+
+    async def placed(self) -> None:
+        """Return as soon as there is a process to do so."""
+
+    async def next(self) -> Message:
+        """Return what the loop has next for the learner."""
+        return await self._messages.next()
+
+    async def ended(self) -> str:
+        """Return the error report of the loop when it ends, empty if it ended by itself."""
+        return await self._messages.ended()
+
+
+class ActorProcess(_Process):
+    """One actor.
+
+    Args:
+        paths: see above.
+        identity: of this process.
+        config: what it does.
+        trajectory: sizes of what it sends.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        identity: Identity,
+        config: ActorConfig,
+        trajectory: TrajectorySpec,
+    ) -> None:
+        super().__init__(paths)
+
+        def work() -> None:
+            link = RayActorLink(identity, self._messages, trajectory)
+            me = identity
+            Actor(config, link, me.process, me.generation, me.rollouts).run()
+
+        self._start(work)
+
+
+class CompressorProcess(_Process):
+    """The compressor.
+
+    Args:
+        paths: see above.
+        identity: of this process.
+        config: a reference to a CompressorConfig, in a list.
+        batch: of the actors' backends.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], identity: Identity, config: Sequence[Any], batch: int
+    ) -> None:
+        super().__init__(paths)
+
+        def work() -> None:
+            link = RayCompressorLink(identity, self._messages)
+            told: CompressorConfig = ray.get(config[0])
+            with BackendOutputs(batch) as outputs:
+                Compressor(told, link, batch, outputs).run()
+
+        self._start(work)

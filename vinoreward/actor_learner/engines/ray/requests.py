@@ -1,15 +1,27 @@
-"""Which actor is asked for a trajectory when, and what has come: bookkeeping, without Ray."""
+"""Trajectories on request, without Ray: which actor is asked when, and how it answers.
+
+Bookkeeping in the learner's process, and the queue in the process that is asked.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.transport.trajectory import Trajectory
-from vinoreward.errors import ConfigError
+from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
+from vinoreward.errors import ConfigError, InputError
+from vinoreward.policies.wire import Bytes
+
+STOP_EVERY = 0.1
+"""Seconds between two looks whether to stop waiting for trajectories."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +56,7 @@ class TrajectoryRequests:
         ask: asks an actor for one more; quick.
 
     Attributes:
-        changed: for whoever waits for messages of any kind; the lock of it all.
+        changed: when a trajectory has come; the lock of it all.
         rollouts: trajectories that have come, by actor.
     """
 
@@ -101,12 +113,17 @@ class TrajectoryRequests:
             self._ready.append(found)
             self.changed.notify_all()
 
-    def lost(self, actor: int, *, for_good: bool = False) -> None:
-        """Forget what a dead actor was asked for; what has come from it stays."""
+    def lost(self, actor: int) -> None:
+        """Forget what a dead actor was asked for, and ask it no more; what has come stays."""
         with self.changed:
             self._asked[actor] = 0
-            self._closed[actor] = for_good
-            self.changed.notify_all()
+            self._closed[actor] = True
+
+    def opened(self, actor: int) -> None:
+        """Say that an actor, or its successor, can be asked."""
+        with self.changed:
+            self._closed[actor] = False
+        self.ask()
 
     def sampled(self, count: int) -> None:
         """Count what the learner has used."""
@@ -144,7 +161,7 @@ class TrajectoryRequests:
                 left = deadline - time.monotonic()
                 if left <= 0 or stop():
                     return None
-                self.changed.wait(left)
+                self.changed.wait(min(left, STOP_EVERY))
 
     def _choose(self, count: int, evenly: bool) -> list[Arrived]:
         if not evenly:
@@ -164,3 +181,105 @@ class TrajectoryRequests:
             for one in taken:
                 self._here[one.trajectory.actor] -= 1
         self.ask()
+
+
+def trajectory_in(
+    spec: TrajectorySpec, buffer: Bytes, actor: int = 0, generation: int = 0
+) -> Trajectory:
+    """Return a trajectory whose arrays are views of (spec.nbytes,) uint8.
+
+    Raises:
+        InputError: another number of bytes.
+    """
+    if buffer.shape != (spec.nbytes,) or buffer.dtype != np.uint8:
+        raise InputError(
+            f"a trajectory came as {buffer.dtype}{buffer.shape}. Expected uint8({spec.nbytes},): "
+            "install the same version of vinoreward on every machine."
+        )
+    arrays = {
+        name: buffer[at.offset : at.offset + at.nbytes].view(at.dtype).reshape(at.shape)
+        for name, at in spec.fields().items()
+    }
+    return Trajectory(**arrays, actor=actor, generation=generation)
+
+
+# In the process that is asked
+
+Message = tuple[bytes, "Bytes | None"]
+"""JSON, and the bytes of a trajectory if there is one."""
+
+_LOOK_EVERY = 0.05
+_Asked = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+
+
+def _answer(asked: _Asked, value: Any) -> None:
+    loop, future = asked
+
+    def resolve() -> None:
+        if not future.done():
+            future.set_result(value)
+
+    loop.call_soon_threadsafe(resolve)
+
+
+class MessageQueue:
+    """Between one working thread, which puts, and any number of coroutines, which ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._asked: deque[_Asked] = deque()
+        self._kept: deque[Message] = deque()
+        self._watching: list[_Asked] = []
+        self._ended: str | None = None
+
+    @staticmethod
+    def _question() -> _Asked:
+        loop = asyncio.get_running_loop()
+        return loop, loop.create_future()
+
+    async def next(self) -> Message:
+        """Return the next message, in the order of asking."""
+        asked = self._question()
+        with self._lock:
+            if self._kept:
+                return self._kept.popleft()
+            self._asked.append(asked)
+            self._lock.notify_all()
+        message: Message = await asked[1]
+        return message
+
+    async def ended(self) -> str:
+        """Wait for the working thread's end; return its traceback, empty if it had none."""
+        asked = self._question()
+        with self._lock:
+            if self._ended is not None:
+                return self._ended
+            self._watching.append(asked)
+        text: str = await asked[1]
+        return text
+
+    def wait_asked(self, stop: Callable[[], bool]) -> bool:
+        """Wait until somebody asks; False as soon as ``stop()``, which is called often."""
+        with self._lock:
+            while not self._asked:
+                if stop():
+                    return False
+                self._lock.wait(_LOOK_EVERY)
+        return True
+
+    def put(self, message: Message) -> None:
+        """Hand a message to who asked first, or keep it for who asks next."""
+        with self._lock:
+            if not self._asked:
+                self._kept.append(message)
+                return
+            asked = self._asked.popleft()
+        _answer(asked, message)
+
+    def end(self, text: str) -> None:
+        """Say that the working thread has ended."""
+        with self._lock:
+            self._ended = text
+            watching, self._watching = self._watching, []
+        for asked in watching:
+            _answer(asked, text)

@@ -2,6 +2,7 @@
 
 It holds references and versions, never a queue: whoever publishes rebinds a name, whoever pulls
 gets the newest there is, and a process that is slow can neither hold back nor lose newer weights.
+What the learner publishes goes there in a thread of its own.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import threading
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from vinoreward.actor_learner.transport.link import NONE
+from vinoreward.actor_learner.transport.link import NONE, SETTINGS, STORES
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
+from vinoreward.policies.wire import Bytes
 
-FULL, COMPRESSED, SETTINGS, OBSERVATIONS = "full", "compressed", "settings", "observations"
-WEIGHTS = (FULL, COMPRESSED)
-"""Stores of weights, by the number of the network."""
+INLINE_BYTES = 64 << 10
+"""What is smaller travels in the answer itself (Ray's own limit is 100 KB): one journey, not two.
+"""
+FETCH_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,30 @@ class Published(NamedTuple):
     version: int
     header: bytes
     body: Any
+
+    @classmethod
+    def of(cls, version: int, header: bytes, payload: Bytes) -> Published:
+        """Put a payload where others can fetch it."""
+        if payload.nbytes <= INLINE_BYTES:
+            return cls(version, header, payload)
+        import ray
+
+        return cls(version, header, [ray.put(payload)])
+
+    def fetch(self) -> Bytes | None:
+        """Return the payload, read-only and not copied where it is on this machine.
+
+        None if it is lost: the process that had put it there has died.
+        """
+        import ray
+
+        inline = not isinstance(self.body, list)
+        found: Bytes
+        try:
+            found = self.body if inline else ray.get(self.body[0], timeout=FETCH_TIMEOUT)
+        except ray.exceptions.RayError:
+            return None
+        return found
 
 
 class Told(NamedTuple):
@@ -146,7 +175,7 @@ class State:
 
     def __init__(self, processes: int) -> None:
         self._born = uuid.uuid4().hex
-        self._stores: dict[str, Published] = {}
+        self._stores: dict[int, Published] = {}
         self._stopped = False
         self._signs = [_Signs() for _ in range(processes)]
         self._changed = asyncio.Event()
@@ -164,16 +193,16 @@ class State:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left)
 
-    def _newer(self, store: str, have: int) -> Published | None:
+    def _newer(self, store: int, have: int) -> Published | None:
         latest = self._stores.get(store)
         return latest if latest is not None and latest.version > have else None
 
     @property
     def _learner_version(self) -> int:
-        latest = self._stores.get(FULL)
+        latest = self._stores.get(FULL_PRECISION)
         return NONE if latest is None else latest.version
 
-    async def publish(self, store: str, published: Published) -> None:
+    async def publish(self, store: int, published: Published) -> None:
         """Rebind a store, unless something newer is there already."""
         # The same version again: its object died with the compressor that had published it.
         if self._newer(store, published.version) is None:
@@ -188,22 +217,22 @@ class State:
             self._newer(SETTINGS, known.settings),
         )
 
-    async def latest(self, store: str) -> Published | None:
+    async def latest(self, store: int) -> Published | None:
         """Return the latest of a store, None if there is nothing."""
         return self._stores.get(store)
 
-    async def pull(self, known: Known, store: str, have: int, patience: float) -> Pulled:
+    async def pull(self, known: Known, store: int, have: int, patience: float) -> Pulled:
         """Return what is newer than version ``have``; waits ``patience`` seconds for it.
 
         Args:
             known: who asks.
-            store: name.
+            store: number.
             have: version in use, -1 for none.
             patience: seconds; 0 to look once.
         """
         await self._until(lambda: self._newer(store, have) is not None, patience)
         latest = self._newer(store, have)
-        if latest is not None and store in WEIGHTS:
+        if latest is not None and store in (FULL_PRECISION, COMPRESSED):
             # Whoever has the reference has the weights: it keeps them from being freed.
             known = known._replace(pulled=max(known.pulled, latest.version))
         self._note(known)
@@ -262,3 +291,77 @@ class State:
         """Tell everybody that training is over."""
         self._stopped = True
         self._wake()
+
+
+# In the learner's process
+
+
+class Publisher:
+    """Sends one thing at a time; of a store that is published faster, the newest.
+
+    Settings and observations go before weights: they hold for what is published after them.
+
+    Args:
+        send: brings something to a store of the state actor and waits until it is there.
+        failed: is told why it cannot go on.
+    """
+
+    def __init__(
+        self, send: Callable[[int, Published], None], failed: Callable[[str], None]
+    ) -> None:
+        self._send, self._failed = send, failed
+        self._changed = threading.Condition()
+        self._waiting: dict[int, tuple[int, bytes, Bytes] | Published] = {}
+        self._last: dict[int, Published] = {}
+        self._busy = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="vinoreward publisher", daemon=True)
+        self._thread.start()
+
+    def publish(self, store: int, version: int, header: bytes, payload: Bytes) -> None:
+        """Send this next; does not wait. The payload must not change any more."""
+        with self._changed:
+            self._waiting[store] = (version, header, payload)
+            self._changed.notify_all()
+
+    def resend(self) -> None:
+        """Send everything again that has nothing newer waiting."""
+        with self._changed:
+            self._waiting = {**self._last, **self._waiting}
+            self._changed.notify_all()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until everything has been sent; False after ``timeout`` seconds."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._closing or not (self._waiting or self._busy), timeout
+            )
+
+    def close(self) -> None:
+        """End the thread; what waits is not sent."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or bool(self._waiting))
+                if self._closing:
+                    return
+                store = min(self._waiting, key=lambda each: each == FULL_PRECISION)
+                parcel = self._waiting.pop(store)
+                self._busy = True
+            try:
+                if not isinstance(parcel, Published):
+                    parcel = Published.of(*parcel)
+                self._send(store, parcel)
+                self._last[store] = parcel
+            except Exception as error:  # noqa: BLE001  (the learner's thread raises it)
+                self._failed(f"{STORES[store]} could not be published: {error}")
+                return
+            finally:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
