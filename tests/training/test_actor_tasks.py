@@ -48,15 +48,6 @@ def test_the_papers_tasks_are_all_there() -> None:
     assert {task.name for task in HOVER} == {"PandaHover-v0", "PandaHoverRandom-v0"}
 
 
-def test_a_published_speed_up_is_the_ratio_of_the_published_times() -> None:
-    for task in ACTORQ:
-        assert task.paper is not None
-        assert task.paper.fp32_seconds and task.paper.int8_seconds and task.paper.speedup
-        # Rounded in the paper: Finger Spin is printed one hundredth high.
-        ratio = task.paper.fp32_seconds / task.paper.int8_seconds
-        assert ratio == pytest.approx(task.paper.speedup, abs=0.011)
-
-
 def test_a_task_is_what_the_table_says(task: Task) -> None:
     env = make_task(task.name, seed=1)
     try:

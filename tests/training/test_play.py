@@ -155,7 +155,7 @@ def test_captions_keep_the_picture_and_differ_with_what_they_say() -> None:
     sheets = []
     for claimed in (False, True):
         info = {"reward_prob": 0.5}
-        sheets.append(captioned(frame, Moment(0, 1, None, 0.0, info, False, claimed, False)))
+        sheets.append(captioned(frame, Moment(0, 1, 0.0, info, False, claimed, False)))
     assert sheets[0].shape == (360 + 56, FILM_WIDTH, 3)
     assert sheets[0].dtype == np.uint8
     np.testing.assert_array_equal(sheets[0][:360], sheets[1][:360])

@@ -177,12 +177,12 @@ def test_a_film_keeps_the_last_frames() -> None:
     filmer = Filmer(env, 2, most=10)
     for episode in range(3):
         for step in range(41):
-            filmer(Moment(episode, step, None, 0.0, {}, step == 40))
+            filmer(Moment(episode, step, 0.0, {}, step == 40))
     assert len(filmer.frames) == len(filmer.lasts) <= 10 and sum(filmer.lasts) == 2
     assert filmer.frame_seconds == 0.25
     every = Filmer(env, 1)
     for step in range(41):
-        every(Moment(0, step, None, 0.0, {}, step == 40))
+        every(Moment(0, step, 0.0, {}, step == 40))
     assert len(every.frames) == 41
 
 

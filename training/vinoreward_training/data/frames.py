@@ -27,6 +27,8 @@ from vinoreward_training.data.dataset_files import (
 from vinoreward_training.tasks.environments import make_env
 
 LOWEST_COUNT = 64
+HELD_OUT_SHARES = (0.05, 0.1)
+"""Shares of the episodes for validation and test, at least one each."""
 
 
 @dataclass(frozen=True)
@@ -155,15 +157,12 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
     )
 
 
-def split_frames(
-    frames: Frames, *, seed: int, fractions: tuple[float, float] = (0.05, 0.1)
-) -> tuple[Indices, Indices, Indices]:
+def split_frames(frames: Frames, *, seed: int) -> tuple[Indices, Indices, Indices]:
     """Return the indices of (train, validation, test); no episode is in two of them.
 
     Args:
         frames: what to split.
         seed: decides which episode goes where.
-        fractions: shares of the episodes for validation and test, at least one each.
 
     Raises:
         DatasetError: fewer than three episodes.
@@ -175,8 +174,8 @@ def split_frames(
             "validation and test; capture more, or raise --frames."
         )
     order = np.random.default_rng([seed, 0xE2C0]).permutation(len(numbers))
-    first = max(1, round(len(numbers) * fractions[0]))
-    second = first + max(1, round(len(numbers) * fractions[1]))
+    first = max(1, round(len(numbers) * HELD_OUT_SHARES[0]))
+    second = first + max(1, round(len(numbers) * HELD_OUT_SHARES[1]))
     part = np.zeros(len(numbers), dtype=np.int64)
     part[order[:first]] = 1
     part[order[first:second]] = 2

@@ -73,7 +73,6 @@ class Moment:
     episode: int
     step: int
     """0 right after the reset."""
-    action: NDArray[Any] | None
     reward: float
     info: Mapping[str, Any]
     last: bool
@@ -134,7 +133,7 @@ def evaluate(
             # Nobody has judged yet, so that an is_success here need not be what it is in steps.
             known = truth.key is not None or "true_success" in info
             started = truth(info, last=False) if known else None
-            watch(Moment(episode, 0, None, 0.0, info, False, None, started))
+            watch(Moment(episode, 0, 0.0, info, False, None, started))
         total, steps, over = 0.0, 0, False
         while not over:
             action, _ = model.predict(observation, deterministic=True)
@@ -143,8 +142,8 @@ def evaluate(
             total += float(reward)
             steps += 1
             if watch is not None:
-                moved, said = np.asarray(action), (claim_of(info), truth(info, last=over))
-                watch(Moment(episode, steps, moved, float(reward), info, over, *said))
+                said = claim_of(info), truth(info, last=over)
+                watch(Moment(episode, steps, float(reward), info, over, *said))
         claimed.append(claim_of(info))
         true.append(truth(info))
         returns.append(total)
