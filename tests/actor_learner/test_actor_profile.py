@@ -36,8 +36,8 @@ def test_counters_become_seconds_per_step() -> None:
         (3e-3, 1e-5, "up to 31.00 times faster. Compare"),
         # 3.1 ms of acting over 1 ms of learning: more than that no compression can give.
         (3e-3, 1e-3, "this training 3.10 times: then the learner, with 1 ms"),
-        (3e-3, 4e-3, "the learner is what limits"),
-        (1e-5, 1e-6, "The environment is what limits"),
+        (3e-3, 4e-3, "the learner is the bottleneck"),
+        (1e-5, 1e-6, "The environment is the bottleneck"),
     ],
 )
 def test_the_advice_names_what_limits(infer: float, learner: float, said: str) -> None:
@@ -47,18 +47,18 @@ def test_the_advice_names_what_limits(infer: float, learner: float, said: str) -
 @pytest.mark.parametrize("compressed", [False, True])
 def test_without_an_update_nothing_is_recommended(compressed: bool) -> None:
     said = breakdown(3e-3, 1e-4).advice(0.0, compressed=compressed)
-    assert "network takes 97%" in said and "needs more steps" in said
+    assert "network takes 97%" in said and "run more steps" in said
     assert "faster" not in said and "limits" not in said
 
 
 def test_several_actors_share_the_learner() -> None:
     # One learner of 1 ms a step is slower than four actors of 3.1 ms.
-    assert "the learner is what limits" in breakdown(3e-3, 1e-4).advice(1e-3, actors=4)
+    assert "the learner is the bottleneck" in breakdown(3e-3, 1e-4).advice(1e-3, actors=4)
 
 
 def test_the_advice_does_not_say_what_was_not_measured() -> None:
     """Of actors that are compressed it is not known how fast they would be otherwise."""
     for learner, limits in ((1e-3, "the learner"), (1e-5, "acting")):
         said = breakdown(3e-4, 1e-4).advice(learner, compressed=True)
-        assert f"{limits} is what limits now" in said and "a run without it" in said
+        assert f"{limits} is the bottleneck now" in said and "a run without it" in said
         assert "times faster" not in said and "75%" in said

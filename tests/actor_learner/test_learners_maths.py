@@ -249,8 +249,8 @@ def test_retrace_and_tree_backup_targets_by_hand():
 @pytest.mark.parametrize("steps", [1, 3])
 def test_uncorrected_targets_are_the_same_by_both_ways(steps):
     """The sums that are taken beforehand, and those of the corrector on every step."""
-    one = dqn(n_step=steps, correctors=(NoCorrection(),), batch=64)
-    other = dqn(n_step=steps, correctors=(NoCorrection(steps=steps),), batch=64)
+    one = dqn(n_step=steps, correctors=(NoCorrection(),), batch_size=64)
+    other = dqn(n_step=steps, correctors=(NoCorrection(steps=steps),), batch_size=64)
     random = np.random.default_rng(3)
     for _ in range(4):
         trajectory = random_trajectory(one.spec, random, steps=2, count=2)
@@ -335,7 +335,7 @@ def test_bfloat16_learns_nearly_the_same():
 
 def test_settings_that_cannot_work_are_refused():
     q, gaussian = mlp(3, 2, head="q"), mlp(3, 2, head="tanh_gaussian")
-    with pytest.raises(ConfigError, match="without a corrector"):
+    with pytest.raises(ConfigError, match="have no corrector"):
         DQNConfig(n_step=3)
     with pytest.raises(ConfigError, match="gamma"):
         DQNConfig(gamma=1.5)

@@ -198,7 +198,7 @@ def test_what_cannot_be_kept_is_refused():
         replay.add(broken)
     with pytest.raises(InputError, match="observations"):
         replay.add(random_trajectory(PICTURES, random, steps=2))
-    with pytest.raises(InputError, match="places"):
+    with pytest.raises(InputError, match="slots"):
         replay.load_state_dict(Replay(SPEC, 9).state_dict())
     with pytest.raises(ConfigError):
         PrioritizedReplay(alpha=2.0)

@@ -107,7 +107,7 @@ def test_a_subclass_that_computes_something_else_is_found():
             return 0.5 * super().forward(observations)
 
     model.actor.__class__ = Doubled
-    with pytest.raises(ConfigError, match="something else"):
+    with pytest.raises(ConfigError, match="compute different outputs"):
         SB3Learner(model, CONFIG)
 
 

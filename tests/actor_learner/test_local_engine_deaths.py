@@ -116,8 +116,8 @@ class TestDeath:
             ("exit", 12, "SystemExit: 7"),
             ("nan", 11, "observations have NaN or infinity"),
             # An episode's last observation is never acted on.
-            ("nan", 12, "next_observations of a trajectory of actor 0 holds NaN"),
-            ("nan_reward", 12, "rewards of a trajectory of actor 0 holds NaN"),
+            ("nan", 12, "next_observations of a trajectory of actor 0 has NaN"),
+            ("nan_reward", 12, "rewards of a trajectory of actor 0 has NaN"),
         ],
     )
     def test_an_environment_that_fails_for_good(self, fault: str, at: int, said: str) -> None:

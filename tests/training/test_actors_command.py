@@ -193,7 +193,7 @@ def test_a_training_too_short_for_an_update_recommends_nothing_but_more_steps(
 ) -> None:
     assert trained(tmp_path, 60, "--algorithm", "dqn", "--actors", "1")["updates"] == 0
     said = capsys.readouterr().out
-    assert "learner was not measured" in said
+    assert "it was not measured" in said
     assert (
         said.splitlines()[-1] == f"next:   vinoreward actors --resume --out {tmp_path} --steps 600"
     )

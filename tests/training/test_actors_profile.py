@@ -88,7 +88,7 @@ def test_a_training_that_waits_for_its_learner_is_not_told_to_compress(
     arguments = ["actors", *task, *slow, "--compress", "int8", "--profile-only", "1500"]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
-    assert "the learner is what limits" in said
+    assert "the learner is the bottleneck" in said
     following = said[said.index("next:") :]
     assert "--compress" not in following and "--environments" not in following
     assert "--samples-per-insert 128" in following

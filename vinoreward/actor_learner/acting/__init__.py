@@ -1,1 +1,1 @@
-"""Actors: policies at work in environments, in training and after it."""
+"""Actors and players: policies acting in environments, during training and after it."""

@@ -1,4 +1,4 @@
-"""The loop of one actor: pull weights, act, step, write; torch is never imported here."""
+"""An actor's loop: pull weights, act, step, write. Never imports torch."""
 
 from __future__ import annotations
 
@@ -24,27 +24,26 @@ COUNTERS = ("steps", "trajectories", "pulls", "compressed_steps", *PROFILE_COUNT
 
 @dataclass(frozen=True)
 class ActorConfig:
-    """What an actor is told once: plain data.
+    """Settings of an actor; plain data.
 
     Attributes:
-        environment: of which it steps several.
+        environment: that it runs ``environments`` copies of.
         policy: the learner's network, without weights.
-        backend: of full-precision weights; compressed ones say theirs.
+        backend: for full-precision weights; compressed ones name their own.
         environments: B.
         steps: T, of a trajectory.
-        actors: how many there are.
+        actors: number of actors.
         seed: of the run.
-        lag: None: use the newest weights there are, looking every ``pull_period`` steps. A number:
-            rollout r acts with exactly the weights of version ``max(0, r - lag)``, which makes a
-            run repeat to the bit on any machine.
+        lag: None: use the newest weights, checking every ``pull_period`` steps. A number: rollout
+            r uses exactly the weights of version ``max(0, r - lag)``, so that a run repeats bit by
+            bit on any machine.
         compressed: whether there is a compressor.
-        max_staleness: compressed weights that are so many versions older than the learner's own are
-            not used while there are newer full-precision ones: a compressor that is late, or dead,
-            costs speed and nothing else.
-        max_lag: the learner's own weights are pulled whatever the period where those in use are
-            more versions old; None: only every ``pull_period`` steps.
-        rollouts_per_update: trajectories of this actor that one update takes; for ``lag``.
-        first_version: of the weights that this run starts with; above 0 when it was resumed.
+        max_staleness: while there are newer full-precision weights, compressed ones that are more
+            versions behind the learner's are not used: a late or dead compressor costs only speed.
+        max_lag: pull the learner's own weights early if those in use are more versions old; None:
+            only every ``pull_period`` steps.
+        rollouts_per_update: this actor's trajectories per update; for ``lag``.
+        first_version: of the first weights of this run; above 0 after a resume.
     """
 
     environment: EnvironmentSpec
@@ -63,21 +62,21 @@ class ActorConfig:
 
 
 class Actor:
-    """Acts until told to stop.
+    """Acts until it is stopped.
 
-    Compressed weights that cannot be loaded, or whose outputs or log probabilities are NaN or
-    infinite, do not end it: nothing was done with what they said, so that the learner's own act
-    instead, from that very step to the end of the block. It reports them as ``"refused"`` (see
+    Compressed weights that cannot be loaded, or that give NaN or infinity as outputs or log
+    probabilities, do not end the actor. Their outputs are discarded, and the learner's own weights
+    act from that step to the end of the block. The actor reports them as ``"refused"`` (see
     :class:`~vinoreward.actor_learner.acting.network.Refused`) and does not load that version again.
-    With a fixed lag they are an error: the learner's own weights of the very version that has to
-    act need not be there any more, and any others would make a run that does not repeat.
+    With a fixed lag they are an error: the learner's own weights of that exact version may be gone,
+    and with others the run would not repeat.
 
     Args:
-        config: what to do.
+        config: its settings.
         link: to the learner.
         number: of this actor, from 0.
-        generation: how many times it was replaced.
-        rollouts: that those before it have handed over; with a fixed lag it goes on from there.
+        generation: number of replacements before it.
+        rollouts: committed by its predecessors; with a fixed lag it continues from there.
     """
 
     def __init__(
@@ -99,23 +98,23 @@ class Actor:
             ActorNetwork(kind, config.backend, config.environments, config.steps)
             for kind in (FULL_PRECISION, COMPRESSED)
         ]
-        # Before the first sign of life, after which silence counts as hanging.
+        # Before the first heartbeat, because a missing heartbeat counts as hanging after it.
         self._networks[FULL_PRECISION].prepare()
         self._watch = Stopwatch()
         self._rollouts = rollouts
         self._steps = self._pulls = 0
         self._block = 0
-        """Steps until the network is drawn anew."""
+        """Steps until the next choice of a network."""
         self._kind = FULL_PRECISION
         self._settings = ActorSettings()
         self._exact_for = NONE
-        """The version that a fixed lag asked for last."""
+        """The last version for a fixed lag."""
         self._episodes: list[Episode] = []
         self._noise: Doubles | None = None
-        """(B, A) that was put on the actions of the step before."""
+        """(B, A) added to the actions of the previous step."""
 
     def run(self) -> None:
-        """Act until the learner says stop."""
+        """Act until the learner stops it."""
         try:
             self._watch.start()
             while not self._link.stopped:
@@ -127,7 +126,7 @@ class Actor:
                 network.close()
 
     def _rollout(self) -> bool:
-        """Fill one trajectory; return whether to go on."""
+        """Fill one trajectory; return whether to continue."""
         config, link, watch = self._config, self._link, self._watch
         trajectory = link.begin()
         watch.mark("wait")
@@ -158,7 +157,7 @@ class Actor:
         return True
 
     def _act(self, network: ActorNetwork) -> Acting | None:
-        """Choose actions with a network, or the learner's own if it cannot; None: it is over."""
+        """Choose actions with a network, or the learner's own if it fails; None: stopped."""
         try:
             return self._choose(network)
         except OutputError as error:
@@ -174,20 +173,20 @@ class Actor:
         acted = act(self._config.policy, outputs, self._random, exploration, self._noise)
         if network.kind == COMPRESSED and not finite(acted.log_mu):
             raise OutputError(
-                f"actions chosen with the weights of version {network.version} have log "
-                "probabilities that are NaN or infinite. Expected finite numbers; compress less."
+                f"actions from the weights of version {network.version} have log probabilities "
+                "that are NaN or infinite. Expected finite numbers; compress less."
             )
         self._watch.mark("infer")
         return Acting(network, outputs, acted)
 
     def _refuse(self, network: ActorNetwork, version: int, error: VinorewardError) -> None:
-        """Act without these compressed weights for the rest of the block, and tell of it."""
+        """Stop using these compressed weights, and report them."""
         refused = Refused.of(version, error)
         if self._config.lag is not None:
             raise OutputError(
-                f"the compressed weights of version {version} cannot act: {refused.why}. Expected "
-                "weights that can: with a fixed lag no others may act instead. Compress less, or "
-                "train without a fixed lag."
+                f"the compressed weights of version {version} cannot be used: {refused.why}. "
+                "Expected usable weights: with a fixed lag no others can replace them. Compress "
+                "less, or train without a fixed lag."
             ) from error
         network.refuse(version)
         self._kind = FULL_PRECISION
@@ -217,10 +216,10 @@ class Actor:
         self._steps += 1
 
     def _newest(self) -> ActorNetwork | None:
-        """Return what acts next, with its weights pulled if it is time; None: training is over."""
+        """Return the network for the next step, pulling weights if due; None: stopped."""
         self._settings = settings = self._link.settings()
         if self._block == 0:
-            # A network for a whole block: alternating at each step would evict the small one.
+            # One network per block: alternating at each step would evict the small one from cache.
             self._kind = self._drawn(settings.enabled)
             self._block = self._config.steps
         self._block -= 1
@@ -232,17 +231,17 @@ class Actor:
         return self._full()
 
     def _full(self) -> ActorNetwork | None:
-        """Return the learner's own, its weights pulled if it is time; None: training is over."""
+        """Return the learner's own network, pulling weights if due; None: stopped."""
         network = self._networks[FULL_PRECISION]
         self._look(network)
         while network.policy is None:
-            # The very first weights.
+            # The first weights of the run.
             if not self._pull(network, NONE, wait=True) and self._link.stopped:
                 return None
         return network
 
     def _drawn(self, enabled: bool) -> int:
-        """Return which network is to act."""
+        """Choose a network at random."""
         draw = self._random.random()
         wanted = self._config.compressed and enabled and draw < self._settings.alpha
         return COMPRESSED if wanted else FULL_PRECISION
@@ -250,14 +249,14 @@ class Actor:
     def _look(self, network: ActorNetwork) -> None:
         period = self._settings.pull_period
         if self._stale(network):
-            # Nothing acts with these: what comes next is worth a look each trajectory.
+            # These are not used, so check for new ones every trajectory.
             period = min(period, self._config.steps)
         due = network.due(self._steps, period)
         if due or (network.kind == FULL_PRECISION and self._too_old(network)):
             self._pull(network, network.have)
 
     def _too_old(self, network: ActorNetwork) -> bool:
-        """Whether what is acted with these weights would be thrown away."""
+        """Whether the learner would drop steps made with these weights."""
         most = self._config.max_lag
         return most is not None and self._behind(network) > most
 
@@ -268,20 +267,20 @@ class Actor:
         return self._link.learner_version - network.have
 
     def _exact(self) -> ActorNetwork | None:
-        """Return the network with the very version that this rollout has to act with."""
+        """Return the network with exactly the version that this rollout must use."""
         config, link = self._config, self._link
         update = self._rollouts // config.rollouts_per_update
         wanted = config.first_version + max(0, update - (config.lag or 0))
         if wanted == self._exact_for:
             return self._networks[self._kind]
-        # Settings come before the version that they hold for, and the next ones only after every
-        # actor has that version: those that are read here are the same in every run.
+        # Settings arrive before the version to which they apply, and the next settings only after
+        # every actor has that version. So every run reads the same settings here.
         if not wait_until(lambda: link.learner_version >= wanted, stop=lambda: link.stopped):
             return None
         self._settings = link.settings()
         self._kind = self._drawn(self._settings.enabled_at(wanted))
         network = self._networks[self._kind]
-        # Newer than wanted only for the successor of an actor that died: its version may be gone.
+        # A newer version than wanted: only after a replacement, when the wanted one may be gone.
         while network.version < wanted:
             if link.stopped:
                 return None
@@ -290,7 +289,7 @@ class Actor:
         return network
 
     def _pull(self, network: ActorNetwork, have: int, *, wait: bool = False) -> bool:
-        """Look for newer weights and use them; return whether there were any."""
+        """Pull newer weights and use them; return whether there were any."""
         watch = self._watch
         weights = self._link.pull(network.kind, have, wait=wait)
         watch.mark("wait" if wait else "pull")

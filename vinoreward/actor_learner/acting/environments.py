@@ -1,7 +1,7 @@
-"""The environments of one actor: several of one kind, stepped in turn, acted on as one batch.
+"""An actor's environments: several copies, stepped in turn, acted on as one batch.
 
-An actor's observation after an episode's end is the first of the next episode; what followed the
-last action is kept beside it, because a truncated episode is bootstrapped from there.
+After an episode's end, the observation is the first of the next episode. The final observation is
+returned separately, because a truncated episode bootstraps from it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Array = npt.NDArray[Any]
 
 @contextlib.contextmanager
 def failures_told(what: str, advice: str) -> Iterator[None]:
-    """Say whose fault it is where an environment fails within the block.
+    """Re-raise an environment's error as a ConfigError that names the environment's code.
 
     Args:
-        what: failed, and when; the beginning of the sentence.
+        what: what failed, and when; the beginning of the sentence.
         advice: what was expected and what to do; its end.
 
     Raises:
-        ConfigError: the environment raised something that says nothing to its user; the cause.
+        ConfigError: the environment raised an error, which is attached as the cause.
     """
     try:
         yield
     except VinorewardError:
         raise
-    except Exception as error:  # an environment may raise anything; nothing is swallowed
+    except Exception as error:  # an environment may raise anything
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
             f"{what}: {type(error).__name__}: {error} ({last.filename}, line {last.lineno}). "
@@ -50,15 +50,15 @@ def failures_told(what: str, advice: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """How another process makes an environment: plain data.
+    """How to make an environment in another process; plain data.
 
     Attributes:
         factory: a Gymnasium id (``"CartPole-v1"``, ``"package:Id-v0"``), or ``"module:function"``
-            of a function that returns an environment.
+            for a function that returns an environment.
         kwargs: for the factory; plain data.
 
     Raises:
-        ConfigError: an environment cannot be made of it (when it is made).
+        ConfigError: on ``make``, if the factory does not give an environment.
     """
 
     factory: str
@@ -70,7 +70,7 @@ class EnvironmentSpec:
     def make(self) -> gym.Env[Any, Any]:
         """Make one environment."""
         module, _, name = self.factory.partition(":")
-        if name.isidentifier():  # the name of a Gymnasium environment ends in -v0 or so
+        if name.isidentifier():  # Gymnasium names end in a version such as -v0
             found = getattr(importlib.import_module(module), name, None)
             if not callable(found):
                 raise ConfigError(
@@ -91,16 +91,16 @@ class EnvironmentSpec:
 
 @dataclass(frozen=True)
 class Episode:
-    """One that has ended.
+    """A finished episode.
 
     Attributes:
-        env: number of the environment in its actor.
+        env: index of the environment in its actor.
         reward: sum of its rewards.
         length: steps.
-        true_success: what the simulator says, as :class:`~vinoreward.success.Truth` finds it; None
-            where it says nothing.
-        claimed_success: what a learned reward says, None where there is none.
-        score: sum of the task's own rewards where those differ from what is learned from.
+        true_success: the simulator's verdict, see :class:`~vinoreward.success.Truth`; None if there
+            is none.
+        claimed_success: the learned reward's verdict; None if there is none.
+        score: sum of the task's own rewards if they differ from the training rewards.
     """
 
     env: int
@@ -113,14 +113,14 @@ class Episode:
 
 @dataclass(frozen=True)
 class Stepped:
-    """What a step gave, for N environments.
+    """Result of a step of N environments.
 
     Attributes:
         rewards: (N,) float32.
         terminated: (N,) bool.
         truncated: (N,) bool, never where terminated.
-        next_observations: (N, *shape) what followed the action, final ones included.
-        episodes: those that ended.
+        next_observations: (N, *shape) true successors, final observations included.
+        episodes: finished in this step.
     """
 
     rewards: npt.NDArray[np.float32]
@@ -131,21 +131,21 @@ class Stepped:
 
 
 class Environments:
-    """N environments that reset themselves.
+    """N environments with automatic reset.
 
     Args:
         spec: of each.
-        policy: what acts; the spaces must fit.
+        policy: the network; the spaces must match it.
         count: N.
-        seed: of the first one's first episode, the next one's is one higher, and so on; further
-            episodes follow from it.
+        seed: of the first environment's first episode; the next environment gets the next number,
+            and so on. Later episodes follow from it.
 
     Raises:
-        ConfigError: the spaces do not fit the network.
+        ConfigError: the spaces do not match the network.
     """
 
     observations: Array
-    """(N, *shape), what to act on now."""
+    """(N, *shape), the current observations."""
 
     def __init__(self, spec: EnvironmentSpec, policy: PolicySpec, count: int, seed: int) -> None:
         self._policy = policy
@@ -168,7 +168,7 @@ class Environments:
         return observed(observation, self._policy)
 
     def _given(self, action: Any, env: gym.Env[Any, Any]) -> Any:
-        """Return an action of the network as the environment takes it."""
+        """Convert a network's action to the environment's action space."""
         space = env.action_space
         if isinstance(space, gym.spaces.Box):
             return in_space(action, space)
@@ -178,13 +178,13 @@ class Environments:
         """Step every environment and reset those whose episode ended.
 
         Args:
-            actions: (N,) whole numbers, or (N, A) in [-1, 1], which is the action space's range.
+            actions: (N,) integers, or (N, A) in [-1, 1], scaled to the action space.
         """
         count = len(self._envs)
         rewards = np.zeros(count, dtype=np.float32)
         terminated, truncated = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
         following = np.empty_like(self.observations)
-        # A new array: the old one may still be on its way into a trajectory.
+        # A new array: the caller may still copy the old one into a trajectory.
         self.observations = np.empty_like(self.observations)
         episodes = []
         for at, env in enumerate(self._envs):

@@ -1,4 +1,4 @@
-"""Paired evaluation: full and compressed policy play the same episodes, without exploring."""
+"""Paired evaluation: full and compressed policy play the same episodes, without exploration."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from vinoreward.policies.wire import decode, encode
 from vinoreward.success import Truth, claim_of
 
 FIRST_SEED = 1_000_000
-"""Far from those of training."""
+"""Far from the seeds of training."""
 WIDTH = 10
-"""Environments that are played at once, at most."""
+"""Maximum number of environments in parallel."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """What a policy did.
+    """Episodes of one policy.
 
     Attributes:
-        version: the learner's that it was made of.
-        returns: (S,) undiscounted, in the order of the seeds; the game's score where there is one.
+        version: of the learner's policy from which it was made.
+        returns: (S,) undiscounted, in the order of the seeds; the game's score if there is one.
         lengths: (S,) steps.
-        claimed: (S,) whether the reward's own judgement called the last state a success, None if it
-            did not always say.
-        true: (S,) whether the simulator did, None likewise.
+        claimed: (S,) whether the reward judged the last state a success; None if it is missing for
+            some episode.
+        true: (S,) whether the simulator did; None likewise.
     """
 
     version: int
@@ -57,18 +57,18 @@ class Played:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean return, NaN of one episode."""
+        """Standard error of the mean return; NaN for one episode."""
         count = len(self.returns)
         return float(self.returns.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data that :meth:`from_dict` takes."""
+        """Return plain data for :meth:`from_dict`."""
         found = dataclasses.asdict(self)
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in found.items()}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Played:
-        """Read what :meth:`to_dict` gave."""
+        """Return what :meth:`to_dict` described."""
         flags = {
             name: None if value[name] is None else np.array(value[name], dtype=np.bool_)
             for name in ("claimed", "true")
@@ -83,13 +83,13 @@ class Played:
 
 @dataclass(frozen=True)
 class Pair:
-    """What two policies did in the same episodes.
+    """Episodes of two policies on the same seeds.
 
     Attributes:
         seeds: of the episodes.
         full: in full precision.
-        compressed: the compressed one on the same seeds, None if there was none that could act.
-        refused: why it could not, in words; empty if it could.
+        compressed: compressed, on the same seeds; None if there was no usable policy.
+        refused: why it was not usable; empty if it was.
     """
 
     seeds: tuple[int, ...]
@@ -99,13 +99,13 @@ class Pair:
 
     @property
     def returns(self) -> PairedReturns | None:
-        """For a monitor: only if both are of the same version, so that only compression differs."""
+        """Only if both have the same version, so that only compression differs; for a monitor."""
         if self.compressed is None or self.compressed.version != self.full.version:
             return None
         return PairedReturns(self.full.returns, self.compressed.returns)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data that :meth:`from_dict` takes."""
+        """Return plain data for :meth:`from_dict`."""
         return {
             "seeds": list(self.seeds),
             "full": self.full.to_dict(),
@@ -115,7 +115,7 @@ class Pair:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Pair:
-        """Read what :meth:`to_dict` gave."""
+        """Return what :meth:`to_dict` described."""
         compressed = value["compressed"]
         return cls(
             tuple(value["seeds"]),
@@ -127,14 +127,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation of a training that goes on meanwhile.
+    """An evaluation during training.
 
     Attributes:
-        steps: environment steps when the weights that were evaluated were pushed.
-        seconds: of this call of ``learn``, likewise.
-        took: seconds that the evaluation took, in a process of its own.
-        pair: of one and the same version; only in full precision where nothing is compressed, the
-            compressor was late by a minute, or what it made could not act.
+        steps: environment steps at the push of the evaluated weights.
+        seconds: since the start of this ``learn`` at that push.
+        took: seconds that the evaluation took, in its own process.
+        pair: both of one version. Full precision only if there is no compression, the compressor
+            was late by a minute, or its policy was not usable.
     """
 
     steps: int
@@ -144,18 +144,18 @@ class Evaluation:
 
 
 def evaluation_backend(backend: str) -> str:
-    """Return what plays full-precision policies of actors with this backend."""
-    # Eager PyTorch gives the same outputs, later.
+    """Return the evaluation backend for full-precision policies of actors with this backend."""
+    # Instead of eager PyTorch, which gives the same outputs more slowly.
     return "openvino" if backend.startswith("torch") else backend
 
 
 def send_policy(pipe: Connection, policy: Policy | None) -> None:
-    """Write a policy, or that there is none, for :func:`receive_policy`; waits until it is read.
+    """Write a policy or None for :func:`receive_policy`; blocks until it is read.
 
-    The compiled form stays behind: it is for the actors' batch.
+    Leaves out the compiled form, which is for the actors' batch.
 
     Raises:
-        OSError: nobody reads any more.
+        OSError: the reader is gone.
     """
     if policy is None:
         pipe.send_bytes(b"")
@@ -169,20 +169,20 @@ def receive_policy(pipe: Connection) -> Policy | None:
     """Return what :func:`send_policy` wrote.
 
     Raises:
-        EOFError: nobody writes any more.
+        EOFError: the writer is gone.
     """
     header = pipe.recv_bytes()
-    # Writable memory, as actors have it.
+    # Writable memory, as in actors.
     return decode(header, np.array(np.frombuffer(pipe.recv_bytes(), np.uint8))) if header else None
 
 
 class Evaluator(Closing):
-    """Plays episodes with policies; keeps its environments.
+    """Plays episodes with policies; reuses its environments.
 
     Args:
-        environment: to play in.
-        backend: of full-precision policies; compressed ones say theirs.
-        stepped: called after each answer of an environment.
+        environment: for the episodes.
+        backend: for full-precision policies; compressed ones name their own.
+        stepped: called after each call of an environment.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Evaluator(Closing):
         self._envs: list[gym.Env[Any, Any]] = []
 
     def pair(self, full: Policy, compressed: Policy | None, seeds: Sequence[int]) -> Pair:
-        """Let both policies play the episodes of the seeds.
+        """Play the episodes of the seeds with both policies.
 
         Raises:
             ConfigError: an environment fails.
@@ -209,12 +209,12 @@ class Evaluator(Closing):
         try:
             return Pair(tuple(seeds), played, self.play(compressed, seeds, compressed.backend))
         except OutputError as error:
-            # Training goes on with the full one, as actors do.
+            # Training continues with the full-precision policy, as in actors.
             found = Refused.of(compressed.version, error)
             return Pair(tuple(seeds), played, None, found.why)
 
     def play(self, policy: Policy, seeds: Sequence[int], backend: str) -> Played:
-        """Play one episode for each seed, a few side by side, with the best actions."""
+        """Play one greedy episode per seed, several in parallel."""
         width = min(WIDTH, len(seeds))
         while len(self._envs) < width:
             self._envs.append(self._asked(self._environment.make))
@@ -236,7 +236,7 @@ class Evaluator(Closing):
     def _block(self, policy: Policy, infer: Any, seeds: Sequence[int], width: int) -> list[_Row]:
         spec = policy.spec
         envs = self._envs[: len(seeds)]
-        # Rows without an episode are computed and ignored: the batch has one size.
+        # The batch size is fixed: rows without an episode are computed and ignored.
         observations = np.zeros((width, *spec.observation_shape), dtype=spec.observation_dtype)
         for at, (env, seed) in enumerate(zip(envs, seeds, strict=True)):
             observations[at] = self._row(spec, self._asked(env.reset, seed=seed)[0])
@@ -247,7 +247,7 @@ class Evaluator(Closing):
             for at, (env, row) in enumerate(zip(envs, rows, strict=True)):
                 if row.over:
                     continue
-                # As actors give it: with normalise_actions=False the limits are the task's own.
+                # As in actors: with normalise_actions=False the limits are the task's own.
                 action = in_space(acted[at], env.action_space)
                 stepped = self._asked(env.step, int(action) if spec.discrete else action)
                 observation, reward, terminated, truncated, info = stepped
@@ -256,10 +256,10 @@ class Evaluator(Closing):
         return rows
 
     def _asked(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Return what an environment answers; say whose fault it is where it fails."""
+        """Call an environment; re-raise its errors as ConfigError."""
         with failures_told(
             f"an environment of {self._environment} failed in an evaluation",
-            "one that plays every episode; mend it and go on from the last checkpoint",
+            "one that plays every episode; fix it and resume from the last checkpoint",
         ):
             answer = ask(*arguments, **options)
         self._stepped()
@@ -270,7 +270,7 @@ class Evaluator(Closing):
         if found.shape != spec.observation_shape:
             raise ConfigError(
                 f"an environment of {self._environment} gave an observation of {found.shape} "
-                f"in an evaluation. Expected {spec.observation_shape}; mend it and go on from the "
+                f"in an evaluation. Expected {spec.observation_shape}; fix it and resume from the "
                 "last checkpoint."
             )
         return found

@@ -1,4 +1,4 @@
-"""One network of an actor: its weights, what runs them, and which of them could not be run."""
+"""One network of an actor: its weights, its backend, and versions that it refused."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vinoreward.policies.policy import Floats, Policy
 
 @dataclass(frozen=True)
 class Refused:
-    """Compressed weights that an actor could not act with; it reports them as ``"refused"``.
+    """Compressed weights that an actor could not use; reported as ``"refused"``.
 
     Attributes:
-        version: learner's, that they were made of.
-        why: in words.
+        version: of the learner's policy from which they were made.
+        why: as a clause.
     """
 
     version: int
@@ -27,19 +27,19 @@ class Refused:
 
     @classmethod
     def of(cls, version: int, error: Exception) -> Refused:
-        """Say what a backend found, without what it advises: that is for the learner's own."""
+        """Take the finding from a backend's error; its advice is for the learner's own weights."""
         found = str(error).split(" Expected ")[0].split("\n")[0].rstrip(". ")
         return cls(version, found or type(error).__name__)
 
 
 class ActorNetwork:
-    """One network's weights and what runs them.
+    """One network's weights and backend.
 
     Args:
         kind: ``FULL_PRECISION`` or ``COMPRESSED``.
-        backend: of full-precision weights; compressed ones say theirs.
-        environments: B, observations of one call.
-        steps: of a trajectory; how often weights that have never come are looked for.
+        backend: for full-precision weights; compressed ones name their own.
+        environments: B, observations per call.
+        steps: of a trajectory; the interval of checks until the first weights arrive.
     """
 
     def __init__(self, kind: int, backend: str, environments: int, steps: int) -> None:
@@ -54,17 +54,17 @@ class ActorNetwork:
 
     @property
     def version(self) -> int:
-        """Of the weights in use, -1 for none."""
+        """Version of the current weights; -1 for none."""
         return NONE if self.policy is None else self.policy.version
 
     @property
     def have(self) -> int:
-        """Version than which newer weights are looked for: in use, or refused."""
+        """Newest version in use or refused; only newer ones are pulled."""
         return max(self.version, self._refused)
 
     @property
     def backend(self) -> PolicyBackend:
-        """What runs the weights in use."""
+        """Backend of the current weights."""
         return self._backends[self._backend()]
 
     def _backend(self) -> str:
@@ -73,30 +73,30 @@ class ActorNetwork:
         return self._usual
 
     def prepare(self) -> None:
-        """Make what will run the weights: importing a backend takes seconds."""
+        """Create the backend; importing its library takes seconds."""
         name = self._backend()
         if name not in self._backends:
             self._backends[name] = make_backend(name, self._environments)
 
     def use(self, policy: Policy) -> None:
-        """Act with other weights from now on.
+        """Replace the weights.
 
         Raises:
-            VinorewardError: they cannot be loaded; :meth:`refuse` them, nothing else can act here.
+            VinorewardError: they cannot be loaded; call :meth:`refuse`, which leaves no weights.
         """
         self.policy = policy
         self.prepare()
         self.backend.refresh(policy)
 
     def refuse(self, version: int) -> None:
-        """Have no weights until there are some of a later version."""
-        # Not those before: where they lay may be written to by now.
+        """Drop the weights until a later version arrives."""
+        # The previous weights cannot return: their memory may be reused by now.
         self.policy = None
         self._refused = max(self._refused, version)
 
     def due(self, step: int, pull_period: int) -> bool:
-        """Whether it is time to look for newer weights; counts as a look if it is."""
-        # Weights that have never come are looked for more often than those that are there.
+        """Return whether to check for newer weights now, and note the check."""
+        # Check more often until the first weights arrive.
         period = pull_period if self.policy else min(pull_period, self._steps)
         if self._looked != NONE and step - self._looked < period:
             return False
@@ -104,17 +104,17 @@ class ActorNetwork:
         return True
 
     def close(self) -> None:
-        """Let all backends go."""
+        """Close all backends."""
         for backend in self._backends.values():
             backend.close()
 
 
 class Acting(NamedTuple):
-    """What was chosen for a step.
+    """The choice for one step.
 
     Attributes:
         network: that chose.
-        outputs: (B, K) its head's.
+        outputs: (B, K) of its head.
         acted: actions, and their log probabilities under that network.
     """
 

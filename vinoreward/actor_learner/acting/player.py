@@ -1,4 +1,4 @@
-"""What a trained policy is for: actions, for observations."""
+"""Runs a trained policy: observations in, actions out."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from vinoreward.policies.policy import Policy
 
 
 class Player(Closing):
-    """Gives a policy's best actions, without exploring. Not for use by several threads at a time.
+    """Gives a policy's best actions, without exploration. Not thread-safe.
 
-    Nothing of training is needed: NumPy, and the library of the backend.
+    Needs only NumPy and the backend's library, nothing of training.
 
     Args:
-        policy: of full precision or compressed, see
+        policy: in full precision or compressed, see
             :func:`~vinoreward.policies.files.load_policy`.
-        space: of the actions, of one environment; continuous ones are scaled to its limits and
+        space: action space of one environment; continuous actions are scaled to its limits,
             discrete ones count from its start. None: they stay in [-1, 1], or count from 0.
-        batch: observations of one call.
-        backend: what runs it: ``"openvino"``, ``"onnxruntime"``, ``"numpy"``, ``"torch"``; None is
-            the one that the policy was made for.
+        batch: observations per call.
+        backend: ``"openvino"``, ``"onnxruntime"``, ``"numpy"`` or ``"torch"``; None uses the
+            policy's own.
 
     Raises:
-        ConfigError: an unknown backend, one that cannot run this network, actions that are not
-            those of the space, or a batch below 1.
+        ConfigError: an unknown backend or one that cannot run this network, an action space that
+            does not match, or a batch below 1.
         InputError: weights that are not finite.
         MissingExtraError: the backend's library is not installed.
     """
@@ -48,7 +48,7 @@ class Player(Closing):
             check_actions(space, policy.spec)
         self.policy = policy
         self._space = space
-        self._random = np.random.default_rng(0)  # asked for by act, which draws nothing from it
+        self._random = np.random.default_rng(0)  # required by act, unused for greedy actions
         self._backend = make_backend(policy.backend if backend is None else backend, batch)
         try:
             # The compiled form is for the actors' batch.
@@ -61,16 +61,16 @@ class Player(Closing):
         """Return the best action for each observation.
 
         Args:
-            observations: (batch, \\*shape); or (\\*shape), one alone, where the batch is 1; of a
-                type that :func:`~vinoreward.actor_learner.acting.spaces.observed` takes.
+            observations: (batch, \\*shape); or one, (\\*shape), if the batch is 1; of a dtype that
+                :func:`~vinoreward.actor_learner.acting.spaces.observed` accepts.
 
         Returns:
-            (batch,) int64, or (batch, A) of the space's type (float32 without a space); for one
-            observation alone an int, or (A,).
+            (batch,) int64, or (batch, A) of the space's dtype (float32 without a space); for a
+            single observation an int, or (A,).
 
         Raises:
-            InputError: observations of another shape or type, NaN or infinity.
-            OutputError: NaN or infinity came out: the weights are broken.
+            InputError: observations of another shape or dtype, NaN or infinity.
+            OutputError: the outputs have NaN or infinity: the weights are broken.
             ConfigError: the player is closed.
         """
         spec = self.policy.spec
@@ -85,5 +85,5 @@ class Player(Closing):
         return int(actions[0]) if spec.discrete else actions[0]
 
     def close(self) -> None:
-        """Let weights and backend go. Closing twice is fine."""
+        """Release weights and library objects. May be called twice."""
         self._backend.close()

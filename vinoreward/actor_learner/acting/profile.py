@@ -1,4 +1,4 @@
-"""Where an actor's time goes: the breakdown that says whether compressing it can pay at all."""
+"""The breakdown of an actor's time, which shows whether compression can pay."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 PARTS = ("infer", "env", "write", "pull", "decode", "load", "wait")
-"""Choosing actions, stepping environments, writing transitions, getting weights, making a policy of
-them, giving it to the backend, waiting for room or permission."""
+"""Choosing actions, stepping environments, writing transitions, pulling weights, decoding them,
+loading them into the backend, and waiting for a slot or permission."""
 
 
 class Stopwatch:
-    """Nanoseconds per part, on two clocks; one process's own.
+    """Nanoseconds per part, on two clocks, in one process.
 
-    ``with`` blocks would cost more than some of the parts, so the caller marks where one ends:
-    everything since the last mark belongs to the part that is named.
+    ``with`` blocks would cost more than some of the parts, so the caller marks where a part ends:
+    :meth:`mark` adds the time since the last mark to that part.
     """
 
     def __init__(self) -> None:
@@ -24,12 +24,12 @@ class Stopwatch:
         self.start()
 
     def start(self) -> None:
-        """Forget what happened since the last mark."""
+        """Discard the time since the last mark."""
         self._wall = time.perf_counter_ns()
         self._cpu = time.process_time_ns()
 
     def mark(self, part: str) -> None:
-        """Say that the time since the last mark was spent on ``part``."""
+        """Add the time since the last mark to ``part``."""
         wall, cpu = time.perf_counter_ns(), time.process_time_ns()
         self.wall[part] += wall - self._wall
         self.cpu[part] += cpu - self._cpu
@@ -54,7 +54,7 @@ class Breakdown:
     Attributes:
         wall: part to seconds of wall time.
         cpu: part to seconds of processor time.
-        steps: environment steps they were measured over.
+        steps: environment steps of the measurement.
     """
 
     wall: Mapping[str, float]
@@ -63,7 +63,7 @@ class Breakdown:
 
     @classmethod
     def of(cls, totals: Mapping[str, int], steps: int) -> Breakdown:
-        """Divide counters of nanoseconds (see :data:`COUNTERS`) by steps."""
+        """Divide nanosecond counters (see :data:`COUNTERS`) by steps."""
         each = 1e-9 / max(1, steps)
         return cls(
             wall={part: totals[f"{part}_wall"] * each for part in PARTS},
@@ -73,23 +73,23 @@ class Breakdown:
 
     @property
     def step_cpu(self) -> float:
-        """Processor time of one environment step, everything included."""
+        """Total processor time of one environment step."""
         return sum(self.cpu.values())
 
     @property
     def share_of_network(self) -> float:
-        """Share of that time which the network and its weights take: what compression can save."""
+        """Fraction of that time for the network and its weights: what compression can save."""
         network = sum(self.cpu[part] for part in ("infer", "pull", "decode", "load"))
         return network / self.step_cpu if self.step_cpu > 0 else 0.0
 
     def advice(self, learner_seconds: float, actors: int = 1, *, compressed: bool = False) -> str:
-        """Say in a sentence whether compressing the actors can shorten this training.
+        """Return a sentence on whether compressing the actors can shorten this training.
 
         Args:
-            learner_seconds: wall time of the learner's work per environment step; 0.0 says that
-                it made no update while this was measured.
-            actors: that act side by side, and share that work.
-            compressed: they are already; then what more of it could do.
+            learner_seconds: the learner's wall time per environment step; 0.0 if it made no update
+                during the measurement.
+            actors: parallel actors that share the learner.
+            compressed: whether they already act compressed.
         """
         share = self.share_of_network
         bound = 1.0 / (1.0 - share) if share < 1.0 else float("inf")
@@ -99,36 +99,36 @@ class Breakdown:
             kind = "compressed network" if compressed else "network"
             return (
                 f"The {kind} takes {share:.0%} of an actor's step of {self.step_cpu * 1e3:.3g} ms. "
-                "The learner was not measured, as it made no update: whether compressing can "
-                "shorten this training needs more steps to say."
+                "The learner made no update, so it was not measured: run more steps to see whether "
+                "compression can shorten this training."
             )
         if compressed:
             limits = "the learner" if learning > acting else "acting"
             return (
                 f"The compressed network takes {share:.0%} of an actor's step of "
                 f"{self.step_cpu * 1e3:.3g} ms, and the learner {learner_seconds * 1e3:.3g} ms per "
-                f"step: {limits} is what limits now. Whether compressing paid is said by a run "
-                "without it, or by --profile-only, which measures both."
+                f"step: {limits} is the bottleneck now. To see whether compression paid, compare "
+                "with a run without it, or use --profile-only, which measures both."
             )
         if learning > acting:
             return (
                 f"The learner needs {learner_seconds * 1e3:.3g} ms per environment step and "
                 f"{'an actor' if actors == 1 else f'one of {actors} actors'} "
-                f"{self.step_cpu * 1e3:.3g} ms: the learner is what limits, and "
-                "compressed actors only free a core. Fewer samples per insert, a smaller network "
-                "or a faster device for the learner would help first."
+                f"{self.step_cpu * 1e3:.3g} ms: the learner is the bottleneck, and compressed "
+                "actors only free a core. Fewer samples per insert, a smaller network or a faster "
+                "device for the learner would help first."
             )
         if share < 0.2:
             return (
                 f"The network takes {share:.0%} of an actor's step: compressing it can make actors "
-                f"at most {bound:.2f} times faster. The environment is what limits."
+                f"at most {bound:.2f} times faster. The environment is the bottleneck."
             )
         return (
             f"The network takes {share:.0%} of an actor's step: compressing it can make actors up "
             f"to {bound:.2f} times faster"
             + (
                 f", and this training {acting / learning:.2f} times: then the learner, with "
-                f"{learner_seconds * 1e3:.3g} ms per environment step, is what limits"
+                f"{learner_seconds * 1e3:.3g} ms per environment step, is the bottleneck"
                 if learning * bound > acting
                 else ""
             )

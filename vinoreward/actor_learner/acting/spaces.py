@@ -1,4 +1,4 @@
-"""What spaces an environment may have for a network to act in it, and what to do about others."""
+"""Checks and conversions between an environment's spaces and a network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 
 def check_spaces(env: gym.Env[Any, Any], spec: PolicySpec) -> None:
-    """Refuse an environment whose spaces a network does not fit.
+    """Refuse an environment whose spaces do not match a network.
 
     Raises:
         ConfigError: other observations or actions.
@@ -30,28 +30,28 @@ def check_spaces(env: gym.Env[Any, Any], spec: PolicySpec) -> None:
         kinds = "uint8" if spec.observation_dtype == "uint8" else "float32 (or other numbers)"
         raise ConfigError(
             f"the environment's observations are {seen}. Expected a Box of {kinds} of the shape "
-            f"{spec.observation_shape}, which the network takes; "
+            f"{spec.observation_shape}, as the network; "
             f"{_observation_cure(seen, spec.observation_shape)}."
         )
     check_actions(done, spec)
 
 
 def observed(rows: npt.ArrayLike, spec: PolicySpec) -> Array:
-    """Return observations as a network takes them: the one place where they are converted.
+    """Convert observations to a network's dtype; all conversions happen here.
 
-    A network for float32 takes float64 and whole numbers too, rounded to float32 (above 2^24 whole
-    numbers lose digits; what float32 cannot hold becomes infinity, which is refused where it would
-    be acted on). A network for uint8 pictures takes uint8 alone: other numbers are other pictures.
+    A float32 network also accepts float64 and integers, rounded to float32 (integers above 2^24
+    lose digits; values beyond float32 become infinity, which the backend refuses). A network for
+    uint8 images accepts only uint8: other numbers would be other images.
 
     Args:
         rows: of any shape.
         spec: of the network.
 
     Returns:
-        An array of the network's type; the given one if it is of that type.
+        An array of the network's dtype; without a copy if possible.
 
     Raises:
-        InputError: numbers of another kind.
+        InputError: another kind of numbers.
     """
     seen = np.asarray(rows)
     if seen.dtype == spec.observation_dtype:
@@ -59,8 +59,8 @@ def observed(rows: npt.ArrayLike, spec: PolicySpec) -> Array:
     if not _castable(seen.dtype, spec):
         raise InputError(
             f"observations are {seen.dtype}{seen.shape}. Expected {spec.observation_dtype}"
-            f"{'' if spec.observation_dtype == 'uint8' else ' or other real numbers'}, as the "
-            "policy was trained on."
+            f"{'' if spec.observation_dtype == 'uint8' else ' or other real numbers'}, as in the "
+            "policy's training."
         )
     with np.errstate(over="ignore"):
         return seen.astype(spec.observation_dtype)
@@ -74,10 +74,10 @@ def _castable(kind: np.dtype[Any], spec: PolicySpec) -> bool:
 
 
 def check_actions(done: gym.Space[Any], spec: PolicySpec) -> None:
-    """Refuse an action space that a network does not act in.
+    """Refuse an action space that does not match a network.
 
     Raises:
-        ConfigError: other actions, or some without limits.
+        ConfigError: other actions, or actions without limits.
     """
     if spec.discrete:
         fits = isinstance(done, gym.spaces.Discrete) and int(done.n) == spec.actions
@@ -85,14 +85,14 @@ def check_actions(done: gym.Space[Any], spec: PolicySpec) -> None:
         fits = isinstance(done, gym.spaces.Box) and done.shape == (spec.actions,)
         if isinstance(done, gym.spaces.Box) and fits and not done.is_bounded():
             raise ConfigError(
-                f"the environment's actions are {done}. Expected finite limits of every action, "
-                f"to which the network's -1 to 1 is scaled; {action_cure(done)}."
+                f"the environment's actions are {done}. Expected finite limits for every action, "
+                f"because the network's -1 to 1 is scaled to them; {action_cure(done)}."
             )
     if not fits:
         raise ConfigError(
             f"the environment's actions are {done}. Expected "
-            f"{'Discrete' if spec.discrete else 'a Box'} of {spec.actions}, which the network "
-            f"with its {spec.head} head gives; {action_cure(done)}, or make a network for these."
+            f"{'Discrete' if spec.discrete else 'a Box'} of {spec.actions}, as the network's "
+            f"{spec.head} head gives; {action_cure(done)}, or make a network for these."
         )
 
 
@@ -110,11 +110,11 @@ def _observation_cure(space: gym.Space[Any], wanted: tuple[int, ...]) -> str:
 
 
 def action_cure(space: gym.Space[Any]) -> str:
-    """Say how a Gymnasium wrapper makes of an action space one that a network fits.
+    """Name a Gymnasium wrapper that converts an action space for a network.
 
     Args:
-        space: numbers that do not begin with 0, actions of several rows, or ones without limits;
-            for anything else the wrapper is named alone.
+        space: integers that do not start at 0, actions with several axes, or without limits; for
+            other spaces only the wrapper's name is returned.
     """
     how = "env, ..."
     if isinstance(space, gym.spaces.Discrete) and space.start != 0:
@@ -135,16 +135,16 @@ def action_cure(space: gym.Space[Any]) -> str:
 
 
 def in_space(actions: Array, space: gym.Space[Any]) -> Array:
-    """Return a network's actions as a space has them.
+    """Convert a network's actions to a space.
 
     Args:
-        actions: (...) whole numbers from 0, or (..., A) in [-1, 1].
-        space: Discrete, or a Box of (A,) with limits.
+        actions: (...) integers from 0, or (..., A) in [-1, 1].
+        space: Discrete, or a Box of shape (A,) with limits.
     """
     if not isinstance(space, gym.spaces.Box):
         return np.asarray(actions) + int(getattr(space, "start", 0))
     low, high = space.low, space.high
     scaled = low + (np.asarray(actions) + 1.0) * 0.5 * (high - low)
-    # Rounding may leave the space by a little, which some environments refuse.
+    # Rounding can slightly leave the space, which some environments refuse.
     found: Array = np.clip(scaled, low, high).astype(space.dtype)
     return found

@@ -1,4 +1,4 @@
-"""Learners: what turns trajectories into better networks, in full precision, in one process.
+"""Learners: they train full-precision networks on trajectories, in one process.
 
 Importing a module of this package imports torch; actors never do.
 

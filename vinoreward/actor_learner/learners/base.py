@@ -1,4 +1,4 @@
-"""What a learner is, and what those written here share."""
+"""The base class of learners, and common parts of the learners in this package."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ROWS_AT_A_TIME = 4096
 
 @dataclass(frozen=True)
 class Consumption:
-    """What a learner needs, for the limiter of samples per insert.
+    """A learner's requirements, for the limiter of samples per insert.
 
     Attributes:
-        trajectories: that one update takes; 0 if any number will do, none as well (replay).
+        trajectories: per update; 0 for any number, even none (replay).
         sampled: transitions that one update samples from the replay; 0 without a replay.
         minimum: transitions before the first update.
-        any_age: old experience is as good as new: nothing is dropped for its age.
+        any_age: whether old experience is as good as new, so that none is dropped.
     """
 
     trajectories: int
@@ -46,15 +46,15 @@ class Consumption:
 
 
 class Learner(abc.ABC):
-    """Trains one policy from what actors did; one thread, the same from the same seed.
+    """Trains one policy on the actors' trajectories; single-threaded, deterministic given its seed.
 
-    Four methods have to be written, since nothing can be said of a learner in general: how it
-    learns, what actors should run, and the two ways of a checkpoint. :class:`ModuleLearner` leaves
-    one, :meth:`update`. ``vinoreward actors --algorithm`` finds the learners of other packages in
-    the entry-point group ``vinoreward.learners``.
+    A subclass implements four methods, because they differ for every algorithm: the update, the
+    actors' policy, and saving and loading state. :class:`ModuleLearner` leaves only :meth:`update`.
+    ``vinoreward actors --algorithm`` finds the learners of other packages in the entry-point group
+    ``vinoreward.learners``.
 
     Args:
-        spec: the network that actors run.
+        spec: the actors' network.
     """
 
     def __init__(self, spec: PolicySpec) -> None:
@@ -64,56 +64,57 @@ class Learner(abc.ABC):
 
     @property
     def consumption(self) -> Consumption:
-        """What updates need: here a trajectory each."""
+        """Requirements of an update; here one trajectory."""
         return Consumption(1)
 
     @abc.abstractmethod
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Take trajectories in and learn.
+        """Learn from trajectories.
 
         Args:
-            trajectories: of networks of this spec, of any version. They are copied where they are
-                kept: their memory may be used again afterwards.
+            trajectories: of networks of this spec, of any version. Copy what you keep: their
+                memory is reused afterwards.
 
         Returns:
-            dict: metrics; empty if there was not enough data to learn from yet.
+            dict: metrics; empty if there was not enough data for an update.
 
         Raises:
             InputError: trajectories of another network or of other shapes.
-            OutputError: a loss or its gradient is not finite; that step was not taken.
+            OutputError: a loss or its gradient is not finite; the weights did not change.
         """
 
     @abc.abstractmethod
     def policy(self, version: int) -> Policy:
-        """Return a copy of what actors should run now, as ``version``."""
+        """Return a copy of the actors' policy, as ``version``."""
 
     @abc.abstractmethod
     def state(self) -> State:
-        """Return all that learning goes on from: weights, optimisers, replay, random numbers.
+        """Return everything needed to resume: weights, optimisers, replay, random generators.
 
-        Tensors may be those in use, as in torch's ``state_dict``: save them before the next update.
+        Tensors may share memory with the learner, as in torch's ``state_dict``: save them before
+        the next update.
         """
 
     @abc.abstractmethod
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` gave, to the bit.
+        """Restore what :meth:`state` returned, exactly.
 
         Raises:
-            ConfigError: the state of another learner.
+            ConfigError: the state is of another learner.
         """
 
     @property
     def ready(self) -> bool:
-        """Whether an update without new trajectories would learn something."""
+        """Whether an update without new trajectories would do anything."""
         return False
 
     @property
     def exploration(self) -> Exploration:
-        """How actors should explore by now; a stochastic head explores by itself."""
+        """The actors' current exploration; a stochastic head explores by itself."""
         return Exploration()
 
     def evaluate_outputs(self, observations: npt.NDArray[np.generic]) -> Floats:
-        """Return the present network's head outputs (N, K) for observations (N, *shape)."""
+        """Return the current network's head outputs (N, K) for observations (N, *shape)."""
         return outputs_of(from_policy(self.policy(0)), observations)
 
 
@@ -136,21 +137,22 @@ class _Restorable(Protocol):
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch inside the block only; the caller's random numbers are not touched."""
+    """Seed torch inside the block only; the caller's random state does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 class ModuleLearner(Learner):
-    """A learner of torch modules: keeps its parts, saves them, and takes guarded steps.
+    """A learner of torch modules: saves its parts and makes checked optimiser steps.
 
-    A subclass writes :meth:`update`, and puts what a checkpoint must hold into ``self._parts``.
+    A subclass implements :meth:`update`, and adds everything that a checkpoint needs to
+    ``self._parts``.
 
     Args:
-        spec: the network that actors run.
+        spec: the actors' network.
         config: settings.
-        head_gain: of the policy's head at the start.
+        head_gain: initial gain of the policy's head.
 
     Raises:
         ConfigError: a network whose head it cannot train.
@@ -158,14 +160,14 @@ class ModuleLearner(Learner):
 
     config_class: ClassVar[type[LearnerConfig]] = LearnerConfig
     heads: ClassVar[tuple[Head, ...]] = get_args(Head)
-    """Of networks that it can train."""
+    """Heads that it can train."""
 
     def __init__(self, spec: PolicySpec, config: LearnerConfig, *, head_gain: float = 0.01) -> None:
         super().__init__(spec)
         if spec.head not in self.heads:
             raise ConfigError(
-                f"{type(self).__name__} was given a network with the head {spec.head!r}. Expected "
-                f"{' or '.join(self.heads)}."
+                f"{type(self).__name__} cannot train a network with the head {spec.head!r}. "
+                f"Expected {' or '.join(self.heads)}."
             )
         if config.device == "auto":
             self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -184,7 +186,7 @@ class ModuleLearner(Learner):
         return to_policy(self.actor, version=version)
 
     def evaluate_outputs(self, observations: npt.NDArray[np.generic]) -> Floats:
-        """Return the present network's head outputs (N, K) for observations (N, *shape)."""
+        """Return the current network's head outputs (N, K) for observations (N, *shape)."""
         return outputs_of(self.actor, observations)
 
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
@@ -193,16 +195,16 @@ class ModuleLearner(Learner):
         return found.float() if found.dtype == torch.float64 else found
 
     def normal(self, *shape: int) -> Tensor:
-        """Return normally distributed numbers of the learner's own generator."""
+        """Sample from a normal distribution with the learner's own generator."""
         return torch.randn(*shape, generator=self.draws, device=self.device)
 
     def step(
         self, loss: Tensor, optimizer: torch.optim.Optimizer, parameters: Iterator[nn.Parameter]
     ) -> float:
-        """Go one step down a loss; return the gradient's norm before it was clipped.
+        """Make one optimiser step; return the gradient norm before clipping.
 
         Raises:
-            OutputError: loss or gradient are not finite; nothing was changed.
+            OutputError: loss or gradient are not finite; the weights did not change.
         """
         trained = list(parameters)
         optimizer.zero_grad(set_to_none=True)
@@ -211,9 +213,9 @@ class ModuleLearner(Learner):
         if not (np.isfinite(norm) and bool(torch.isfinite(loss))):
             raise OutputError(
                 f"update {self.updates} has a loss of {float(loss.detach()):.4g} and a gradient of "
-                f"norm {norm:.4g}. Expected finite numbers: training has diverged. The weights "
-                "were left as they are: lower the learning rate or max_grad_norm, look for extreme "
-                "rewards, and go on from the last checkpoint."
+                f"norm {norm:.4g}. Expected finite numbers: training has diverged. The weights did "
+                "not change: lower the learning rate or max_grad_norm, look for extreme rewards, "
+                "and resume from the last checkpoint."
             )
         optimizer.step()
         return norm
@@ -222,13 +224,13 @@ class ModuleLearner(Learner):
         """Raise OutputError unless all of a network's outputs are finite."""
         if not bool(torch.isfinite(values).all()):
             raise OutputError(
-                f"at update {self.updates} the learner's {name} hold NaN or infinity. Expected "
-                "finite numbers: training has diverged. Lower the learning rate and go on from the "
-                "last checkpoint."
+                f"at update {self.updates} the learner's {name} have NaN or infinity. Expected "
+                "finite numbers: training has diverged. Lower the learning rate and resume from "
+                "the last checkpoint."
             )
 
     def state(self) -> State:
-        """Return all parts' states; see :meth:`Learner.state`."""
+        """Return the states of all parts; see :meth:`Learner.state`."""
         return {
             "kind": type(self).__name__,
             "spec": self.spec.digest(),
@@ -239,13 +241,13 @@ class ModuleLearner(Learner):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; see :meth:`Learner.load_state`."""
+        """Restore a state; see :meth:`Learner.load_state`."""
         found = (state.get("kind"), state.get("spec"), set(state.get("parts", ())))
         wanted = (type(self).__name__, self.spec.digest(), set(self._parts))
         if found != wanted:
             raise ConfigError(
-                f"the state is that of {found[0]} with parts {sorted(found[2])}. Expected "
-                f"{wanted[0]} of the same network with parts {sorted(wanted[2])}: go on with the "
+                f"the state is of {found[0]} with parts {sorted(found[2])}. Expected {wanted[0]} "
+                f"of the same network with parts {sorted(wanted[2])}: resume with the "
                 "configuration that the run was started with."
             )
         try:
@@ -258,13 +260,13 @@ class ModuleLearner(Learner):
             self.speed.load_state_dict(state["speed"])
         except (KeyError, RuntimeError, InputError) as error:
             raise ConfigError(
-                f"the learner's state does not fit ({error}). Expected what the same configuration "
-                "saved: sizes of networks and replay must not change."
+                f"the learner's state does not fit ({error}). Expected the state of the same "
+                "configuration: sizes of networks and replay must not change."
             ) from error
 
 
 def settings_of(part: object) -> list[dict[str, Any]]:
-    """Return what an optimizer was made with, such as its learning rate; nothing of others."""
+    """Return an optimizer's settings, such as its learning rate; nothing for other objects."""
     if not isinstance(part, torch.optim.Optimizer):
         return []
     return [
@@ -274,7 +276,7 @@ def settings_of(part: object) -> list[dict[str, Any]]:
 
 
 def take_settings(part: object, settings: list[dict[str, Any]]) -> None:
-    """Give an optimizer back what it was made with: a state brings what it was saved with."""
+    """Set an optimizer's settings again: loading a state replaces them by the saved ones."""
     if isinstance(part, torch.optim.Optimizer):
         for group, asked in zip(part.param_groups, settings, strict=True):
             group.update(asked)

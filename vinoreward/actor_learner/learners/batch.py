@@ -1,4 +1,4 @@
-"""Trajectories as learners take them: checked, several side by side."""
+"""Trajectories checked and concatenated for learners."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Mask = npt.NDArray[np.bool_]
 
 
 def check_trajectory(spec: PolicySpec, trajectory: Trajectory) -> None:
-    """Refuse a trajectory that the network of ``spec`` cannot have made or cannot learn from.
+    """Refuse a trajectory that does not fit the network of ``spec``, or has invalid data.
 
     Raises:
-        InputError: another shape or dtype, a number that is not finite, or a successor that is not
-            the next step's observation although the episode went on.
+        InputError: another shape or dtype, a number that is not finite, or a successor that differs
+            from the next step's observation within an episode.
     """
     shape = trajectory.rewards.shape
     if len(shape) != 2 or 0 in shape:
@@ -35,15 +35,15 @@ def check_trajectory(spec: PolicySpec, trajectory: Trajectory) -> None:
     following = trajectory.observations[1:]
     if not np.array_equal(trajectory.next_observations[:-1][went_on], following[went_on]):
         raise InputError(
-            f"a trajectory of actor {trajectory.actor} has successors that are not the next "
-            "steps' observations, although the episodes went on. Expected consecutive steps, and "
-            "terminated or truncated set where an episode ends."
+            f"a trajectory of actor {trajectory.actor} has successors that differ from the next "
+            "steps' observations within an episode. Expected consecutive steps, and terminated or "
+            "truncated set where an episode ends."
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Trajectories of one length side by side; arrays as in a Trajectory.
+    """Trajectories of one length, concatenated over environments; arrays as in a Trajectory.
 
     Attributes:
         observations: (T, B, *observation).
@@ -71,26 +71,26 @@ class Batch:
 
     @property
     def stops(self) -> Mask:
-        """(T, B): rows whose successor is not the next row's observation, the last row's too."""
+        """(T, B): rows whose successor is not the next row's observation; the last row is one."""
         found: Mask = self.terminated | self.truncated
         found[-1] = True
         return found
 
 
 def concatenate(spec: PolicySpec, trajectories: Sequence[Trajectory]) -> Batch:
-    """Return trajectories as one batch, in their order.
+    """Concatenate trajectories into one batch, in order.
 
     Args:
-        spec: the network they were made with.
-        trajectories: of any numbers of environments, all of the same number of steps.
+        spec: their network.
+        trajectories: of any numbers of environments, but equally many steps.
 
     Raises:
-        InputError: there are none, they differ in length, or one cannot be used.
+        InputError: no trajectories, different lengths, or an invalid trajectory.
     """
     lengths = sorted({len(trajectory.rewards) for trajectory in trajectories})
     if len(lengths) != 1:
         raise InputError(
-            f"trajectories of {lengths or 'no'} steps were given. Expected at least one, all of "
+            f"trajectories have {lengths or 'no'} steps. Expected at least one trajectory, all of "
             "the same length."
         )
     for trajectory in trajectories:

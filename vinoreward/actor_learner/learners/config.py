@@ -1,4 +1,4 @@
-"""Settings that all learners share."""
+"""Settings common to all learners."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from vinoreward.policies.policy import Floats
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
-    """What all learners written here can be told.
+    """Settings common to all learners of this package.
 
     Attributes:
-        gamma: discount per step, the only one: targets of any length use its powers.
-        learning_rate: of every network, unless a learner has one more.
+        gamma: discount per step; n-step targets use its powers.
+        learning_rate: of every network, unless a learner has a second one.
         optimizer: ``"adam"``, or ``"rmsprop"`` as in the IMPALA paper.
         optimizer_epsilon: added to the root of the squared gradients.
-        max_grad_norm: largest norm of a gradient.
-        reward_scale: rewards are multiplied by this. A value of 100 takes a network hundreds of
-            updates to reach, in which its policy learns from wrong ones.
-        reward_clip: scaled rewards are clipped to so much on both sides; ``None`` leaves them.
-        device: ``"auto"`` takes CUDA where there is any.
-        precision: ``"fp32"``, ``"bf16"`` (autocast), or ``"auto"``: the faster, found by timing
-            at the first update where the hardware computes in bfloat16. Runs that must repeat to
-            the bit on any machine say ``"fp32"``.
-        data_parallel: ``"auto"`` shares batches among several CUDA devices if that is faster.
-        seed: of initial weights and of whatever is drawn at random.
+        max_grad_norm: maximum norm of a gradient.
+        reward_scale: factor for rewards. A network needs hundreds of updates to reach a value of
+            100, and until then the policy learns from wrong values.
+        reward_clip: clips scaled rewards to plus or minus this; ``None`` for no clipping.
+        device: ``"auto"`` uses CUDA if available.
+        precision: ``"fp32"``, ``"bf16"`` (autocast), or ``"auto"``: the faster one, timed at the
+            first update if the hardware supports bfloat16. Use ``"fp32"`` for runs that must
+            repeat bit by bit on any machine.
+        data_parallel: ``"auto"`` splits batches over several CUDA devices if that is faster.
+        seed: of initial weights and all random choices.
     """
 
     gamma: float = 0.99
@@ -59,22 +59,22 @@ class LearnerConfig:
         wrong = {name: value for name, value in positive.items() if not value > 0}
         if wrong or not 0.0 <= self.gamma <= 1.0 or self.optimizer not in ("adam", "rmsprop"):
             raise ConfigError(
-                f"the learner was asked for with gamma={self.gamma}, optimizer={self.optimizer!r} "
-                f"and {wrong or 'all else well'}. Expected gamma from 0 to 1, adam or rmsprop, and "
-                "positive numbers."
+                f"the learner has gamma={self.gamma}, optimizer={self.optimizer!r} and "
+                f"{wrong or 'valid other settings'}. Expected gamma from 0 to 1, adam or rmsprop, "
+                "and positive numbers."
             )
 
     def make_optimizer(
         self, parameters: Iterator[nn.Parameter], learning_rate: float | None = None
     ) -> torch.optim.Optimizer:
-        """Return the optimiser of some parameters."""
+        """Return an optimiser for some parameters."""
         rate = self.learning_rate if learning_rate is None else learning_rate
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=rate, eps=self.optimizer_epsilon, fused=True)
         return torch.optim.RMSprop(parameters, lr=rate, alpha=0.99, eps=self.optimizer_epsilon)
 
     def rewards(self, rewards: Floats) -> Floats:
-        """Return rewards as they are learned from."""
+        """Return scaled and clipped rewards."""
         scaled: Floats = rewards * self.reward_scale
         if self.reward_clip is None:
             return scaled

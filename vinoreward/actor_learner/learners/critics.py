@@ -1,4 +1,4 @@
-"""Networks that judge an action: for learners only, actors never see them."""
+"""Critics of observations and actions; used only by learners."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from vinoreward.policies.spec import Conv, Flatten, PolicySpec
 
 
 class Critic(nn.Module):
-    """From an observation and an action to some numbers.
+    """A network from an observation and an action to one or more numbers.
 
-    Pictures go through convolutions like the policy's, with weights of their own.
+    Images go through convolutions like the policy's, with separate weights.
 
     Args:
         spec: the policy's network.
         hidden: widths of dense layers.
-        outputs: numbers given.
-        normalised: the first dense layer is normalised and bounded (LayerNorm and tanh), which
-            keeps large observations from saturating what follows.
+        outputs: number of outputs.
+        normalised: whether the first dense layer has LayerNorm and tanh, so that large observations
+            do not saturate later layers.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Critic(nn.Module):
 
 
 class Twins(nn.Module):
-    """Two critics of one output each, side by side (Fujimoto et al. 2018)."""
+    """Two critics with one output each (Fujimoto et al. 2018)."""
 
     def __init__(self, spec: PolicySpec, hidden: Sequence[int]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Distributional deterministic policy gradients (Barth-Maron et al. 2018).
 
-Noise is the actors': normally distributed, in units of the policy's output before the tanh, so that
-no action is ever cut off at a bound.
+Actors explore with normally distributed noise on the policy's output before the tanh, so no action
+is clipped at a bound.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from vinoreward.policies.spec import Head, PolicySpec
 class D4PGConfig(ReplayConfig):
     """Settings of :class:`D4PG`.
 
-    With ``n_step`` above 1 only ``(NoCorrection(),)`` is possible: a deterministic policy gives an
-    action no probability. The bias is small while actors lag behind by few updates.
+    With ``n_step`` above 1, only ``(NoCorrection(),)`` works: a deterministic policy has no action
+    probabilities. The bias is small while actors lag by few updates.
 
     Attributes:
         critic_learning_rate: of the critic; ``learning_rate`` is the policy's.
         hidden: widths of the critic's dense layers.
-        num_atoms: returns that the critic tells apart.
+        num_atoms: number of atoms of the return distribution.
         v_min: smallest return.
         v_max: largest return.
         target_update_interval: updates between copies to the target networks.
-        sigma: standard deviation of the noise that actors should explore with, before the tanh.
-        saturation: weight of the square of what outputs exceed 2 in size before the tanh; noise
-            before a saturated tanh would explore nothing.
+        sigma: standard deviation of the actors' noise, before the tanh.
+        saturation: weight of the squared excess of outputs over 2 in absolute value before the
+            tanh; with a saturated tanh the noise would explore nothing.
     """
 
     learning_rate: float = 1e-4
@@ -64,20 +64,20 @@ class D4PGConfig(ReplayConfig):
         super().__post_init__()
         if self.num_atoms < 2 or not self.v_min < self.v_max or self.target_update_interval < 1:
             raise ConfigError(
-                f"{self.num_atoms} atoms from {self.v_min} to {self.v_max} and "
-                f"target_update_interval={self.target_update_interval} were asked for. Expected "
-                "two atoms or more, v_min < v_max, and an interval of at least 1."
+                f"D4PG has {self.num_atoms} atoms from {self.v_min} to {self.v_max} and "
+                f"target_update_interval={self.target_update_interval}. Expected at least two "
+                "atoms, v_min < v_max, and an interval of at least 1."
             )
         if not (self.critic_learning_rate > 0 and self.sigma >= 0 and self.saturation >= 0):
             raise ConfigError(
-                f"critic_learning_rate={self.critic_learning_rate}, sigma={self.sigma} and "
-                f"saturation={self.saturation} were asked for. Expected a positive rate, the rest "
-                "from 0."
+                f"D4PG has critic_learning_rate={self.critic_learning_rate}, sigma={self.sigma} "
+                f"and saturation={self.saturation}. Expected a positive rate, the others at least "
+                "0."
             )
 
 
 class D4PG(ReplayLearner):
-    """A deterministic policy and a critic of the returns' distribution, from a replay.
+    """A deterministic policy and a critic of the return distribution, with a replay.
 
     Args:
         spec: with a ``tanh`` head.
@@ -91,9 +91,9 @@ class D4PG(ReplayLearner):
         super().__init__(spec, config)
         if not self._plain:
             raise ConfigError(
-                f"D4PG was given {self.correction}. Expected n_step=1, or (NoCorrection(),): what "
-                "is learned is a distribution, and a deterministic policy has no probabilities to "
-                "correct it with."
+                f"D4PG cannot use {self.correction}. Expected n_step=1, or (NoCorrection(),): it "
+                "learns a distribution, and a deterministic policy has no probabilities for a "
+                "correction."
             )
         self._d4pg = config
         with seeded(config.seed + 1):
@@ -150,7 +150,7 @@ class D4PG(ReplayLearner):
         return metrics, found
 
     def _targets(self, windows: Windows) -> Tensor:
-        """Return the distributions (B, atoms) that the critic should give."""
+        """Return the critic's target distributions (B, atoms)."""
         returns, discounts, following = self.summed(windows)
         actions = torch.tanh(self.speed(self.target_actor, following)[0])
         logits = self.speed(self.target_critic, following, actions)

@@ -14,8 +14,8 @@ def support(low: float, high: float, count: int, device: torch.device | None = N
 def project(probabilities: Tensor, returns: Tensor, discounts: Tensor, atoms: Tensor) -> Tensor:
     """Return the distribution of ``returns + discounts * Z`` on the atoms, (B, N).
 
-    What falls between two atoms is shared between them by distance; what falls outside goes to the
-    outermost one.
+    Mass between two atoms is split between them by distance; mass outside goes to the outermost
+    atom.
 
     Args:
         probabilities: (B, N) of Z on the atoms.
@@ -25,6 +25,6 @@ def project(probabilities: Tensor, returns: Tensor, discounts: Tensor, atoms: Te
     """
     step = atoms[1] - atoms[0]
     moved = (returns[:, None] + discounts[:, None] * atoms).clamp(float(atoms[0]), float(atoms[-1]))
-    # A hat over each atom, as wide as the distance to its neighbours.
+    # A triangle over each atom, as wide as the distance to its neighbours.
     shares = (1.0 - (moved[:, None, :] - atoms[:, None]).abs() / step).clamp(min=0.0)
     return (shares * probabilities[:, None, :]).sum(-1)

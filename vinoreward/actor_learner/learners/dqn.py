@@ -29,15 +29,15 @@ class DQNConfig(ReplayConfig):
     """Settings of :class:`DQN`.
 
     Attributes:
-        double: the present network chooses the successor's action, the target network values it;
-            otherwise the target network does both.
+        double: whether the current network chooses the successor's action and the target network
+            evaluates it; otherwise the target network does both.
         target_update_interval: updates between copies to the target network.
-        huber: error from which on the loss is linear.
-        target_epsilon: share of random actions of the policy that is learned; for correctors, whose
-            traces a policy without any would cut at each explored action.
-        epsilon_start: share of random actions that actors should begin with.
-        epsilon_end: what it falls to.
-        epsilon_decay_steps: transitions over which it falls, linearly.
+        huber: error above which the loss is linear.
+        target_epsilon: fraction of random actions of the learned policy. For correctors, whose
+            traces a greedy policy would cut at each explored action.
+        epsilon_start: the actors' initial fraction of random actions.
+        epsilon_end: the final one.
+        epsilon_decay_steps: transitions over which it decays linearly.
     """
 
     max_grad_norm: float = 10.0
@@ -55,19 +55,18 @@ class DQNConfig(ReplayConfig):
         shares = (self.target_epsilon, self.epsilon_start, self.epsilon_end)
         if not all(0 <= share <= 1 for share in shares) or not self.huber > 0:
             raise ConfigError(
-                f"epsilons of {shares} and huber={self.huber} were asked for. Expected epsilons "
-                "from 0 to 1 and a positive huber."
+                f"DQN has epsilons {shares} and huber={self.huber}. Expected epsilons from 0 to 1 "
+                "and a positive huber."
             )
         if min(self.target_update_interval, self.epsilon_decay_steps) < 1:
             raise ConfigError(
-                f"target_update_interval={self.target_update_interval} and "
-                f"epsilon_decay_steps={self.epsilon_decay_steps} were asked for. Expected at "
-                "least 1."
+                f"DQN has target_update_interval={self.target_update_interval} and "
+                f"epsilon_decay_steps={self.epsilon_decay_steps}. Expected at least 1."
             )
 
 
 class DQN(ReplayLearner):
-    """Action values from a replay.
+    """Action values, with a replay.
 
     Args:
         spec: with a ``q`` head.
@@ -86,7 +85,7 @@ class DQN(ReplayLearner):
 
     @property
     def exploration(self) -> Exploration:
-        """Epsilon-greedy, by how much was seen."""
+        """Epsilon-greedy, by the number of transitions so far."""
         config = self._dqn
         done = min(1.0, self.replay.inserted / config.epsilon_decay_steps)
         return Exploration(
@@ -115,7 +114,7 @@ class DQN(ReplayLearner):
         return metrics, difference
 
     def _targets(self, windows: Windows) -> Tensor:
-        """Return (B,) targets of the windows' first actions."""
+        """Return (B,) targets for the windows' first actions."""
         if self._plain:
             returns, discounts, following = self.summed(windows)
             return returns + discounts * self._expected(following)[0]
@@ -125,7 +124,7 @@ class DQN(ReplayLearner):
         valued = self.speed(self.target, observations)[0].gather(1, actions[:, None])[:, 0]
         return self.corrected(
             windows,
-            # The logarithm of 0 is -infinity, which says that the policy never does this.
+            # log(0) is -infinity: the policy never takes this action.
             log_pi=chosen.log(),
             q_values=valued,
             next_values=self._expected(following)[0],
@@ -137,7 +136,7 @@ class DQN(ReplayLearner):
         return (self._probabilities(observations, valued) * valued).sum(1), valued
 
     def _probabilities(self, observations: Tensor, valued: Tensor | None = None) -> Tensor:
-        """Return the learned policy's probabilities (N, A): greedy but for ``target_epsilon``."""
+        """Return the learned policy's probabilities (N, A), greedy up to ``target_epsilon``."""
         deciding = valued
         if self._dqn.double or deciding is None:
             network = self.actor if self._dqn.double else self.target

@@ -1,4 +1,4 @@
-"""What a head's outputs mean, in torch: the differentiable side of policies.distributions."""
+"""Distributions of a head's outputs in torch: the differentiable part of policies.distributions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gaussian(spec: PolicySpec, outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_prob(spec: PolicySpec, outputs: Tensor, actions: Tensor) -> Tensor:
-    """Return the log probability (N,) of actions that were taken.
+    """Return the log probability (N,) of executed actions.
 
     Args:
         spec: with a ``logits`` or ``tanh_gaussian`` head.
@@ -56,6 +56,6 @@ def sample(spec: PolicySpec, outputs: Tensor, noise: Tensor) -> tuple[Tensor, Te
     mean, log_std = gaussian(spec, outputs)
     before = mean + log_std.exp() * noise
     normal = -0.5 * noise**2 - log_std - HALF_LOG_TWO_PI
-    # log(1 - tanh(u)^2), without the cancellation where tanh is near 1.
+    # log(1 - tanh(u)^2), without cancellation where tanh is near 1.
     bent = 2.0 * (math.log(2.0) - before - functional.softplus(-2.0 * before))
     return torch.tanh(before), (normal - bent).sum(-1)

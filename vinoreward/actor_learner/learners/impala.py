@@ -1,8 +1,8 @@
-"""The actor-critic of IMPALA (Espeholt et al. 2018): each trajectory is learned from once.
+"""The actor-critic of IMPALA (Espeholt et al. 2018), which uses each trajectory once.
 
-The actors' networks are compressed and some updates old. Everything that a correction needs of
-them is the probability that they gave to what they did, which travels with each step; probabilities
-and values of the policy that is being learned are computed here, by the present network.
+The actors' networks are compressed and some updates old. A correction needs only the probability of
+each executed action under the actor's network, which every step includes. The current network
+computes probabilities and values of the learned policy here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ImpalaConfig(LearnerConfig):
     """Settings of :class:`Impala`.
 
     Attributes:
-        trajectories: side by side in one update.
+        trajectories: per update.
         correctors: one of role target, at most one of role policy_gradient.
         entropy_coef: weight of the entropy bonus.
         value_coef: weight of the squared error of values.
@@ -54,9 +54,9 @@ class ImpalaConfig(LearnerConfig):
         super().__post_init__()
         if self.trajectories < 1 or not (self.entropy_coef >= 0 and self.value_coef > 0):
             raise ConfigError(
-                f"trajectories={self.trajectories}, entropy_coef={self.entropy_coef} and "
-                f"value_coef={self.value_coef} were asked for. Expected at least one trajectory, "
-                "entropy_coef from 0, value_coef above 0."
+                f"Impala has trajectories={self.trajectories}, entropy_coef={self.entropy_coef} "
+                f"and value_coef={self.value_coef}. Expected at least one trajectory, entropy_coef "
+                "of at least 0, and value_coef above 0."
             )
 
 
@@ -65,7 +65,7 @@ class Impala(ModuleLearner):
 
     Args:
         spec: with a ``logits`` or ``tanh_gaussian`` head. Its value head is the critic; without
-            one the critic is a network of the same layers by itself, which actors never see.
+            one, the critic is a separate network of the same layers, unknown to actors.
         config: settings.
     """
 
@@ -106,7 +106,7 @@ class Impala(ModuleLearner):
         return found
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Take one step on trajectories side by side; see :meth:`Learner.update`."""
+        """Make one step on several trajectories; see :meth:`Learner.update`."""
         batch = concatenate(self.spec, trajectories)
         steps, width = batch.shape
         flat = batch.observations.reshape(steps * width, *self.spec.observation_shape)
@@ -141,7 +141,7 @@ class Impala(ModuleLearner):
         }
 
     def _off_policy(self, batch: Batch, log_pi: Tensor, values: Tensor) -> OffPolicyBatch:
-        """Return what the correctors read, detached; successors have the present net's values."""
+        """Return the detached inputs of correctors; successors get the current network's values."""
 
         def shaped(tensor: Tensor) -> Floats:
             found: Floats = tensor.detach().float().cpu().numpy().reshape(batch.shape)
@@ -149,7 +149,7 @@ class Impala(ModuleLearner):
 
         present = shaped(values)
         following = np.empty_like(present)
-        # Where an episode goes on, the successor is the next row: its value is known already.
+        # Within an episode, the successor is the next row, whose value is already known.
         following[:-1] = present[1:]
         stops = batch.stops
         with torch.no_grad():
@@ -169,7 +169,7 @@ class Impala(ModuleLearner):
 
 
 def critic_spec(spec: PolicySpec) -> PolicySpec:
-    """Return a network of the same layers with one output: a value."""
+    """Return a network of the same layers with one output, the value."""
     head = spec.layers[-1]
     inputs = head.inputs if isinstance(head, Dense) else 0
     return replace(

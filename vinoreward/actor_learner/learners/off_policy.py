@@ -1,4 +1,4 @@
-"""What learners with a replay share: taking in, drawing, and targets of several steps."""
+"""Base of learners with a replay: inserting, sampling, and n-step targets."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig(LearnerConfig):
-    """What learners with a replay can be told besides.
+    """Settings common to learners with a replay.
 
     Attributes:
-        batch_size: windows drawn for one update.
-        buffer_size: places of the replay, a few percent more than transitions.
+        batch_size: windows per update.
+        buffer_size: slots of the replay, a few percent more than transitions.
         learning_starts: transitions in the replay before the first update.
-        n_step: steps of a target. One step needs no corrector: the behaviour policy may be any.
-        correctors: how targets of several steps are corrected; see each learner. Learning from
-            uncorrected ones has to be said: ``(NoCorrection(),)``.
-        prioritized: draw by error; ``None`` draws evenly.
+        n_step: steps of a target. One step needs no corrector: any behaviour policy will do.
+        correctors: correction of n-step targets; see each learner. Uncorrected targets must be
+            explicit: ``(NoCorrection(),)``.
+        prioritized: sample by error; ``None`` samples uniformly.
     """
 
     batch_size: int = 256
@@ -51,30 +51,31 @@ class ReplayConfig(LearnerConfig):
         if min(self.batch_size, self.learning_starts, self.n_step) < 1 or (
             2 * self.learning_starts > self.buffer_size
         ):
-            # Ends of trajectories take places too: a replay may hold a little over half of them.
+            # Ends of trajectories take slots, too: transitions may fill little over half of them.
             raise ConfigError(
-                f"batch_size={self.batch_size}, learning_starts={self.learning_starts}, "
-                f"n_step={self.n_step} and buffer_size={self.buffer_size} were asked for. "
-                "Expected at least 1 each, and room for twice learning_starts."
+                f"the replay has batch_size={self.batch_size}, "
+                f"learning_starts={self.learning_starts}, n_step={self.n_step} and "
+                f"buffer_size={self.buffer_size}. Expected at least 1 each, and room for twice "
+                "learning_starts."
             )
         if self.n_step > 1 and not self.correctors:
             raise ConfigError(
-                f"targets of {self.n_step} steps were asked for without a corrector: their later "
-                "actions are those of another policy. Expected correctors=(Retrace(),), "
-                "(TreeBackup(),), or (NoCorrection(),) if the bias is wanted; or n_step=1."
+                f"targets of {self.n_step} steps have no corrector, but their later actions are "
+                "those of another policy. Expected correctors=(Retrace(),), (TreeBackup(),), or "
+                "(NoCorrection(),) if you accept the bias; or n_step=1."
             )
         if any(each.role == "policy_gradient" for each in self.correctors):
             raise ConfigError(
-                f"the correctors {self.correctors} were given to a learner with a replay, whose "
+                f"the correctors {self.correctors} do not fit a learner with a replay, whose "
                 "policy gradient has no importance weight. Expected correctors of role target."
             )
 
 
 class ReplayLearner(ModuleLearner):
-    """Learns from windows of a replay, one gradient step an update.
+    """Learns from windows of a replay, with one gradient step per update.
 
     Args:
-        spec: the network that actors run.
+        spec: the actors' network.
         config: settings.
     """
 
@@ -99,11 +100,11 @@ class ReplayLearner(ModuleLearner):
 
     @property
     def ready(self) -> bool:
-        """Whether there is enough in the replay."""
+        """Whether the replay has enough transitions."""
         return self.replay.size >= self._config.learning_starts
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Put trajectories into the replay and take one step; see :meth:`Learner.update`."""
+        """Insert trajectories into the replay and make one step; see :meth:`Learner.update`."""
         for trajectory in trajectories:
             self.replay.add(trajectory)
         if not self.ready:
@@ -116,7 +117,7 @@ class ReplayLearner(ModuleLearner):
 
     @abc.abstractmethod
     def _learn(self, windows: Windows) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
-        """Take one step; return metrics and the error (B,) of each window."""
+        """Make one step; return metrics and the error (B,) of each window."""
 
     def first(self, windows: Windows) -> tuple[Tensor, Tensor]:
         """Return observations (B, *observation) and actions of the windows' first steps."""
@@ -136,29 +137,29 @@ class ReplayLearner(ModuleLearner):
         )
 
     def summed(self, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rewards of uncorrected n-step targets, and what they bootstrap from.
+        """Return rewards of uncorrected n-step targets, and their bootstrap.
 
         Returns:
-            tuple: discounted sums of rewards (B,), the discounts (B,) of what follows, 0 after a
-            termination, and the observations (B, *observation) that follow.
+            tuple: discounted sums of rewards (B,), the discounts (B,) of the bootstrap, 0 after a
+            termination, and its observations (B, *observation).
         """
         returns, discounts = n_step_sums(
             self._config.rewards(windows.rewards), windows, self._config.gamma
         )
-        # Rows below an end repeat the last step: the last row is the window's end in any case.
+        # Rows below an end repeat the last step, so the last row is always the window's end.
         following = self.tensor(self.replay.successors(windows.slots[-1]))
         return self.tensor(returns), self.tensor(discounts), following
 
     def corrected(
         self, windows: Windows, *, log_pi: Tensor, q_values: Tensor, next_values: Tensor
     ) -> Tensor:
-        """Return corrected targets (B,) of the windows' first actions.
+        """Return corrected targets (B,) for the windows' first actions.
 
         Args:
             windows: (n, B).
-            log_pi: (n B,), of the actions taken, under the policy that is being learned.
-            q_values: (n B,), of the actions taken.
-            next_values: (n B,), expected value of the successors under that policy.
+            log_pi: (n B,), of the executed actions under the learned policy.
+            q_values: (n B,), of the executed actions.
+            next_values: (n B,), expected value of the successors under the learned policy.
         """
 
         def shaped(values: Tensor) -> Floats:
@@ -184,14 +185,14 @@ class ReplayLearner(ModuleLearner):
 
 
 def n_step_sums(rewards: Floats, windows: Windows, gamma: float) -> tuple[Floats, Floats]:
-    """Return discounted sums of rewards (B,) and discounts (B,) of what follows windows.
+    """Return discounted sums of rewards (B,) and discounts (B,) of the bootstrap.
 
     Args:
-        rewards: (n, B), those of the windows or clipped ones.
+        rewards: (n, B), of the windows, possibly clipped.
         windows: (n, B); each is summed up to its end.
         gamma: discount per step.
     """
-    # Whether a row still belongs to its window: no end above it.
+    # Whether a row belongs to its window: no end above it.
     inside: npt.NDArray[np.bool_] = np.cumsum(windows.ends, axis=0) - windows.ends == 0
     powers = gamma ** np.arange(len(rewards), dtype=np.float64)[:, None]
     returns = (powers * rewards * inside).sum(0)
@@ -201,7 +202,7 @@ def n_step_sums(rewards: Floats, windows: Windows, gamma: float) -> tuple[Floats
 
 
 def target_of(module: Module) -> Module:
-    """Return a copy of a network that is not trained."""
+    """Return a frozen copy of a network."""
     found = copy.deepcopy(module)
     found.requires_grad_(False)
     return found

@@ -1,4 +1,4 @@
-"""Mixed precision and several devices: used where they were measured to be faster, else not."""
+"""Mixed precision and several devices, used only where a measurement shows them to be faster."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from vinoreward.errors import ConfigError
 
 Precision = Literal["auto", "fp32", "bf16"]
 MARGIN = 1.15
-"""So many times faster must an alternative be: less is noise, or not worth bfloat16's digits."""
+"""Minimum speed-up of an alternative; less is noise, or not worth bfloat16's lower precision."""
 ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen among ways to compute the same.
+    """A choice among equivalent ways to compute.
 
     Attributes:
-        name: of the way chosen.
+        name: of the chosen way.
         seconds: median seconds of each way that was tried.
-        why: in words.
+        why: as a clause.
     """
 
     name: str
@@ -41,19 +41,19 @@ def fastest(
     rounds: int = ROUNDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Choice:
-    """Time candidates in turns and return the fastest, or the first unless one clearly beats it.
+    """Time candidates in turns; return the fastest, or the first unless another clearly beats it.
 
     Args:
-        candidates: name to a function that computes once and says whether the result is usable.
+        candidates: name to a function that computes once and returns whether the result is usable.
             The first one is the default.
-        rounds: how often each is timed, after one call that is not.
+        rounds: timed calls of each, after one warm-up call.
         clock: seconds.
     """
     usable = [name for name, compute in candidates.items() if compute()]
     default = next(iter(candidates))
     taken: dict[str, list[float]] = {name: [] for name in usable}
     for _ in range(rounds):
-        # In turns: what else the machine does then hits all of them alike.
+        # In turns, so that other load on the machine affects all of them equally.
         for name in usable:
             start = clock()
             candidates[name]()
@@ -69,7 +69,7 @@ def fastest(
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a device has instructions for bfloat16, rather than emulating them."""
+    """Whether a device has bfloat16 instructions rather than emulation."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
@@ -85,12 +85,12 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 class Speed:
-    """How networks are computed: in float32 or bfloat16, on one device or several.
+    """Computes networks in float32 or bfloat16, on one device or several.
 
     Args:
         precision: ``"auto"`` decides at the first call of :meth:`probe`.
         data_parallel: whether several CUDA devices may be used.
-        device: where the networks are.
+        device: of the networks.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Speed:
     ) -> None:
         if precision not in ("auto", "fp32", "bf16") or data_parallel not in ("auto", "off"):
             raise ConfigError(
-                f"precision={precision!r} and data_parallel={data_parallel!r} were asked for. "
-                "Expected auto, fp32 or bf16, and auto or off."
+                f"precision is {precision!r} and data_parallel is {data_parallel!r}. Expected "
+                "auto, fp32 or bf16, and auto or off."
             )
         self._device = device
         several = device.type == "cuda" and torch.cuda.device_count() > 1
@@ -113,7 +113,7 @@ class Speed:
         self._open = len(self._ways) > 1
 
     def probe(self, module: nn.Module, *inputs: Tensor) -> None:
-        """Decide once, by computing and differentiating a copy of ``module`` on ``inputs``."""
+        """Decide once, by a forward and backward pass of a copy of ``module`` on ``inputs``."""
         if not self._open:
             return
         self._open = False
@@ -123,7 +123,7 @@ class Speed:
             found = _tensors(self._compute(way, twin, *inputs))
             torch.stack([part.square().mean() for part in found]).sum().backward()  # type: ignore[no-untyped-call]
             gradients = [each.grad for each in twin.parameters() if each.grad is not None]
-            # Reading the sum waits for a device that computes asynchronously.
+            # Reading the sum waits for an asynchronous device.
             total = torch.stack([gradient.sum() for gradient in gradients]).sum()
             return bool(torch.isfinite(total))
 
@@ -133,7 +133,7 @@ class Speed:
         self.choice = fastest({way: candidate(way) for way in self._ways})
 
     def probe_largest(self, *networks: tuple[nn.Module, tuple[Tensor, ...]]) -> None:
-        """Decide once, by the network that has the most weights, given with its inputs."""
+        """Decide once, with the network that has the most weights."""
 
         def weights(network: tuple[nn.Module, tuple[Tensor, ...]]) -> int:
             return sum(parameter.numel() for parameter in network[0].parameters())
@@ -142,7 +142,7 @@ class Speed:
         self.probe(module, *inputs)
 
     def __call__(self, module: nn.Module, *inputs: Tensor) -> Any:
-        """Return ``module(*inputs)``, computed as chosen; tensors are float32."""
+        """Return ``module(*inputs)`` as float32 tensors, computed the chosen way."""
         return self._compute(self.choice.name, module, *inputs)
 
     def _compute(self, way: str, module: nn.Module, *inputs: Tensor) -> Any:
@@ -158,11 +158,11 @@ class Speed:
         return tuple(part.float() if isinstance(part, Tensor) else part for part in found)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the choice, so that a resumed run computes as before."""
+        """Return the choice, so that a resumed run computes the same way."""
         return {"name": self.choice.name, "why": self.choice.why, "open": self._open}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a choice, if it is possible here; otherwise the decision is made anew."""
+        """Restore a choice if it is possible here; otherwise decide again."""
         if state["name"] in self._ways:
             self.choice = Choice(str(state["name"]), why=str(state["why"]))
             self._open = bool(state["open"])

@@ -1,4 +1,4 @@
-"""Finding a learner by name."""
+"""Learners by name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A replay memory of transitions in NumPy arrays; windows of several steps can be drawn from it.
+"""A replay of transitions in NumPy arrays, with windows of several steps.
 
-Every observation is kept once. Steps of one environment lie side by side, so that the successor of
-a step is what lies behind it; where a trajectory or an episode ends, its last successor takes one
-place of its own, which is never drawn.
+Every observation is stored once. Steps of one environment are adjacent, so the next slot has a
+step's successor. At the end of a trajectory or episode, the last successor takes a slot of its own,
+which is never sampled.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class PrioritizedReplay:
     """Proportional prioritised replay (Schaul et al. 2016, section 3.3).
 
     Attributes:
-        alpha: exponent of the error; 0 draws evenly.
-        beta: exponent of the importance weights at the start.
-        beta_updates: draws until it has grown to 1.
-        least: added to errors, so that nothing is never drawn.
+        alpha: exponent of the error; 0 samples uniformly.
+        beta: initial exponent of the importance weights.
+        beta_updates: samples until it has grown to 1.
+        least: added to errors, so that every transition can be sampled.
     """
 
     alpha: float = 0.6
@@ -47,8 +47,8 @@ class PrioritizedReplay:
             self.beta_updates < 1
         ):
             raise ConfigError(
-                f"prioritised replay was asked for with {self}. Expected alpha and beta from 0 to "
-                "1, a positive least and at least one update."
+                f"prioritised replay has {self}. Expected alpha and beta from 0 to 1, a positive "
+                "least and at least one update."
             )
 
 
@@ -56,17 +56,17 @@ class PrioritizedReplay:
 class Windows:
     """B windows of up to n consecutive steps each, time-major (n, B).
 
-    A window ends early where its episode or its trajectory does: the last step is repeated below,
-    and ``ends`` says from where on.
+    A window ends early where its episode or trajectory ends: rows below repeat the last step, and
+    ``ends`` marks it.
 
     Attributes:
-        slots: (n, B) int64, places in the replay.
+        slots: (n, B) int64, indices in the replay.
         actions: (n, B) int64 or (n, B, A) float32.
         rewards: (n, B) float32.
         terminated: (n, B).
-        ends: (n, B): this step is the window's last; rows below mean nothing.
+        ends: (n, B): this step is the window's last; ignore rows below.
         log_mu: (n, B) float32.
-        weights: (B,) float32, importance weights of the draw; 1 if it was even.
+        weights: (B,) float32, importance weights; 1 for uniform sampling.
     """
 
     slots: Places
@@ -79,13 +79,13 @@ class Windows:
 
 
 class Replay:
-    """Ring of transitions.
+    """Ring buffer of transitions.
 
     Args:
         spec: the network that acts.
-        capacity: places; a trajectory of T steps and e ends takes T + e of them.
-        seed: of the draws.
-        priorities: draw by error instead of evenly.
+        capacity: slots; a trajectory of T steps and e ends takes T + e of them.
+        seed: of the sampling.
+        priorities: sample by error instead of uniformly.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class Replay:
         priorities: PrioritizedReplay | None = None,
     ) -> None:
         if capacity < 2:
-            raise ConfigError(f"a replay of {capacity} places was asked for. Expected at least 2.")
+            raise ConfigError(f"the replay has {capacity} slots. Expected at least 2.")
         action = ((), np.int64) if spec.discrete else ((spec.actions,), np.float32)
         self._spec = spec
         self.capacity = capacity
         self.size = 0
-        """Transitions that can be drawn."""
+        """Transitions that can be sampled."""
         self.inserted = 0
-        """Transitions ever taken in."""
+        """Transitions inserted so far."""
         self._position = 0
         self._filled = 0
         self._arrays: dict[str, npt.NDArray[Any]] = {
@@ -114,7 +114,7 @@ class Replay:
             "terminated": np.zeros(capacity, np.bool_),
             "truncated": np.zeros(capacity, np.bool_),
             "log_mu": np.zeros(capacity, np.float32),
-            # Whether a place holds a step, rather than nothing or a last successor.
+            # Whether a slot has a step, rather than nothing or a last successor.
             "steps": np.zeros(capacity, np.bool_),
         }
         self._random = np.random.default_rng(seed)
@@ -124,10 +124,10 @@ class Replay:
         self._draws = 0
 
     def add(self, trajectory: Trajectory) -> int:
-        """Copy a trajectory in, over the oldest steps; return how many transitions it has.
+        """Insert a trajectory over the oldest steps; return its number of transitions.
 
         Raises:
-            InputError: it cannot be learned from, or is longer than the replay.
+            InputError: an invalid trajectory, or one longer than the replay.
         """
         check_trajectory(self._spec, trajectory)
         stops = trajectory.terminated | trajectory.truncated
@@ -137,8 +137,8 @@ class Replay:
         needed = int(places_each.sum())
         if needed > self.capacity:
             raise InputError(
-                f"a trajectory of {steps} steps of {batch} environments takes {needed} places of a "
-                f"replay of {self.capacity}. Expected a larger replay or shorter trajectories."
+                f"a trajectory of {steps} steps of {batch} environments takes {needed} slots, but "
+                f"the replay has {self.capacity}. Expected a larger replay or shorter trajectories."
             )
         starts = np.cumsum(places_each) - places_each
         before: Places = np.cumsum(stops, axis=0) - stops
@@ -161,17 +161,17 @@ class Replay:
         return int(steps * batch)
 
     def sample(self, count: int, steps: int = 1) -> Windows:
-        """Draw windows, with replacement.
+        """Sample windows with replacement.
 
         Args:
             count: B.
-            steps: n, at most.
+            steps: n, the maximum length.
 
         Raises:
             InputError: the replay is empty.
         """
         if self.size == 0:
-            raise InputError("a batch was drawn from an empty replay. Expected steps in it.")
+            raise InputError("cannot sample from an empty replay. Insert trajectories first.")
         first = self._evenly(count) if self._tree is None else self._by_priority(self._tree, count)
         weights = self._weights(first)
         arrays = self._arrays
@@ -198,11 +198,11 @@ class Replay:
         return found
 
     def successors(self, slots: Places) -> npt.NDArray[Any]:
-        """Return the observations (..., *observation) that followed steps."""
+        """Return the successors (..., *observation) of steps."""
         return self.observations((slots + 1) % self.capacity)
 
     def update_priorities(self, windows: Windows, errors: npt.NDArray[np.floating[Any]]) -> None:
-        """Set the priorities of windows' first steps by their errors (B,); nothing if even."""
+        """Set the priorities of the windows' first steps from errors (B,), if prioritised."""
         if self._tree is None or self._priorities is None:
             return
         found = (np.abs(errors.astype(np.float64)) + self._priorities.least) ** (
@@ -219,7 +219,7 @@ class Replay:
         return slots
 
     def _by_priority(self, tree: SumTree, count: int) -> Places:
-        # One draw from each of equal shares of the total: the same frequencies, less variance.
+        # Stratified: one sample from each of equal shares of the total, for less variance.
         slots = tree.find((np.arange(count) + self._random.random(count)) / count * tree.total)
         while not (fits := tree.values[slots] > 0).all():
             slots[~fits] = tree.find(self._random.random(int((~fits).sum())) * tree.total)
@@ -237,7 +237,7 @@ class Replay:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything as tensors and numbers; tensors share the replay's memory."""
+        """Return the state as tensors and numbers; tensors share the replay's memory."""
         state: dict[str, Any] = {
             "capacity": self.capacity,
             "position": self._position,
@@ -256,10 +256,10 @@ class Replay:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what :meth:`state_dict` gave.
+        """Restore what :meth:`state_dict` returned.
 
         Raises:
-            InputError: a replay of another size, of other observations or of other priorities.
+            InputError: a replay of another size, other observations or other priorities.
         """
         filled = int(state["filled"])
         shapes = {name: tuple(array.shape[1:]) for name, array in state["arrays"].items()}
@@ -270,7 +270,7 @@ class Replay:
             or ("priorities" in state) != (self._tree is not None)
         ):
             raise InputError(
-                f"a saved replay has {state['capacity']} places for {shapes}. Expected "
+                f"the saved replay has {state['capacity']} slots for {shapes}. Expected "
                 f"{self.capacity} for {wanted}, {'with' if self._tree else 'without'} priorities."
             )
         for name, array in self._arrays.items():

@@ -30,14 +30,14 @@ from vinoreward.policies.spec import Head, PolicySpec
 class SACConfig(ReplayConfig):
     """Settings of :class:`SAC`.
 
-    With ``n_step`` above 1 the corrector's values are the soft ones, less the entropy's cost.
+    With ``n_step`` above 1, the corrector uses soft values, which include the entropy bonus.
 
     Attributes:
         hidden: widths of the critics' dense layers.
-        tau: by how much target critics follow at each update.
+        tau: step size of the target critics at each update.
         ent_coef: weight of the entropy; ``"auto"`` learns it from 1.0 on, ``"auto_0.1"`` from 0.1.
-        target_entropy: nats that it is learned for, of actions in [-1, 1]; ``None`` takes one less
-            than nought per dimension.
+        target_entropy: target of that learning in nats, for actions in [-1, 1]; ``None`` is -1 per
+            dimension.
     """
 
     hidden: tuple[int, ...] = (256, 256)
@@ -49,13 +49,13 @@ class SACConfig(ReplayConfig):
         super().__post_init__()
         if not (0 < self.tau <= 1 and self.first_ent_coef > 0):
             raise ConfigError(
-                f"tau={self.tau} and ent_coef={self.ent_coef!r} were asked for. Expected tau above "
-                "0 and up to 1, and a positive number, 'auto', or 'auto_' and a positive number."
+                f"SAC has tau={self.tau} and ent_coef={self.ent_coef!r}. Expected tau above 0 and "
+                "up to 1, and a positive number, 'auto', or 'auto_' and a positive number."
             )
 
     @property
     def first_ent_coef(self) -> float:
-        """The weight of the entropy at the start; NaN for what is no number."""
+        """Initial weight of the entropy; NaN if ``ent_coef`` is invalid."""
         text = str(self.ent_coef)
         try:
             return 1.0 if text == "auto" else float(text.removeprefix("auto_"))
@@ -64,7 +64,7 @@ class SACConfig(ReplayConfig):
 
 
 class Temperature(nn.Module):
-    """The logarithm of the entropy's weight, as something to train and to save."""
+    """The logarithm of the entropy's weight, as a trainable parameter."""
 
     def __init__(self, start: float) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Temperature(nn.Module):
 
 
 class SAC(ReplayLearner):
-    """A stochastic policy and two critics, from a replay.
+    """A stochastic policy and two critics, with a replay.
 
     Args:
         spec: with a ``tanh_gaussian`` head.
@@ -105,7 +105,7 @@ class SAC(ReplayLearner):
         }
 
     def _sampled(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return actions (N, A) of the present policy and their log densities (N,)."""
+        """Sample actions (N, A) of the current policy; return them and their log densities (N,)."""
         outputs = self.speed(self.actor, observations)[0]
         noise = self.normal(len(outputs), self.spec.actions)
         return heads.sample(self.spec, outputs, noise)
@@ -149,7 +149,7 @@ class SAC(ReplayLearner):
         return metrics, found
 
     def _targets(self, windows: Windows, weight: Tensor) -> Tensor:
-        """Return (B,) soft targets of the windows' first actions."""
+        """Return (B,) soft targets for the windows' first actions."""
         if self._plain:
             returns, discounts, following = self.summed(windows)
             return returns + discounts * self._soft_values(following, weight)

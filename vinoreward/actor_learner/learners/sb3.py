@@ -1,7 +1,7 @@
-"""Stable-Baselines3's SAC, TD3, DDPG and DQN as learners, through their own replay and training.
+"""Stable-Baselines3's SAC, TD3, DDPG and DQN as learners, with their own replay and training.
 
-What acts is elsewhere; what learns is the user's model, with its hyper-parameters. ``model.save``
-writes a checkpoint that plain Stable-Baselines3 loads.
+Actors act; the user's model learns with its own hyper-parameters. ``model.save`` writes a
+checkpoint that plain Stable-Baselines3 loads.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from vinoreward.policies.torch_policy import from_policy, load_policy
 
 @dataclass(frozen=True, kw_only=True)
 class SB3Config:
-    """What a model does not know of itself.
+    """Settings that a model does not have itself.
 
     Attributes:
         total_steps: transitions of the whole run, for the model's schedules.
-        sigma: standard deviation of Gaussian noise on the actions of TD3 and DDPG, in [-1, 1]'s
-            units and after the tanh; in place of the model's ``action_noise``. ``None``: the
-            model's, without which it explores in its first ``learning_starts`` steps only.
+        sigma: standard deviation of Gaussian noise on the actions of TD3 and DDPG, in units of
+            [-1, 1] and after the tanh; replaces the model's ``action_noise``. ``None`` keeps the
+            model's; without any it explores only in its first ``learning_starts`` steps.
         log_interval: updates between writes to the model's logger; 0 never writes.
         seed: of batches and samples, if the model has none.
     """
@@ -66,25 +66,25 @@ class SB3Config:
     def __post_init__(self) -> None:
         if self.total_steps < 1 or self.log_interval < 0:
             raise ConfigError(
-                f"total_steps={self.total_steps} and log_interval={self.log_interval} were asked "
-                "for. Expected at least one step, and an interval from 0."
+                f"total_steps is {self.total_steps} and log_interval is {self.log_interval}. "
+                "Expected at least one step, and an interval of at least 0."
             )
 
 
 class SB3Learner(Learner):
-    """Puts transitions into a model's replay and calls its ``train``.
+    """Inserts transitions into a model's replay and calls its ``train``.
 
-    As many gradient steps are taken as the model would have taken for the same transitions: by its
+    Makes as many gradient steps as the model would for the same transitions, by its
     ``train_freq``, ``gradient_steps`` and ``learning_starts``.
 
     Args:
-        model: as its user made it. Observations are those of ``model.observation_space``: pictures
-            have channels first.
+        model: the user's. Observations follow ``model.observation_space``: images have channels
+            first.
         config: settings.
 
     Raises:
-        ConfigError: a model whose network actors cannot compute, whose replay cannot take what
-            others did, or whose action noise actors cannot draw.
+        ConfigError: a model whose network or action noise actors cannot compute, or whose replay
+            cannot take other actors' transitions.
     """
 
     def __init__(self, model: OffPolicyAlgorithm, config: SB3Config) -> None:
@@ -102,7 +102,7 @@ class SB3Learner(Learner):
         self._calls = 0
         self._random = random_state(config.seed if model.seed is None else model.seed, model.device)
         if not hasattr(model, "_logger"):
-            # As learn() would; without a folder nothing is written anywhere.
+            # As in learn(); without a folder, nothing is written.
             model.set_logger(
                 Logger(folder=None, output_formats=[])
                 if model.tensorboard_log is None
@@ -111,7 +111,7 @@ class SB3Learner(Learner):
 
     @property
     def consumption(self) -> Consumption:
-        """One trajectory at a time: the model's own settings say how often it trains."""
+        """One trajectory at a time: the model's own settings decide how often it trains."""
         return Consumption(1, minimum=self.model.learning_starts, any_age=True)
 
     @property
@@ -121,10 +121,10 @@ class SB3Learner(Learner):
 
     @property
     def exploration(self) -> Exploration:
-        """As the model would explore: uniformly for ``learning_starts`` steps, then its own way.
+        """The model's exploration: uniform for ``learning_starts`` steps, then its own.
 
-        Its own way: DQN by its schedule, TD3 and DDPG with their ``action_noise``, SAC by its
-        standard deviations. Actors hear of the change with the first update.
+        DQN follows its schedule, TD3 and DDPG their ``action_noise``, SAC its standard deviations.
+        Actors get the change with the first update.
         """
         model = self.model
         if isinstance(model, DQN):
@@ -137,7 +137,7 @@ class SB3Learner(Learner):
         return Exploration(uniform=uniform, noise=self._noise)
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Put trajectories into the model's replay and take the steps that are due by then."""
+        """Insert trajectories into the model's replay and make the gradient steps that are due."""
         for trajectory in trajectories:
             self._add(trajectory)
         steps = int(self._owed)
@@ -148,7 +148,7 @@ class SB3Learner(Learner):
             with self._own_randomness():
                 self.model.train(gradient_steps=steps, batch_size=self.model.batch_size)
         except ValueError:
-            # Distributions of torch refuse NaN with an error of their own.
+            # torch's distributions raise their own error for NaN.
             self._check_weights()
             raise
         self.updates += steps
@@ -165,8 +165,8 @@ class SB3Learner(Learner):
         if wrong:
             raise OutputError(
                 f"after {self.updates} updates the model's {', '.join(wrong)} are not finite. "
-                "Expected finite numbers: training has diverged. Lower the learning rate and go on "
-                "from the last checkpoint."
+                "Expected finite numbers: training has diverged. Lower the learning rate and "
+                "resume from the last checkpoint."
             )
         if self._config.log_interval and self._calls % self._config.log_interval == 0:
             self.model.logger.dump(self.model.num_timesteps)
@@ -177,8 +177,8 @@ class SB3Learner(Learner):
         width, batch = self.model.n_envs, trajectory.rewards.shape[1]
         if batch % width:
             raise ConfigError(
-                f"trajectories of {batch} environments were given to a model made for {width}. "
-                f"Expected a multiple of {width}: make the model with one environment, its replay "
+                f"trajectories have {batch} environments, but the model was made for {width}. "
+                f"Expected a multiple of {width}: make the model with one environment; its replay "
                 "then takes any number."
             )
         for first in range(0, batch, width):
@@ -186,7 +186,7 @@ class SB3Learner(Learner):
 
     def _add_columns(self, trajectory: Trajectory, columns: slice) -> None:
         terminated = trajectory.terminated[:, columns]
-        # To the replay the end of a trajectory is a cut, too: what follows in it is another's.
+        # For the replay, the end of a trajectory is a truncation: the next row is another's.
         cut = trajectory.truncated[:, columns] | False
         cut[-1] = True
         cut &= ~terminated
@@ -208,7 +208,7 @@ class SB3Learner(Learner):
             self._count(int(over.sum()))
 
     def _count(self, episodes: int) -> None:
-        """Do what the model does after a step of its environments, and note the steps due."""
+        """Update the model as after a step of its environments, and add to the steps due."""
         model = self.model
         model.num_timesteps += model.n_envs
         model._update_current_progress_remaining(model.num_timesteps, self._config.total_steps)
@@ -225,7 +225,7 @@ class SB3Learner(Learner):
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
-        """Let the model draw from random numbers of its own: SB3 uses the process's."""
+        """Give the model its own random state; SB3 uses the process's."""
         device = torch.device(self.model.device)
         outside = np.random.get_state()
         devices = [] if device.type == "cpu" else [device.index or 0]
@@ -246,12 +246,12 @@ class SB3Learner(Learner):
         for name, value in self.model.policy.named_parameters():
             if not bool(torch.isfinite(value).all()):
                 raise OutputError(
-                    f"the model's {name} holds NaN or infinity. Expected finite weights: training "
-                    "has diverged. Lower the learning rate, and go on from the last checkpoint."
+                    f"the model's {name} has NaN or infinity. Expected finite weights: training "
+                    "has diverged. Lower the learning rate, and resume from the last checkpoint."
                 )
 
     def evaluate_outputs(self, observations: npt.NDArray[np.generic]) -> Floats:
-        """Return the present network's head outputs (N, K) for observations (N, *shape)."""
+        """Return the current network's head outputs (N, K) for observations (N, *shape)."""
         load_policy(self._mirror, policy_of(self.model))
         return outputs_of(self._mirror, observations)
 
@@ -268,13 +268,13 @@ class SB3Learner(Learner):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; see :meth:`Learner.load_state`."""
+        """Restore a state; see :meth:`Learner.load_state`."""
         found = (state.get("kind"), state.get("spec"))
         wanted = (type(self.model).__name__, self.spec.digest())
         if found != wanted:
             raise ConfigError(
-                f"the state is that of {found[0]}. Expected {wanted[0]} of the same network: make "
-                "the model as it was made when the run was started."
+                f"the state is of {found[0]}. Expected {wanted[0]} of the same network: make the "
+                "model as at the start of the run."
             )
         load_model_state(self.model, self._buffer, state["model"])
         self.updates, self._calls = int(state["updates"]), int(state["calls"])

@@ -1,4 +1,4 @@
-"""The network that acts in a Stable-Baselines3 model, as a policy that any backend can run."""
+"""The acting network of a Stable-Baselines3 model, as a policy for any backend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CHECKED = 16
 
 
 def acting_network(model: OffPolicyAlgorithm) -> Any:
-    """Return the part of a model that acts: SAC's and TD3's actor, DQN's action values."""
+    """Return the acting part of a model: SAC's and TD3's actor, DQN's action values."""
     return model.q_net if isinstance(model, DQN) else model.actor
 
 
@@ -45,7 +45,7 @@ def _flat(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _chain(model: OffPolicyAlgorithm) -> tuple[list[nn.Module], Head]:
-    """Return the modules from the observation to the head, and what the head is."""
+    """Return the modules from the observation to the head, and the kind of head."""
     network = acting_network(model)
     extractor = network.features_extractor
     modules: list[nn.Module] = []
@@ -56,7 +56,7 @@ def _chain(model: OffPolicyAlgorithm) -> tuple[list[nn.Module], Head]:
     else:
         raise ConfigError(
             f"the model's observations go through {type(extractor).__name__}. Expected a flat "
-            "vector or one picture (FlattenExtractor or NatureCNN), which actors can compute "
+            "vector or one image (FlattenExtractor or NatureCNN), which actors can compute "
             "without torch: flatten a Dict with gymnasium.wrappers.FlattenObservation."
         )
     head: Head
@@ -75,15 +75,15 @@ def _chain(model: OffPolicyAlgorithm) -> tuple[list[nn.Module], Head]:
         modules.append(network.mu)
         head = "tanh"
     found = list(_flat(modules))
-    # Actors bound a deterministic action themselves, after the noise.
+    # Actors apply the tanh themselves, after the noise.
     if head == "tanh" and isinstance(found[-1], nn.Tanh):
         found.pop()
     return found, head
 
 
 def _joined(mean: nn.Linear, log_std: nn.Linear) -> nn.Linear:
-    """Return one layer that gives what two give, side by side."""
-    # Without memory of its own it draws no random weights.
+    """Return one layer with the outputs of both."""
+    # On "meta", torch samples no random weights.
     both = nn.Linear(mean.in_features, mean.out_features + log_std.out_features, device="meta")
     both.weight = nn.Parameter(torch.cat([mean.weight, log_std.weight]).detach())
     both.bias = nn.Parameter(torch.cat([mean.bias, log_std.bias]).detach())
@@ -98,7 +98,7 @@ def _weighted(module: nn.Linear | nn.Conv2d, name: str) -> Dense | Conv:
     if not plain or len({*kernel}) > 1 or len({*stride}) > 1:
         raise ConfigError(
             f"the model has the layer {module}. Expected square convolutions without padding, "
-            "dilation or groups, which is all that actors can compute."
+            "dilation or groups; actors can compute no others."
         )
     return Conv(
         name, module.in_channels, module.out_channels, kernel[0], int(stride[0]), activation="none"
@@ -111,11 +111,11 @@ def _array(values: Tensor) -> Floats:
 
 
 def policy_of(model: OffPolicyAlgorithm, *, version: int = 0) -> Policy:
-    """Copy the network that acts in a model.
+    """Copy a model's acting network.
 
-    Means and standard deviations of SAC become one head; a picture's division by 255 becomes the
-    spec's scale. Actions are in [-1, 1], as the model's own replay keeps them: whoever steps an
-    environment scales them to its bounds.
+    SAC's means and standard deviations become one head; an image's division by 255 becomes the
+    spec's scale. Actions are in [-1, 1], as in the model's replay; the environment's side scales
+    them to its bounds.
 
     Args:
         model: SAC, TD3, DDPG or DQN.
@@ -165,7 +165,7 @@ def _takes_activation(layers: list[Layer]) -> bool:
 
 
 def check_model(model: OffPolicyAlgorithm) -> None:
-    """Raise ConfigError unless a model can learn from what others did."""
+    """Raise ConfigError unless a model can learn from other actors' transitions."""
     if not isinstance(model, SAC | TD3 | DQN):
         raise ConfigError(
             f"the model is {type(model).__name__}. Expected SAC, TD3, DDPG or DQN of "
@@ -174,33 +174,33 @@ def check_model(model: OffPolicyAlgorithm) -> None:
     space = model.observation_space
     if not isinstance(space, spaces.Box) or len(space.shape) not in (1, 3):
         raise ConfigError(
-            f"the model observes {space}. Expected a Box of numbers (D,) or pictures (C, H, W): "
+            f"the model observes {space}. Expected a Box of numbers (D,) or images (C, H, W): "
             "flatten a Dict with gymnasium.wrappers.FlattenObservation, which also makes a "
             "Discrete observation a vector."
         )
     actions = model.action_space
     if isinstance(actions, spaces.Box) and len(actions.shape) != 1:
         raise ConfigError(
-            f"the model's actions have the shape {actions.shape}. Expected (A,): flatten them in "
+            f"the model's actions have shape {actions.shape}. Expected (A,): flatten them in "
             "the environment."
         )
     if model.get_vec_normalize_env() is not None:
         raise ConfigError(
-            "the model was made with VecNormalize, whose statistics only move where its "
-            "environments are stepped: here others step. Expected an environment without it; "
-            "scale observations in a wrapper of fixed numbers instead."
+            "the model was made with VecNormalize, whose statistics change only when its own "
+            "environments step, which they do not here. Expected an environment without it; scale "
+            "observations by constants in a wrapper instead."
         )
 
 
 def noise_of(model: OffPolicyAlgorithm, sigma: float | None) -> ActionNoise | None:
-    """Return the noise that a model puts on its actions, None for none.
+    """Return the noise on a model's actions, or None.
 
     Args:
         model: SAC, TD3, DDPG or DQN.
-        sigma: of Gaussian noise in place of the model's own, for TD3 and DDPG.
+        sigma: of Gaussian noise that replaces the model's own, for TD3 and DDPG.
 
     Raises:
-        ConfigError: noise on SAC's actions, of a kind that actors do not know, or of another size.
+        ConfigError: noise on SAC's actions, an unsupported kind of noise, or another size.
     """
     noise = model.action_noise
     if sigma is not None and isinstance(model, TD3):
@@ -211,8 +211,8 @@ def noise_of(model: OffPolicyAlgorithm, sigma: float | None) -> ActionNoise | No
         return None
     if isinstance(model, SAC):
         raise ConfigError(
-            f"the model is SAC with {type(noise).__name__} on top of its own exploration, and the "
-            "probabilities of such actions are not known. Expected action_noise=None."
+            f"the model is SAC with {type(noise).__name__} on top of its own exploration; the "
+            "probabilities of such actions are unknown. Expected action_noise=None."
         )
     if type(noise) is NormalActionNoise:
         return ActionNoise(_numbers(model, noise._mu), _numbers(model, noise._sigma))
@@ -227,27 +227,27 @@ def noise_of(model: OffPolicyAlgorithm, sigma: float | None) -> ActionNoise | No
         )
     raise ConfigError(
         f"the model's action noise is {type(noise).__name__}. Expected NormalActionNoise or "
-        "OrnsteinUhlenbeckActionNoise of stable_baselines3, which actors can draw without it."
+        "OrnsteinUhlenbeckActionNoise of stable_baselines3."
     )
 
 
 def _numbers(model: OffPolicyAlgorithm, values: Any) -> tuple[float, ...]:
-    """Return a number for every action, or one alone where they are the same."""
+    """Return one number per action, or a single one if they are equal."""
     space = cast(spaces.Box, model.action_space)
     try:
         found = np.broadcast_to(np.asarray(values, dtype=np.float64), space.shape).tolist()
     except ValueError as error:
         raise ConfigError(
-            f"the model's action noise has the shape {np.shape(values)}, its actions have "
+            f"the model's action noise has shape {np.shape(values)}, its actions have shape "
             f"{space.shape}. Expected the same."
         ) from error
     return tuple(found[:1] if len(set(found)) == 1 else found)
 
 
 def own_outputs(model: OffPolicyAlgorithm, observations: npt.NDArray[np.generic]) -> Floats:
-    """Return what a model itself computes for observations (N, *shape), as head outputs (N, K).
+    """Return a model's own head outputs (N, K) for observations (N, *shape).
 
-    A deterministic head's are actions, after the tanh.
+    For a deterministic head these are actions, after the tanh.
     """
     network = acting_network(model)
     with torch.no_grad():
@@ -259,13 +259,13 @@ def own_outputs(model: OffPolicyAlgorithm, observations: npt.NDArray[np.generic]
 
 
 def check_same(model: OffPolicyAlgorithm, policy: Policy, outputs: Floats, seen: Any) -> None:
-    """Raise ConfigError unless a policy's outputs are the model's own.
+    """Raise ConfigError unless a policy's outputs equal the model's.
 
-    A subclass may compute something else with the same layers: that is found here.
+    Detects subclasses that compute something else with the same layers.
 
     Args:
-        model: asked for its own outputs.
-        policy: taken from it.
+        model: computes its own outputs.
+        policy: copied from it.
         outputs: (N, K), the policy's.
         seen: (N, *shape), the observations.
     """
@@ -276,14 +276,14 @@ def check_same(model: OffPolicyAlgorithm, policy: Policy, outputs: Floats, seen:
         found = np.concatenate([found[:, :half], np.clip(found[:, half:], -20.0, 2.0)], 1)
     if not np.allclose(found, wanted, rtol=1e-3, atol=1e-4):
         raise ConfigError(
-            "the network taken from the model computes something else than the model: outputs "
-            f"differ by up to {np.abs(found - wanted).max():.3g}. Expected a policy whose layers "
-            "are used as in stable_baselines3's own; custom policies cannot be taken apart."
+            "the copied network and the model compute different outputs, which differ by up to "
+            f"{np.abs(found - wanted).max():.3g}. Expected a policy that uses its layers as "
+            "stable_baselines3 does; custom policies cannot be copied."
         )
 
 
 def example_observations(space: spaces.Box) -> npt.NDArray[Any]:
-    """Return a few observations (N, *shape) within a space, the same every time."""
+    """Return a few fixed observations (N, *shape) within a space."""
     random = np.random.default_rng(0)
     shape = (_CHECKED, *space.shape)
     if space.dtype == np.uint8:

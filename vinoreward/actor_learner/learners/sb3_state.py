@@ -1,4 +1,4 @@
-"""A Stable-Baselines3 model's state as plain tensors and numbers, its replay and draws included."""
+"""A Stable-Baselines3 model's state as plain tensors and numbers, including its replay."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _COUNTERS = (
 
 
 def random_state(seed: int | None, device: torch.device) -> dict[str, Any]:
-    """Return the states of NumPy's and torch's own generators; after seeding, if there is a seed.
+    """Return the states of NumPy's and torch's global generators, after seeding if there is a seed.
 
-    The process's generators are left as they are.
+    Leaves the generators as they were.
     """
     outside = np.random.get_state()
     devices = [] if device.type == "cpu" else [device.index or 0]
@@ -48,7 +48,7 @@ def random_state(seed: int | None, device: torch.device) -> dict[str, Any]:
 
 
 def load_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Set NumPy's and torch's own generators to a state."""
+    """Set NumPy's and torch's global generators to a state."""
     keys = state["keys"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", keys, *state["numbers"]))
     torch.set_rng_state(state["torch"])
@@ -57,7 +57,7 @@ def load_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def model_state(model: OffPolicyAlgorithm, buffer: ReplayBuffer) -> dict[str, Any]:
-    """Return weights, optimisers, counters and replay; tensors may be those in use."""
+    """Return weights, optimisers, counters and replay; tensors may share memory."""
     filled = buffer.buffer_size if buffer.full else buffer.pos
     names = model._get_torch_save_params()[1]
     return {
@@ -76,11 +76,11 @@ def model_state(model: OffPolicyAlgorithm, buffer: ReplayBuffer) -> dict[str, An
 def load_model_state(
     model: OffPolicyAlgorithm, buffer: ReplayBuffer, state: Mapping[str, Any]
 ) -> None:
-    """Set a model and its replay to what :func:`model_state` gave.
+    """Restore a model and its replay from :func:`model_state`'s result.
 
     Raises:
         ConfigError: a model of other sizes.
-        ModelCorruptError: names or counters that no model has.
+        ModelCorruptError: unknown names, or invalid counters.
     """
     parameters, variables = model._get_torch_save_params()
     check_names(state, parameters=parameters, variables=variables, counters=_COUNTERS)
@@ -91,15 +91,14 @@ def load_model_state(
     if replay["capacity"] != buffer.buffer_size or shapes != wanted:
         raise ConfigError(
             f"the saved replay has {replay['capacity']} rows of {shapes}. Expected "
-            f"{buffer.buffer_size} of {wanted}: make the model as it was made when the run was "
-            "started."
+            f"{buffer.buffer_size} of {wanted}: make the model as at the start of the run."
         )
     try:
         model.set_parameters(state["parameters"], exact_match=True, device=model.device)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"the saved weights do not fit the model ({error}). Expected a model made as when the "
-            "run was started."
+            f"the saved weights do not fit the model ({error}). Expected a model made as at the "
+            "start of the run."
         ) from error
     with torch.no_grad():
         for name, value in state["variables"].items():
@@ -113,7 +112,7 @@ def load_model_state(
 
 
 def check_buffer(model: OffPolicyAlgorithm) -> ReplayBuffer:
-    """Return a model's replay, or raise ConfigError if it cannot take what others did."""
+    """Return a model's replay; raise ConfigError if it cannot take other actors' transitions."""
     buffer = model.replay_buffer
     if buffer is None or type(buffer) not in (ReplayBuffer, NStepReplayBuffer):
         raise ConfigError(
@@ -127,7 +126,7 @@ def check_buffer(model: OffPolicyAlgorithm) -> ReplayBuffer:
         )
     if isinstance(buffer, NStepReplayBuffer) and not buffer.handle_timeout_termination:
         raise ConfigError(
-            "the model's replay sums several steps and is told not to handle time limits. Expected "
+            "the model's replay sums several steps but does not handle time limits. Expected "
             "handle_timeout_termination=True."
         )
     return buffer

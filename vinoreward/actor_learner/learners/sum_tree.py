@@ -1,4 +1,4 @@
-"""Draws in proportion to priorities, in logarithmic time."""
+"""Sampling in proportion to priorities, in logarithmic time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Places = npt.NDArray[np.int64]
 
 
 class SumTree:
-    """Non-negative numbers whose sums are kept, so that one can be found by its share.
+    """A tree of sums over non-negative numbers, for sampling in proportion to them.
 
     Args:
-        capacity: how many numbers; all start at 0.
+        capacity: number of values; all start at 0.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -33,20 +33,20 @@ class SumTree:
         return self._sums[self._leaves : self._leaves + self._capacity]
 
     def set(self, places: Places, values: npt.ArrayLike) -> None:
-        """Set numbers; of several for one place the last counts."""
+        """Set numbers; if a place occurs several times, the last one counts."""
         nodes = places + self._leaves
         self._sums[nodes] = values
         nodes = np.unique(nodes >> 1)
-        # Sums are always taken of both children and never updated by differences: rounding does
-        # not pile up, and a tree built anew from the same numbers is the same.
+        # Always sum both children instead of adding differences: rounding does not accumulate, and
+        # a tree rebuilt from the same numbers is the same.
         while nodes.size and nodes[0] >= 1:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
             nodes = np.unique(nodes >> 1)
 
     def find(self, masses: Doubles) -> Places:
-        """Return the places at which the running sum passes ``masses`` (N,), below the total.
+        """Return the places where the running sum passes ``masses`` (N,), below the total.
 
-        Rounding may lead to a number that is 0; callers draw again there.
+        Rounding may lead to a value of 0; callers then sample again.
         """
         nodes = np.ones(masses.shape, dtype=np.int64)
         left = masses.astype(np.float64)

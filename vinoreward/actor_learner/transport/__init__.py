@@ -1,1 +1,1 @@
-"""How weights and experience travel: shared memory, and what is in it."""
+"""Transport of weights and experience: shared memory and its contents."""

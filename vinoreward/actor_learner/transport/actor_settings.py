@@ -1,4 +1,4 @@
-"""What the learner tells actors and compressor while training runs: small, versioned, JSON."""
+"""Settings that the learner sends to actors and compressor during training, as JSON."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from vinoreward.policies.distributions import Exploration
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """How to act and how to compress from now on.
+    """How to act and how to compress.
 
     Attributes:
         alpha: probability that an actor uses the compressed network for its next block of steps.
-        pull_period: steps of one environment between two looks for newer weights.
-        enabled: whether anything is compressed at all.
-        since: learner's version from which ``enabled`` is so; for those before it was the opposite.
-        bits: of a weight; None for full precision.
-        sparsity: share of neurons removed.
+        pull_period: steps of one environment between two checks for newer weights.
+        enabled: whether there is any compression.
+        since: first version with the current ``enabled``; before it, the opposite.
+        bits: per weight; None for full precision.
+        sparsity: fraction of neurons removed.
         epsilon: see :class:`~vinoreward.policies.distributions.Exploration`.
-        sigma: likewise; that of the actor that explores most.
+        sigma: likewise; of the actor that explores most.
         uniform: likewise.
         noise: likewise; the same for all actors.
-        save: counts requests to the compressor to write its state down.
+        save: number of requests to the compressor to save its state.
     """
 
     alpha: float = 1.0
@@ -41,13 +41,13 @@ class ActorSettings:
     since: int = 0
 
     def enabled_at(self, version: int) -> bool:
-        """Whether weights of that version of the learner's are, or were, compressed."""
+        """Return whether weights of that learner version are compressed."""
         return self.enabled == (version >= self.since)
 
     def exploration(self, actor: int, actors: int) -> Exploration:
         """Return an actor's exploration.
 
-        Sigmas are spread evenly over the actors, the last one's the largest, as ActorQ has it.
+        Sigmas are spread evenly over the actors, increasing, as in ActorQ.
         """
         return Exploration(
             epsilon=self.epsilon,
@@ -62,7 +62,7 @@ class ActorSettings:
 
     @classmethod
     def from_json(cls, text: bytes) -> ActorSettings:
-        """Read settings.
+        """Return settings from JSON.
 
         Raises:
             InputError: not what :meth:`to_json` writes.
@@ -75,6 +75,6 @@ class ActorSettings:
             return cls(**told)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
-                f"settings cannot be read ({error!r}). Expected the JSON of the same version of "
+                f"cannot read the settings ({error!r}). Expected JSON of the same version of "
                 "vinoreward."
             ) from error

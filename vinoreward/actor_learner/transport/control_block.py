@@ -1,6 +1,6 @@
-"""A few shared words: stop, the learner's version, heartbeats and counters of every process.
+"""Shared words: stop flag, the learner's version, heartbeats and counters of every process.
 
-Each word has one writer, so nothing is locked and nothing is lost when a process is killed.
+Each word has one writer. So there are no locks, and a killed process loses nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _STOP, _LEARNER_VERSION, _SAMPLES = range(3)
 
 @dataclass(frozen=True)
 class ControlSpec:
-    """What another process needs to attach a control block: plain data.
+    """The information needed to attach to a control block; plain data.
 
     Attributes:
-        segment: where it lies.
-        processes: number of processes that beat and count, numbered from 0.
+        segment: its memory.
+        processes: number of processes with heartbeat and counters, numbered from 0.
         counters: names of each process's counters.
     """
 
@@ -38,17 +38,17 @@ class ControlSpec:
 
     @property
     def line_words(self) -> int:
-        """Words a process has to itself: a heartbeat and its counters, in whole cache lines."""
+        """Words per process: a heartbeat and its counters, in whole cache lines."""
         return aligned(1 + len(self.counters), LINE_WORDS)
 
     @property
     def words(self) -> int:
-        """All words."""
+        """Total number of words."""
         return LINE_WORDS + self.processes * self.line_words
 
 
 class ControlBlock(InSegment):
-    """Words that a supervisor, a learner and actors share."""
+    """Words shared by a supervisor, a learner and actors."""
 
     def __init__(self, segment: Segment, spec: ControlSpec) -> None:
         super().__init__(segment)
@@ -62,7 +62,7 @@ class ControlBlock(InSegment):
         processes: int,
         counters: Sequence[str] = ("steps", "episodes", "inserts", "pulls"),
     ) -> ControlBlock:
-        """Reserve the words, all 0.
+        """Allocate the words, all 0.
 
         Raises:
             ConfigError: no process, or a counter named twice.
@@ -71,8 +71,8 @@ class ControlBlock(InSegment):
         names = tuple(counters)
         if processes < 1 or len(set(names)) != len(names):
             raise ConfigError(
-                f"{processes} processes with the counters {names} were asked for. Expected one "
-                "process or more and every name once."
+                f"the control block is for {processes} processes with counters {names}. Expected "
+                "at least one process, and every name once."
             )
         words = ControlSpec(SegmentSpec("", 0), processes, names).words
         segment = Segment.create(words * (ALIGNMENT // LINE_WORDS))
@@ -89,16 +89,16 @@ class ControlBlock(InSegment):
 
     @property
     def stopped(self) -> bool:
-        """Whether all processes are asked to end."""
+        """Whether all processes should end."""
         return self._words[_STOP] != 0
 
     def stop(self) -> None:
-        """Ask all processes to end; cannot be taken back."""
+        """Tell all processes to end; irreversible."""
         self._words[_STOP] = 1
 
     @property
     def learner_version(self) -> int:
-        """Updates the learner has made; it alone writes this."""
+        """Number of the learner's updates; written only by the learner."""
         return self._words[_LEARNER_VERSION]
 
     @learner_version.setter
@@ -107,7 +107,7 @@ class ControlBlock(InSegment):
 
     @property
     def samples(self) -> int:
-        """Transitions the learner has sampled; it alone writes this."""
+        """Number of transitions the learner has sampled; written only by the learner."""
         return self._words[_SAMPLES]
 
     @samples.setter
@@ -117,30 +117,32 @@ class ControlBlock(InSegment):
     def _place(self, process: int, counter: str | None = None) -> int:
         if not 0 <= process < self.spec.processes:
             raise ConfigError(
-                f"process {process} was asked for. Expected 0 to {self.spec.processes - 1}."
+                f"the control block has no process {process}. Expected 0 to "
+                f"{self.spec.processes - 1}."
             )
         if counter is not None and counter not in self._places:
             raise ConfigError(
-                f"the counter {counter!r} was asked for. Expected one of {self.spec.counters}."
+                f"the control block has no counter {counter!r}. Expected one of "
+                f"{self.spec.counters}."
             )
         place = LINE_WORDS + process * self.spec.line_words
         return place if counter is None else place + self._places[counter]
 
     def beat(self, process: int) -> None:
-        """Say that a process is alive and not stuck; only that process calls this."""
+        """Record a heartbeat; called only by that process."""
         self._words[self._place(process)] = time.monotonic_ns()
 
     def silence(self, process: int) -> float:
-        """Return the seconds since a process last beat, infinity if it never did."""
+        """Return the seconds since a process's last heartbeat; infinity if there is none."""
         beaten = self._words[self._place(process)]
         return (time.monotonic_ns() - beaten) / 1e9 if beaten else float("inf")
 
     def reset_beat(self, process: int) -> None:
-        """Forget a dead process's heartbeat before its successor starts; counters stay."""
+        """Clear a dead process's heartbeat before its successor starts; counters stay."""
         self._words[self._place(process)] = 0
 
     def add(self, process: int, counter: str, count: int = 1) -> None:
-        """Count; only that process calls this."""
+        """Increase a counter; called only by that process."""
         self._words[self._place(process, counter)] += count
 
     def count(self, process: int, counter: str) -> int:

@@ -1,4 +1,4 @@
-"""Where published weights lie in shared memory, and the right to use them for a while."""
+"""Positions of published weights in shared memory, and leases on them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vinoreward.closing import Closing
 from vinoreward.errors import SharedMemoryError
 
 NO_VERSION = -1
-"""Of a store where nothing is published, and of a reader that has nothing."""
+"""Version of an empty store, and of a reader without weights."""
 
 _SLOT_BITS = 8
 MAX_READERS = (1 << _SLOT_BITS) - 2
 LATEST = 0
-# Words of a slot's line.
+# Words of a slot's control line.
 VERSION, SOURCE, HEADER, PAYLOAD, CHECKSUM, PUBLISHED = range(6)
 NO_CHECKSUM = -1  # a CRC-32 is not negative
 
@@ -27,12 +27,12 @@ Array = npt.NDArray[Any]
 
 
 def word_of(version: int, slot: int) -> int:
-    """Return the word that names a publication; never 0, which stands for none."""
+    """Return the word for a publication; never 0, which means none."""
     return (version + 1) << _SLOT_BITS | slot
 
 
 def version_of(word: int) -> int:
-    """Return the version in a word, -1 in 0."""
+    """Return the version in a word; -1 for 0."""
     return (word >> _SLOT_BITS) - 1
 
 
@@ -43,12 +43,12 @@ def slot_of(word: int) -> int:
 
 @dataclass(frozen=True)
 class WeightStoreSpec:
-    """What another process needs to attach a store: plain data.
+    """The information needed to attach to a store; plain data.
 
     Attributes:
-        segment: where it lies.
+        segment: its memory.
         readers: processes that may lease, numbered from 0.
-        capacity: bytes of a slot, header and arrays.
+        capacity: bytes per slot, for header and arrays.
     """
 
     segment: SegmentSpec
@@ -57,28 +57,28 @@ class WeightStoreSpec:
 
     @property
     def slots(self) -> int:
-        """One a reader may lease, the latest, and one to fill."""
+        """One lease per reader, the latest, and one to fill."""
         return self.readers + 2
 
     @property
     def control_bytes(self) -> int:
-        """Bytes before the first slot: a line for the latest, one a reader, one a slot."""
+        """Bytes before the first slot: a line for the latest, one per reader, one per slot."""
         return ALIGNMENT * (1 + self.readers + self.slots)
 
 
 class Holder(Protocol):
-    """What gave a lease and takes it back."""
+    """The store of a lease."""
 
     def end(self, lease: Lease) -> None:
-        """Give the lease back."""
+        """End the lease."""
 
 
 class Lease(Closing):
-    """Published weights that stay as they are until :meth:`close`; a context manager.
+    """Published weights that do not change until :meth:`close`; a context manager.
 
     Attributes:
         version: of this publication.
-        source: the learner's version that the weights were made of.
+        source: the learner's version from which the weights were made.
         published_at: seconds of ``time.monotonic()``, comparable between processes.
         header: as published.
     """
@@ -95,17 +95,17 @@ class Lease(Closing):
 
     @property
     def writable_payload(self) -> Array:
-        """The same memory, for libraries that take only writable arrays. Never write into it."""
+        """The same memory, for libraries that require writable arrays. Never write to it."""
         if self._view is None:
             raise SharedMemoryError(
-                f"the lease of version {self.version} has ended. Expected a lease in use; pull "
-                "again, and drop the views of the old one first."
+                f"the lease of version {self.version} has ended. Pull again; drop views of the old "
+                "one first."
             )
         return self._view
 
     @property
     def payload(self) -> Array:
-        """The published arrays, (bytes,) uint8, read-only, each at a multiple of 64 bytes.
+        """The published arrays, (bytes,) uint8, read-only, each aligned to 64 bytes.
 
         Raises:
             SharedMemoryError: the lease has ended.
@@ -115,17 +115,17 @@ class Lease(Closing):
         return view
 
     def intact(self) -> bool:
-        """Whether the payload has the checksum it was published with (True if with none)."""
+        """Return whether the payload matches its checksum (True if it has none)."""
         if self._checksum == NO_CHECKSUM:
             return True
         return zlib.crc32(self.writable_payload.data) == self._checksum
 
     def invalidate(self) -> None:
-        """End the lease without giving the slot back: the next pull takes its place."""
+        """End the lease without releasing the slot: the next pull replaces it."""
         self._view = None
 
     def close(self) -> None:
-        """Give the slot back; views of the payload must not be used any more."""
+        """Release the slot; views of the payload become invalid."""
         if self._view is not None:
             self._view = None
             self._store.end(self)

@@ -1,4 +1,4 @@
-"""The right to write, or to read, slots of the trajectory ring."""
+"""Handles for writing or reading slots of the trajectory ring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vinoreward.closing import Closing
 
 
 class Finisher(Protocol):
-    """A ring, as an open slot sees it."""
+    """The ring of an open slot."""
 
     spec: RingSpec
 
@@ -18,15 +18,15 @@ class Finisher(Protocol):
         """Close the open slot."""
 
     def give_back(self, slots: tuple[int, ...]) -> None:
-        """Free slots that were taken."""
+        """Release slots."""
 
 
 class WriteSlot(Closing):
-    """A slot that one actor fills in place; a ``with`` block abandons it if it is not committed.
+    """A slot that one actor fills in place; a ``with`` block abandons it unless committed.
 
     Attributes:
         slot: its number.
-        trajectory: writable views. They hold what was there before: write every element.
+        trajectory: writable views with old contents: write every element.
     """
 
     def __init__(self, ring: Finisher, slot: int, trajectory: Trajectory) -> None:
@@ -39,12 +39,12 @@ class WriteSlot(Closing):
         """Hand the trajectory to the learner.
 
         Args:
-            check: look for NaN and values out of range first; the slot stays open if there are.
+            check: first check for NaN and values out of range; the slot stays open on an error.
 
         Raises:
             InputError: the spec refuses the trajectory.
-            SharedMemoryError: this actor has been replaced and must end.
-            ConfigError: the slot is closed already.
+            SharedMemoryError: this actor was replaced and must end.
+            ConfigError: the slot is already closed.
         """
         if check:
             self._ring.spec.trajectories.check(self.trajectory)
@@ -52,17 +52,17 @@ class WriteSlot(Closing):
         self._ring.finish(self, ready=True)
 
     def close(self) -> None:
-        """Free the slot unread, if it was not committed."""
+        """Abandon the slot if it was not committed."""
         if self._open:
             self._open = False
             self._ring.finish(self, ready=False)
 
 
 class Batch(Closing):
-    """Trajectories taken by the learner; a context manager that gives their slots back.
+    """Trajectories taken by the learner; a context manager that releases their slots.
 
     Attributes:
-        trajectories: read-only views, oldest first, not to be used after :meth:`close`.
+        trajectories: read-only views, oldest first; invalid after :meth:`close`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Batch(Closing):
         self._ring = ring
 
     def close(self) -> None:
-        """Give the slots back to their actors."""
+        """Release the slots to their actors."""
         slots, self._slots, self.trajectories = self._slots, (), ()
         if slots:
             self._ring.give_back(slots)

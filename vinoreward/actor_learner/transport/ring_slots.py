@@ -1,4 +1,4 @@
-"""Slots of the trajectory ring: where they lie, what state they are in, what the dead leave."""
+"""Slots of the trajectory ring: memory layout, states, and recovery after a process dies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vinoreward.actor_learner.transport.sync import fence
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 
 FREE, WRITING, READY, READING = range(4)
-# Words of a slot's line.
+# Words of a slot's control line.
 WORD, SEQUENCE, COMMITTED_AT = range(3)
-# Words of an actor's line.
+# Words of an actor's control line.
 GENERATION, NEXT_SEQUENCE, ACCEPTED_BELOW = range(3)
 
 _STATE_BITS = 8
@@ -43,13 +43,13 @@ def generation_of(word: int) -> int:
 
 @dataclass(frozen=True)
 class RingSpec:
-    """What another process needs to attach a ring: plain data.
+    """The information needed to attach to a ring; plain data.
 
     Attributes:
-        segment: where it lies.
-        trajectories: what a slot holds.
+        segment: its memory.
+        trajectories: contents of a slot.
         actors: processes that may write, numbered from 0.
-        slots_per_actor: slots that each of them has to itself.
+        slots_per_actor: number of each actor's own slots.
     """
 
     segment: SegmentSpec
@@ -59,12 +59,12 @@ class RingSpec:
 
     @property
     def slots(self) -> int:
-        """All slots."""
+        """Total number of slots."""
         return self.actors * self.slots_per_actor
 
     @property
     def control_bytes(self) -> int:
-        """Bytes before the first slot: a line an actor and a line a slot."""
+        """Bytes before the first slot: a line per actor and a line per slot."""
         return ALIGNMENT * (self.actors + self.slots)
 
 
@@ -78,11 +78,11 @@ class RingSlots(InSegment):
         self._views: dict[tuple[int, bool], dict[str, npt.NDArray[Any]]] = {}
 
     def actor_line(self, actor: int) -> int:
-        """Return the number of an actor's first word."""
+        """Return the index of an actor's first word."""
         return LINE_WORDS * actor
 
     def slot_line(self, slot: int) -> int:
-        """Return the number of a slot's first word."""
+        """Return the index of a slot's first word."""
         return LINE_WORDS * (self.spec.actors + slot)
 
     def own(self, actor: int) -> range:
@@ -91,7 +91,7 @@ class RingSlots(InSegment):
         return range(actor * count, (actor + 1) * count)
 
     def trajectory(self, slot: int, actor: int, generation: int, writable: bool) -> Trajectory:
-        """Return views of a slot."""
+        """Return views on a slot."""
         arrays = self._views.get((slot, writable))
         if arrays is None:
             arrays = {}
@@ -103,9 +103,9 @@ class RingSlots(InSegment):
         return Trajectory(**arrays, actor=actor, generation=generation)
 
     def accepts(self, line: int, actor: int) -> bool:
-        """Whether a READY slot may be read: nothing that a process marked after it was replaced."""
-        # Of an older generation only what was committed before its successor came. The sequence is
-        # counted up after READY is stored, so a late READY always has a number that is too high.
+        """Return whether a READY slot may be read: not if a replaced process marked it later."""
+        # Of an older generation, accept only what was committed before the replacement. SEQUENCE
+        # is incremented after READY is stored, so a late READY always has too high a number.
         generation = generation_of(self.words[line + WORD])
         actor_line = self.actor_line(actor)
         return (
@@ -114,7 +114,7 @@ class RingSlots(InSegment):
         )
 
     def waiting(self) -> list[tuple[int, int, int, int]]:
-        """Return (committed at, actor, sequence, slot) of what may be taken, oldest first."""
+        """Return (committed at, actor, sequence, slot) of all READY slots, oldest first."""
         found = []
         for slot in range(self.spec.slots):
             line = self.slot_line(slot)
@@ -131,10 +131,10 @@ class RingSlots(InSegment):
         return sorted(found)
 
     def reclaim(self, actor: int) -> int:
-        """Free what a dead actor had half written; return the generation of its successor.
+        """Free a dead actor's half-written slots; return its successor's generation.
 
-        What it had committed stays and is read. Call this when the process is dead (joined), and
-        before its successor attaches; a process that is merely silent has to be killed first.
+        Committed slots stay. Call this after the process is dead (joined) and before its successor
+        attaches; kill a process that is merely silent first.
         """
         line = self.actor_line(actor)
         generation = self.words[line + GENERATION] + 1
@@ -148,7 +148,7 @@ class RingSlots(InSegment):
         return generation
 
     def reclaim_reader(self) -> int:
-        """Make ready again what a dead learner was reading; return how many trajectories."""
+        """Make a dead learner's READING slots READY again; return their number."""
         count = 0
         for slot in range(self.spec.slots):
             place = self.slot_line(slot) + WORD

@@ -1,19 +1,19 @@
-"""Named blocks of shared memory that are gone when their maker is gone, however it ends.
+"""Named blocks of shared memory that disappear with their creator, however it ends.
 
 The process that creates a segment owns its name and removes it: on ``close``, at the end of a
-``with`` block, when the object is collected, at interpreter exit; after ``kill -9`` Python's
-resource tracker does it once the children have ended too, and what even that leaves behind
-(a tracker killed as well, a power cut) is removed by :func:`remove_leftovers` at the next start.
+``with`` block, on garbage collection, at interpreter exit. After ``kill -9``, Python's resource
+tracker removes it once the children have ended. :func:`remove_leftovers` removes what even that
+leaves behind (a killed tracker, a power cut) at the next start.
 
-Traps that shape this module:
+Pitfalls that shape this module:
 
-- Up to Python 3.12 a process that opens ``SharedMemory`` by name registers it with its resource
-  tracker, which may remove the name under everybody else (cpython issue 82300). Hence only the
-  creator uses ``SharedMemory``; the others map the file in ``/dev/shm``, which nobody tracks.
+- Up to Python 3.12, a process that opens ``SharedMemory`` by name registers it with its resource
+  tracker, which may remove the name for all others (cpython issue 82300). So only the creator uses
+  ``SharedMemory``; the others map the file in ``/dev/shm``, which has no tracker.
 - ``SharedMemory.close`` fails while a NumPy view exists. Here a mapping lives exactly as long as
-  the views of it, so a view never dangles and nothing has to be closed in order.
-- A sparse file on a full file system kills its writer with SIGBUS, long after creation. Hence all
-  pages are reserved at creation, where "no space" is an error with a sentence.
+  its views, so no view dangles and the order of closing does not matter.
+- A sparse file on a full file system kills its writer with SIGBUS, long after creation. So all
+  pages are reserved at creation, where a lack of space raises an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vinoreward.errors import ConfigError, SharedMemoryError
 
 PREFIX = "vinoreward_"
 ALIGNMENT = 64
-"""Bytes: a cache line, and what vector kernels read fastest."""
+"""In bytes: a cache line, and the fastest alignment for vector kernels."""
 WORD = 8
 LINE_WORDS = ALIGNMENT // WORD
 
@@ -50,7 +50,7 @@ _NAME = re.compile(re.escape(PREFIX) + r"(\d+)_[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class SegmentSpec:
-    """What another process needs to find a segment: plain data.
+    """The information needed to attach to a segment; plain data.
 
     Attributes:
         name: file name in /dev/shm.
@@ -67,14 +67,14 @@ def aligned(size: int, alignment: int = ALIGNMENT) -> int:
 
 
 def _unlink(named: shared_memory.SharedMemory, pid: int) -> None:
-    # A forked child inherits the finalizer, but not the right to remove the name.
+    # A forked child inherits the finalizer but must not remove the name.
     if os.getpid() == pid:
         with contextlib.suppress(FileNotFoundError):
             named.unlink()
 
 
 def _mapped(descriptor: int, size: int) -> mmap.mmap:
-    # All page tables now: filling a fresh slot of 34 MB would take 23 ms of faults instead of 4.
+    # Populate page tables now: page faults would add 19 ms to filling a fresh slot of 34 MB (4 ms).
     return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
@@ -89,7 +89,7 @@ def _full(size: int, error: OSError) -> SharedMemoryError:
 
 
 class Segment(Closing):
-    """A block of shared memory, zeroed and reserved when it is created.
+    """A block of shared memory, zeroed and reserved at creation.
 
     Use :meth:`create` in one process and :meth:`attach` in the others.
     """
@@ -108,23 +108,23 @@ class Segment(Closing):
 
     @classmethod
     def create(cls, size: int) -> Segment:
-        """Reserve ``size`` bytes under a new random name, readable by this user only.
+        """Reserve ``size`` bytes under a new random name, readable only by this user.
 
         Raises:
             ConfigError: the size is not positive, or this machine has no /dev/shm.
-            SharedMemoryError: there is not enough room; nothing is left behind.
+            SharedMemoryError: not enough memory; nothing is left behind.
         """
         if size <= 0:
-            raise ConfigError(f"a segment of {size} bytes was asked for. Expected 1 or more.")
+            raise ConfigError(f"the segment has {size} bytes. Expected at least 1.")
         if not _FOLDER.is_dir():
             raise ConfigError(
-                f"{_FOLDER} does not exist. Expected Linux with a shared-memory file system; "
-                "processes that share memory need it."
+                f"{_FOLDER} does not exist. Expected Linux with a shared-memory file system, which "
+                "the actor-learner needs."
             )
         name = f"{PREFIX}{os.getpid()}_{secrets.token_hex(8)}"
         try:
             # One byte: a failure inside SharedMemory confuses the tracker of Python < 3.13.
-            with starting_processes():  # the tracker, if it does not run yet
+            with starting_processes():  # the tracker, unless it runs already
                 named = shared_memory.SharedMemory(name, create=True, size=1)
         except OSError as error:
             raise _full(size, error) from error
@@ -141,8 +141,8 @@ class Segment(Closing):
     def _reserve(name: str, size: int) -> mmap.mmap:
         descriptor = os.open(_FOLDER / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            # Says "in use" to processes that cannot see our pid (another container). The mapping
-            # keeps a duplicate of the descriptor, and the lock with it, until we end.
+            # Marks the file as in use for processes that cannot see our pid (another container).
+            # The mapping duplicates the descriptor, so the lock lasts until this process ends.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(descriptor, 0, size)
             return _mapped(descriptor, size)
@@ -154,25 +154,25 @@ class Segment(Closing):
         """Map a segment that another process created.
 
         Raises:
-            SharedMemoryError: it is gone, not ours, or smaller than its spec says.
+            SharedMemoryError: it is gone, not ours, or smaller than its spec.
         """
         if _NAME.fullmatch(spec.name) is None:
             raise SharedMemoryError(
-                f"{spec.name!r} is not the name of a segment. Expected the spec of Segment.create."
+                f"{spec.name!r} is not a segment's name. Expected the spec of Segment.create."
             )
         try:
             descriptor = os.open(_FOLDER / spec.name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             raise SharedMemoryError(
-                f"shared memory {spec.name} cannot be opened: {error.strerror or error}. Expected "
-                "the process that created it to be running still; start the run again."
+                f"cannot open shared memory {spec.name}: {error.strerror or error}. Expected its "
+                "creator to be still running; start the run again."
             ) from error
         try:
             size = os.fstat(descriptor).st_size
             if size < spec.size:
                 raise SharedMemoryError(
-                    f"shared memory {spec.name} has {size} bytes. Expected {spec.size}; it was "
-                    "changed by somebody else, start the run again."
+                    f"shared memory {spec.name} has {size} bytes. Expected {spec.size}; another "
+                    "program changed it. Start the run again."
                 )
             return cls(spec, _mapped(descriptor, spec.size))
         finally:
@@ -188,41 +188,41 @@ class Segment(Closing):
     def array(self, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a writable view; ``offset`` in bytes, a multiple of 64.
 
-        The memory stays mapped as long as the view exists, also after :meth:`close`.
+        The memory stays mapped as long as the view exists, even after :meth:`close`.
 
         Raises:
-            ConfigError: the view does not lie inside the segment, or is not aligned.
+            ConfigError: the view exceeds the segment, or is not aligned.
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if offset % ALIGNMENT or offset < 0 or offset + size > self.spec.size:
             raise ConfigError(
-                f"a view of {size} bytes at {offset} was asked for. Expected it to start at a "
-                f"multiple of {ALIGNMENT} and to lie inside {self.spec.size} bytes."
+                f"the view has {size} bytes at {offset}. Expected a start at a multiple of "
+                f"{ALIGNMENT} and an end inside {self.spec.size} bytes."
             )
         return np.ndarray(shape, dtype, buffer=self._open(), offset=offset)
 
     def words(self, offset: int, count: int) -> memoryview:
         """Return ``count`` signed 8-byte words at ``offset`` (bytes, a multiple of 8).
 
-        Reading or writing one is one aligned access, which other processes see whole.
+        Reading or writing one word is atomic for other processes.
         """
         return memoryview(self._open())[offset : offset + count * WORD].cast("q")
 
     def close(self) -> None:
-        """Let go of the memory; the creator also removes the name. May be called twice."""
+        """Release the memory; the creator also removes the name. May be called twice."""
         self._mapping = None
         if self._finalizer is not None:
             self._finalizer()
 
 
 class InSegment(Closing):
-    """What lies in one segment and lives as long."""
+    """Base of objects that lie in one segment and live as long."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
 
     def close(self) -> None:
-        """Let go of the memory; the creator also removes it from the system."""
+        """Release the memory; the creator also removes it from the system."""
         self._segment.close()
 
 
@@ -253,7 +253,7 @@ def leftovers() -> tuple[str, ...]:
         match = _NAME.fullmatch(path.name)
         if match is None or _alive(int(match.group(1))):
             continue
-        # Another clean-up, or the tracker, may be faster; others' files are theirs.
+        # Another clean-up or the tracker may be faster; leave other users' files alone.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             if path.stat().st_uid == os.geteuid() and not _in_use(path):
                 found.append(path.name)
@@ -261,7 +261,7 @@ def leftovers() -> tuple[str, ...]:
 
 
 def remove_leftovers() -> tuple[str, ...]:
-    """Remove what dead processes left in shared memory; return the names."""
+    """Remove dead processes' shared memory; return the names."""
     names = leftovers()
     for name in names:
         (_FOLDER / name).unlink(missing_ok=True)

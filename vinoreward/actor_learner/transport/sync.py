@@ -1,4 +1,4 @@
-"""What processes that share memory need in place of locks, which outlive whoever holds them."""
+"""Synchronisation between processes without locks, which a killed process would never release."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 
 def fence() -> None:
-    """Keep loads and stores before this call before those after it, seen from other processes.
+    """Order all loads and stores before this call before those after it, for other processes.
 
-    Locking is an atomic instruction, hence a full barrier on x86-64 and acquire and release on
-    ARM; Python offers nothing closer. About 0.1 µs.
+    Locking is an atomic instruction: a full barrier on x86-64, acquire and release on ARM. Python
+    offers nothing closer. About 0.1 µs.
     """
     with threading.Lock():
         pass
@@ -25,12 +25,12 @@ def wait_until(
 ) -> bool:
     """Poll until ``condition()`` holds; return whether it does.
 
-    Polling, because a lock held by a process that is killed is held for ever.
+    Polls because a killed process would never release a lock.
 
     Args:
         condition: cheap; called every 0.05 to 1 ms.
-        timeout: seconds; None for no limit, 0 to look once.
-        stop: called as often; True ends the wait. The place for a heartbeat.
+        timeout: seconds; None for no limit, 0 to check once.
+        stop: called as often; True ends the wait. Suits heartbeats.
     """
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     pause = 50e-6

@@ -1,4 +1,4 @@
-"""What an actor sends to the learner: a fixed number of steps of its environments.
+"""Trajectories, the unit that an actor sends to the learner.
 
 All arrays are time-major, (T, B, ...): T steps of the B environments of one actor.
 """
@@ -18,9 +18,9 @@ from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.spec import PolicySpec
 
 FULL_PRECISION = 0
-"""Value of ``network`` where the uncompressed network acted."""
+"""Value of ``network`` for steps of the uncompressed network."""
 COMPRESSED = 1
-"""Value of ``network`` where the compressed network acted."""
+"""Value of ``network`` for steps of the compressed network."""
 
 Array = npt.NDArray[Any]
 
@@ -30,19 +30,19 @@ class Trajectory:
     """T consecutive steps of B environments.
 
     Attributes:
-        observations: (T, B, *observation), what the network saw.
+        observations: (T, B, *observation), the network's inputs.
         actions: (T, B) int64, or (T, B, A) float32 in [-1, 1], as executed.
         rewards: (T, B) float32.
-        terminated: (T, B) bool; the task ended here, nothing is worth anything after it.
-        truncated: (T, B) bool; the episode was cut here, the value goes on.
-        next_observations: (T, B, *observation), the true successor: at an episode's end its last
+        terminated: (T, B) bool; the task ended here: no value after it.
+        truncated: (T, B) bool; the episode was cut here: bootstraps from its value.
+        next_observations: (T, B, *observation), the true successor: at an episode's end its final
             observation, never the one after the reset.
         log_mu: (T, B) float32, log-probability of the executed action under the network that acted.
         behaviour: (T, B, K) float32, head outputs of the network that acted.
-        versions: (T, B) int64, the learner's version that the acting policy was made of.
+        versions: (T, B) int64, the learner's version from which the acting policy was made.
         network: (T, B) uint8, 0 full precision, 1 compressed.
         actor: number of the actor.
-        generation: how many times that actor had been replaced.
+        generation: number of that actor's replacements.
     """
 
     observations: Array
@@ -59,11 +59,11 @@ class Trajectory:
     generation: int = 0
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays by name, in the order of the attributes; not copied."""
+        """Return the arrays by name, in the order of the attributes, without a copy."""
         return {name: getattr(self, name) for name in ARRAYS}
 
     def copy(self) -> Trajectory:
-        """Return a trajectory with arrays of its own."""
+        """Return a deep copy."""
         copies = {name: array.copy() for name, array in self.arrays().items()}
         return Trajectory(**copies, actor=self.actor, generation=self.generation)
 
@@ -84,7 +84,7 @@ ARRAYS = (
 
 @dataclass(frozen=True)
 class Field:
-    """Where one array lies in a slot.
+    """Position of one array in a slot.
 
     Attributes:
         shape: with T and B.
@@ -115,7 +115,7 @@ class TrajectorySpec:
         outputs: K, head outputs of the policy.
 
     Raises:
-        ConfigError: a size that is not positive, another dtype or more action dimensions.
+        ConfigError: a size that is not positive, an unsupported dtype, or an action of more axes.
     """
 
     steps: int
@@ -127,10 +127,10 @@ class TrajectorySpec:
 
     @classmethod
     def of(cls, policy: PolicySpec, steps: int, environments: int) -> TrajectorySpec:
-        """Return the sizes of what a policy's network acts out: T steps of B environments.
+        """Return the spec of a policy's trajectories: T steps of B environments.
 
         Raises:
-            ConfigError: fewer than one of either.
+            ConfigError: ``steps`` or ``environments`` below 1.
         """
         return cls(
             steps,
@@ -145,24 +145,24 @@ class TrajectorySpec:
         sizes = (self.steps, self.environments, self.outputs)
         if min(*sizes, *self.observation_shape, *self.action_shape) < 1:
             raise ConfigError(
-                f"trajectories of {self.steps} steps, {self.environments} environments, "
+                f"trajectories have {self.steps} steps, {self.environments} environments, "
                 f"observations {self.observation_shape}, actions {self.action_shape} and "
-                f"{self.outputs} outputs were asked for. Expected sizes of at least 1."
+                f"{self.outputs} outputs. Expected sizes of at least 1."
             )
         if self.observation_dtype not in ("float32", "uint8"):
             raise ConfigError(
-                f"observations of {self.observation_dtype} were asked for. Expected float32 or "
-                "uint8; convert them in the environment."
+                f"observations are {self.observation_dtype}. Expected float32 or uint8; convert "
+                "them in the environment."
             )
         if len(self.action_shape) > 1:
             raise ConfigError(
-                f"actions of shape {self.action_shape} were asked for. Expected () for discrete "
-                "or (A,) for continuous actions; flatten them in the environment."
+                f"actions have shape {self.action_shape}. Expected () for discrete or (A,) for "
+                "continuous actions; flatten them in the environment."
             )
 
     @property
     def discrete(self) -> bool:
-        """Whether an action is one whole number."""
+        """Whether an action is a single integer."""
         return self.action_shape == ()
 
     @property
@@ -200,16 +200,16 @@ class TrajectorySpec:
         return aligned(last.offset + last.nbytes)
 
     def empty(self, actor: int = 0, generation: int = 0) -> Trajectory:
-        """Return a trajectory of zeros in memory of its own."""
+        """Return a new trajectory of zeros."""
         arrays = {name: np.zeros(at.shape, at.dtype) for name, at in self.fields().items()}
         return Trajectory(**arrays, actor=actor, generation=generation)
 
     def check(self, trajectory: Trajectory) -> None:
-        """Refuse a trajectory that a learner must not see.
+        """Refuse a trajectory with invalid data.
 
         Raises:
-            InputError: a shape or dtype that is not the spec's; NaN or infinity; an action, version
-                or network outside its range.
+            InputError: a shape or dtype other than the spec's; NaN or infinity; an action, version
+                or network out of range.
         """
         arrays = trajectory.arrays()
         for name, at in self.fields().items():
@@ -221,9 +221,8 @@ class TrajectorySpec:
                 )
             if found.dtype.kind == "f" and not np.isfinite(found).all():
                 raise InputError(
-                    f"{name} of a trajectory of actor {trajectory.actor} holds NaN or infinity. "
-                    "Expected finite numbers; the weights, the environment or its reward are at "
-                    "fault."
+                    f"{name} of a trajectory of actor {trajectory.actor} has NaN or infinity. "
+                    "Expected finite numbers; check the weights, the environment and its reward."
                 )
         high = self.outputs - 1 if self.discrete else 1.0
         self._check_range("actions", arrays, 0 if self.discrete else -1.0, high)

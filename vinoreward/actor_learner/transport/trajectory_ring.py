@@ -1,16 +1,16 @@
-"""Trajectories from actors to the learner through fixed slots of shared memory.
+"""Sends trajectories from actors to the learner through fixed slots of shared memory.
 
 ::
 
     FREE -> WRITING -> READY -> READING -> FREE
       actor ---------------^      learner ---^
 
-Every actor has slots of its own, and at each moment the slot's state says who alone may touch it.
-So there is no lock that a killed process could hold, and no two processes that race for a slot.
+Every actor has its own slots, and a slot's state says which process may access it. So there is no
+lock that a killed process could keep, and no race for a slot.
 
-A slot's word holds its state and the generation of the actor that wrote it. When a dead actor is
-replaced, its generation goes up: what it had half written is free again, and whatever a process
-of an older generation marks as ready after that is not taken.
+A slot's word contains its state and the generation of the actor that wrote it. Replacing a dead
+actor increments its generation and frees its half-written slots; a slot that a process of an older
+generation marks READY later is ignored.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from vinoreward.errors import ConfigError, SharedMemoryError
 
 
 class TrajectoryRing(RingSlots):
-    """Fixed slots of trajectories, several writing processes, one reading process.
+    """Fixed slots of trajectories with several writing processes and one reading process.
 
-    ``create`` it in the parent and ``attach`` it in spawned children, either as actor ``i``, which
-    writes, or without an actor's number as the learner, which reads.
+    ``create`` it in the parent and ``attach`` it in spawned children: as actor ``i``, which writes,
+    or without an actor's number as the learner, which reads.
     """
 
     def __init__(self, segment: Segment, spec: RingSpec, actor: int | None = None) -> None:
         if actor is not None and not 0 <= actor < spec.actors:
-            raise ConfigError(f"actor {actor} was asked for. Expected 0 to {spec.actors - 1}.")
+            raise ConfigError(f"the ring has no actor {actor}. Expected 0 to {spec.actors - 1}.")
         super().__init__(segment, spec)
         self._actor = actor
         self._writing: WriteSlot | None = None
@@ -70,8 +70,8 @@ class TrajectoryRing(RingSlots):
         """
         if actors < 1 or slots_per_actor < 1:
             raise ConfigError(
-                f"a ring of {actors} actors with {slots_per_actor} slots each was asked for. "
-                "Expected at least 1 of both."
+                f"the ring has {actors} actors with {slots_per_actor} slots each. Expected at "
+                "least 1 of both."
             )
         shape = RingSpec(SegmentSpec("", 0), trajectories, actors, slots_per_actor)
         segment = Segment.create(shape.control_bytes + shape.slots * trajectories.nbytes)
@@ -93,7 +93,7 @@ class TrajectoryRing(RingSlots):
 
         Raises:
             ConfigError: attached without an actor's number, or the last slot is still open.
-            SharedMemoryError: this actor has been replaced and must end.
+            SharedMemoryError: this actor was replaced and must end.
         """
         if self._actor is None:
             raise ConfigError(
@@ -102,17 +102,17 @@ class TrajectoryRing(RingSlots):
             )
         if self._writing is not None:
             raise ConfigError(
-                "a second slot was asked for while one is open. Expected commit() or abandon() "
-                "first."
+                "a slot of this actor is still open. Expected commit() or close() before the next "
+                "acquire()."
             )
         own = self.own(self._actor)
         if not wait_until(lambda: self._first_free(own) is not None, timeout, stop):
             return None
         self._check_current()
         slot = self._first_free(own)
-        if slot is None:  # only where somebody else writes as this actor
+        if slot is None:  # only if another process writes as this actor
             return None
-        fence()  # the learner's last look at the slot is over
+        fence()  # the learner's last access to the slot is over
         self.words[self.slot_line(slot) + WORD] = word_of(WRITING, self.generation)
         trajectory = self.trajectory(slot, self._actor, self.generation, writable=True)
         self._writing = WriteSlot(self, slot, trajectory)
@@ -137,14 +137,14 @@ class TrajectoryRing(RingSlots):
     def finish(self, written: WriteSlot, *, ready: bool) -> None:
         """Close the open slot; :class:`WriteSlot` calls this."""
         if self._writing is not written or self._actor is None:
-            raise ConfigError("this slot is closed already. Expected one commit() or abandon().")
+            raise ConfigError("this slot is already closed. Expected one commit() or close().")
         self._writing = None
         self._check_current()
         line = self.slot_line(written.slot)
         if self.words[line + WORD] != word_of(WRITING, self.generation):
             raise SharedMemoryError(
-                f"slot {written.slot} of actor {self._actor} was taken away while it was written. "
-                "Expected one process for each actor; the trajectory is dropped."
+                f"slot {written.slot} of actor {self._actor} changed its owner during the write. "
+                "Expected one process per actor; the trajectory is dropped."
             )
         if not ready:
             self.words[line + WORD] = word_of(FREE, self.generation)
@@ -153,7 +153,7 @@ class TrajectoryRing(RingSlots):
         sequence = self.words[actor_line + NEXT_SEQUENCE]
         self.words[line + SEQUENCE] = sequence
         self.words[line + COMMITTED_AT] = time.monotonic_ns()
-        fence()  # whoever sees READY sees the whole trajectory
+        fence()  # a process that sees READY sees the whole trajectory
         self.words[line + WORD] = word_of(READY, self.generation)
         # After the state: see accepts().
         self.words[actor_line + NEXT_SEQUENCE] = sequence + 1
@@ -182,7 +182,7 @@ class TrajectoryRing(RingSlots):
         return True
 
     def ready(self) -> int:
-        """Return how many trajectories wait for the learner; only the learner calls this."""
+        """Return the number of READY trajectories; called only by the learner."""
         return len(self.waiting())
 
     def take(
@@ -196,19 +196,19 @@ class TrajectoryRing(RingSlots):
         """Wait for ``count`` trajectories and take the oldest; None after ``timeout`` s or a stop.
 
         Args:
-            count: at most all slots.
+            count: at most the number of slots.
             timeout: seconds; None for no limit.
             stop: called about every millisecond while waiting.
-            evenly: the same number from every actor, in the order of (round, actor) and not of
-                time: what is taken then does not depend on who was faster.
+            evenly: take equally many from every actor, ordered by (round, actor) instead of time,
+                so that the result does not depend on the actors' speed.
 
         Raises:
-            ConfigError: more than the ring can hold, or not a multiple of the actors.
+            ConfigError: more than the ring has, or not a multiple of the actors.
         """
         if not 1 <= count <= self.spec.slots or (evenly and count % self.spec.actors):
             raise ConfigError(
-                f"{count} trajectories were to be taken at once{' evenly' if evenly else ''}. "
-                f"Expected 1 to {self.spec.slots}, evenly a multiple of {self.spec.actors}."
+                f"cannot take {count} trajectories at once{' evenly' if evenly else ''}. Expected "
+                f"1 to {self.spec.slots}; evenly, a multiple of {self.spec.actors}."
             )
         chosen: list[int] = []
 
@@ -241,8 +241,8 @@ class TrajectoryRing(RingSlots):
         return [slot for _, _, _, slot in ready[:count]]
 
     def give_back(self, slots: tuple[int, ...]) -> None:
-        """Free slots that were taken; :class:`Batch` calls this."""
-        fence()  # the learner's last look is over before an actor may write
+        """Release slots; called by :class:`Batch`."""
+        fence()  # the learner's last access ends before an actor may write
         for slot in slots:
             line = self.slot_line(slot)
             self.words[line + WORD] = word_of(FREE, generation_of(self.words[line + WORD]))

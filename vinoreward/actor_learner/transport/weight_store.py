@@ -1,13 +1,13 @@
-"""Versioned weights in shared memory: one process publishes, others lease, nobody waits.
+"""Versioned weights in shared memory: one process publishes, others lease, none waits.
 
-``readers + 2`` slots of fixed size. The writer fills a slot that is neither the latest nor leased
-and then stores one word that names it: version and slot together. There is always such a slot, so
-it never waits. A reader reads that word, writes it into its own lease word and reads it again: if
-it is still the same, the writer's next look at the leases happens after the lease was written, so
-the slot stays as it is until the lease is given back. Nothing is copied and nothing can tear.
+There are ``readers + 2`` slots of fixed size. The writer fills a slot that is neither the latest
+nor leased, and then stores one word with version and slot. Such a slot always exists, so the writer
+never waits. A reader reads that word, stores it as its own lease and reads it again. If it is
+unchanged, the writer will see the lease before it chooses its next slot, so the slot does not
+change until the lease ends. There is no copy and no torn read.
 
-A plain double buffer with a version check is not enough for this: it tells a reader that its data
-changed, after the fact, and a reader that holds pointers into the slot has no such moment.
+A plain double buffer with a version check is not enough: it only shows afterwards that the data
+changed, but a reader with pointers into the slot reads continuously.
 """
 
 from __future__ import annotations
@@ -46,19 +46,21 @@ from vinoreward.actor_learner.transport.segments import (
 from vinoreward.actor_learner.transport.sync import fence, wait_until
 from vinoreward.errors import ConfigError
 
-_HEADER_SLACK = 4096  # bytes; later headers hold longer numbers
+_HEADER_SLACK = 4096  # bytes; later headers contain longer numbers
 
 
 class WeightStore(InSegment):
-    """The latest weights, for one writing process and a fixed number of reading ones.
+    """The latest weights, for one writing process and a fixed number of reading processes.
 
-    ``create`` it in the parent and ``attach`` it in spawned children, either as reader ``i`` or,
-    without a reader's number, as the one that publishes.
+    ``create`` it in the parent and ``attach`` it in spawned children: as reader ``i``, or without a
+    reader's number as the publisher.
     """
 
     def __init__(self, segment: Segment, spec: WeightStoreSpec, reader: int | None = None) -> None:
         if reader is not None and not 0 <= reader < spec.readers:
-            raise ConfigError(f"reader {reader} was asked for. Expected 0 to {spec.readers - 1}.")
+            raise ConfigError(
+                f"the store has no reader {reader}. Expected 0 to {spec.readers - 1}."
+            )
         super().__init__(segment)
         self.spec = spec
         self._reader = reader
@@ -83,8 +85,8 @@ class WeightStore(InSegment):
         """
         if not 1 <= readers <= MAX_READERS or capacity < 1:
             raise ConfigError(
-                f"a weight store for {readers} readers of {capacity} bytes was asked for. Expected "
-                f"1 to {MAX_READERS} readers and a positive capacity."
+                f"the weight store is for {readers} readers and {capacity} bytes. Expected 1 to "
+                f"{MAX_READERS} readers and a positive capacity."
             )
         capacity = aligned(capacity)
         shape = WeightStoreSpec(SegmentSpec("", 0), readers, capacity)
@@ -102,13 +104,13 @@ class WeightStore(InSegment):
 
     @staticmethod
     def capacity_for(header: bytes, arrays: Sequence[Array]) -> int:
-        """Return the bytes that such weights need, with room for a somewhat longer header."""
+        """Return the required bytes per slot, with slack for a longer header."""
         payload = sum(aligned(array.nbytes) for array in arrays)
         return aligned(len(header) + _HEADER_SLACK) + payload
 
     @property
     def latest_version(self) -> int:
-        """The newest version published, -1 if none. Costs one load."""
+        """The newest published version, -1 if none. Costs one load."""
         return version_of(self._words[LATEST])
 
     def publish(
@@ -120,40 +122,40 @@ class WeightStore(InSegment):
         source: int | None = None,
         checksum: bool = False,
     ) -> None:
-        """Make weights the latest; never waits. One process only.
+        """Publish weights as the latest; never waits. Only one process may publish.
 
         Args:
-            header: says what the arrays are.
-            arrays: any numeric dtype and strides; the first lies at the start of the payload, each
-                next one at the next multiple of 64 bytes.
-            version: above every version published before.
-            source: the learner's version they were made of; ``version`` by default.
+            header: describes the arrays.
+            arrays: any numeric dtype and strides; stored one after the other, each aligned to 64
+                bytes.
+            version: above every published version.
+            source: the learner's version from which they were made; ``version`` by default.
             checksum: store a CRC-32 for :meth:`Lease.intact` (1 ms for 4 MB).
 
         Raises:
-            ConfigError: more bytes than a slot holds, or a version that is not newer.
+            ConfigError: more bytes than a slot has, or a version that is not newer.
         """
         latest = self._words[LATEST]
         if version <= version_of(latest) or version < 0:
             raise ConfigError(
-                f"version {version} was to be published after {version_of(latest)}. Expected a "
-                "higher one; a learner that resumes must count on from latest_version."
+                f"cannot publish version {version} after {version_of(latest)}. Expected a higher "
+                "one; after a resume, continue from latest_version."
             )
         start = aligned(len(header))
         offsets, end = [], 0
         for array in arrays:
             if array.dtype.hasobject:
-                raise ConfigError(f"an array of {array.dtype} cannot be published, only numbers.")
+                raise ConfigError(f"cannot publish an array of {array.dtype}. Expected numbers.")
             offsets.append(aligned(end))
             end = offsets[-1] + array.nbytes
         if start + end > self.spec.capacity:
             raise ConfigError(
-                f"weights of {start + end} bytes were to be published. Expected at most "
-                f"{self.spec.capacity}; make the store with a larger capacity."
+                f"cannot publish weights of {start + end} bytes. Expected at most "
+                f"{self.spec.capacity}; create the store with a larger capacity."
             )
         slot = self._free_slot(latest)
         line = self._line(slot)
-        # 0 first: a writer killed from here on leaves a slot that its successor fills before others
+        # 0 first: if this writer is killed from here on, its successor reuses the slot first.
         self._words[line + VERSION] = 0
         data = self._slots[slot]
         data.data[: len(header)] = header
@@ -167,9 +169,9 @@ class WeightStore(InSegment):
         self._words[line + CHECKSUM] = zlib.crc32(payload.data) if checksum else NO_CHECKSUM
         self._words[line + PUBLISHED] = time.monotonic_ns()
         self._words[line + VERSION] = version + 1
-        fence()  # what a reader finds through the next word is complete
+        fence()  # the slot is complete before readers can find it
         self._words[LATEST] = word_of(version, slot)
-        fence()  # and the next publication looks at leases after readers could see this one
+        fence()  # the next publication reads leases after readers could see this one
 
     def _line(self, slot: int) -> int:
         return LINE_WORDS * (1 + self.spec.readers + slot)
@@ -184,10 +186,10 @@ class WeightStore(InSegment):
         return min(free, key=lambda slot: self._words[self._line(slot) + VERSION])
 
     def pull_if_newer(self, have: int = NO_VERSION) -> Lease | None:
-        """Lease the latest weights if their version is above ``have``; about 0.1 µs if it is not.
+        """Lease the latest weights if their version is above ``have``; about 0.1 µs if not.
 
-        A reader has one lease: a successful pull ends the one before, whose views must not be used
-        any more. A pull that returns None leaves it alone.
+        A reader has one lease: a successful pull ends the previous one and invalidates its views. A
+        pull that returns None keeps it.
 
         Raises:
             ConfigError: this store was attached without a reader's number.
@@ -206,7 +208,7 @@ class WeightStore(InSegment):
             self._lease.invalidate()
         while True:
             words[place] = word
-            fence()  # the lease is seen before the latest is looked at again
+            fence()  # publish the lease before reading the latest again
             again = words[LATEST]
             if again == word:
                 break
@@ -226,16 +228,16 @@ class WeightStore(InSegment):
         return None
 
     def end(self, lease: Lease) -> None:
-        """Give a lease back; :meth:`Lease.close` calls this."""
+        """End a lease; called by :meth:`Lease.close`."""
         if self._lease is lease and self._reader is not None:
             fence()  # the last use of the weights is over before others may see the slot free
             self._words[self._lease_place(self._reader)] = 0
             self._lease = None
 
     def leased(self, reader: int) -> int:
-        """Return the version that a reader leases, -1 if none."""
+        """Return the version that a reader leases; -1 if none."""
         return version_of(self._words[self._lease_place(reader)])
 
     def reclaim(self, reader: int) -> None:
-        """Free what a reader leased whose process is dead. Joined, not merely silent."""
+        """Free the lease of a reader whose process is dead (joined, not merely silent)."""
         self._words[self._lease_place(reader)] = 0
