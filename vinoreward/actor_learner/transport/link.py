@@ -1,7 +1,6 @@
-"""How an actor, or the compressor, is connected to the learner: what an engine has to provide.
+"""Interfaces between actors or the compressor and the learner; an engine implements them.
 
-The loops of actors and compressor are written against these classes and know nothing of shared
-memory or Ray.
+The loops of actors and compressor use only these classes, not shared memory or Ray.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import Bytes, decode
 
 NONE = -1
-"""Version of weights that nobody has."""
+"""Version of missing weights."""
 SETTINGS, OBSERVATIONS = 2, 3
-"""Stores beside those of weights, which have the number of their network."""
+"""Stores other than those of weights, whose number is that of their network."""
 STORES = ("full", "compressed", "settings", "observations")
-"""What each store is called, by number."""
+"""Names of the stores, by number."""
 LONGEST_PUSH = 300.0
-"""Seconds that the compressor may work without a look at its link: late is not dead. Until then a
-thread of its own gives its signs of life, which a process that is stopped cannot."""
+"""Maximum seconds that the compressor may work between two calls of its link. Until then a thread
+sends its heartbeats; a stopped process sends none."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A policy, or the newest of another store, as it came.
+    """A received policy, or the newest content of another store.
 
     Attributes:
         header: see :func:`vinoreward.policies.wire.encode`.
         payload: (bytes,) uint8; may lie in shared memory.
-        version: learner's, that they were made of; -1 where the link does not say.
+        version: of the learner's policy from which it was made; -1 if unknown.
     """
 
     header: bytes
@@ -52,10 +51,10 @@ class Weights:
 
 
 class Link(abc.ABC):
-    """What actors and compressor have in common.
+    """Common interface of actors and compressor.
 
-    Three members are an engine's own: a process hears (:attr:`stopped`), fetches (:meth:`pull`)
-    and tells (:meth:`report`), and no one of these could be put in terms of another.
+    An engine implements three members, none of which can be expressed by the others: the stop flag
+    (:attr:`stopped`), reading (:meth:`pull`) and sending (:meth:`report`).
     """
 
     _settings = (NONE, ActorSettings())
@@ -63,24 +62,24 @@ class Link(abc.ABC):
     @property
     @abc.abstractmethod
     def stopped(self) -> bool:
-        """Whether training is over, or the learner gone. Also says that this process is alive."""
+        """Whether training is over or the learner is gone. Also sends a heartbeat."""
 
     @abc.abstractmethod
     def report(self, kind: str, value: Any) -> None:
-        """Send something small to the learner: plain data, of a kind such as ``"refused"``."""
+        """Send a small message to the learner: plain data of a kind such as ``"refused"``."""
 
     @abc.abstractmethod
     def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
-        """Return what is newer in a store.
+        """Return the newer content of a store, or None.
 
-        It may lie in shared memory and is valid until the next pull of the same store that returns
-        something. Cheap if there is nothing newer.
+        It may lie in shared memory and is valid until the next successful pull of the same store.
+        Cheap if there is nothing newer.
 
         Args:
             store: 0 the learner's own weights, 1 the compressed ones, or :data:`SETTINGS`; a
                 compressor also has :data:`OBSERVATIONS`.
-            have: version of what is in use, the learner's for weights; -1 for none.
-            wait: for newer ones, until there are some or training is over.
+            have: version of the current content (the learner's for weights), -1 for none.
+            wait: block until there is newer content or training is over.
         """
 
     def settings(self) -> ActorSettings:
@@ -92,43 +91,43 @@ class Link(abc.ABC):
 
 
 class ActorLink(Link):
-    """An actor's.
+    """Interface of an actor.
 
-    Three members more: a trajectory is filled where it will be read, so that it is begun before it
-    is handed over, and a version is asked for far more often than the weights of it.
+    Three more members: a trajectory is filled in place, so it needs a begin and a commit, and the
+    version is read far more often than the weights.
     """
 
     @property
     @abc.abstractmethod
     def learner_version(self) -> int:
-        """Updates that the learner has made."""
+        """Number of the learner's updates."""
 
     @abc.abstractmethod
     def begin(self) -> Trajectory | None:
-        """Return a trajectory to fill, once there is room and the learner keeps up; None: stop."""
+        """Wait for a slot and the limiter; return a trajectory to fill, or None to stop."""
 
     @abc.abstractmethod
     def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Hand over the trajectory that was begun.
+        """Hand over the trajectory of :meth:`begin`.
 
         Args:
-            counts: added to this actor's counters.
-            episodes: that have ended in it, as plain data.
+            counts: to add to this actor's counters.
+            episodes: finished in it, as plain data.
         """
 
 
 class CompressorLink(Link):
-    """The compressor's."""
+    """Interface of the compressor."""
 
     _seen = NONE
     _rows: npt.NDArray[np.generic] | None = None
 
     @abc.abstractmethod
     def publish(self, policy: Policy) -> None:
-        """Make a compressed policy the latest for all actors."""
+        """Publish a compressed policy to all actors."""
 
     def observations(self) -> npt.NDArray[np.generic] | None:
-        """Return (N, *shape) recent observations, in memory of their own; None if there are none"""
+        """Return a copy of recent observations (N, *shape), or None if there are none."""
         found = self.pull(OBSERVATIONS, self._seen)
         if found is not None:
             about = json.loads(found.header)
