@@ -7,7 +7,6 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable, Iterator
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.backends.runtime import keep_forever, watch
 from vinoreward.closing import Closing
+from vinoreward.entry_points import Registry
 from vinoreward.errors import (
     ConfigError,
     InputError,
@@ -29,7 +29,6 @@ from vinoreward.errors import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-GROUP = "vinoreward.backends"
 PRECISIONS = ("fp32", "bf16", "int8")
 MAX_THREADS = 512
 
@@ -287,6 +286,10 @@ def check_output(result: NDArray[Any], spec: TensorSpec, count: int, name: str) 
         )
 
 
+# mypy wants a concrete class where an abstract one is passed as a type.
+BACKENDS = Registry("vinoreward.backends", Backend, "backend", UnknownBackendError)  # type: ignore[type-abstract]
+
+
 def load_backend(
     name: str,
     spec: NetworkSpec,
@@ -309,7 +312,7 @@ def load_backend(
         MissingExtraError: its library is not installed.
         ConfigError: the backend cannot do what is asked.
     """
-    backend = find_backend(name)
+    backend = BACKENDS.find(name)
     problem = _missing(backend)
     if problem is not None:
         raise MissingExtraError(problem)
@@ -319,40 +322,11 @@ def load_backend(
 def available_backends() -> dict[str, str | None]:
     """Return each registered backend's name with ``None``, or with why it cannot be used."""
     found: dict[str, str | None] = {}
-    for name, entry in sorted(_entries().items()):
+    for name in BACKENDS.names():
         try:
-            found[name] = _missing(_load(entry))
+            found[name] = _missing(BACKENDS.find(name))
         except (ImportError, ConfigError) as error:
             found[name] = str(error)
-    return found
-
-
-def _entries() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
-
-
-def find_backend(name: str) -> type[Backend]:
-    """Return the class of a backend; its library is not imported yet.
-
-    Raises:
-        UnknownBackendError: no backend of that name.
-    """
-    entries = _entries()
-    if name not in entries:
-        raise UnknownBackendError(
-            f"there is no backend {name!r}. Expected one of {', '.join(sorted(entries)) or 'none'};"
-            f" another package can add one in the entry-point group {GROUP!r}."
-        )
-    return _load(entries[name])
-
-
-def _load(entry: EntryPoint) -> type[Backend]:
-    found = entry.load()
-    if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise ConfigError(
-            f"the entry point {entry.name!r} of {GROUP!r} is {entry.value}. Expected a subclass of "
-            "vinoreward.backends.base.Backend; correct the package that registers it."
-        )
     return found
 
 

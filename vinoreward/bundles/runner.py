@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.base import find_backend
+from vinoreward.backends.base import BACKENDS
 from vinoreward.backends.runtime import building
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.picture import prepare
@@ -61,7 +61,7 @@ class Runner(Closing):
                 f"the bundle {spec.name!r} is {article[spec.kind]} {spec.kind}. Expected "
                 f"{article[self.kind]} {self.kind}'s bundle; train one with: {_COMMANDS[self.kind]}"
             )
-        find_backend(backend)  # a mistyped name is said now, not at the first picture
+        BACKENDS.find(backend)  # a mistyped name is said now, not at the first picture
         self.backend_name = backend
         """The backend's registered name."""
         self.device = device
