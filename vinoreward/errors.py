@@ -29,12 +29,12 @@ Each message says what was found, what was expected and what to do about it.
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import json
 import shlex
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 
@@ -81,24 +81,23 @@ def install_command(extra: str) -> str:
     return f"pip install 'vinoreward[{extra}]'"
 
 
-def import_extra(module: str, what: str, extra: str) -> Any:
-    """Return an optional library's module.
+@contextlib.contextmanager
+def needed_for(what: str, extra: str) -> Iterator[None]:
+    """Name the extra that installs a library whose import fails within the block.
 
     Args:
-        module: its full name.
         what: needs it, in words.
         extra: that installs it.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: with the command.
     """
     try:
-        return importlib.import_module(module)
+        yield
     except ImportError as error:
-        library = module.partition(".")[0]
         raise MissingExtraError(
-            f"{what} needs {library}, which is not installed. Install it with: "
-            f"{install_command(extra)}"
+            f"{what} needs {error.name}, which is not installed or does not load here. Install it "
+            f"with: {install_command(extra)}"
         ) from error
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.network import NetworkFile, check_network, read_bytes
 from vinoreward.backends.runtime import import_nncf
-from vinoreward.errors import InputError, MissingExtraError, ModelCorruptError, install_command
+from vinoreward.errors import InputError, ModelCorruptError, needed_for
 from vinoreward.files import atomic_path
 
 if TYPE_CHECKING:
@@ -44,14 +44,9 @@ def export_onnx(module: nn.Module, path: Path, height: int, width: int) -> None:
         MissingExtraError: torch or onnxscript is not installed.
         RunFolderError: the file cannot be written.
     """
-    try:
+    with needed_for("exporting", "train"):
         import onnxscript  # noqa: F401 - the exporter needs it and would say so less clearly
         import torch
-    except ImportError as error:
-        raise MissingExtraError(
-            f"exporting needs {error.name}, which is not installed. Install it with: "
-            f"{install_command('train')}"
-        ) from error
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     # A batch of 2: with 1 the exporter may take the batch for a constant.
     example = torch.zeros((2, height, width, 3), dtype=torch.uint8, device=device)
@@ -120,14 +115,9 @@ def quantize_onnx(
     content = read_bytes(model, None)
     check_network(model, NetworkFile(content), frames.shape[1:], (1,))
     nncf = import_nncf()
-    try:
+    with needed_for("quantizing", "train"):
         import onnx
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingExtraError(
-            f"quantizing needs {error.name}, which is not installed. Install it with: "
-            f"{install_command('train')}"
-        ) from error
     try:
         network = onnx.load_model_from_string(content)
         onnx.checker.check_model(network)

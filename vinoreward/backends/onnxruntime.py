@@ -11,11 +11,10 @@ from vinoreward.backends.base import CHUNKS, Backend, in_pieces
 from vinoreward.backends.network import Preprocess, check_ends, read_network
 from vinoreward.errors import (
     ConfigError,
-    MissingExtraError,
     ModelCorruptError,
     OutputError,
     UnknownDeviceError,
-    install_command,
+    needed_for,
 )
 
 _DTYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32", "tensor(double)": "float64"}
@@ -57,14 +56,9 @@ class ONNXRuntimeBackend(Backend):
         self._sizes = (batch,) if isinstance(batch, int) and batch > 0 else CHUNKS
 
     def _open(self) -> Any:
-        try:
+        with needed_for("the onnxruntime backend", "onnxruntime"):
             import onnxruntime
             from onnxruntime.capi import onnxruntime_pybind11_state as failures
-        except ImportError as error:
-            raise MissingExtraError(
-                "onnxruntime is not installed or does not load here. Install it with: "
-                f"{install_command('onnxruntime')}"
-            ) from error
         model = read_network(self.spec, CHUNKS).model
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads

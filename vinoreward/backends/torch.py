@@ -12,13 +12,7 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend
 from vinoreward.backends.network import read_bytes
-from vinoreward.errors import (
-    ConfigError,
-    MissingExtraError,
-    ModelCorruptError,
-    UnknownDeviceError,
-    install_command,
-)
+from vinoreward.errors import ConfigError, ModelCorruptError, UnknownDeviceError, needed_for
 
 
 class TorchBackend(Backend):
@@ -46,7 +40,7 @@ class TorchBackend(Backend):
                 "backend='openvino' or 'onnxruntime'."
             )
         content = read_bytes(weights, self.spec.weights_sha256)
-        try:
+        with needed_for("the torch backend", "train"):
             import safetensors
             import safetensors.torch
             import torch
@@ -57,11 +51,6 @@ class TorchBackend(Backend):
                 build,
                 build_encoder,
             )
-        except ImportError as error:
-            raise MissingExtraError(
-                f"the torch backend needs {error.name}, which is not installed or does not load "
-                f"here. Install it with: {install_command('train')}"
-            ) from error
         self._device = self._find_device(torch)
         columns = self.output.shape[-1]
         if columns is None or None in self.input.shape[1:]:

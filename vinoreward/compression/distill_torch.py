@@ -12,22 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vinoreward.compression.context import CompressionContext
-from vinoreward.errors import ConfigError, MissingExtraError, OutputError, install_command
+from vinoreward.errors import ConfigError, OutputError, needed_for
 from vinoreward.policies.distributions import LOG_STD
 from vinoreward.policies.policy import Floats, Policy, random_policy
 from vinoreward.policies.spec import PolicySpec
 
-try:
+with needed_for("distillation", "train"):
     import torch
     from torch import Tensor
     from torch.nn.functional import log_softmax
 
     from vinoreward.policies.torch_policy import TorchPolicy, from_policy
-except ImportError as error:
-    raise MissingExtraError(
-        "distillation needs torch, which is not installed. Install it with: "
-        f"{install_command('train')}"
-    ) from error
 
 if TYPE_CHECKING:
     from vinoreward.compression.distill import Lesson

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import ConfigError, InputError, import_extra
+from vinoreward.errors import ConfigError, InputError, needed_for
 
 Doubles = npt.NDArray[np.float64]
 
@@ -88,7 +88,8 @@ def paired_gap(returns: PairedReturns, *, confidence: float = 0.95, tolerance: f
     gaps = returns.full - returns.compressed
     mean = float(gaps.mean())
     error = float(gaps.std(ddof=1)) / math.sqrt(count)
-    quantile = import_extra("scipy.special", "comparing returns", "train").stdtrit
-    lower = mean - float(quantile(count - 1, confidence)) * error
+    with needed_for("comparing returns", "train"):
+        from scipy.special import stdtrit
+    lower = mean - float(stdtrit(count - 1, confidence)) * error
     scale = max(float(returns.full.std(ddof=1)), 0.1 * abs(float(returns.full.mean())), 1e-9)
     return Gap(mean, error, lower, scale, lower > tolerance)

@@ -9,12 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import (
-    ConfigError,
-    InputError,
-    TooFewNegativesError,
-    import_extra,
-)
+from vinoreward.errors import ConfigError, InputError, TooFewNegativesError, needed_for
 
 # A temperature outside this range says that the logits are wrong, not that they need scaling.
 TEMPERATURES = (0.05, 20.0)
@@ -105,9 +100,9 @@ def temperature(logits: NDArray[np.floating[Any]], labels: NDArray[np.integer[An
 
     low, high = (math.log(bound) for bound in TEMPERATURES)
     # The loss is convex in 1 / T, hence it has one minimum in log T: a bounded search finds it.
-    found = import_extra("scipy.optimize", "calibration", "train").minimize_scalar(
-        loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6}
-    )
+    with needed_for("calibration", "train"):
+        from scipy.optimize import minimize_scalar
+    found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
     return float(math.exp(min((low, high, float(found.x)), key=loss)))
 
 
@@ -134,7 +129,8 @@ def clopper_pearson(
     if n == 0:
         return 0.0, 1.0
     error = (1.0 - confidence) / (2.0 if side == "two" else 1.0)
-    beta = import_extra("scipy.stats", "calibration", "train").beta
+    with needed_for("calibration", "train"):
+        from scipy.stats import beta
     low = 0.0 if k == 0 or side == "upper" else float(beta.ppf(error, k, n - k + 1))
     high = 1.0 if k == n or side == "lower" else float(beta.isf(error, k + 1, n - k))
     return low, high

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vinoreward.actor_learner.acting.evaluation import Evaluator
 from vinoreward.actor_learner.checkpoint import CHECKPOINT
-from vinoreward.errors import MissingExtraError, RunFolderError, install_command
+from vinoreward.errors import RunFolderError, needed_for
 from vinoreward.files import read_json, read_plain, write_bytes
 from vinoreward.policies.files import save_policy
 from vinoreward.saved_state import check_counts
@@ -42,16 +42,11 @@ def train(config: ActorsConfig) -> Outcome | None:
         RunFolderError: the folder is in use or cannot be written.
         KeyboardInterrupt: Ctrl-C; a checkpoint was written first if training had begun.
     """
-    try:
+    with needed_for("training", "train"):
         # All of them now: a plot that cannot be drawn should not be told after hours of training.
         for name in ("matplotlib", "safetensors", "tensorboard", "tqdm"):
             importlib.import_module(name)
         import torch
-    except ImportError as error:
-        raise MissingExtraError(
-            f"training needs {error.name}, which is not installed. Expected the training extra; "
-            f"run: {install_command('train')}"
-        ) from error
     torch.set_num_threads(config.threads)
     before = _recorded_before(config)
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:

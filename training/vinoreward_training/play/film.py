@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from vinoreward.errors import ConfigError, MissingExtraError, install_command
+from vinoreward.errors import ConfigError, needed_for
 from vinoreward.files import atomic_path
 from vinoreward_envs.camera.pictures import make_camera
 from vinoreward_envs.camera.spec import CameraSpec
@@ -219,12 +219,6 @@ def check_film_path(path: Path) -> None:
             f"{' or '.join(FILM_SUFFIXES)}; change --out."
         )
     if suffix == ".mp4":
-        try:
+        with needed_for("an MP4 film (not a .gif)", "train"):
             import imageio.v2  # noqa: F401
             import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: F401
-        except ImportError as error:
-            raise MissingExtraError(
-                f"an MP4 film needs {error.name}, which is not installed. Expected it beside "
-                f"imageio; run: {install_command('train')}, or choose a name that ends in "
-                ".gif."
-            ) from error

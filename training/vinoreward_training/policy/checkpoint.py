@@ -18,13 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from vinoreward.bundles.reader import shown
-from vinoreward.errors import (
-    ConfigError,
-    MissingExtraError,
-    ModelCorruptError,
-    ModelNotFoundError,
-    install_command,
-)
+from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, needed_for
 from vinoreward.files import read_json, write_json
 from vinoreward.saved_state import check_counts, check_names, save_state
 from vinoreward_training.configs.train import TrainConfig
@@ -57,13 +51,8 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
             f"found the algorithm {name!r}. Expected one of {', '.join(ALGORITHMS)}; choose one "
             "with --algorithm."
         )
-    try:
+    with needed_for("training", "train"):
         import stable_baselines3
-    except ImportError as error:
-        raise MissingExtraError(
-            "training needs Stable-Baselines3, which is not installed. Expected the training "
-            f"extra; run: {install_command('train')}"
-        ) from error
     found: type[BaseAlgorithm] = getattr(stable_baselines3, name)
     return found
 

@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import (
-    MissingExtraError,
-    RunFolderError,
-    UnknownDeviceError,
-    install_command,
-)
+from vinoreward.errors import RunFolderError, UnknownDeviceError, needed_for
 from vinoreward.files import read_json, write_json
 from vinoreward.interrupts import interrupt_between
 from vinoreward.saved_arrays import reason_of
@@ -89,14 +84,9 @@ def train(config: TrainConfig) -> TrainResult:
     if settled.bundle is not None and settled.backend != "oracle":
         metrics = Bundle.load(settled.bundle).spec.metrics
         refuse_useless(settled.bundle, metrics, force=settled.force)
-    try:
+    with needed_for("training", "train"):
         import stable_baselines3  # noqa: F401
         import torch
-    except ImportError as error:
-        raise MissingExtraError(
-            f"training needs {error.name}, which is not installed. Expected the training extra; "
-            f"run: {install_command('train')}"
-        ) from error
     check_device(settled.device)
     torch.set_num_threads(settled.threads)
     line = again("train", settled.out, *naming(settled.env))

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, MissingExtraError, install_command
+from vinoreward.errors import ConfigError, needed_for
 
 Bytes = NDArray[np.uint8]
 SIDE = 84
@@ -232,14 +232,9 @@ class AtariEnv(gym.Env[Bytes, np.int64]):
 
 def _emulator(game: str, sticky: float, max_frames: int) -> tuple[Any, Any]:
     """Return an emulator with its settings, and the path of the game's ROM."""
-    try:
+    with needed_for("playing Atari games", "atari"):
         ale_py = importlib.import_module("ale_py")
         roms = importlib.import_module("ale_py.roms")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"Atari games need {error.name}, which is not installed or does not load here. "
-            f"Install it with: {install_command('atari')}"
-        ) from error
     if game not in roms.get_all_rom_ids():
         known = ", ".join(sorted(roms.get_all_rom_ids()))
         raise ConfigError(f"ale-py has no game {game!r}. Expected one of: {known}.")

@@ -14,6 +14,7 @@ from vinoreward.errors import (
     ModelCorruptError,
     ModelNotFoundError,
     install_command,
+    needed_for,
 )
 from vinoreward.saved_arrays import shown
 from vinoreward.saved_state import read_state
@@ -42,15 +43,10 @@ def export_module(
     Raises:
         As ``Bundle.from_encoder_module``.
     """
-    try:
+    with needed_for("exporting a module", "train"):
         import torch
 
         from vinoreward.backends.torch_networks import WithPreprocess
-    except ImportError as error:
-        raise MissingExtraError(
-            f"exporting a module needs {error.name}, which is not installed. Install it with: "
-            f"{install_command('train')}"
-        ) from error
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0 or scale <= 0:
         raise ConfigError(
             f"mean is {mean}, std {std} and scale {scale}. Expected three means and three positive "

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import ConfigError, MissingExtraError, OutputError, install_command
+from vinoreward.errors import ConfigError, OutputError, needed_for
 from vinoreward.policies.backends.base import Infer, PolicyBackend
 from vinoreward.policies.backends.blob import ALIGNMENT, describes, seal, unseal
 from vinoreward.policies.backends.int8 import int8_layers, weight_count
@@ -51,14 +51,9 @@ class ONNXRuntimeBackend(PolicyBackend):
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
-        try:
+        with needed_for("the onnxruntime backend", "onnxruntime"):
             import onnxruntime
             from onnxruntime.capi import onnxruntime_pybind11_state as failures
-        except ImportError as error:
-            raise MissingExtraError(
-                "onnxruntime is not installed or cannot be loaded. Install it with: "
-                f"{install_command('onnxruntime')}"
-            ) from error
         self._library = onnxruntime
         self._failures = (failures.Fail, failures.RuntimeException, failures.InvalidArgument)
         self._refusals = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import MissingExtraError, install_command
+from vinoreward.errors import needed_for
 from vinoreward.policies.backends.base import Infer, PolicyBackend
 from vinoreward.policies.backends.int8 import float_array
 from vinoreward.policies.policy import ActivationRange, Floats, Policy
@@ -41,12 +41,8 @@ class TorchBackend(PolicyBackend):
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
-        try:
+        with needed_for("the torch backend", "train"):
             import torch
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(
-                f"torch is not installed. Install it with: {install_command('train')}"
-            ) from error
         self._torch = torch
         self._module: nn.Sequential | None = None
         self._key: object = None

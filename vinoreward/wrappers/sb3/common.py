@@ -9,19 +9,14 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, InputError, MissingExtraError, install_command
+from vinoreward.errors import ConfigError, InputError, needed_for
 from vinoreward.wrappers.last_pictures import LastPictures, own_last
 from vinoreward.wrappers.layers import Form, ImageSource, Inside
 from vinoreward.wrappers.sources import PictureSource
 
-try:
+with needed_for("vinoreward.wrappers.sb3", "train"):
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
-except ImportError as missing:
-    raise MissingExtraError(
-        "VecLearnedReward and VecEncodedObservation need stable-baselines3, which is not "
-        f"installed. Install it with: {install_command('train')}"
-    ) from missing
 
 __all__ = ["Monitor", "SB3Form", "VecEnv", "VecEnvWrapper", "copied_observation"]
 

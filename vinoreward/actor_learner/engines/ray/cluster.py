@@ -15,7 +15,7 @@ from typing import Any
 from vinoreward.actor_learner.engines.base import EngineError
 from vinoreward.actor_learner.engines.local.processes import THREADS
 from vinoreward.child_python import searches_current_folder
-from vinoreward.errors import MissingExtraError, install_command
+from vinoreward.errors import needed_for
 from vinoreward.interrupts import sigterm_kept
 
 ADDRESS = "RAY_ADDRESS"
@@ -51,12 +51,8 @@ def import_ray() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
+    with needed_for("the engine 'ray'", "ray"):
         import ray
-    except ImportError as error:
-        raise MissingExtraError(
-            f"the engine 'ray' needs Ray, which is not installed. Run: {install_command('ray')}"
-        ) from error
     return ray
 
 
