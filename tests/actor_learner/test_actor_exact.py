@@ -168,7 +168,7 @@ class TestCompressor:
         link = PlainCompressorLink(teachers, [ActorSettings()])
         Compressor(CompressorConfig(CompressorChain().add(Quantize("int8"))), link).run()
         assert [policy.version for policy in link.published] == [1]
-        assert "NaN or infinity" in link.reports[0]["error"]
+        assert "has NaN or infinite values" in link.reports[0]["error"]
 
     def test_state_is_saved_when_asked_and_taken_up(self, tmp_path: Any) -> None:
         from faulty_environments import Remembers, pushes_counted

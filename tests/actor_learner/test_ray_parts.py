@@ -131,7 +131,10 @@ class TestMessageQueue:
         assert asyncio.run(asking()) == [b"0", b"1", b"2", b"3"]
 
     def test_nobody_asks(self) -> None:
-        assert not MessageQueue().wait_asked(lambda: True)
+        async def waiting() -> bool:
+            return MessageQueue().wait_asked(lambda: True)
+
+        assert not asyncio.run(waiting())
 
 
 class TestPublisher:
@@ -255,7 +258,8 @@ class TestStateLost:
             ask("pull", Known(0, 0, -1, 0), FULL, -1, 0.0)  # so does the actor
 
         learner_publishes()
-        link = ray_links.RayCompressorLink(Identity(handle, 1, 0, beat=0.01), MessageQueue())
+        messages = SimpleNamespace(put=lambda message: None)
+        link = ray_links.RayCompressorLink(Identity(handle, 1, 0, beat=0.01), messages)
         assert link.pull(0, -1).version == 5
         link.publish(random_policy(NUMBERED, 5))
         assert ask("everyone_has", 1, 5, True)

@@ -16,6 +16,7 @@ from vinoreward.actor_learner.engines.supervisor import (
     Supervisor,
     Worker,
 )
+from vinoreward.errors import InputError
 
 HEARTBEAT, START_TIMEOUT = 5.0, 30.0
 
@@ -30,12 +31,15 @@ class Scripted(Worker):
         self.calls: list[str] = []
         self.sees = Status(math.inf, 0)
         self.dies = True
+        self.broken = False
 
     def start(self) -> None:
         self.calls.append(f"start {self.generation}")
         self.sees = Status(math.inf, self.sees.handed)
 
     def look(self) -> Status:
+        if self.broken:
+            raise InputError("what it sent cannot be read")
         found = self.sees
         self.sees = found._replace(messages=())
         return found
@@ -205,3 +209,9 @@ class TestClosing:
         began = house.now
         house.supervisor.close()
         assert house.now == began
+
+    def test_ends_everybody_whatever_they_sent(self) -> None:
+        house = House()
+        house.workers[1].broken = True
+        house.supervisor.close()
+        assert [worker.calls for worker in house.workers] == [["kill"]] * 3

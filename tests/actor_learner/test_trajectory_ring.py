@@ -26,9 +26,8 @@ from shared_memory_children import (
 )
 
 from vinoreward.actor_learner.transport.control_block import ControlBlock
-from vinoreward.actor_learner.transport.ring_handles import Batch, WriteSlot
 from vinoreward.actor_learner.transport.ring_slots import FREE, READING, READY, WRITING
-from vinoreward.actor_learner.transport.trajectory_ring import TrajectoryRing
+from vinoreward.actor_learner.transport.trajectory_ring import Batch, TrajectoryRing, WriteSlot
 from vinoreward.errors import ConfigError, InputError, SharedMemoryError
 
 

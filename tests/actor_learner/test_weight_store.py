@@ -21,9 +21,8 @@ from shared_memory_children import (
     segments_of,
 )
 
-from vinoreward.actor_learner.transport.lease import Lease
 from vinoreward.actor_learner.transport.segments import Segment
-from vinoreward.actor_learner.transport.weight_store import WeightStore
+from vinoreward.actor_learner.transport.weight_store import Lease, WeightStore
 from vinoreward.errors import ConfigError, SharedMemoryError
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import mlp

@@ -6,6 +6,7 @@ The same for processes of one machine and of a cluster: both are a :class:`Worke
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
 import threading
 import time
@@ -289,17 +290,19 @@ class Supervisor:
             saving = any(worker.number >= self._actors for worker in left)
             if self._clock() - start > (SAVE_PATIENCE if saving else END_PATIENCE):
                 break
-            try:
+            with contextlib.suppress(VinorewardError):  # of which the learner was told already
                 self._wait(left, WATCH_EVERY)
-            except VinorewardError:
-                continue  # nobody asks any more
         for worker in self.workers:
             worker.kill()
 
     def _ending(self, worker: Worker) -> bool:
+        """Whether to wait for a process's own end."""
+        try:
+            status = self._read(worker)
+        except VinorewardError:
+            return False  # what it sends cannot be read
         # One that is still importing has nothing to put in order, and does not look at what it is
         # told.
-        status = self._read(worker)
         return status.ended is None and status.silence < math.inf
 
     # In the thread

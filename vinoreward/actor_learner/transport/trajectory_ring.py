@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from vinoreward.actor_learner.transport.ring_handles import Batch, WriteSlot
 from vinoreward.actor_learner.transport.ring_slots import (
     COMMITTED_AT,
     FREE,
@@ -38,6 +37,7 @@ from vinoreward.actor_learner.transport.ring_slots import (
 from vinoreward.actor_learner.transport.segments import Segment, SegmentSpec
 from vinoreward.actor_learner.transport.sync import fence, wait_until
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
+from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, SharedMemoryError
 
 
@@ -246,3 +246,61 @@ class TrajectoryRing(RingSlots):
         for slot in slots:
             line = self.slot_line(slot)
             self.words[line + WORD] = word_of(FREE, generation_of(self.words[line + WORD]))
+
+
+class WriteSlot(Closing):
+    """A slot that one actor fills in place; a ``with`` block abandons it unless committed.
+
+    Attributes:
+        slot: its number.
+        trajectory: writable views with old contents: write every element.
+    """
+
+    def __init__(self, ring: TrajectoryRing, slot: int, trajectory: Trajectory) -> None:
+        self.slot = slot
+        self.trajectory = trajectory
+        self._ring = ring
+        self._open = True
+
+    def commit(self, *, check: bool = True) -> None:
+        """Hand the trajectory to the learner.
+
+        Args:
+            check: first check for NaN and values out of range; the slot stays open on an error.
+
+        Raises:
+            InputError: the spec refuses the trajectory.
+            SharedMemoryError: this actor was replaced and must end.
+            ConfigError: the slot is already closed.
+        """
+        if check:
+            self._ring.spec.trajectories.check(self.trajectory)
+        self._open = False
+        self._ring.finish(self, ready=True)
+
+    def close(self) -> None:
+        """Abandon the slot if it was not committed."""
+        if self._open:
+            self._open = False
+            self._ring.finish(self, ready=False)
+
+
+class Batch(Closing):
+    """Trajectories taken by the learner; a context manager that releases their slots.
+
+    Attributes:
+        trajectories: read-only views, oldest first; invalid after :meth:`close`.
+    """
+
+    def __init__(
+        self, ring: TrajectoryRing, slots: tuple[int, ...], trajectories: tuple[Trajectory, ...]
+    ) -> None:
+        self.trajectories = trajectories
+        self._slots = slots
+        self._ring = ring
+
+    def close(self) -> None:
+        """Release the slots to their actors."""
+        slots, self._slots, self.trajectories = self._slots, (), ()
+        if slots:
+            self._ring.give_back(slots)

@@ -19,10 +19,9 @@ from vinoreward.actor_learner.engines.local.processes import Child, run_actor, r
 from vinoreward.actor_learner.engines.supervisor import Status, Supervisor, Worker
 from vinoreward.actor_learner.transport.control_block import ControlBlock
 from vinoreward.actor_learner.transport.link import OBSERVATIONS, SETTINGS
-from vinoreward.actor_learner.transport.ring_handles import Batch
 from vinoreward.actor_learner.transport.segments import remove_leftovers
 from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION, Trajectory
-from vinoreward.actor_learner.transport.trajectory_ring import TrajectoryRing
+from vinoreward.actor_learner.transport.trajectory_ring import Batch, TrajectoryRing
 from vinoreward.actor_learner.transport.weight_store import WeightStore
 from vinoreward.closing import Closing
 from vinoreward.policies.policy import Policy

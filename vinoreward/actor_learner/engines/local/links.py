@@ -18,7 +18,6 @@ from typing import Any
 
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.control_block import ControlBlock, ControlSpec
-from vinoreward.actor_learner.transport.lease import WeightStoreSpec
 from vinoreward.actor_learner.transport.link import (
     LONGEST_PUSH,
     OBSERVATIONS,
@@ -28,13 +27,12 @@ from vinoreward.actor_learner.transport.link import (
     Link,
     Weights,
 )
-from vinoreward.actor_learner.transport.ring_handles import WriteSlot
 from vinoreward.actor_learner.transport.ring_slots import NEXT_SEQUENCE, RingSpec
 from vinoreward.actor_learner.transport.segments import aligned
 from vinoreward.actor_learner.transport.sync import wait_until
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
-from vinoreward.actor_learner.transport.trajectory_ring import TrajectoryRing
-from vinoreward.actor_learner.transport.weight_store import WeightStore
+from vinoreward.actor_learner.transport.trajectory_ring import TrajectoryRing, WriteSlot
+from vinoreward.actor_learner.transport.weight_store import WeightStore, WeightStoreSpec
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import encode

@@ -226,87 +226,70 @@ class RayCompressorLink(_RayLink, CompressorLink):
             ray.get(self._state.publish.remote(COMPRESSED, self._published))
 
 
-class _Process:
-    """A loop in a thread, and a message queue.
+def run_actor(
+    messages: MessageQueue, identity: Identity, config: ActorConfig, trajectory: TrajectorySpec
+) -> None:
+    """Run one actor until training is over."""
+    link = RayActorLink(identity, messages, trajectory)
+    Actor(config, link, identity.process, identity.generation, identity.rollouts).run()
+
+
+def run_compressor(
+    messages: MessageQueue, identity: Identity, config: Sequence[Any], batch: int
+) -> None:
+    """Run the compressor until training is over.
 
     Args:
-        paths: where the learner's process finds modules. Those that this one lacks are looked at
-            last, so that an environment beside the user's script is found on a shared file system.
-    """
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        sys.path.extend(path for path in paths if path not in sys.path)
-        self._messages = MessageQueue()
-
-    def _start(self, work: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001  (nothing is swallowed: told)
-                self._messages.end(error_report(error))
-            else:
-                self._messages.end("")
-
-        threading.Thread(target=run, name="vinoreward loop", daemon=True).start()
-
-    async def placed(self) -> None:
-        """Return as soon as there is a process to do so."""
-
-    async def next(self) -> Message:
-        """Return what the loop has next for the learner."""
-        return await self._messages.next()
-
-    async def ended(self) -> str:
-        """Return the error report of the loop when it ends, empty if it ended by itself."""
-        return await self._messages.ended()
-
-
-class ActorProcess(_Process):
-    """One actor.
-
-    Args:
-        paths: see above.
-        identity: of this process.
-        config: what it does.
-        trajectory: sizes of what it sends.
-    """
-
-    def __init__(
-        self,
-        paths: Sequence[str],
-        identity: Identity,
-        config: ActorConfig,
-        trajectory: TrajectorySpec,
-    ) -> None:
-        super().__init__(paths)
-
-        def work() -> None:
-            link = RayActorLink(identity, self._messages, trajectory)
-            me = identity
-            Actor(config, link, me.process, me.generation, me.rollouts).run()
-
-        self._start(work)
-
-
-class CompressorProcess(_Process):
-    """The compressor.
-
-    Args:
-        paths: see above.
+        messages: what the learner asks for.
         identity: of this process.
         config: a reference to a CompressorConfig, in a list.
         batch: of the actors' backends.
     """
+    link = RayCompressorLink(identity, messages)
+    told: CompressorConfig = ray.get(config[0])
+    with BackendOutputs(batch) as outputs:
+        Compressor(told, link, batch, outputs).run()
 
-    def __init__(
-        self, paths: Sequence[str], identity: Identity, config: Sequence[Any], batch: int
-    ) -> None:
-        super().__init__(paths)
+
+class RayProcess:
+    """A loop in a thread, and the queue of what it has for the learner.
+
+    Args:
+        paths: where the learner's process finds modules. Those that this one lacks are looked at
+            last, so that an environment beside the user's script is found on a shared file system.
+        run: the loop; its first argument is the queue.
+        arguments: the others.
+    """
+
+    def __init__(self, paths: Sequence[str], run: Callable[..., None], *arguments: Any) -> None:
+        sys.path.extend(path for path in paths if path not in sys.path)
+        self._run, self._arguments = run, arguments
+        self._queue: MessageQueue | None = None
+
+    def _messages(self) -> MessageQueue:
+        # Ray promises no order between what it is asked first.
+        if self._queue is None:
+            self._queue = MessageQueue()
+        return self._queue
+
+    async def placed(self) -> None:
+        """Start the loop, as soon as there is a process to do so."""
+        messages = self._messages()
 
         def work() -> None:
-            link = RayCompressorLink(identity, self._messages)
-            told: CompressorConfig = ray.get(config[0])
-            with BackendOutputs(batch) as outputs:
-                Compressor(told, link, batch, outputs).run()
+            try:
+                self._run(messages, *self._arguments)
+            except BaseException as error:  # noqa: BLE001  (nothing is swallowed: told)
+                messages.end(error_report(error))
+            else:
+                messages.end("")
 
-        self._start(work)
+        threading.Thread(target=work, name="vinoreward loop", daemon=True).start()
+
+    async def next(self) -> Message:
+        """Return what the loop has next for the learner."""
+        return await self._messages().next()
+
+    async def ended(self) -> str:
+        """Return the error report of the loop when it ends, empty if it ended by itself."""
+        return await self._messages().ended()

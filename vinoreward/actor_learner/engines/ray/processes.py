@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from vinoreward.actor_learner.engines.base import EngineConfig, EngineError
 from vinoreward.actor_learner.engines.ray.cluster import Cluster, ray_told, reason_of
-from vinoreward.actor_learner.engines.ray.links import ActorProcess, CompressorProcess
+from vinoreward.actor_learner.engines.ray.links import RayProcess, run_actor, run_compressor
 from vinoreward.actor_learner.engines.ray.requests import (
     Arrived,
     Message,
@@ -141,7 +141,7 @@ class RayWorker(Worker):
             options |= {"num_cpus": 0, "scheduling_strategy": cluster.beside_us()}
         self.processors: int = options["num_cpus"]
         """That it asks for."""
-        self._kind = cluster.remote(ActorProcess if self._acts else CompressorProcess, **options)
+        self._kind = cluster.remote(RayProcess, **options)
         self._told: list[Any] = []
         self._handle: Any = None
         self._answers: deque[_Answer] = deque()
@@ -179,14 +179,16 @@ class RayWorker(Worker):
             exact=config.actor.lag is not None,
         )
         if self._acts:
-            return self._kind.remote(sys.path, identity, config.actor, config.trajectory)
+            spec = config.trajectory
+            return self._kind.remote(sys.path, run_actor, identity, config.actor, spec)
         told = config.compressor
         if told is not None and self.generation > 0:
             told = dataclasses.replace(told, resume=True)
         # A reference in a list is not opened before the process does it: it may hold classes of the
         # user's, which are found only with these paths.
         self._told = [self._ray.put(told)]
-        return self._kind.remote(sys.path, identity, self._told, config.actor.environments)
+        batch = config.actor.environments
+        return self._kind.remote(sys.path, run_compressor, identity, self._told, batch)
 
     def ask(self) -> None:
         """Ask the process for its next message."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -209,77 +207,40 @@ Message = tuple[bytes, "Bytes | None"]
 """JSON, and the bytes of a trajectory if there is one."""
 
 _LOOK_EVERY = 0.05
-_Asked = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
-
-
-def _answer(asked: _Asked, value: Any) -> None:
-    loop, future = asked
-
-    def resolve() -> None:
-        if not future.done():
-            future.set_result(value)
-
-    loop.call_soon_threadsafe(resolve)
 
 
 class MessageQueue:
-    """Between one working thread, which puts, and any number of coroutines, which ask."""
+    """Between one working thread, which puts, and any number of coroutines, which ask.
+
+    Is made in the coroutines' event loop.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Condition()
-        self._asked: deque[_Asked] = deque()
-        self._kept: deque[Message] = deque()
-        self._watching: list[_Asked] = []
-        self._ended: str | None = None
-
-    @staticmethod
-    def _question() -> _Asked:
-        loop = asyncio.get_running_loop()
-        return loop, loop.create_future()
+        self._loop = asyncio.get_running_loop()
+        self._asked = threading.Semaphore(0)
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._ended: asyncio.Future[str] = self._loop.create_future()
 
     async def next(self) -> Message:
         """Return the next message, in the order of asking."""
-        asked = self._question()
-        with self._lock:
-            if self._kept:
-                return self._kept.popleft()
-            self._asked.append(asked)
-            self._lock.notify_all()
-        message: Message = await asked[1]
-        return message
+        self._asked.release()
+        return await self._messages.get()
 
     async def ended(self) -> str:
-        """Wait for the working thread's end; return its traceback, empty if it had none."""
-        asked = self._question()
-        with self._lock:
-            if self._ended is not None:
-                return self._ended
-            self._watching.append(asked)
-        text: str = await asked[1]
-        return text
+        """Wait for the working thread's end; return its error report, empty if it had none."""
+        return await asyncio.shield(self._ended)
 
     def wait_asked(self, stop: Callable[[], bool]) -> bool:
-        """Wait until somebody asks; False as soon as ``stop()``, which is called often."""
-        with self._lock:
-            while not self._asked:
-                if stop():
-                    return False
-                self._lock.wait(_LOOK_EVERY)
+        """Wait until somebody asks for one message more; False as soon as ``stop()``."""
+        while not self._asked.acquire(timeout=_LOOK_EVERY):
+            if stop():
+                return False
         return True
 
     def put(self, message: Message) -> None:
         """Hand a message to who asked first, or keep it for who asks next."""
-        with self._lock:
-            if not self._asked:
-                self._kept.append(message)
-                return
-            asked = self._asked.popleft()
-        _answer(asked, message)
+        self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
 
-    def end(self, text: str) -> None:
-        """Say that the working thread has ended."""
-        with self._lock:
-            self._ended = text
-            watching, self._watching = self._watching, []
-        for asked in watching:
-            _answer(asked, text)
+    def end(self, report: str) -> None:
+        """Say that the working thread has ended; only once."""
+        self._loop.call_soon_threadsafe(self._ended.set_result, report)

@@ -76,14 +76,15 @@ class Published(NamedTuple):
 
         None if it is lost: the process that had put it there has died.
         """
-        import ray
+        body = self.body
+        if isinstance(body, list):
+            import ray
 
-        inline = not isinstance(self.body, list)
-        found: Bytes
-        try:
-            found = self.body if inline else ray.get(self.body[0], timeout=FETCH_TIMEOUT)
-        except ray.exceptions.RayError:
-            return None
+            try:
+                body = ray.get(body[0], timeout=FETCH_TIMEOUT)
+            except ray.exceptions.RayError:
+                return None
+        found: Bytes = body
         return found
 
 
