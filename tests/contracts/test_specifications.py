@@ -194,3 +194,17 @@ def test_a_recipe_claims_no_files(tmp_path: Path) -> None:
     recipe = {"model": str(saved.path / "model.onnx"), "spec": saved.spec.to_dict()}
     with pytest.raises(BundleError, match="folder"):
         Bundle.from_recipe(recipe)
+
+
+def test_the_places_that_written_specifications_name_stay(tmp_path: Path) -> None:
+    """Who saved a specification as JSON makes the environment with a later version too."""
+    classifier = save_toy_bundle(tmp_path / "classifier")
+    env: gym.Env[Any, Any] = gym.make("ToyCorridor-v0", render_mode="rgb_array")
+    env = EncodedObservation(LearnedReward(env, classifier), save_toy_encoder(tmp_path / "encoder"))
+    assert env.spec is not None
+    assert [wrapper.entry_point for wrapper in env.spec.additional_wrappers] == [
+        "vinoreward.wrappers.render_once:RenderOnce",
+        "vinoreward.wrappers.learned_reward:LearnedReward",
+        "vinoreward.wrappers.encoded:EncodedObservation",
+    ]
+    env.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, SupportsFloat, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +13,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
+from vinoreward.wrappers.render_once import render_once
 
 AnyEnv = TypeVar("AnyEnv")
 
@@ -154,89 +155,3 @@ def _layers(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Iterator[Any]:
         yield layer
         layer = layer.env
     yield layer
-
-
-class RenderOnce(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Keep what ``render()`` gives until the next step or reset.
-
-    For ``render_mode="rgb_array"`` only; every caller gets its own copy. Whoever changes the
-    environment's state without a step or reset does not see it in the frame.
-
-    Args:
-        env: the environment.
-    """
-
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        gym.utils.RecordConstructorArgs.__init__(self)
-        gym.Wrapper.__init__(self, env)
-        self._frame: Any = None
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment and forget its frame."""
-        self._frame = None
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the environment and forget its frame."""
-        self._frame = None
-        return self.env.step(action)
-
-    def render(self) -> Any:
-        """Return the frame, drawn at the first call after a step or reset."""
-        if self.env.render_mode != "rgb_array":
-            return self.env.render()
-        if self._frame is None:
-            self._frame = self.env.render()
-        return _own(self._frame)
-
-
-class VectorRenderOnce(VectorWrapper[Any, Any, Any, Any, Any]):
-    """:class:`RenderOnce` for the frames of all sub-environments.
-
-    Args:
-        env: the vector environment.
-    """
-
-    passes_masked_resets = True
-
-    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
-        super().__init__(env)
-        self._frames: Any = None
-
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
-        """Reset the environments and forget their frames."""
-        self._frames = None
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, actions: Any) -> Any:
-        """Step the environments and forget their frames."""
-        self._frames = None
-        return self.env.step(actions)
-
-    def render(self) -> Any:
-        """Return the frames, drawn at the first call after a step or reset."""
-        if self.env.render_mode != "rgb_array":
-            return self.env.render()
-        if self._frames is None:
-            self._frames = self.env.render()
-        return None if self._frames is None else tuple(_own(frame) for frame in self._frames)
-
-
-def render_once(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Return ``env`` in a :class:`RenderOnce`, or as it is where one is below already."""
-    return env if any(isinstance(layer, RenderOnce) for layer in _layers(env)) else RenderOnce(env)
-
-
-def vector_render_once(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
-    """Return ``env`` in a :class:`VectorRenderOnce`, or as it is where one is below already."""
-    return (
-        env
-        if any(isinstance(layer, VectorRenderOnce) for layer in _layers(env))
-        else (VectorRenderOnce(env))
-    )
-
-
-def _own(frame: Any) -> Any:
-    return frame.copy() if isinstance(frame, np.ndarray) else frame

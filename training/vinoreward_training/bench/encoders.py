@@ -26,7 +26,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.encoders.encoder import Encoder
 from vinoreward.errors import ModelNotFoundError
 from vinoreward.wrappers.encoded import EncodedObservation
-from vinoreward.wrappers.layers import RenderOnce
+from vinoreward.wrappers.render_once import RenderOnce
 from vinoreward_envs.camera.pictures import resized
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.scene.hover import HoverScene

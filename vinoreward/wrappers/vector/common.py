@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.wrappers.last_pictures import keep_last
-from vinoreward.wrappers.layers import Form, ImageSource, Inside, vector_render_once
+from vinoreward.wrappers.layers import Form, ImageSource, Inside
+from vinoreward.wrappers.render_once import vector_render_once
 from vinoreward.wrappers.sources import PictureSource
 
 Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
