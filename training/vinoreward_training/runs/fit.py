@@ -289,6 +289,7 @@ class Fit(abc.ABC):
                 if step % 10 == 0:
                     for name, value in parts.items():
                         writer.add_scalar(f"train/{name}", value, step)
+                    writer.add_scalar("learning/rate", self._rate(step), step)
 
             def on_record(record: Record) -> None:
                 bar.set_postfix({name: f"{record[name]:.4g}" for name in self.POSTFIX})
