@@ -122,7 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(config, "explicit"):
             config = dataclasses.replace(config, explicit=named(config, arguments[1:]))
         with terminated_like_interrupted():
-            return int(module.run(config))
+            status = int(module.run(config))
+        sys.stdout.flush()  # a reader that has gone would be an error at the end of Python
+        return status
     except VinorewardError as error:
         # What a file holds may be in it, and must not steer the terminal.
         lines = [shown_name(line) for line in str(error).splitlines()]
