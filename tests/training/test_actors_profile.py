@@ -65,7 +65,7 @@ def test_what_is_recommended_follows_from_what_limits(
     ("settings", "cores", "said"),
     [
         ({}, 3, ""),
-        ({}, 2, "Learner, actor and compressor share 2 cores: the compressor takes"),
+        ({}, 2, "Learner, actor and compressor share 2 cores: the compressor slows"),
         ({"actors": 2}, 1, "2 actors and compressor share 1 core:"),
         ({"threads": 2}, 3, "Learner (2 threads), actor and compressor share 3 cores"),
         ({"actors": 9, "engine": "ray"}, 1, ""),

@@ -83,11 +83,11 @@ def test_a_corrector_of_another_kind_is_refused(text: str) -> None:
         ("off | off", "'off'"),
         ("default x=1", "'x'"),
         ("watch x=1", "'x'"),
-        ("kl 14 good=20", "above the good one"),
-        ("kl -1", "above the good one"),
+        ("kl 14 good=20", "bad above good"),
+        ("kl -1", "bad above good"),
         ("kl patience=1.5", "a whole number"),
         ("kl limits=3", "'limits'"),
-        ("sparsity 0.1 good=0.2", "above the good one"),
+        ("sparsity 0.1 good=0.2", "bad above good"),
         ("alpha 0.1", "high"),
         ("staged exploration=x", "'exploration'"),
         ("staged exploration=3", "'exploration'"),
@@ -135,15 +135,15 @@ def test_numbers_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "learner", "said"),
     [
-        ("dqn", {"buffer_size": 10**30}, "refused by PyTorch"),
+        ("dqn", {"buffer_size": 10**30}, "PyTorch refused"),
         ("dqn", {"device": "nowhere"}, "nowhere"),
         ("impala", {"device": ""}, "device"),
         ("sac", {"hidden": 0}, "hidden"),
         ("sac", {"hidden": -1}, "hidden"),
         ("sac", {"hidden": True}, "hidden"),
-        ("sac", {"hidden": 10**30}, "refused by PyTorch"),
-        ("d4pg", {"num_atoms": 10**30}, "refused by PyTorch"),
-        ("sb3-dqn", {"buffer_size": 10**15}, "refused by Stable-Baselines3"),
+        ("sac", {"hidden": 10**30}, "PyTorch refused"),
+        ("d4pg", {"num_atoms": 10**30}, "PyTorch refused"),
+        ("sb3-dqn", {"buffer_size": 10**15}, "Stable-Baselines3 refused"),
     ],
 )
 def test_a_learner_that_cannot_be_made_is_refused(
@@ -175,7 +175,7 @@ def test_a_configuration_that_was_cut_off_is_not_completed_by_defaults(
     out = run_folder(tmp_path / "run")
     lines = (out / "config.yaml").read_text().splitlines(keepends=True)
     (out / "config.yaml").write_text("".join(lines[:kept]))
-    with pytest.raises(ConfigError, match=r"does not say the run's .*Expected"):
+    with pytest.raises(ConfigError, match=r"lacks the run's .*Expected"):
         resolve(ActorsConfig(out=out, resume=True))
 
 

@@ -55,7 +55,7 @@ def finish(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = str(before + 2000)
     assert main(["actors", "--resume", "--no-progress", "--out", str(out), "--steps", steps]) == 0
     said = capsys.readouterr().out
-    assert "going on from step" in said
+    assert "resuming from step" in said
     rows = read_rows(out)
     steps_seen = [row["step"] for row in rows if row["kind"] == "train"]
     assert steps_seen == sorted(set(steps_seen)) and steps_seen[-1] >= before
@@ -148,7 +148,7 @@ def test_a_run_that_arrived_only_evaluates_when_it_is_gone_on_with(
     (out / "summary.json").unlink()
     capsys.readouterr()
     assert main(["actors", "--resume", "--out", str(out)]) == 0
-    assert "was not measured" in capsys.readouterr().out
+    assert "There is no breakdown" in capsys.readouterr().out
     after = summary_of(out)
     assert (after["steps"], after["reached_at"]) == (before["steps"], before["reached_at"])
     # And what it says then leads on.

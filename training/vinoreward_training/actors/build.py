@@ -1,4 +1,4 @@
-"""From settings to the parts of a training: environment, network, learner, chain, monitor."""
+"""Builds the parts of a training from settings: environment, network, learner, chain, monitor."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ _SB3_AT_LEAST_ONE = (
     "batch_size", "buffer_size", "n_steps", "policy_delay", "target_update_interval", "train_freq",
 )  # fmt: skip
 _POWER = re.compile(r"[+-]?[0-9]+[eE][+-]?[0-9]{1,3}")
-"""A number such as 1e-3, which is a word to YAML; only 1.0e-3 is none."""
+"""A number such as 1e-3, which YAML reads as text; it needs 1.0e-3."""
 TRAINING_ONLY = ("episodic_life", "clip_reward")
-"""What makes a game easier to learn; an evaluation plays the game itself."""
+"""Options that make a game easier to learn; evaluations play the original game."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a training is made of.
+    """The parts of a training.
 
     Attributes:
-        task: as the table, or the environment, describes it.
+        task: from the table or the environment.
         learner: with its network's spec.
-        chain: None lets actors run the learner's own network.
-        monitor: None changes nothing.
+        chain: None if actors run the learner's own network.
+        monitor: None if nothing adjusts the compression.
         environment: of actors.
         settings: of the training.
-        close: gives back what making the learner opened.
+        close: releases what the learner opened.
     """
 
     task: Task
@@ -62,10 +62,10 @@ class Parts:
 
 
 def build(config: ActorsConfig) -> Parts:
-    """Make everything that a training needs; starts no process.
+    """Build all parts of a training; starts no process.
 
     Raises:
-        ConfigError: settings that cannot be, or do not go together.
+        ConfigError: invalid or incompatible settings.
         MissingExtraError: a package is missing.
     """
     from vinoreward.actor_learner.learners.registry import LEARNERS
@@ -109,7 +109,7 @@ def build(config: ActorsConfig) -> Parts:
 
 
 def learner_of(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:
-    """Return the learner, and what closes what it opened.
+    """Return the learner, and a function that releases what it opened.
 
     Raises:
         ConfigError: an unknown setting, or a network that the algorithm cannot train.
@@ -128,20 +128,20 @@ def learner_of(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], 
 
 
 def _refused(config: ActorsConfig, by: str, error: Exception) -> str:
-    # The first line: what follows in PyTorch's words are its own calls.
+    # Only the first line: PyTorch's further lines describe its own calls.
     first = (str(error) or type(error).__name__).splitlines()[0]
     return (
-        f"{config.algorithm} with --learner {config.learner} was refused by {by}: {first}. "
-        "Expected settings that it takes, on a task whose actions it takes, of a size that fits "
-        "this machine; change --learner or --network."
+        f"{by} refused {config.algorithm} with --learner {config.learner}: {first}. Expected "
+        "settings and a task that it supports, of a size that fits this machine; change --learner "
+        "or --network."
     )
 
 
 def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
-    """Return the learner's class and its configuration; for the algorithms of this library.
+    """Return the class and configuration of a learner of this library.
 
     Raises:
-        ConfigError: an unknown setting, or one that cannot be.
+        ConfigError: an unknown or invalid setting.
     """
     from vinoreward.actor_learner.learners.registry import LEARNERS
 
@@ -158,7 +158,7 @@ def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
 
 
 def _settings(given: Mapping[str, Any], kind: Any, algorithm: str) -> dict[str, Any]:
-    """Return an algorithm's settings as the kinds that its configuration has."""
+    """Convert an algorithm's settings to the types of its configuration."""
     kinds = get_type_hints(kind)
     known = [
         field.name for field in dataclasses.fields(kind) if field.name not in ("correctors", "seed")
@@ -168,7 +168,7 @@ def _settings(given: Mapping[str, Any], kind: Any, algorithm: str) -> dict[str, 
         if name not in known:
             hint = "; --correctors names those" if name == "correctors" else ""
             raise ConfigError(
-                f"--learner has {name!r}, which {algorithm} does not know{hint}. Expected some of "
+                f"--learner has {name!r}, which {algorithm} does not have{hint}. Expected some of "
                 f"{', '.join(known)}."
             )
         found[name] = _converted(name, value, str(kinds[name]))
@@ -214,8 +214,8 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
 
     if config.correctors is not None:
         raise ConfigError(
-            f"--correctors {config.correctors!r} was given to {config.algorithm}: its targets are "
-            "Stable-Baselines3's own. Expected none; impala, dqn, d4pg and sac take them."
+            f"{config.algorithm} does not support --correctors {config.correctors!r}: its targets "
+            "are Stable-Baselines3's own. Expected none; impala, dqn, d4pg and sac support them."
         )
     picture = len(task.observation_shape) == 3
     kind = getattr(stable_baselines3, SB3[config.algorithm][0])
@@ -226,7 +226,7 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
         if dense is None:
             raise ConfigError(
                 f"found network={name!r} with {config.algorithm}. Expected DEPTHxWIDTH, or no "
-                "network for pictures, which Stable-Baselines3's CnnPolicy reads."
+                "network for images, which Stable-Baselines3's CnnPolicy handles."
             )
         arguments["policy_kwargs"] = {
             "net_arch": list(dense[0]),
@@ -248,16 +248,16 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
     ) as error:  # fmt: skip
         env.close()
         raise ConfigError(_refused(config, "Stable-Baselines3", error)) from error
-    # Without noise TD3 would stop exploring after its first steps.
+    # Without noise, TD3 stops exploring after its first steps.
     sigma = 0.1 if config.algorithm == "sb3-td3" else None
     settings = SB3Config(total_steps=config.steps, sigma=sigma, seed=config.seed)
     return SB3Learner(model, settings), env.close
 
 
 def _sb3_settings(config: ActorsConfig, kind: Any) -> dict[str, Any]:
-    """Return ``--learner`` if it is what a model takes: SB3 looks at most of it in training only.
+    """Return ``--learner`` after checking it, because SB3 checks most of it only during training.
 
-    The kind of a setting is that of its default.
+    A setting must have the type of its default.
     """
     taken = {
         name: parameter.default
@@ -268,8 +268,8 @@ def _sb3_settings(config: ActorsConfig, kind: Any) -> dict[str, Any]:
     for name, value in config.learner.items():
         if name not in taken:
             raise ConfigError(
-                f"--learner has {name!r}, which cannot be set for {config.algorithm}. Expected "
-                f"some of {', '.join(taken)}; --seed and --network name those."
+                f"--learner has {name!r}, which {config.algorithm} does not have. Expected some of "
+                f"{', '.join(taken)}; use --seed and --network for those."
             )
         default = taken[name]
         least = 1 if name in _SB3_AT_LEAST_ONE else 0
@@ -292,12 +292,12 @@ def _sb3_settings(config: ActorsConfig, kind: Any) -> dict[str, Any]:
 
 
 def evaluation_options(config: ActorsConfig) -> dict[str, Any]:
-    """Return arguments of the environment that policies are evaluated in."""
+    """Return the arguments of the evaluation environment."""
     return {key: value for key, value in config.env_kwargs.items() if key not in TRAINING_ONLY}
 
 
 def evaluation_environment(config: ActorsConfig) -> EnvironmentSpec:
-    """Return what policies are evaluated in."""
+    """Return the evaluation environment."""
 
     return EnvironmentSpec(FACTORY, {"name": config.task, **evaluation_options(config)})
 

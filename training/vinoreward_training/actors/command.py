@@ -1,4 +1,4 @@
-"""``vinoreward actors``: learn in full precision, act compressed."""
+"""``vinoreward actors``: full-precision learner, compressed actors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ActorsConfig", "run"]
 
 
 def run(config: ActorsConfig) -> int:
-    """Do what was asked for, print what came out and the next command."""
+    """Run the command; print the results and the next command."""
 
     if config.list_presets:
         for name, settings in presets().items():
@@ -51,8 +51,8 @@ def _train(config: ActorsConfig) -> int:
     if found is None:
         summary = read_summary(config.out)
         arrived = summary["reached_at"] is not None and summary["steps"] < config.steps
-        hint = "without its --target, which it reached," if arrived else "more --steps"
-        print(f"the run in {config.out} is finished; give it {hint} to go on")
+        hint = "without its --target, which it reached" if arrived else "with more --steps"
+        print(f"the run in {config.out} is finished; to continue, run it {hint}")
         print(f"report: {config.out / 'report.html'}")
         more = config.steps if arrived else 2 * max(config.steps, int(summary["steps"]))
         further = " --target None" if summary["reached_at"] is not None else ""
@@ -90,7 +90,7 @@ def _again(config: ActorsConfig) -> str:
 
 
 def _next(config: ActorsConfig, updates: int) -> str:
-    """Return the command that a user would run next: the other arm of the comparison."""
+    """Return the next command for the user: the other arm of the comparison."""
 
     if updates == 0:
         return f"{_again(config)} --steps {10 * config.steps}"

@@ -1,4 +1,4 @@
-"""Pictures of a training of actors, drawn from the rows of its ``metrics.jsonl``."""
+"""Plots of an actors' run, from the rows of its ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = {
     "load": "load weights",
     "wait": "wait",
 }
-"""Of an actor's parts, in ActorQ's words where it has some."""
+"""Names of an actor's parts; ActorQ's where it has them."""
 
 
 def _figure(columns: int = 1, rows: int = 1, height: float = 4.2, width: float = 8.0) -> Any:
@@ -36,7 +36,7 @@ def _figure(columns: int = 1, rows: int = 1, height: float = 4.2, width: float =
 
 
 def _column(rows: Iterable[Row], *path: str) -> tuple[list[float], list[float]]:
-    """Return steps and values of the rows that have a value there."""
+    """Return steps and values of the rows that have this value."""
     steps, values = [], []
     for row in rows:
         value: Any = row
@@ -53,9 +53,9 @@ def _kind(rows: Iterable[Row], *kinds: str) -> list[Row]:
 
 
 def draw_returns(path: Path, title: str, rows: Sequence[Row], target: float | None = None) -> Path:
-    """Draw returns over steps and over time: training episodes, and both policies evaluated."""
+    """Draw returns over steps and time: training episodes, and evaluations of both policies."""
     figure, axes = _figure(columns=2, width=10)
-    # The last evaluation plays other episodes than those of the curve.
+    # The final evaluation plays other episodes than the curve.
     trained, evaluated = _kind(rows, "train"), _kind(rows, "evaluation") or _kind(rows, "final")
     for at, (key, label) in enumerate((("step", "environment steps"), ("seconds", "seconds"))):
         one = axes[0, at]
@@ -84,7 +84,7 @@ def draw_returns(path: Path, title: str, rows: Sequence[Row], target: float | No
 
 
 def draw_profile(path: Path, breakdowns: Mapping[str, Breakdown]) -> Path:
-    """Draw ActorQ's figure: where an actor's step goes, stacked, processor and wall time.
+    """Draw ActorQ's figure: stacked parts of an actor's step, in processor and wall time.
 
     Args:
         path: of the PNG.
@@ -113,7 +113,7 @@ def draw_profile(path: Path, breakdowns: Mapping[str, Breakdown]) -> Path:
 
 
 def draw_lag(path: Path, rows: Sequence[Row]) -> Path:
-    """Draw how many pushes behind actors were, over steps and as a histogram."""
+    """Draw the actors' lag in pushes, over steps and as a histogram."""
     figure, axes = _figure(columns=2, width=10)
     trained = _kind(rows, "train")
     for name, colour in (("lag_max", GREY), ("lag_mean", FULL)):
@@ -131,7 +131,7 @@ def draw_lag(path: Path, rows: Sequence[Row]) -> Path:
 
 
 def draw_readings(path: Path, rows: Sequence[Row]) -> Path | None:
-    """Draw what the monitor read, one small picture for each reading; None if it read nothing."""
+    """Draw the monitor's readings, one small plot each; None if there are none."""
     seen = _kind(rows, "train")
     names = sorted({name for row in seen for name in row.get("readings") or {}})
     found = {name: _column(seen, "readings", name) for name in names}
@@ -152,7 +152,7 @@ def draw_readings(path: Path, rows: Sequence[Row]) -> Path | None:
 
 
 def draw_compression(path: Path, rows: Sequence[Row]) -> Path | None:
-    """Draw how strongly was compressed over steps, with a line at each change; None without."""
+    """Draw the compression setting over steps, with a line at each change; None without one."""
     trained = [row for row in _kind(rows, "train") if row.get("setting")]
     if not trained:
         return None
@@ -168,7 +168,7 @@ def draw_compression(path: Path, rows: Sequence[Row]) -> Path | None:
         axis.set_ylim(-0.02 * highest, highest)
         axis.set_title(name.replace("_", " "), fontsize=9)
         axis.tick_params(labelsize=7)
-        axis.locator_params(axis="x", nbins=4)  # more labels would cover each other
+        axis.locator_params(axis="x", nbins=4)  # more labels would overlap
     return save_figure(figure, path)
 
 
@@ -185,12 +185,12 @@ def draw_study(
     runs: Mapping[int, Sequence[Sequence[Row]]],
     finals: Mapping[int, Sequence[float]],
 ) -> Path:
-    """Draw the return over steps for several pull periods; thin lines are seeds, thick medians.
+    """Draw the return over steps for several pull periods: thin lines are seeds, thick the median.
 
     Args:
         path: of the PNG.
         runs: pull period to the rows of each seed.
-        finals: pull period to the return of each seed's last policy, NaN for none.
+        finals: pull period to the final return of each seed, NaN for none.
     """
     figure, axes = _figure(columns=2, width=10)
     ends = []

@@ -1,4 +1,4 @@
-"""From words to plugs: the compressor's chain, the correctors, the monitor."""
+"""Factories for the options' expressions: the compressor's chain, the correctors, the monitor."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ STAGES = (
     "w2 to w8",
 )
 OTHER_STAGES = Registry("vinoreward.stages", Stage, "stage")  # type: ignore[type-abstract]
-"""Stages of other packages."""
+"""Stages from other packages."""
 CORRECTORS = ("vtrace", "importance", "retrace", "tree-backup", "q-lambda", "uncorrected")
 MONITORS = ("default", "watch", "kl", "alpha", "staged", "sparsity", "off")
 
@@ -60,18 +60,17 @@ MONITORS = ("default", "watch", "kl", "alpha", "staged", "sparsity", "off")
 def chain_of(
     text: str, backend: str, network: Callable[[str], PolicySpec]
 ) -> CompressorChain | None:
-    """Return the chain that ``--compress`` describes, None for none.
+    """Return the chain that ``--compress`` describes; None for ``none``.
 
-    A chain that names no backend runs on that of full precision, or on OpenVINO where that is
-    PyTorch.
+    If the chain names no backend, it uses that of full precision, or OpenVINO instead of PyTorch.
 
     Args:
         text: such as ``"prune 0.5 | distill | int8 | openvino"``.
         backend: of full-precision weights.
-        network: gives a student's spec by its name.
+        network: returns a student's spec by its name.
 
     Raises:
-        ConfigError: an unknown stage, or stages that cannot be so or follow each other so.
+        ConfigError: an unknown stage, invalid settings, or stages in a wrong order.
     """
     parts = parse(text, "--compress")
     if not parts:
@@ -117,10 +116,10 @@ def _stage(part: Part, network: Callable[[str], PolicySpec]) -> Stage:
 
 
 def correctors_of(text: str | None) -> tuple[Corrector, ...] | None:
-    """Return the correctors that ``--correctors`` names, None for the algorithm's own.
+    """Return the correctors that ``--correctors`` names; None for the algorithm's own.
 
     Raises:
-        ConfigError: an unknown one, or settings that cannot be.
+        ConfigError: an unknown corrector, or invalid settings.
     """
     if text is None:
         return None
@@ -147,14 +146,14 @@ def correctors_of(text: str | None) -> tuple[Corrector, ...] | None:
         found.append(call(Part(part.name, part.values, options), kinds[part.name], "--correctors"))
     if not found:
         raise ConfigError(
-            f"--correctors is {text!r}. Expected one of {', '.join(CORRECTORS)}; learning without "
-            "a correction has to be said: uncorrected."
+            f"--correctors is {text!r}. Expected one of {', '.join(CORRECTORS)}; to learn without "
+            "a correction, use uncorrected."
         )
     return tuple(found)
 
 
 def setting_of(parameters: Mapping[str, float], pull_period: int) -> CompressionSetting:
-    """Return what can be turned as it was made, for a monitor to begin with."""
+    """Return the chain's parameters as the monitor's initial setting."""
 
     bits = parameters.get("bits")
     return CompressionSetting(
@@ -167,22 +166,22 @@ def setting_of(parameters: Mapping[str, float], pull_period: int) -> Compression
 def monitor_of(
     text: str, head: Head, chain: CompressorChain | None, pull_period: int, bits: int = 32
 ) -> Monitor | None:
-    """Return the monitor that ``--monitor`` names, None for ``off`` or where nothing is compressed.
+    """Return the monitor that ``--monitor`` names; None for ``off`` or without compression.
 
     Args:
         text: a name of :data:`MONITORS` with settings, or several with ``|``: the first that wants
             a change gets it.
         head: of the policy.
-        chain: what is compressed with.
-        pull_period: to begin with.
-        bits: of pushes; without a chain they are what is watched and turned.
+        chain: of the compressor.
+        pull_period: the initial one.
+        bits: of pushes; without a chain, the monitor watches and adjusts these.
 
     Raises:
-        ConfigError: an unknown one, or settings that cannot be.
+        ConfigError: an unknown monitor, or invalid settings.
     """
     parts = parse(text, "--monitor")
     for part in parts:
-        if part.name not in MONITORS or part.name == "off":  # which is no part of several
+        if part.name not in MONITORS or part.name == "off":  # "off" cannot be combined
             raise ConfigError(
                 f"--monitor has {part.name!r}. Expected one of {', '.join(MONITORS)}, with "
                 "settings such as kl threshold=14."
@@ -191,8 +190,8 @@ def monitor_of(
         return None
     if chain is None and any(part.name == "alpha" for part in parts):
         raise ConfigError(
-            "--monitor alpha mixes a compressed network with the learner's, and --bits alone makes "
-            "no other. Expected --compress, or another monitor, such as kl or default."
+            "--monitor alpha mixes a compressed network with the learner's, but --bits alone does "
+            "not create one. Expected --compress, or another monitor, such as kl or default."
         )
 
     parameters = {"bits": float(bits)} if chain is None else chain.parameters()
@@ -215,10 +214,10 @@ def _strategy(
 ) -> Any:
 
     def above(bad: float, good: float) -> None:
-        if not 0.0 <= good < bad:  # the other way round, a small divergence would be the bad one
+        if not 0.0 <= good < bad:  # otherwise a small divergence would be the bad one
             raise ConfigError(
-                f"a divergence was to be bad from {bad} and good up to {good}. Expected the bad "
-                "one above the good one, and none below 0."
+                f"--monitor has a divergence that is bad from {bad} and good up to {good}. "
+                "Expected bad above good, and none below 0."
             )
 
     def switch(threshold: float = 14.0, good: float | None = None, **options: Any) -> Any:
@@ -248,12 +247,12 @@ def _strategy(
 
 
 def _needs(part: Part, head: Head, parameters: Mapping[str, float]) -> None:
-    """Refuse a strategy that could change nothing or see nothing."""
+    """Refuse a strategy that could neither change anything nor get readings."""
     parameter = {"kl": "bits", "sparsity": "sparsity"}.get(part.name)
     if parameter is not None and parameter not in parameters:
         stage = "int8" if parameter == "bits" else "prune 0.5 | distill"
         raise ConfigError(
-            f"--monitor {part.name} turns the {parameter}, and no stage of --compress has them. "
+            f"--monitor {part.name} adjusts the {parameter}, but no stage of --compress has it. "
             f"Expected such a stage: {stage}."
         )
     if head == "q" and part.name in ("kl", "alpha", "sparsity"):

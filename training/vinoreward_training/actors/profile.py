@@ -1,4 +1,4 @@
-"""``--profile-only``: a short run that says beforehand whether compressing actors can pay."""
+"""``--profile-only``: a short run that shows whether compressing actors can pay."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 ENOUGH = 1000
-"""Steps; the first ones are slower than all others."""
+"""Steps for a reliable profile; the first ones are slower."""
 
 
 PAYS = 1.1
-"""Times as fast from which compressing is worth its trouble."""
+"""Minimum speed-up for which compression is worthwhile."""
 
 
 class _Warm:
-    """Notes the profile once actors act with what they will go on acting with."""
+    """Notes the profile once actors act with their final kind of weights."""
 
     def __init__(self, owner: ActorLearner, bar: tqdm, *, compressed: bool) -> None:
         self._owner, self._bar, self._compressed = owner, bar, compressed
@@ -60,15 +60,15 @@ class _Warm:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Where the time of a short run went.
+    """Breakdown of a short run.
 
     Attributes:
-        actor: of an environment step.
+        actor: per environment step.
         learner_seconds: wall time of updates and pushes per environment step.
-        push_seconds: of the compressor, from a version's weights to its compressed policy, after
-            the first; None if it made no second one.
-        steps_per_update: environment steps that one update takes.
-        share: how much acted compressed and how old that was, in words; empty without a compressor.
+        push_seconds: the compressor's time per version, without the first; None if it made only
+            one.
+        steps_per_update: environment steps per update.
+        share: sentence on the compressed steps and their age; empty without a compressor.
     """
 
     actor: Breakdown
@@ -79,25 +79,25 @@ class Measured:
 
     @property
     def acting(self) -> float:
-        """Wall time of an actor's environment step without waiting for others, in seconds."""
+        """Wall time of an actor's environment step in seconds, without waiting."""
         return sum(self.actor.wall.values()) - self.actor.wall["wait"]
 
     def step_seconds(self, config: ActorsConfig) -> float:
-        """Return the wall time of a training's environment step: of the slowest part of it."""
-        # With --lag every update waits for the compressor; without, it is late and nobody waits.
+        """Return the wall time per environment step of a training: that of its slowest part."""
+        # With --lag, every update waits for the compressor; without it, none does.
         pushing = 0.0 if config.lag is None else self.pushing(config)
         return max(self.learner_seconds, self.acting / config.actors, pushing)
 
     def pushing(self, config: ActorsConfig) -> float:
-        """Return the compressor's seconds per environment step; 0 if it made one version only."""
+        """Return the compressor's seconds per environment step; 0 if it made only one version."""
         return (self.push_seconds or 0.0) / (self.steps_per_update * config.push_period)
 
 
 def measure(config: ActorsConfig, steps: int) -> Measured:
-    """Run for some steps and return where their time went.
+    """Run for some steps and return the breakdown of their time.
 
     Raises:
-        ConfigError: settings that cannot be, or nothing that was compressed.
+        ConfigError: invalid settings, or no actor acted compressed.
         EngineError: no actor can be kept running.
     """
     import torch
@@ -110,16 +110,16 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
         warm = _Warm(owner, bar, compressed=parts.chain is not None)
         summary = owner.learn(steps, warm)
         if parts.chain is not None and warm.found is None:
-            why = f": {warm.error.rstrip('.')}" if warm.error else " while they were taken"
+            why = f": {warm.error.rstrip('.')}" if warm.error else ""
             raise ConfigError(
-                f"in {summary.steps} steps no actor got to act with {config.compress!r}{why}. "
-                "Expected some thousand steps of a network that it can compress; give "
-                "--profile-only more of them, or change --compress or --network."
+                f"no actor acted with {config.compress!r} in {summary.steps} steps{why}. Expected "
+                "some thousand steps of a network that it can compress; give --profile-only more "
+                "of them, or change --compress or --network."
             )
         return Measured(
             actor=difference(summary.profile, warm.found),
             learner_seconds=summary.learner_seconds,
-            # The first one prepares what the others use.
+            # The first one includes one-time preparation.
             push_seconds=statistics.median(warm.pushes[1:]) if warm.pushes[1:] else None,
             steps_per_update=summary.steps / max(1, summary.updates),
             share=share_words(summary.compressed_share, summary.staleness),
@@ -130,10 +130,10 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
 
 
 def profile(config: ActorsConfig) -> dict[str, Breakdown]:
-    """Measure full-precision actors, and compressed ones if there is a chain; print what it means.
+    """Measure full-precision actors, and compressed ones if there is a chain; print advice.
 
     Raises:
-        ConfigError: settings that cannot be, or a folder that holds a run already.
+        ConfigError: invalid settings, or a folder that already has a run.
         EngineError: no actor can be kept running.
         RunFolderError: the folder is in use or cannot be written.
     """
@@ -147,7 +147,7 @@ def profile(config: ActorsConfig) -> dict[str, Breakdown]:
         lines = [first.advice(learner_seconds, config.actors)]
         changes: dict[str, Any] = {"profile_only": None, "resume": False, "out": config.out / "run"}
         if first.steps < ENOUGH:
-            lines.append(f"That is from {first.steps} steps: with {ENOUGH} or more it is reliable.")
+            lines.append(f"This is from only {first.steps} steps; {ENOUGH} or more are reliable.")
         if config.compress.strip().lower() not in ("", "none", "off"):
             measured = measure(config, steps)
             found["compressed"] = measured.actor
@@ -186,11 +186,11 @@ def profile(config: ActorsConfig) -> dict[str, Breakdown]:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a training gets faster by compressing its actors.
+    """Whether compressing its actors makes a training faster.
 
     Attributes:
-        words: sentences that say so.
-        changes: of the settings to go on with.
+        words: sentences for the user.
+        changes: of the settings, for the next run.
     """
 
     words: list[str]
@@ -198,17 +198,17 @@ class Verdict:
 
 
 def recommend(config: ActorsConfig, full: Measured, compressed: Measured) -> Verdict:
-    """Say what to go on with; what limits a training decides, not what an actor's step takes.
+    """Recommend the next settings, by the training's bottleneck rather than an actor's step alone.
 
     Args:
-        config: settled, with the compression.
+        config: resolved, with the compression.
         full: with full-precision actors.
         compressed: with compressed ones.
     """
     faster = _times(full.actor, compressed.actor) >= PAYS
     if full.learner_seconds * config.actors > full.acting:
-        words = "A training that waits for its learner is no faster for that: leave out --compress."
-        # Several environments would wait for it too.
+        words = "The training waits for its learner, so that does not help: leave out --compress."
+        # Several environments would also wait for it.
         return Verdict([words] if faster else [], {"compress": "none", "monitor": "default"})
     eight = max(8, config.environments)
     without = {"compress": "none", "monitor": "default", "environments": eight}
@@ -222,7 +222,7 @@ def recommend(config: ActorsConfig, full: Measured, compressed: Measured) -> Ver
 
 
 def crowded(config: ActorsConfig, cores: int) -> list[str]:
-    """Say whether the compressor takes its time from the others; on a cluster it does not."""
+    """Return a warning if the compressor competes for cores; it does not on a cluster."""
     busy = config.threads + config.actors + 1
     if config.engine != "local" or busy <= cores:
         return []
@@ -230,7 +230,7 @@ def crowded(config: ActorsConfig, cores: int) -> list[str]:
     actors = "actor" if config.actors == 1 else f"{config.actors} actors"
     return [
         f"{learner}, {actors} and compressor share {cores} core{'s' * (cores > 1)}: the compressor "
-        "takes its time from the others."
+        "slows the others down."
     ]
 
 
@@ -248,22 +248,22 @@ def _ratio(config: ActorsConfig, first: Breakdown, second: Breakdown) -> str:
 
 
 def _pushes(config: ActorsConfig, found: Measured) -> list[str]:
-    """Say what the compressor's time per version means, if it made more than one."""
+    """Return a sentence on the compressor's time per version, if it made more than one."""
     if found.push_seconds is None:
         return []
     words = f"The compressor takes {found.push_seconds:.3g} s for a version of the weights"
     if config.lag is None:
         late = found.push_seconds / max(found.learner_seconds * found.steps_per_update, 1e-12)
-        return [f"{words}, in which the learner alone could make {late:.2g} updates."]
+        return [f"{words}; in that time the learner alone could make {late:.2g} updates."]
     per_step = found.pushing(config)
     words += (
         f"; with --lag {config.lag} every update waits for that: {per_step * 1e3:.3g} ms a step"
     )
-    # Otherwise the slowest of the two that work side by side is what a training waits for.
+    # Otherwise the bottleneck is the slower of learning and acting.
     if per_step > found.learner_seconds + found.acting / config.actors:
         words += (
-            ". That is more than learning and acting together: leave --lag out, or compress with "
-            "less work (distill with fewer steps, or none)"
+            ". That is more than learning and acting together: leave out --lag, or use a cheaper "
+            "compression (distill with fewer steps, or none)"
         )
     return [f"{words}."]
 

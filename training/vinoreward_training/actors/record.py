@@ -1,4 +1,4 @@
-"""What a training of actors leaves while it runs: metrics.jsonl, TensorBoard, a bar."""
+"""Records an actors' run while it trains: metrics.jsonl, TensorBoard, progress bar."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 METRICS = "metrics.jsonl"
 MAX_METRICS = 1 << 28
-"""Bytes of them."""
+"""In bytes."""
 ROWS = 500
-"""Rows of a training, about."""
+"""Approximate number of rows per run."""
 Row = dict[str, Any]
 
 
 def plain_numbers(value: Any) -> Any:
-    """Return a value as JSON can hold it: NaN and infinity become null, arrays lists."""
+    """Convert a value for JSON: NaN and infinity become null, arrays become lists."""
     if isinstance(value, Mapping):
         return {str(key): plain_numbers(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | list | tuple):
@@ -48,14 +48,14 @@ def plain_numbers(value: Any) -> Any:
 
 
 def read_rows(folder: Path, *, until: int | None = None) -> list[Row]:
-    """Return the rows of a run folder; the line that a killed process left half written is no row.
+    """Return the rows of a run folder; ignores a half-written last line.
 
     Args:
         folder: the run's.
         until: leave out rows of later steps, as after a return to a checkpoint.
 
     Raises:
-        RunFolderError: the file cannot be read, or another line is no row.
+        RunFolderError: the file cannot be read, or another line is invalid.
     """
     path = folder / METRICS
     try:
@@ -64,7 +64,7 @@ def read_rows(folder: Path, *, until: int | None = None) -> list[Row]:
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(
-            f"{path} cannot be read ({error}). Expected rows of JSON; remove it to go on without."
+            f"cannot read {path} ({error}). Expected rows of JSON; remove it to continue without."
         ) from error
     rows: list[Row] = []
     for number, line in enumerate(lines):
@@ -80,7 +80,7 @@ def read_rows(folder: Path, *, until: int | None = None) -> list[Row]:
                 break
             raise RunFolderError(
                 f"line {number + 1} of {path} is not a row ({error}). Expected what vinoreward "
-                "actors writes; remove the line to go on without it."
+                "actors writes; remove the line to continue without it."
             ) from error
         if until is None or row["step"] <= until:
             rows.append(row)
@@ -88,12 +88,12 @@ def read_rows(folder: Path, *, until: int | None = None) -> list[Row]:
 
 
 class Recorder(Closing):
-    """Writes down how a training goes.
+    """Writes the rows of a training.
 
     Args:
         folder: the run's.
         total: environment steps in all.
-        start: steps done already, when resuming; rows of later ones are dropped.
+        start: steps before a resume; later rows are dropped.
         progress: whether to show the bar.
     """
 
@@ -118,7 +118,7 @@ class Recorder(Closing):
         self._said = ""
 
     def note(self, progress: Progress, setting: CompressionSetting | None) -> bool:
-        """Take a training's progress; return whether it was time for a row."""
+        """Record a training's progress; return whether a row was due."""
         self._bar.update(progress.steps - self._bar.n)
         self._ended.extend((one.claimed_success, one.true_success) for one in progress.ended)
         base = {"step": progress.steps, "seconds": self.before + progress.seconds}
@@ -183,16 +183,16 @@ class Recorder(Closing):
                 self._board.add_scalar(name, float(value), step)
 
     def profile(self, found: Breakdown, step: int) -> None:
-        """Show where an actor's time goes, in microseconds of processor time per step."""
+        """Log the breakdown of an actor's time, in microseconds of processor time per step."""
         self._scalars(
             {f"profile/{part}_us": 1e6 * value for part, value in found.cpu.items()}, step
         )
 
     def evaluation(self, pair: Pair, base: Mapping[str, Any], *, final: bool = False) -> Row:
-        """Write an evaluation down and return its row.
+        """Record an evaluation and return its row.
 
         Args:
-            pair: what was played.
+            pair: the evaluation.
             base: ``step`` and ``seconds`` of this process.
             final: whether it is the last one.
         """
@@ -216,7 +216,7 @@ class Recorder(Closing):
         return row
 
     def _say(self, kind: str, base: Mapping[str, Any], text: str) -> None:
-        if text == self._said:  # a compressor that fails says so for each version
+        if text == self._said:  # a failing compressor repeats it for each version
             return
         self._said = text
         self._write({"kind": kind, **base, "text": text})
@@ -232,12 +232,12 @@ class Recorder(Closing):
             self._stream.flush()
         except OSError as error:
             raise RunFolderError(
-                f"{METRICS} cannot be written: {error.strerror or error}. Expected free space; "
-                "make some and go on with --resume."
+                f"cannot write {METRICS}: {error.strerror or error}. Expected free space; free "
+                "some and continue with --resume."
             ) from error
 
     def close(self) -> None:
-        """Close files and leave the bar as it stands."""
+        """Close the files and the bar."""
         self._bar.close()
         self._board.close()
         self._stream.close()

@@ -1,4 +1,4 @@
-"""What a training of actors leaves at its end: pictures, ``report.html``, ``summary.json``."""
+"""Results of an actors' run: plots, ``report.html``, ``summary.json``."""
 
 from __future__ import annotations
 
@@ -35,21 +35,20 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training of actors came to.
+    """Result of an actors' run.
 
     Attributes:
         folder: the run's.
-        steps: of environments.
+        steps: environment steps.
         updates: of the learner.
-        seconds: wall time, that of earlier processes included.
-        evaluation_seconds: of this process's evaluations; but for the last they were played beside
-            the training.
-        reached_at: steps after which an evaluation reached the target; None: not, or there is none.
+        seconds: wall time, including earlier processes.
+        evaluation_seconds: of this process's evaluations; all but the last ran during training.
+        reached_at: steps when an evaluation reached the target; None if none did or no target.
         reached_seconds: the same in seconds.
         pair: the last evaluation.
-        breakdown: where an actor's time goes, once everything was compiled and running.
+        breakdown: of an actor's time, after start-up.
         learner_seconds: wall time of updates and pushes per environment step.
-        verdict: whether compression can pay here, in words.
+        verdict: sentence on whether compression can pay here.
         compressed_share: see :class:`~vinoreward.actor_learner.progress.Summary`.
         staleness: likewise.
     """
@@ -70,10 +69,10 @@ class Outcome:
 
 
 def share_words(share: float, staleness: float) -> str:
-    """Say how much acted compressed, how old that was, and what to do where it is next to nothing.
+    """Return a sentence on compressed steps and their age, with advice if there are almost none.
 
     Args:
-        share: see :class:`~vinoreward.actor_learner.progress.Summary`; NaN gives no words.
+        share: see :class:`~vinoreward.actor_learner.progress.Summary`; NaN gives an empty string.
         staleness: likewise.
     """
     if math.isnan(share):
@@ -87,13 +86,13 @@ def share_words(share: float, staleness: float) -> str:
     if share >= NEAR_ZERO:
         return words
     return (
-        f"{words}. Train for longer, compress with less work (a smaller student, distill "
+        f"{words}. Train for longer, use a cheaper compression (a smaller student, distill "
         "batch=16), or allow older weights (--max-staleness)"
     )
 
 
 def gap_words(pair: Pair) -> str:
-    """Say what compression costs in return on the same episodes."""
+    """Return a sentence on the return lost to compression on the same episodes."""
     if pair.compressed is None:
         return "Nothing was compressed."
     apart = pair.full.version - pair.compressed.version
@@ -120,7 +119,7 @@ def _apart(lost: float) -> str:
 
 
 def breakdown_rows(found: Breakdown) -> list[dict[str, object]]:
-    """Return a table of where an actor's time goes."""
+    """Return the table of an actor's time."""
     total = max(found.step_cpu, 1e-12)
     rows: list[dict[str, object]] = [
         {
@@ -187,7 +186,7 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
 
 
 def summary_of(config: ActorsConfig, outcome: Outcome) -> dict[str, Any]:
-    """Return what ``summary.json`` holds."""
+    """Return the content of ``summary.json``."""
     pair = outcome.pair
     return {
         "task": config.task,
@@ -238,7 +237,7 @@ def _success(pair: Pair) -> list[Section]:
         if played is not None:
             rows.append(rate_row(f"{name}: claimed by the reward", rate_of(played.claimed)))
             rows.append(rate_row(f"{name}: true, by the simulator", rate_of(played.true)))
-    text = "Success of each episode's last state. Where the two part, the reward is being fooled."
+    text = "Success of each episode's last state. Where the two differ, the reward is fooled."
     return [Section("Claimed and true success", text, rows)]
 
 

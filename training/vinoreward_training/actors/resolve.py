@@ -1,4 +1,4 @@
-"""Where the settings of ``vinoreward actors`` come from: command line, file, preset, or the run."""
+"""Resolves the settings of ``vinoreward actors``: command line, file, preset, or resumed run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ FIXED_BY_A_RUN = (
     "task", "algorithm", "network", "compress", "correctors", "monitor", "seed", "learner",
     "env_kwargs", "trajectory",
 )  # fmt: skip
-"""What a checkpoint depends on."""
+"""Settings that a checkpoint depends on."""
 RATES = ("learning_rate", "critic_learning_rate", "max_grad_norm", "entropy_coef")
-"""Of a learner's settings those that may change between two runs, such as after it diverged."""
+"""Learner settings that may change on a resume, for example after a divergence."""
 _RENAMED = {
     "atoms": "num_atoms", "batch": "batch_size", "capacity": "buffer_size",
     "clip_norm": "max_grad_norm", "entropy": "entropy_coef", "epsilon": "optimizer_epsilon",
@@ -41,27 +41,27 @@ _RENAMED = {
     "prioritised": "prioritized", "share": "tau", "target_period": "target_update_interval",
     "value": "value_coef",
 }  # fmt: skip
-"""Of a learner's settings, what runs recorded before they were called as elsewhere."""
+"""Old names of learner settings in recorded runs."""
 _LEAST = {
     "actors": 1, "environments": 1, "steps": 1, "trajectory": 1, "pull_period": 1, "push_period": 1,
     "max_lag": 1, "max_staleness": 0, "evaluate_every": 0, "evaluation_episodes": 2,
     "final_episodes": 2, "threads": 1, "study_seeds": 1, "seed": 0,
 }  # fmt: skip
 _MOST = {"actors": 1000, "threads": 1000, "seed": 2**32 - 1}
-"""Of these; NumPy and Stable-Baselines3 take no larger seeds."""
+"""Upper limits; NumPy and Stable-Baselines3 accept no larger seeds."""
 LIMIT = 10**12
-"""Of any whole number: more is a slip, and does not fit where counters are kept."""
+"""Upper limit of all integers: more is a typo, and overflows counters."""
 _BITS = (2, 3, 4, 5, 6, 7, 8, 16, 32)
 
 
 def presets() -> dict[str, dict[str, Any]]:
     """Return all presets by name, such as ``actorq/cartpole-int8``.
 
-    A file holds settings that are common, and tables ``tasks`` and ``arms`` of those that differ:
-    each task with each arm is a preset.
+    A file has common settings, and tables ``tasks`` and ``arms`` with the differences: each
+    combination of a task and an arm is a preset.
 
     Raises:
-        ConfigError: a file with keys that are not known.
+        ConfigError: a file with unknown keys.
     """
     found = {}
     root = Path(str(files("vinoreward_training") / "presets" / "actors"))
@@ -77,16 +77,16 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def resolve(config: ActorsConfig) -> ActorsConfig:
-    """Return the configuration with every value settled.
+    """Return the configuration with all values resolved.
 
-    What was named on the command line or differs from the default wins; then the YAML file; then
-    the preset. A resumed run's recorded configuration takes the place of both.
+    Priority: values named on the command line or different from the default, then the YAML file,
+    then the preset. A resumed run's recorded configuration replaces file and preset.
 
     Raises:
-        ConfigError: an unknown preset or key, a value of the wrong kind or range, something that
-            the run to be resumed has otherwise, or a package that a file names and the user does
-            not want imported.
-        ModelNotFoundError: the YAML file is not there.
+        ConfigError: an unknown preset or key, a value of the wrong type or range, a conflict with
+            the run to be resumed, or a package that a file names and the user does not want
+            imported.
+        ModelNotFoundError: the YAML file does not exist.
     """
     defaults = defaults_of(ActorsConfig)
     given = named(config, defaults)
@@ -108,7 +108,7 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
         named_by = source_of(config, config.config)
         agree_to_import(settled["task"], named_by, trusted=config.trust_run, option="--task")
     if str(settled["algorithm"]).startswith("sb3-"):
-        # Recorded, since a replay in a checkpoint keeps its size when there are more steps.
+        # Recorded, because a replay in a checkpoint keeps its size when --steps grows.
         size = {"buffer_size": max(1000, settled["steps"])}
         settled["learner"] = {**size, **settled["learner"]}
     return ActorsConfig(
@@ -122,7 +122,7 @@ def resolve(config: ActorsConfig) -> ActorsConfig:
 
 
 def _renamed(base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's settings under the names that they have today, so that old runs go on."""
+    """Convert a run's settings to the current names, so that old runs can be resumed."""
     found = dict(base)
     if "executor" in found:
         found["backend"] = found.pop("executor")
@@ -139,17 +139,17 @@ def _renamed(base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_whole(base: Mapping[str, Any], folder: Path) -> None:
-    """Refuse what is left of a file that was cut off: the rest would be taken by default."""
+    """Refuse a truncated file: missing settings would silently become defaults."""
     missing = [name for name in FIXED_BY_A_RUN if name not in base]
     if missing:
         raise ConfigError(
-            f"{folder / 'config.yaml'} does not say the run's {', '.join(missing)}. Expected the "
-            "configuration that the run recorded; restore the file or write the lines into it."
+            f"{folder / 'config.yaml'} lacks the run's {', '.join(missing)}. Expected the "
+            "configuration that the run recorded; restore the file or add the lines."
         )
 
 
 def _check_learner(base: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
-    """Refuse what a checkpoint of the learner does not fit; its rates may be lowered."""
+    """Refuse settings that do not fit the learner's checkpoint; rates may change."""
     before = base.get("learner") or {}
     for name, value in (given.get("learner") or {}).items():
         if name not in RATES and value != before.get(name):
@@ -161,21 +161,21 @@ def _check_learner(base: Mapping[str, Any], given: Mapping[str, Any], folder: Pa
 
 
 def _check_kind(base: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
-    """Refuse to go on with a training as a study or profile, or from another file or preset."""
+    """Refuse to resume a training as a study or profile, or with another file or preset."""
     for name in ("config", "preset"):
         if name in given and str(given[name]) != str(base.get(name)):
             raise ConfigError(
-                f"found {name}={str(given[name])!r}, but the run in {folder} goes on with what it "
+                f"found {name}={str(given[name])!r}, but the run in {folder} resumes with what it "
                 f"recorded, from {name}={str(base.get(name))!r}. Expected single settings, such as "
-                "--steps; give those, or start another run with --out."
+                "--steps; pass those, or start another run with --out."
             )
     for name in ("pull_study", "profile_only"):
         if name in given and bool(given[name]) != bool(base.get(name)):
             option = f"--{name.replace('_', '-')}"
             found, other = ("without", "with") if given[name] else ("with", "without")
             raise ConfigError(
-                f"{folder} holds a run {found} {option}, and its files would be overwritten by one "
-                f"{other}. Expected a folder of its own; choose one with --out."
+                f"{folder} has a run {found} {option}, whose files one {other} would overwrite. "
+                "Expected a separate folder; choose one with --out."
             )
 
 
@@ -186,7 +186,7 @@ def _preset(name: str | None) -> dict[str, Any]:
     if name not in known:
         raise ConfigError(
             f"there is no preset {name!r}. Expected one of {', '.join(known)}; vinoreward actors "
-            "--list-presets shows what they are."
+            "--list-presets describes them."
         )
     return known[name]
 
@@ -197,9 +197,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         parts = [part.get(name) or {} for part in (below, above)]
         for part in parts:
             if not isinstance(part, dict):
-                raise ConfigError(
-                    f"found {name}={part!r}. Expected a table of names and values; write it as one."
-                )
+                raise ConfigError(f"found {name}={part!r}. Expected a table of names and values.")
         if name in merged:
             merged[name] = {**parts[0], **parts[1]}
     return merged
@@ -226,14 +224,14 @@ def _check(settled: Mapping[str, Any]) -> None:
         raise ConfigError(f"found target={target}. Expected a return; leave it out for none.")
     if settled["profile_only"] is not None and not 1 <= settled["profile_only"] <= LIMIT:
         raise ConfigError(
-            f"found profile_only={settled['profile_only']}. Expected at least 1 step; a few "
-            "thousand say something."
+            f"found profile_only={settled['profile_only']}. Expected at least 1 step; use a few "
+            "thousand for a reliable result."
         )
     taken = [name for name in ("name", "seed") if name in settled["env_kwargs"]]
     if taken:
         raise ConfigError(
-            f"found env_kwargs with {' and '.join(taken)}, which the environment is given already. "
-            "Expected options of its own; change --task or --seed."
+            f"found env_kwargs with {' and '.join(taken)}, which other options set. Expected only "
+            "the environment's own options; change --task or --seed."
         )
     periods = settled["pull_study"]
     if any(not 1 <= period <= LIMIT for period in periods) or len(set(periods)) != len(periods):
@@ -243,8 +241,8 @@ def _check(settled: Mapping[str, Any]) -> None:
         )
     if periods and lag is not None:
         raise ConfigError(
-            f"found --pull-study with lag={lag}. Expected no lag: with one, actors pull the "
-            "version whose turn it is, whatever the period."
+            f"found --pull-study with lag={lag}. Expected no lag: with a fixed lag, actors pull a "
+            "given version, whatever the period."
         )
     replays = str(settled["algorithm"]).startswith("sb3-")
     if replays and settled["samples_per_insert"] != ActorsConfig.samples_per_insert:
@@ -261,7 +259,7 @@ def _check(settled: Mapping[str, Any]) -> None:
 
 
 def recorded(config: ActorsConfig) -> dict[str, Any]:
-    """Return what a run folder records: how the settings came about is no part of them."""
+    """Return the settings that a run folder records."""
     return {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(config)
@@ -270,7 +268,7 @@ def recorded(config: ActorsConfig) -> dict[str, Any]:
 
 
 def command(config: ActorsConfig, **changes: Any) -> str:
-    """Return the command that runs this configuration, with some settings changed."""
+    """Return the command line for this configuration, with some settings changed."""
     return " ".join(["vinoreward actors", *_words(dataclasses.replace(config, **changes))])
 
 

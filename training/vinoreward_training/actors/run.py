@@ -1,4 +1,4 @@
-"""One training of actors: from settings to a run folder."""
+"""Runs one training of actors, from settings to a run folder."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from vinoreward.actor_learner.trainer import ActorLearner, Summary
 
 FINAL_SEED = 2_000_000
-"""Of the last evaluation's episodes: far from those of training and of all other evaluations."""
+"""First seed of the final evaluation, far from those of training and of all other evaluations."""
 
 
 def train(config: ActorsConfig) -> Outcome | None:
-    """Train as configured; None if the run in the folder had nothing left to do.
+    """Train as configured; None if the run in the folder is already finished.
 
     Raises:
-        ConfigError: settings that cannot be, or a folder that holds a run already.
+        ConfigError: invalid settings, or a folder that already has a run.
         MissingExtraError: a package is missing.
         EngineError: no actor can be kept running.
         RunFolderError: the folder is in use or cannot be written.
         KeyboardInterrupt: Ctrl-C; a checkpoint was written first if training had begun.
     """
     with needed_for("training", "train"):
-        # All of them now: a plot that cannot be drawn should not be told after hours of training.
+        # Import everything now: a missing plot library should not show after hours of training.
         for name in ("matplotlib", "safetensors", "tensorboard", "tqdm"):
             importlib.import_module(name)
         import torch
@@ -62,7 +62,7 @@ def train(config: ActorsConfig) -> Outcome | None:
                 return outcome
         finally:
             if before is not None and outcome is None and (owner is None or owner.steps == start):
-                # Nothing was done with other settings: they are not the run's.
+                # The run did not use the new settings, so restore the recorded ones.
                 write_bytes(folder / CONFIG, before)
 
 
@@ -70,31 +70,31 @@ def _recorded_before(config: ActorsConfig) -> bytes | None:
     try:
         return read_plain(config.out / CONFIG, MAX_YAML) if config.resume else None
     except OSError:
-        return None  # there is none, or it is refused where it is used
+        return None  # missing, or refused where it is used
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the summary of a run that is finished.
+    """Return the summary of a finished run.
 
     Raises:
-        RunFolderError: it cannot be read, or is something else.
+        RunFolderError: it cannot be read, or is not a summary.
     """
     path = folder / SUMMARY
     try:
         found = read_json(path)
         if not isinstance(found, dict) or not {"target", "breakdown", "reached_at"} <= set(found):
-            raise ValueError("it is something else")
+            raise ValueError("it is not a summary")
         check_counts({"steps": found.get("steps")})
         return found
     except (OSError, ValueError) as error:
         raise RunFolderError(
-            f"{path} cannot be read: {error}. Expected what vinoreward actors writes at a run's "
-            "end; remove it and go on with --resume, which writes it again."
+            f"cannot read {path}: {error}. Expected what vinoreward actors writes at a run's end; "
+            "remove it and continue with --resume, which writes it again."
         ) from error
 
 
 def finished(folder: Path, config: ActorsConfig) -> bool:
-    """Return whether a run has nothing left to do.
+    """Return whether a run is finished.
 
     Raises:
         RunFolderError: its summary cannot be read.
@@ -107,12 +107,12 @@ def finished(folder: Path, config: ActorsConfig) -> bool:
 
 
 def make(config: ActorsConfig, parts: Parts, folder: Path | None) -> ActorLearner:
-    """Return a training that has not begun.
+    """Create a training without starting it.
 
     Args:
-        config: settled.
-        parts: of it.
-        folder: of its checkpoints; None for none.
+        config: resolved.
+        parts: of the training.
+        folder: for checkpoints; None for none.
     """
     from vinoreward.actor_learner.trainer import ActorLearner
 
@@ -130,13 +130,13 @@ def make(config: ActorsConfig, parts: Parts, folder: Path | None) -> ActorLearne
 
 def _train(config: ActorsConfig, parts: Parts, owner: ActorLearner, folder: Path) -> Outcome:
     if owner.steps:
-        print(f"going on from step {owner.steps}")
+        print(f"resuming from step {owner.steps}")
     with Recorder(
         folder, total=config.steps, start=owner.steps, progress=config.progress
     ) as recorder:
         watcher = Watcher(config, parts, owner, recorder)
         try:
-            # Stopped in the last evaluation of a run that had arrived: there is that to do only.
+            # If the run was stopped in its final evaluation, only that remains.
             summary = owner.learn(owner.steps if watcher.reached else config.steps, watcher)
             watcher.last(summary)
             outcome = _conclude(config, parts, summary, watcher, recorder, folder)
@@ -156,12 +156,12 @@ def _conclude(
     folder: Path,
 ) -> Outcome:
     began = time.perf_counter()
-    # What is evaluated: with a push period the learner may be some updates further.
+    # The evaluated policy: with a push period the learner may be some updates ahead.
     save_policy(folder, summary.policy)
     if summary.compressed is not None:
         save_policy(folder, summary.compressed, "compressed")
     else:
-        # Of the run before it was gone on with: older than what it would lie beside.
+        # Stale: from before the resume.
         for name in ("compressed.json", "compressed.safetensors"):
             (folder / name).unlink(missing_ok=True)
     seeds = range(FINAL_SEED, FINAL_SEED + config.final_episodes)
@@ -174,7 +174,7 @@ def _conclude(
     reached_at, reached_seconds = watcher.reached or (None, None)
     if watcher.reached is None and config.target is not None and pair.full.mean >= config.target:
         reached_at, reached_seconds = summary.steps, recorder.before + summary.seconds
-    verdict = "Where the time goes was not measured: no step was acted since it was gone on with."
+    verdict = "There is no breakdown: no actor has made a step since the resume."
     if summary.steps > watcher.start:
         compressed = parts.chain is not None and summary.compressed is not None
         verdict = breakdown.advice(summary.learner_seconds, config.actors, compressed=compressed)
@@ -201,5 +201,5 @@ def _say_stopped(config: ActorsConfig, owner: ActorLearner, folder: Path) -> Non
         print(f"\nStopped at step {owner.steps}; the checkpoint is written.")
         print(f"Continue with: {again('actors', folder, *naming(config.task, '--task'))}")
     else:
-        print("\nStopped before anything was learned. Begin again with:")
+        print("\nStopped before the first update. Start again with:")
         print(f"{command(config)} --resume")

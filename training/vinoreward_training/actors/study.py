@@ -1,4 +1,4 @@
-"""``--pull-study``: how often weights should be pulled, as one command (ActorQ's last figure)."""
+"""``--pull-study``: compares pull periods in one command (ActorQ's last figure)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Study = Mapping[int, Sequence[Mapping[str, Any]]]
 def run_of(config: ActorsConfig, period: int, seed: int) -> ActorsConfig:
     """Return the configuration of one run of a study.
 
-    The monitor only looks: one that turns the pull period would study itself.
+    The monitor only watches, because one that changes the pull period would disturb the study.
     """
     folder = config.out / f"pull-{period}" / f"seed-{seed}"
     return dataclasses.replace(
@@ -42,17 +42,17 @@ def run_of(config: ActorsConfig, period: int, seed: int) -> ActorsConfig:
 def study(config: ActorsConfig) -> list[dict[str, object]]:
     """Train once for each pull period and seed; write and print one table and one plot.
 
-    Runs that are finished are kept; with ``resume`` a stopped study goes on where it was.
+    Skips finished runs; with ``resume``, a stopped study continues where it was.
 
     Raises:
-        ConfigError: settings that cannot be, or a folder that holds another run.
-        KeyboardInterrupt: Ctrl-C; the run at work has written its checkpoint.
+        ConfigError: invalid settings, or a folder with another run.
+        KeyboardInterrupt: Ctrl-C; the current run has written its checkpoint.
     """
     seeds = range(config.seed, config.seed + config.study_seeds)
     summaries: dict[int, list[dict[str, Any]]] = {period: [] for period in config.pull_study}
     rows: dict[int, list[list[Row]]] = {period: [] for period in config.pull_study}
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
-        # Seeds outside: each period is seen under the same load of the machine.
+        # Seeds in the outer loop, so that all periods see the same load of the machine.
         for seed in seeds:
             for period in config.pull_study:
                 one = run_of(config, period, seed)
@@ -91,8 +91,8 @@ def study(config: ActorsConfig) -> list[dict[str, object]]:
 
 
 def final_returns(runs: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the last return of each run, NaN for none, by the summaries."""
-    # JSON cannot hold what is not a number.
+    """Return the final return of each run from the summaries, NaN for none."""
+    # JSON has no NaN.
     found = (run["full_return"] for run in runs)
     return [float("nan") if value is None else float(value) for value in found]
 
@@ -100,7 +100,7 @@ def final_returns(runs: Sequence[Mapping[str, Any]]) -> list[float]:
 def table_of(
     summaries: Study, rows: Mapping[int, Sequence[Sequence[Row]]]
 ) -> list[dict[str, object]]:
-    """Return one row for each pull period; means over seeds, and the spread of returns."""
+    """Return one row per pull period: means over seeds, and the spread of returns."""
     table: list[dict[str, object]] = []
     for period, runs in summaries.items():
         returns = final_returns(runs)

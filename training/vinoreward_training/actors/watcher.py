@@ -1,4 +1,4 @@
-"""What happens beside the learning of a run: rows, evaluations, the profile, the target."""
+"""The progress callback of a run: rows, evaluations, profile, target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def difference(whole: Breakdown, first: Breakdown | None) -> Breakdown:
-    """Return the breakdown of what came after ``first``: compiling and starting left out."""
+    """Return the breakdown after ``first``, without start-up and compilation."""
     if first is None or whole.steps <= first.steps:
         return whole
     steps = whole.steps - first.steps
@@ -31,13 +31,13 @@ def difference(whole: Breakdown, first: Breakdown | None) -> Breakdown:
 
 
 class Watcher:
-    """What happens beside the learning: rows, evaluations, the profile, the target.
+    """Progress callback of a training: rows, evaluations, profile, target.
 
     Args:
-        config: settled.
+        config: resolved.
         parts: of the training.
         owner: the training.
-        recorder: writes it down.
+        recorder: writes the rows.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Watcher:
         self.reached = _reached(config, recorder.rows)
 
     def __call__(self, progress: Progress) -> bool:
-        """Take a training's progress; return whether to stop."""
+        """Handle a training's progress; return whether to stop."""
         monitor = self._parts.monitor
         due = self._recorder.note(progress, None if monitor is None else monitor.setting)
         if due or self.warm is None:
@@ -63,12 +63,12 @@ class Watcher:
         return self._evaluated(progress.evaluations)
 
     def last(self, summary: Summary) -> None:
-        """Take the evaluations that ended after the last progress."""
+        """Handle the evaluations that finished after the last progress."""
         self._evaluated(summary.evaluations)
 
     def _profile(self, progress: Progress) -> None:
         if self.warm is None:
-            # Once actors act with what they will go on acting with.
+            # Once actors act with their final kind of weights.
             share = progress.metrics.get("compressed_share", 0.0)
             if self._parts.chain is None or share > 0.5:
                 self.warm = self._owner.profile()[0]
@@ -77,7 +77,7 @@ class Watcher:
         self._recorder.profile(found, progress.steps)
 
     def _evaluated(self, evaluations: Sequence[Evaluation]) -> bool:
-        """Write evaluations down; return whether one reached the target."""
+        """Record evaluations; return whether one reached the target."""
         arrived = False
         for one in evaluations:
             self.evaluation_seconds += one.took
@@ -90,7 +90,7 @@ class Watcher:
 
 
 def _reached(config: ActorsConfig, rows: Sequence[Mapping[str, Any]]) -> tuple[int, float] | None:
-    """Return step and seconds of the first evaluation that reached the target, None for none."""
+    """Return step and seconds of the first evaluation that reached the target, or None."""
     found = (
         (int(row["step"]), float(row["seconds"]))
         for row in rows

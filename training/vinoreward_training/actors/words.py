@@ -1,4 +1,4 @@
-"""The small language of ``--compress``, ``--correctors`` and ``--monitor``: ``name 0.5 key=value``.
+"""Parser of ``--compress``, ``--correctors`` and ``--monitor``, such as ``name 0.5 key=value``.
 
 Parts are separated by ``|``. A part is a name, then values, then ``key=value`` pairs.
 """
@@ -17,7 +17,7 @@ from vinoreward.errors import ConfigError
 Value = bool | int | float | str
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]*")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-"""Longer ones are no setting of anything; as floats they are refused where they are too large."""
+"""At most 18 digits; longer numbers become floats, and are refused if too large."""
 _EXAMPLES: Mapping[str, Value] = {"sparsity": 0.5, "rank": 8, "low": 0.05, "high": 0.3}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 
@@ -27,9 +27,9 @@ class Part:
     """One part of an expression.
 
     Attributes:
-        name: in lower case, ``-`` for ``_``.
-        values: those without a key.
-        options: those with one.
+        name: in lower case, with ``-`` for ``_``.
+        values: without a key.
+        options: with a key.
     """
 
     name: str
@@ -57,14 +57,14 @@ def _read(word: str) -> Value:
 
 
 def parse(text: str, what: str) -> list[Part]:
-    """Return the parts of an expression; none for an empty one, ``none`` and ``off``.
+    """Parse an expression; empty, ``none`` and ``off`` give no parts.
 
     Args:
         text: such as ``"prune 0.5 | distill | int8 | openvino"``.
         what: the option, for messages.
 
     Raises:
-        ConfigError: an empty part, a name that is none, a value after a pair, a key given twice.
+        ConfigError: an empty part, an invalid name, a value after a pair, or a repeated key.
     """
     if text.strip().lower() in ("", "none", "off"):
         return []
@@ -95,17 +95,17 @@ def _part(piece: str, text: str, what: str) -> Part:
 
 
 def call(part: Part, kind: Any, what: str, positional: Sequence[str] = (), also: Any = None) -> Any:
-    """Return ``kind(...)`` with a part's values under the names ``positional``, and its options.
+    """Call ``kind`` with a part's values, named by ``positional``, and its options.
 
     Args:
-        part: with values that were written down.
-        kind: a class or function whose parameters say what they take.
+        part: as parsed.
+        kind: a class or function; its annotations define the allowed types.
         what: the option, for messages.
         positional: names of the values without a key.
-        also: takes the options that ``kind`` passes on.
+        also: a callable to which ``kind`` passes further options on.
 
     Raises:
-        ConfigError: more values than names, an option that is not taken, or a value that cannot be.
+        ConfigError: more values than names, an unknown option, or an invalid value.
     """
     if len(part.values) > len(positional):
         takes = f"at most {', '.join(positional)}" if positional else "none"
@@ -117,7 +117,7 @@ def call(part: Part, kind: Any, what: str, positional: Sequence[str] = (), also:
     twice = sorted(set(given) & set(part.options))
     if twice:
         raise ConfigError(
-            f"{what} has the part {str(part)!r}, which gives {', '.join(twice)} twice. Expected "
+            f"{what} has the part {str(part)!r}, which sets {', '.join(twice)} twice. Expected "
             "each once."
         )
     given |= part.options
@@ -140,24 +140,24 @@ def call(part: Part, kind: Any, what: str, positional: Sequence[str] = (), also:
         return kind(**given)
     except TypeError as error:
         raise ConfigError(
-            f"{what} has the part {str(part)!r}, which was refused: {error}. Expected other values "
-            "of its settings."
+            f"{what} has the invalid part {str(part)!r}: {error}. Expected other values of its "
+            "settings."
         ) from error
     except ConfigError as error:
         raise ConfigError(f"{what} has the part {str(part)!r}: {error}") from error
 
 
 def check_needed(part: Part, what: str, missing: Sequence[str], positional: Sequence[str]) -> None:
-    """Refuse a part that lacks settings which it cannot be without.
+    """Refuse a part that lacks required settings.
 
     Args:
-        part: as it was written.
+        part: as parsed.
         what: the option, for messages.
         missing: names of those settings.
         positional: names of the values without a key.
 
     Raises:
-        ConfigError: there are some; the message shows how they are written.
+        ConfigError: some are missing; the message shows how to write them.
     """
     if not missing:
         return
@@ -172,7 +172,7 @@ def check_needed(part: Part, what: str, missing: Sequence[str], positional: Sequ
 
 
 def _needed(kind: Any) -> list[str]:
-    """Return the parameters that have no default."""
+    """Return the parameters without a default."""
     return [
         name
         for name, parameter in inspect.signature(kind).parameters.items()
@@ -182,10 +182,10 @@ def _needed(kind: Any) -> list[str]:
 
 
 def _taken(kind: Any) -> dict[str, list[type]]:
-    """Return the parameters that a word can be given for, and the types it may have there."""
+    """Return the parameters that an expression can set, with their types."""
     try:
         parameters = inspect.signature(kind, eval_str=True).parameters
-    except NameError:  # a name that is imported for type checkers only
+    except NameError:  # a name imported only for type checkers
         parameters = inspect.signature(kind).parameters
     found = {
         name: [each for each in _types(parameter.annotation) if each in (*_WORDS, object)]

@@ -1,1 +1,1 @@
-"""What each command can be told: one dataclass a command, and nothing else of ours imported."""
+"""Options of each command: one dataclass per command, without imports of this project."""

@@ -1,4 +1,4 @@
-"""The options of ``vinoreward actors``, apart from the command: its parts import them."""
+"""Options of ``vinoreward actors``; a separate module because the command's parts import it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ Scalar = bool | int | float | str
 
 @dataclass(frozen=True)
 class ActorsConfig:
-    """Learn in full precision, act compressed: actors, a learner and a compressor at work together.
+    """Train with a full-precision learner and compressed actors.
 
-    The learner keeps the full network; a process beside it makes a small one of each version, and
-    actors run that. Does it pay? --profile-only says so before a long run: where the network takes
-    little of an actor's step, or the learner is what limits, it does not.
+    The learner trains the full network. A separate process compresses each version, and actors run
+    the compressed one. This pays if the network takes most of an actor's step and acting is the
+    bottleneck, not the learner; --profile-only tells you before a long run.
 
     --compress is a chain of stages with | between them:
-        prune 0.5           remove half of the neurons and channels; distill has to follow
-        distill             teach what is left to act like the full network
-        distill net3        teach a smaller network by itself
+        prune 0.5           remove half of the neurons and channels; needs distill after it
+        distill             train the remaining network to act like the full one
+        distill net3        train a separate, smaller network
         low-rank 64         two thin layers for a wide one; or low-rank energy=0.9
-        fuse                fold what can be computed beforehand
+        fuse                fold constant operations into the weights
         int8 | fp16 | w4    8-bit arithmetic; half precision; weights alone in 2 to 8 bits
-        openvino            what runs it (onnxruntime, numpy); left out: as --backend
+        openvino            the backend (onnxruntime, numpy); default: as --backend
 
     Further settings are key=value: distill batch=32, int8 margin=1.5.
 
-    --monitor watches and turns the compression: default (stops one that hurts), kl 14 (AcceRL's
-    switch between 8 and 16 bits), alpha 0.02 0.2 (AcceRL's mix of both networks), staged, sparsity,
-    watch (only looks), off.
+    --monitor watches and adjusts the compression: default (stops harmful compression), kl 14
+    (AcceRL's switch between 8 and 16 bits), alpha 0.02 0.2 (AcceRL's mix of both networks), staged,
+    sparsity, watch (changes nothing), off.
 
     Examples:
         vinoreward actors --task CartPole-v0 --network 2x256 --steps 60000 --target 195
@@ -54,88 +54,88 @@ class ActorsConfig:
     """
 
     out: Path = Path("runs/actors")
-    """Folder for everything this run writes."""
+    """Folder for all files of this run."""
     preset: str | None = None
-    """An experiment of the papers, such as actorq/cartpole-int8; --list-presets shows them."""
+    """An experiment of the papers, such as actorq/cartpole-int8; --list-presets lists them."""
     config: Path | None = None
-    """YAML file with these same names (underscores); what is given here wins over it."""
+    """YAML file with these option names (underscores); the command line overrides it."""
     task: str = "CartPole-v0"
     """A task of the papers (cheetah-run, pong, CartPole-v0, PandaHover-v0), dm_control/DOMAIN-TASK,
     atari/GAME, or the id of a Gymnasium environment."""
     algorithm: str = "impala"
-    """impala, dqn, d4pg, sac; sb3-sac, sb3-td3, sb3-dqn learn with Stable-Baselines3's."""
+    """impala, dqn, d4pg or sac; sb3-sac, sb3-td3 and sb3-dqn use Stable-Baselines3."""
     network: str | None = None
-    """3x2048, 2x256, any DEPTHxWIDTH (with -relu or -tanh behind it); for pictures original, net1,
-    net2, net3, nature. None: the task's own in its paper."""
+    """3x2048, 2x256, any DEPTHxWIDTH (optionally with -relu or -tanh); for images original, net1,
+    net2, net3, nature. None: as in the task's paper."""
     compress: str = "none"
-    """Stages with | between them, see above; none lets actors run the learner's own network."""
+    """Stages with | between them, see above; none: actors run the learner's own network."""
     correctors: str | None = None
-    """vtrace, importance, retrace, tree-backup, q-lambda or uncorrected; with | two of them. None:
+    """vtrace, importance, retrace, tree-backup, q-lambda or uncorrected; combine two with |. None:
     the algorithm's own."""
     monitor: str = "default"
-    """What turns the compression while training runs, see above."""
+    """Strategy that adjusts the compression during training, see above."""
     actors: int = 1
-    """Processes that act."""
+    """Number of actor processes."""
     environments: int = 1
-    """Environments that each of them acts on as one batch: try this before compressing."""
+    """Environments per actor, stepped as one batch: try this before compressing."""
     engine: str = "local"
     """local processes, or ray for a cluster."""
     backend: str = "openvino"
-    """Runs full-precision weights in actors: openvino, onnxruntime, numpy; torch is eager PyTorch,
-    the papers' baseline."""
+    """Backend for full-precision weights in actors: openvino, onnxruntime, numpy; torch is eager
+    PyTorch, the papers' baseline."""
     steps: int = 100_000
     """Environment steps in all."""
     seed: int = 0
-    """Of weights, exploration, environments and compression."""
+    """Seed of weights, exploration, environments and compression."""
     trajectory: int = 20
     """Steps of each environment in one trajectory."""
     pull_period: int = 100
-    """Steps of an environment between two looks for newer weights."""
+    """Steps of an environment between two checks for newer weights."""
     push_period: int = 1
     """Updates between two pushes of weights."""
     bits: int = 32
-    """Of a weight on its way from the learner: 32, 16, or 2 to 8. Fewer are watched by the monitor
-    and evaluated like any other compression."""
+    """Bits per weight in the learner's pushes: 32, 16, or 2 to 8. The monitor watches fewer bits
+    and evaluations play them, as for any other compression."""
     lag: int | None = None
-    """Actors are exactly so many updates behind: repeatable to the bit. None: newest weights."""
+    """Exact number of updates that actors lag; repeats bit by bit. None: newest weights."""
     max_lag: int = 100
-    """Trajectories whose weights are more pushes old are never learned from (but by a replay)."""
+    """Drop trajectories whose weights are more pushes old (not for algorithms with a replay)."""
     max_staleness: int = 100
-    """Compressed weights that are more pushes behind the learner's are not acted with; at most
-    --max-lag counts, without a replay."""
+    """Actors do not use compressed weights that are more pushes behind the learner's; at most
+    --max-lag, unless the algorithm has a replay."""
     samples_per_insert: float = 8.0
-    """Transitions learned from for each one acted, for algorithms with a replay."""
+    """Transitions sampled per inserted transition, for algorithms with a replay."""
     learner: dict[str, Scalar] = field(default_factory=dict)
     """Settings of the algorithm: name value name value, such as learning_rate 1e-4 gamma 0.95."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the environment: name value name value."""
     evaluate_every: int = 5000
-    """Steps between evaluations, which a process plays beside training: both policies of one
-    version. One that is due while another is under way begins after it. 0: only at the end."""
+    """Steps between evaluations, which a separate process plays during training: both policies of
+    one version. If one is still running, the next starts after it. 0: only at the end."""
     evaluation_episodes: int = 10
-    """Episodes of each, the same for the full and the compressed policy."""
+    """Episodes per evaluation, the same for the full and the compressed policy."""
     final_episodes: int = 30
-    """Episodes of the last one, whose seeds no other uses."""
+    """Episodes of the final evaluation, with seeds of their own."""
     target: float | None = None
     """Stop once the full policy's mean return in an evaluation reaches this."""
     threads: int = 1
     """Threads of the learner."""
     checkpoint_seconds: float = 60.0
-    """Between two checkpoints."""
+    """Seconds between two checkpoints."""
     resume: bool = False
     """Continue the run in --out from its last checkpoint, with its recorded configuration."""
     trust_run: bool = False
-    """Import the package of a task that only a file names, the run's or --config's, as
-    package:Id-v0 does: that runs its code. Without it you are asked."""
+    """Import the package of a task that only a file (the run's or --config's) names, as in
+    package:Id-v0. This runs its code. Without this option, you are asked."""
     profile_only: int | None = None
-    """Run so many steps, then say where an actor's time goes and whether compressing can pay."""
+    """Run this many steps, then show where an actor's time goes and whether compressing pays."""
     pull_study: tuple[int, ...] = ()
-    """Run once for each of these pull periods and seeds; one plot and one table."""
+    """Train once for each of these pull periods and seeds; one plot and one table."""
     study_seeds: int = 3
     """Seeds of --pull-study, from --seed on."""
     list_presets: bool = False
-    """Show the presets and end."""
+    """List the presets and exit."""
     progress: bool = True
     """Show the progress bar."""
     explicit: tyro.conf.Suppress[tuple[str, ...]] = ()
-    """Names that win over file and preset even where their value is the default."""
+    """Names that override file and preset even if their value is the default."""

@@ -1,4 +1,4 @@
-"""What ``vinoreward demo`` can be told."""
+"""Options of ``vinoreward demo``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 class DemoConfig:
     """Capture, fine-tune, quantize, check, train, play and report: under 5 minutes on two cores.
 
-    1. capture: labelled pictures of the arm over, next to and away from the object.
-    2. finetune: a classifier learns from them what success looks like. It starts from the weights
-       of the shipped bundle, so few pictures are enough; with --from-scratch from random ones.
+    1. capture: labelled images of the arm over, next to and away from the object.
+    2. finetune: train a classifier on them. It starts from the shipped bundle's weights, so few
+       images are enough; with --from-scratch from random ones.
     3. quantize: an INT8 network, kept only if it makes the same decisions.
-    4. check: this classifier and the shipped one judge scenes that neither has seen.
-    5. train: SAC learns to hover; its only reward is what the classifier says of each picture.
-    6. play: a film, and how often the policy truly succeeds (the simulator knows).
-    7. report: all of it in one HTML file.
+    4. check: compare this classifier with the shipped one on new scenes.
+    5. train: SAC learns to hover; its only reward is the classifier's.
+    6. play: a film, and the true success rate according to the simulator.
+    7. report: all results in one HTML file.
 
-    Stop it with Ctrl-C and run the same command again: finished stages are not repeated, the one
-    that was stopped goes on where it was.
+    After Ctrl-C, run the same command again: finished stages are skipped, and the interrupted one
+    resumes.
 
     Examples:
         vinoreward demo
@@ -30,25 +30,25 @@ class DemoConfig:
     """
 
     out: Path = Path("runs/demo")
-    """Folder for everything."""
+    """Folder for all files."""
     seed: int = 0
-    """Of every stage; the pictures are never those that the shipped bundle was trained on."""
+    """Seed of every stage; the images always differ from those of the shipped bundle."""
     from_scratch: bool = False
-    """Start the classifier from random weights. It then needs 24000 pictures and 8 passes
-    (unless --frames, --epochs say otherwise): about 15 minutes on two cores."""
+    """Start the classifier from random weights. It then needs 24000 images and 8 epochs (unless
+    --frames and --epochs are given): about 15 minutes on two cores."""
     weights: Path | None = None
     """Start the classifier from these weights (.safetensors) instead of the shipped bundle's."""
     frames: int | None = None
-    """Pictures to capture; None is 5000, from scratch 24000."""
+    """Images to capture; None is 5000, from scratch 24000."""
     epochs: int | None = None
-    """Passes over them; None is 2, from scratch 8."""
+    """Epochs; None is 2, from scratch 8."""
     target_fpr: float = 0.02
-    """False-positive rate that the threshold must keep; 1 % needs more pictures than these."""
+    """False-positive rate of the threshold; 1 % needs more images."""
     scenes: int = 1000
-    """Fresh scenes on which the classifier is compared with the shipped one."""
+    """New scenes for the comparison with the shipped classifier."""
     env: str = "PandaHover-v0"
-    """Environment to train in; PandaHoverRandom-v0 takes some minutes more."""
+    """Training environment; PandaHoverRandom-v0 takes some minutes more."""
     timesteps: int | None = None
-    """Most training steps; None is the preset's. Training stops when the task is solved."""
+    """Maximum training steps; None is the preset's. Training stops when the task is solved."""
     episodes: int = 100
-    """Episodes that are counted at the end."""
+    """Episodes of the final evaluation."""

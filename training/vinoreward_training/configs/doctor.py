@@ -1,4 +1,4 @@
-"""What ``vinoreward doctor`` can be told."""
+"""Options of ``vinoreward doctor``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class DoctorConfig:
-    """Say what is installed, which backends and devices work, and how to add what is missing.
+    """Show what is installed, which backends and devices work, and how to add what is missing.
 
-    Ends with 0 if the core works (wrap your own environment with a bundle), else with 1.
+    Exits with 0 if the core works (wrapping your own environment with a bundle), else with 1.
 
     Examples:
         vinoreward doctor
@@ -19,6 +19,6 @@ class DoctorConfig:
     """
 
     bundle: str | None = None
-    """Bundle whose golden frames are run on every backend; None: every installed one."""
+    """Bundle whose golden frames run on every backend; None: every installed one."""
     json: Path | None = None
-    """Write the findings here as well."""
+    """Also write the results to this file."""

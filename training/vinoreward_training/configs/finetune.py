@@ -1,4 +1,4 @@
-"""What ``vinoreward finetune`` can be told."""
+"""Options of ``vinoreward finetune``."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ class FinetuneConfig:
     """
 
     data: Path = Path("data/hover")
-    """A capture, or any folder with one sub-folder of pictures per class."""
+    """A capture, or any folder with one sub-folder of images per class."""
     out: Path = Path("runs/hover-classifier")
     """Run folder; the bundle is written to OUT/bundle."""
     name: str = ""
-    """Name of the bundle; default: of the data's folder, as hover-classifier of data/hover."""
+    """Name of the bundle; default: from the data's folder, as hover-classifier from data/hover."""
     architecture: Literal["squeezenet1_1", "squeezenet1_0"] = "squeezenet1_1"
     """Network."""
     weights: Path | None = None
-    """Start from these weights (.safetensors, or .pt read as data only); default: from scratch."""
+    """Initial weights (.safetensors, or .pt loaded as data only); default: from scratch."""
     epochs: int = 12
     """Passes over the training frames."""
     batch_size: int = 32
-    """Frames of a step."""
+    """Frames per step."""
     learning_rate: float = 1e-3
-    """Highest learning rate; it warms up and falls to 0 along a cosine."""
+    """Highest learning rate, after warm-up; decays to 0 along a cosine."""
     augment: float = 0.3
-    """Strength of colour jitter and noise, 0 for none."""
+    """Strength of colour jitter and noise; 0 for none."""
     margin: float = 1.0
-    """Weight of the distance loss where the capture recorded distances, 0 for labels only."""
+    """Weight of the distance loss, if the capture recorded distances; 0 for labels only."""
     boost: float = 2.0
-    """How many times as often frames near the success distance are drawn, 1 for all alike."""
+    """Oversampling factor of frames near the success distance; 1 for none."""
     patience: int = 6
-    """Stop after so many epochs without a better validation loss."""
+    """Stop after this many epochs without a better validation loss."""
     target_fpr: float = 0.01
-    """False-positive rate that the threshold must keep, with 95 % confidence."""
+    """False-positive rate of the threshold, with 95 % confidence."""
     image_size: tuple[int, int] | None = None
-    """Resize pictures to HEIGHT WIDTH; default: the pictures' own size."""
+    """Resize images to HEIGHT WIDTH; default: the images' own size."""
     success_label: str = "success"
-    """Which sub-folder holds the successes."""
+    """Sub-folder with the successes."""
     seed: int = 0
-    """Decides the initial weights, the order and the dead-camera frames; not the split."""
+    """Seed of initial weights, order and dead-camera frames; not of the split."""
     threads: int = 0
-    """Threads of torch, 0 for one per core."""
+    """Threads of torch; 0 for one per core."""
     bf16: Literal["auto", "on", "off"] = "auto"
-    """Train in bfloat16 for the first three quarters; auto: where the processor has it."""
+    """Train in bfloat16 for the first three quarters; auto: if the processor supports it."""
     resume: bool = False
     """Continue the run in --out from its last checkpoint, with its recorded configuration."""
     explicit: tyro.conf.Suppress[tuple[str, ...]] = ()
-    """Names that win over a resumed run's even where their value is the default."""
+    """Names that override a resumed run's settings even if their value is the default."""

@@ -1,4 +1,4 @@
-"""What ``vinoreward play`` can be told."""
+"""Options of ``vinoreward play``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Scalar = bool | int | float | str
 
 @dataclass(frozen=True)
 class PlayConfig:
-    """Film a trained policy; count its claimed and its true success over many episodes.
+    """Film a trained policy; measure its claimed and true success over many episodes.
 
     Examples:
         vinoreward play --run runs/hover
@@ -23,35 +23,35 @@ class PlayConfig:
     """
 
     run: Path
-    """Folder that vinoreward train or vinoreward actors wrote."""
+    """Folder of a run of vinoreward train or vinoreward actors."""
     compressed: bool = False
-    """Play the compressed policy of a run of vinoreward actors, not the full one."""
+    """Play the compressed policy of a run of vinoreward actors instead of the full one."""
     episodes: int = 100
-    """Episodes to count."""
+    """Number of episodes."""
     film: int = 5
-    """How many of them to film, from the first on; 0 for none."""
+    """Number of episodes to film, from the first on; 0 for none."""
     out: Path | None = None
     """The film, .gif or .mp4 (needs imageio-ffmpeg); None is play.gif in the run's folder."""
     env: str | None = None
-    """Another environment (or task of actors) of the same spaces; None is that of training."""
+    """Another environment (or task of actors) with the same spaces; None: as in training."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
-    """Arguments of the environment that replace those of training: name value name value ..."""
+    """Arguments of the environment that override those of training: name value name value ..."""
     backend: str | None = None
-    """Another backend for the classifier; None is the one of training."""
+    """Another backend for the classifier; None: as in training."""
     bundle: str | None = None
-    """Another bundle for the claims; None is the one of training."""
+    """Another bundle for the claims; None: as in training."""
     accept_foreign_pictures: bool = False
-    """Let the hover scene take a bundle that does not say what drew its pictures, as training."""
+    """Accept a bundle that does not record the source of its images, as in training."""
     encoder: str | None = None
-    """Where the encoder of training is now; None is where it was."""
+    """Current location of the training's encoder; None: unchanged."""
     trust_run: bool = False
-    """Import the package of an environment that only the run names, as package:Id-v0 does: that
-    runs its code. Without it you are asked; --env names it as well."""
+    """Import the package of an environment that only the run names, as in package:Id-v0. This runs
+    its code. Without this option or --env, you are asked."""
     truth_key: str | None = None
-    """Key of info that holds the truth; None is that of training, or one that is found."""
+    """Key of the truth in info; None: as in training, or found automatically."""
     human: bool = False
-    """Show a window, which needs a display; nothing is filmed then."""
+    """Show a window, which needs a display; makes no film."""
     seed: int = 1000
-    """Of the first episode; the next ones count on from it."""
+    """Seed of the first episode; increases by 1 per episode."""
     progress: bool = True
     """Show the progress bar."""

@@ -1,4 +1,4 @@
-"""What ``vinoreward profile`` can be told."""
+"""Options of ``vinoreward profile``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """Measure where a training step's time goes and what a faster backend could gain at most.
+    """Measure the breakdown of a training step and the maximum gain of a faster backend.
 
     Examples:
         vinoreward profile
@@ -17,9 +17,9 @@ class ProfileConfig:
     """
 
     env: str = "PandaHover-v0"
-    """Gymnasium id. Another environment than ours is stepped, rendered and judged by the bundle."""
+    """Gymnasium id. For an environment other than ours, the bundle judges its renderings."""
     bundle: str | None = None
-    """Classifier: an installed name or a folder; None is the environment's own."""
+    """Classifier: an installed name or a folder; None: the environment's own."""
     backend: str = "openvino"
     """openvino, onnxruntime, torch or, for our environments, oracle."""
     precision: str = "auto"
@@ -27,13 +27,12 @@ class ProfileConfig:
     fidelity: str | None = None
     """article for the article's setting."""
     steps: int = 200
-    """Steps measured."""
+    """Number of steps."""
     learner: bool = True
-    """Include a gradient step, as every training step takes one: SAC's, or DQN's where actions are
-    discrete."""
+    """Include a gradient step, as in training: SAC's, or DQN's for discrete actions."""
     seed: int = 0
-    """Of resets and actions."""
+    """Seed of resets and actions."""
     out: Path = Path("runs/profile")
     """Folder for profile.json and profile.png."""
     resume: bool = False
-    """Overwrite the figures of an earlier profile in the same folder."""
+    """Overwrite an earlier profile in the same folder."""

@@ -1,4 +1,4 @@
-"""What ``vinoreward quantize`` can be told."""
+"""Options of ``vinoreward quantize``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 class QuantizeConfig:
     """Add an INT8 network to a bundle, if it makes the same decisions.
 
-    The INT8 network decides where it is sure; a picture close to the threshold is looked at again
-    by the FP32 network. How close, is chosen on one half of the held-out frames. The gate compares
-    decisions on the other half, the frames closest to the threshold and as many random ones: too
-    many flips, or too many second looks, and the bundle stays as it is.
+    The INT8 network decides clear cases; the FP32 network looks again at images close to the
+    threshold. The width of that band is chosen on one half of the held-out frames. The gate
+    compares decisions on the other half: the frames closest to the threshold and as many random
+    ones. With too many flips or second looks, the bundle does not change.
 
     Examples:
         vinoreward quantize --bundle runs/hover-classifier/bundle --data data/hover
@@ -21,20 +21,20 @@ class QuantizeConfig:
     """
 
     bundle: Path = Path("runs/hover-classifier/bundle")
-    """The bundle's folder. An installed bundle is only read: copy it first."""
+    """The bundle's folder. An installed bundle is read-only: copy it first."""
     data: Path = Path("data/hover")
-    """Pictures of where it will be used, best those it was trained on."""
+    """Images from its later use, preferably its training data."""
     max_flips: float = 0.005
-    """Largest share of decisions that may differ from FP32."""
+    """Maximum fraction of decisions that differ from FP32."""
     max_second_looks: float = 0.25
-    """Largest share of held-out frames that FP32 may have to look at again."""
+    """Maximum fraction of held-out frames that FP32 looks at again."""
     boundary: int = 1000
     """Frames closest to the threshold in the comparison; as many random ones are added."""
     calibration: int = 300
-    """Training frames on which NNCF sees the range of activations."""
+    """Training frames for NNCF's calibration of activation ranges."""
     seed: int = 0
-    """Decides which frames are taken at random."""
+    """Seed of the random choice of frames."""
     success_label: str = "success"
-    """Which sub-folder of the data holds the successes."""
+    """Sub-folder of the data with the successes."""
     force: bool = False
-    """Quantize a classifier although its training called it useless."""
+    """Quantize even a classifier that its training found useless."""

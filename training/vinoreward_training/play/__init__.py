@@ -1,1 +1,1 @@
-"""Policies at play: filmed and counted."""
+"""Plays policies: films and success rates."""

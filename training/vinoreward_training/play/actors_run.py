@@ -1,4 +1,4 @@
-"""What ``vinoreward play`` plays of a run of ``vinoreward actors``."""
+"""The policy and environment of an actors' run, for ``vinoreward play``."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from vinoreward_training.configs.play import PlayConfig
 
 MOST_FRAMES = 300
-"""Of a film: a game has thousands of steps, and a frame takes half a megabyte."""
+"""Maximum frames of a film: a game has thousands of steps, and a frame takes half a megabyte."""
 
 
 @dataclass(frozen=True)
 class ActorsModel(Closing):
-    """Plays as ``evaluate`` asks for it.
+    """Adapter of a player to the interface of ``evaluate``.
 
     Attributes:
-        env: that it plays in.
+        env: the environment.
         player: chooses the actions.
         description: of the policy, plain data.
-        unfilmed: why the environment gives no pictures; empty if it does, or need not.
+        unfilmed: why the environment cannot render; empty if it can, or need not.
     """
 
     env: gym.Env[Any, Any]
@@ -57,13 +57,13 @@ class ActorsModel(Closing):
         return self.player.act(observation), None
 
     def close(self) -> None:
-        """Close both."""
+        """Close player and environment."""
         self.player.close()
         self.env.close()
 
 
 def is_of_actors(folder: Path) -> bool:
-    """Return whether a folder holds what ``vinoreward actors``, or ``save_policy``, wrote."""
+    """Return whether ``vinoreward actors`` or ``save_policy`` wrote a folder."""
     try:
         found = read_json(folder / "policy.json")
     except (OSError, ValueError):
@@ -72,14 +72,14 @@ def is_of_actors(folder: Path) -> bool:
 
 
 def open_model(config: PlayConfig, render_mode: str | None) -> ActorsModel:
-    """Return the policy of a run with the task that it was trained on; close both.
+    """Return the policy of a run with its task; close both.
 
     Args:
         config: of the command.
-        render_mode: ``"rgb_array"`` to film: an environment that cannot is made without.
+        render_mode: ``"rgb_array"`` to film; an environment without it is made anyway.
 
     Raises:
-        ConfigError: a setting that cannot work, or an environment that the policy does not fit.
+        ConfigError: an invalid setting, or an environment that does not match the policy.
         MissingExtraError: a package is missing.
         ModelNotFoundError: there is no such policy.
         ModelCorruptError: it cannot be read.
@@ -128,17 +128,17 @@ def _policy(folder: Path, compressed: bool) -> Policy:
 
 
 def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str]:
-    """Return task, its options and the backend: the run's, or those of the command line."""
+    """Return task, options and backend: the run's, unless the command line overrides them."""
     if (config.run / "config.yaml").is_file():
-        # The run's task is made only where no other is named.
+        # Use the run's task only if the command line names no other.
         trusted = config.trust_run or config.env is not None
         run = resolve(ActorsConfig(out=config.run, resume=True, trust_run=trusted))
         same = config.env is None or config.env == run.task
         return config.env or run.task, evaluation_options(run) if same else {}, run.backend
     if config.env is None:
         raise ConfigError(
-            f"{config.run} holds a policy, but no config.yaml that says of which task. Expected "
-            "one as vinoreward actors writes it; name the task with --env and --env-kwargs."
+            f"{config.run} has a policy, but no config.yaml with its task. Expected the one that "
+            "vinoreward actors writes; name the task with --env and --env-kwargs."
         )
     return config.env, {}, ActorsConfig.backend
 
@@ -146,13 +146,13 @@ def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str]:
 def _made(
     task: str, options: dict[str, Any], render_mode: str | None
 ) -> tuple[gym.Env[Any, Any], str]:
-    """Return an environment, and why it does not render although it was asked to."""
+    """Return an environment, and why it does not render although requested."""
     if render_mode != "rgb_array":
         return make_task(task, **{**options, "render_mode": render_mode}), ""
     env = None
     try:
         with warnings.catch_warnings(), failures_told(f"{task} does not render", "one that does"):
-            # Gymnasium warns of render modes that are not there, which is said below.
+            # Gymnasium warns of missing render modes; the code below reports them.
             warnings.simplefilter("ignore")
             env = make_task(task, **{**options, "render_mode": render_mode})
             env.reset(seed=0)
@@ -160,7 +160,7 @@ def _made(
                 return env, ""
         why = "the environment has no rgb_array rendering"
     except (ConfigError, MissingDisplayError, MissingExtraError) as error:
-        # Wrong options come up again below, where they are told as such.
+        # Invalid options raise again below, with their own message.
         why = str(error).split(" Expected ")[0].rstrip(". ")
     if env is not None:
         env.close()

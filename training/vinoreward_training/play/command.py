@@ -1,4 +1,4 @@
-"""``vinoreward play``: what a trained policy does, filmed and counted."""
+"""``vinoreward play``: films a trained policy and measures its success."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ from vinoreward_training.runs.run_folder import plain
 from vinoreward_training.tasks.environments import agree_to_import, dependencies_named, make_env
 
 MAX_TABLE = 20
-"""Episodes listed one by one in the report."""
+"""Maximum number of episodes in the report's table."""
 
 
 @dataclass(frozen=True)
 class PlayResult:
-    """What a policy did."""
+    """Result of playing a policy."""
 
     evaluation: Evaluation
     film: Path | None
     report: Path
     returns: tuple[float, ...] = ()
-    """Of each episode; a run of actors: the game's score where there is one."""
+    """Per episode; for a run of actors the game's score, if there is one."""
     unfilmed: str = ""
-    """Why there is no film although one was asked for."""
+    """Why there is no film although requested."""
     policy: Mapping[str, Any] = field(default_factory=dict)
-    """What the run says of the policy and of its environment."""
+    """The run's description of the policy and its environment."""
 
     @property
     def error(self) -> float | None:
-        """Standard error of the mean return; None of one episode."""
+        """Standard error of the mean return; None for one episode."""
         count = len(self.returns)
         return float(np.std(self.returns, ddof=1) / np.sqrt(count)) if count > 1 else None
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """What plays, and where."""
+    """A loaded policy with its environment."""
 
     env: gym.Env[Any, Any]
     model: Policy
@@ -68,20 +68,20 @@ class _Opened:
     filmed: int
     unfilmed: str = ""
     most_frames: int | None = None
-    """None: episodes are short, and every step is filmed."""
+    """None: episodes are short, so every step is filmed."""
 
 
 def play(config: PlayConfig) -> PlayResult:
     """Play as configured; write the film, ``play.json`` and ``play.html`` into the run's folder.
 
     Raises:
-        ConfigError: a setting that cannot work, or a package that the run names and the user does
-            not want imported.
-        MissingDisplayError: a window is asked for and there is no display.
+        ConfigError: an invalid setting, or a package that the run names and the user does not want
+            imported.
+        MissingDisplayError: --human without a display.
         MissingExtraError: the training extra or, for MP4, imageio-ffmpeg is not installed.
-        ModelNotFoundError: the folder holds no policy.
-        ModelCorruptError: the policy cannot be read or does not fit the environment.
-        RunFolderError: the folder holds a link out of it, or cannot be written.
+        ModelNotFoundError: the folder has no policy.
+        ModelCorruptError: the policy cannot be read or does not match the environment.
+        RunFolderError: the folder has a link to outside, or cannot be written.
     """
 
     filmed = 0 if config.human else min(config.film, config.episodes)
@@ -120,7 +120,7 @@ def play(config: PlayConfig) -> PlayResult:
 
 
 def _open(config: PlayConfig, filmed: int, stack: contextlib.ExitStack) -> _Opened:
-    """Return what a run's kind needs; the stack closes it."""
+    """Open a run of either kind; the stack closes it."""
 
     mode = "human" if config.human else "rgb_array" if filmed else None
     if is_of_actors(config.run):
@@ -132,8 +132,8 @@ def _open(config: PlayConfig, filmed: int, stack: contextlib.ExitStack) -> _Open
     description = read_description(config.run)
     if config.compressed:
         raise ConfigError(
-            f"found --compressed, but {config.run} was trained by vinoreward train, which has one "
-            "policy only. Expected a run of vinoreward actors; leave it out."
+            f"found --compressed, but {config.run} is a run of vinoreward train, which has only "
+            "one policy. Expected a run of vinoreward actors; leave it out."
         )
     if config.env is None:
         recorded = config.run / "policy.json"
@@ -146,7 +146,7 @@ def _open(config: PlayConfig, filmed: int, stack: contextlib.ExitStack) -> _Open
 def _played(
     config: PlayConfig, opened: _Opened, filmer: Any
 ) -> tuple[Evaluation, list[float], list[dict[str, object]]]:
-    """Return the counts, and of each episode its return and its row in the report."""
+    """Return the evaluation, and the return and the report's row of each episode."""
     from tqdm import tqdm
 
     ends: list[dict[str, object]] = []
@@ -166,7 +166,7 @@ def _played(
                 filmer(moment)
             total = moment.reward if moment.step == 0 else total + moment.reward
             if moment.last:
-                # What a game counts, where what is learned from differs.
+                # A game's score, if it differs from the training reward.
                 returns.append(float(moment.info.get("score", total)))
                 ends.append({**_end(moment), "return": round(returns[-1], 4)})
                 bar.update()
@@ -177,7 +177,7 @@ def _played(
 
 
 def check_display() -> None:
-    """Raise MissingDisplayError where no window can be opened."""
+    """Raise MissingDisplayError if no window can be opened."""
     if sys.platform.startswith("linux") and not (
         os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     ):
@@ -204,7 +204,7 @@ def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | No
         precision=description["precision"],
         wrap_bundle=description["wrap_bundle"],
         render_mode=render_mode,
-        # Runs of the first version know nothing of encoders.
+        # Runs of the first version have no encoder entry.
         encoder=encoder,
         encoder_sha256=description.get("encoder_sha256"),
         frame_stack=description.get("frame_stack", 1),
@@ -262,7 +262,7 @@ def _report(
 
 
 def run(config: PlayConfig) -> int:
-    """Play, print both rates and where the film is."""
+    """Play; print the success rates and the path of the film."""
     result = play(config)
     error = "" if result.error is None else f" ± {result.error:.2g} (standard error)"
     print(f"mean return:     {result.evaluation.mean_return:.4g}{error}")

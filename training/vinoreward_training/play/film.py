@@ -20,22 +20,22 @@ from vinoreward_training.policy.evaluate import Moment
 FILM_WIDTH = 480
 STRIP_HEIGHT = 56
 FRAME_SECONDS = 0.25
-"""How long a frame of a short film is shown."""
+"""Seconds per frame of a short film."""
 SHORTEST = 0.04
-"""How long one of a long film is shown at least, in seconds; less is not shown well."""
+"""Minimum seconds per frame of a long film; viewers do not show less well."""
 FILM_SUFFIXES = (".gif", ".mp4")
 _INK, _PAPER = (235, 237, 240), (24, 27, 32)
 _GOOD, _BAD = (110, 200, 120), (240, 120, 100)
 
 
 class Filmer:
-    """Collects captioned frames of the first episodes that it is shown.
+    """Collects captioned frames of the first episodes.
 
     Args:
         env: made with ``render_mode="rgb_array"``.
-        episodes: how many to film, from the first on.
-        most: frames to keep, about; of longer films every second, fourth, ... step is kept, and
-            the last ones. None keeps all.
+        episodes: number of episodes to film, from the first on.
+        most: approximate maximum of frames; longer films keep only every second, fourth, ... step
+            and the last ones. None keeps all.
     """
 
     def __init__(self, env: gym.Env[Any, Any], episodes: int, most: int | None = None) -> None:
@@ -49,7 +49,7 @@ class Filmer:
         self._camera: Any = None
 
     def __call__(self, moment: Moment) -> None:
-        """Add the frame of this moment, if its episode is to be filmed."""
+        """Add this moment's frame, if its episode is filmed."""
         if moment.episode >= self._episodes or (moment.step % self._stride and not moment.last):
             return
         self.frames.append(captioned(self._picture(), moment))
@@ -60,7 +60,7 @@ class Filmer:
 
     @property
     def frame_seconds(self) -> float:
-        """How long to show a frame: a long film is as fast as its environment says that it is."""
+        """Seconds per frame: a long film runs at its environment's own speed."""
         rate = self._env.metadata.get("render_fps")
         if self._most is None or not rate:
             return FRAME_SECONDS
@@ -73,7 +73,7 @@ class Filmer:
             self._camera = None
 
     def _thin(self) -> None:
-        """Keep every other frame: nobody knows beforehand how long episodes will be."""
+        """Drop every other frame: the length of episodes is not known in advance."""
         self._stride *= 2
         kept = [
             at
@@ -97,7 +97,7 @@ class Filmer:
         return frame
 
     def _large_picture(self, scene: Any) -> NDArray[np.uint8]:
-        """Photograph the very same scene larger than the classifier sees it."""
+        """Render the same scene larger than the classifier's image."""
         if self._camera is None:
             height, width = scene.camera_spec.height, scene.camera_spec.width
             factor = max(1, round(FILM_WIDTH / width))
@@ -117,7 +117,7 @@ def captioned(frame: NDArray[np.uint8], moment: Moment) -> NDArray[np.uint8]:
     """Return the ``(H, W, 3)`` uint8 frame at film width with a strip of text under it."""
     picture = Image.fromarray(frame)
     height = max(2, round(picture.height * FILM_WIDTH / picture.width))
-    height += height % 2  # video codecs want even sizes
+    height += height % 2  # video codecs need even sizes
     if picture.width != FILM_WIDTH:
         picture = picture.resize((FILM_WIDTH, height), Image.Resampling.BICUBIC)
     sheet = Image.new("RGB", (FILM_WIDTH, height + STRIP_HEIGHT), _PAPER)
@@ -151,9 +151,9 @@ def save_film(
     Args:
         path: ends in ``.gif`` or ``.mp4``.
         frames: all of one size, at least one.
-        lasts: for each frame whether it ends an episode; such frames stay longer.
-        frame_seconds: how long a frame is shown.
-        last_seconds: how long an episode's last frame is shown.
+        lasts: for each frame whether it ends an episode; such frames are shown longer.
+        frame_seconds: per frame.
+        last_seconds: per last frame of an episode.
 
     Raises:
         ConfigError: no frames, or another suffix.
@@ -190,7 +190,7 @@ def save_film(
 
 
 def _palette(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Return one palette for all frames: a palette for each makes still parts flicker."""
+    """Return one palette for all frames: separate palettes make still parts flicker."""
     width, height = pictures[0].size
     some = pictures[:: max(1, len(pictures) // 8)]
     sheet = Image.new("RGB", (width, height * len(some)))
@@ -200,13 +200,13 @@ def _palette(pictures: Sequence[Image.Image]) -> Image.Image:
     found = sheet.quantize(256 - len(extra) // 3, method=Image.Quantize.MEDIANCUT)
     colours = (found.getpalette() or [])[: 768 - len(extra)]
     palette = Image.new("P", (1, 1))
-    # The caption's colours are few pixels, which the search for common colours passes over.
+    # The caption's colours have few pixels, so the quantizer would drop them.
     palette.putpalette([*colours, *extra])
     return palette
 
 
 def check_film_path(path: Path) -> None:
-    """Refuse, before any work is done, a film that cannot be written in the end.
+    """Refuse an unsupported film file before any work.
 
     Raises:
         ConfigError: neither GIF nor MP4.
