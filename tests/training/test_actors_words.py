@@ -103,11 +103,11 @@ def test_pushes_with_few_bits_are_watched_without_a_chain() -> None:
     ("text", "said"),
     [
         ("prune 0.5", "not followed by Distill"),
-        ("prune 1.5 | distill", "sparsity of 1.5"),
+        ("prune 1.5 | distill", "sparsity is 1.5"),
         ("prune | distill", "sparsity"),
         ("int9", "int9"),
         ("int8 | int8", "two Quantize"),
-        ("openvino | int8", "after a stage"),
+        ("openvino | int8", "too late in the chain"),
         ("int8 margin=0.1", "margin"),
         ("int8 colour=red", "colour"),
         ("distill net9", "net9"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vinoreward.actor_learner.acting.actor import ActorConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.compressor import CompressorConfig
@@ -9,10 +11,12 @@ from vinoreward.actor_learner.config import ActorLearnerConfig
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig
 from vinoreward.actor_learner.engines.local.engine import LocalEngine
 from vinoreward.actor_learner.engines.ray.engine import RayEngine
-from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.errors import ConfigError
+
+if TYPE_CHECKING:  # importing it imports torch
+    from vinoreward.actor_learner.learners.base import Learner
 
 ENGINES: dict[str, type[Engine]] = {"local": LocalEngine, "ray": RayEngine}
 
