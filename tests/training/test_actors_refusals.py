@@ -481,7 +481,7 @@ def test_a_profile_of_nothing_compressed_says_so(
     arguments = ["actors", "--network", "1x8", "--compress", "int8", "--profile-only", "300"]
     assert main([*arguments, "--no-progress", "--out", str(tmp_path / "run")]) == 1
     said = capsys.readouterr().err
-    assert "no actor got to act with 'int8'" in said and "Expected a layer between them" in said
+    assert "no actor acted with 'int8'" in said and "Expected a layer between them" in said
     assert not (tmp_path / "run" / "profile.json").exists()
 
 
