@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tiny_network import SPEC, expected_logits, forge, golden_images, network
 
-from vinoreward.actor_learner.compressor_state import read_state
+from vinoreward.actor_learner.compressor import read_state
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.errors import BundleError, ModelCorruptError

@@ -11,7 +11,7 @@ import pytest
 from actor_learner_parts import CARTPOLE, dqn, impala, settings
 from engine_runs import check_nothing_left
 
-from vinoreward.actor_learner.compressor_state import STATE_FILE
+from vinoreward.actor_learner.compressor import STATE_FILE
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.learners.d4pg import D4PG, D4PGConfig
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig

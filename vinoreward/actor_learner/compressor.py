@@ -5,27 +5,31 @@ its way: if it is late, actors go on with what they have, and if it dies, with t
 from __future__ import annotations
 
 import contextlib
+import copy
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vinoreward.actor_learner.compressor_state import STATE_FILE, chain_state, read_state
 from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.link import NONE, CompressorLink
 from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.quality import Run, check_policy
-from vinoreward.errors import OutputError, VinorewardError
-from vinoreward.files import atomic_path, open_plain
+from vinoreward.errors import ConfigError, ModelCorruptError, OutputError, VinorewardError
+from vinoreward.files import atomic_path, open_plain, read_plain
 from vinoreward.policies.policy import Policy
+from vinoreward.saved_arrays import read_npz, reason_of
 
+STATE_FILE = "compressor.npz"
+"""State of a compressor between two runs: plain arrays, in the checkpoint's folder."""
+MAX_BYTES = 2 << 30
 FULL_BITS = 32
 QUALITY_ROWS = 64
 """Observations on which a policy is compared with its teacher: few, since actors wait for the next
@@ -197,3 +201,55 @@ class Compressor:
         state = read_state(path)
         self._pushes = int(state["pushes"])
         self._chain.load_state(chain_state(state))
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return what a compressor wrote there.
+
+    Raises:
+        ModelCorruptError: the file is damaged.
+    """
+    try:
+        data = read_plain(path, MAX_BYTES)
+        state = read_npz(data, len(data), packed=False)
+        pushes = state.get("pushes")
+        if pushes is None or pushes.shape != () or pushes.dtype.kind != "i" or pushes < 0:
+            raise ModelCorruptError("no count of pushes")
+    except (OSError, ModelCorruptError) as error:
+        raise _damaged(path, error) from error
+    return state
+
+
+def chain_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chain's part of what :func:`read_state` gave."""
+    return {
+        name: value.item() if value.ndim == 0 else value
+        for name, value in state.items()
+        if name != "pushes"
+    }
+
+
+def check_state(path: Path, chain: CompressorChain) -> None:
+    """Raise unless a chain can go on from what a compressor wrote; the chain stays as it is.
+
+    Raises:
+        ModelCorruptError: the file is damaged.
+        ConfigError: it is that of another chain.
+    """
+    state = chain_state(read_state(path))
+    try:
+        copy.deepcopy(chain).load_state(state)
+    except (TypeError, ValueError, LookupError) as error:
+        if not isinstance(error, ConfigError):
+            raise _damaged(path, error) from error
+        raise ConfigError(
+            f"{path} is of another chain: {error} Or delete the file: the compressor then measures "
+            "and teaches anew."
+        ) from error
+
+
+def _damaged(path: Path, error: Exception) -> ModelCorruptError:
+    return ModelCorruptError(
+        f"{path} is damaged: {reason_of(error)}. Expected the state of a compressor; restore it "
+        "from a copy, or delete it: the compressor then measures anew."
+    )

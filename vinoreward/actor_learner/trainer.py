@@ -12,8 +12,7 @@ from vinoreward.actor_learner.acting.environments import EnvironmentSpec, failur
 from vinoreward.actor_learner.acting.profile import Breakdown
 from vinoreward.actor_learner.acting.spaces import check_spaces, observed
 from vinoreward.actor_learner.checkpoint import load_checkpoint, save_checkpoint
-from vinoreward.actor_learner.compressor import CompressorConfig
-from vinoreward.actor_learner.compressor_state import STATE_FILE, check_state
+from vinoreward.actor_learner.compressor import STATE_FILE, CompressorConfig, check_state
 from vinoreward.actor_learner.config import EVALUATE_EVERY, ActorLearnerConfig
 from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.engine_setup import engine_config, limiter_for, make_engine

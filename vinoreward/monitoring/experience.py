@@ -13,10 +13,10 @@ from vinoreward.monitoring.indicators import (
     NO_READING,
     WINDOW,
     Indicator,
+    Window,
     WindowedIndicator,
 )
 from vinoreward.monitoring.returns import PairedReturns, paired_gap
-from vinoreward.monitoring.window import Window
 
 LARGEST_LOG_RATIO = 700.0
 """Largest log ratio of probabilities; exp of more overflows."""
