@@ -107,7 +107,7 @@ class TestFixedLag:
         assert lags == [min(update, lag) for update in range(10)]
 
     def test_refused_where_it_cannot_be(self) -> None:
-        with pytest.raises(ConfigError, match="multiple of the actors"):
+        with pytest.raises(ConfigError, match="multiple of the 2 actors"):
             ActorLearner("CartPole-v1", impala(3), settings(actors=2, lag=1)).learn(100)
         with pytest.raises(ConfigError, match="push_period=2"):
             settings(lag=1, push_period=2)

@@ -289,13 +289,13 @@ class TestInterruption:
         again = ActorLearner("CartPole-v1", impala(), settings(), folder=tmp_path, resume=True)
         assert again.steps == 400
         assert again.recent_returns == first.recent_returns
-        np.testing.assert_array_equal(again._recent.rows, first._recent.rows)
+        np.testing.assert_array_equal(again._observations.rows, first._observations.rows)
 
     def test_a_broken_checkpoint_is_said(self, tmp_path: Path) -> None:
         from vinoreward.errors import ModelCorruptError
 
         (tmp_path / "checkpoint.pt").write_bytes(b"not a checkpoint")
-        with pytest.raises(ModelCorruptError, match="delete it to start anew"):
+        with pytest.raises(ModelCorruptError, match="delete it to start over"):
             ActorLearner("CartPole-v1", impala(), settings(), folder=tmp_path, resume=True)
 
     def test_a_checkpoint_that_does_not_fit_is_said(self, tmp_path: Path) -> None:

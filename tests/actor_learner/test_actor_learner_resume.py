@@ -138,7 +138,7 @@ def test_trajectories_that_waited_do_not_stop_a_run_that_takes_others(
         for array in waits.arrays().values():
             array[...] = 0
         waits.versions[...] = version
-        first._held.append(waits)
+        first._pending.append(waits)
     first._save()
     again = ActorLearner(
         "CartPole-v1",
@@ -147,7 +147,7 @@ def test_trajectories_that_waited_do_not_stop_a_run_that_takes_others(
         folder=tmp_path,
         resume=True,
     )
-    kept = [int(one.versions[0, 0]) for one in again._held]
+    kept = [int(one.versions[0, 0]) for one in again._pending]
     assert kept == ([] if lag == 0 else list(range(3))[3 - min(3, trajectories - 1) :])
     before = again.learner.updates
     again.learn(200)

@@ -186,9 +186,9 @@ class TestController:
         )
         controller.begin()
         first = controller.actor_settings(ActorSettings(), 0)
-        assert controller.heard([], 1) == []
+        assert controller.on_refused([], 1) == []
         assert controller.actor_settings(first, 4) == first
-        events = controller.heard([(2, Refused(3, "it gave infinity"))], 4)
+        events = controller.on_refused([(2, Refused(3, "it gave infinity"))], 4)
         assert [each.who for each in events] == ["actor 2"]
         assert "version 3 (it gave infinity)" in events[0].what
         off = controller.actor_settings(first, 5)
@@ -196,7 +196,7 @@ class TestController:
         assert controller.actor_settings(off, 9) == off
         if monitor is not None:
             (change,) = controller.changes()
-            assert "enabled" in change and "actor 2 cannot act" in change
+            assert "enabled" in change and "actor 2 cannot use" in change
             assert monitor.halted
 
 
@@ -237,7 +237,7 @@ def test_training_goes_on_without_compression(monitored: bool) -> None:
     refused = [each for each in events if "of the steps of the last" not in each]
     assert refused
     for each in refused:
-        assert "cannot act with the compressed weights of version" in each
+        assert "cannot use the compressed weights of version" in each
         assert "compression is switched off" in each
     if monitor is not None:
         assert monitor.halted

@@ -94,7 +94,7 @@ class TestSettings:
             one.network[at] = COMPRESSED if at % 2 else 0
             one.behaviour[at] = forward(network, one.observations[at])
         for policy in versions:
-            controller.keep(Pushed(policy))
+            controller.cache_pushed(Pushed(policy))
         controller.watch([one], 2)
         outputs = forward(versions[1], one.observations[1::2, 0])
         expected = kl(CARTPOLE, one.behaviour[1::2, 0], outputs).max()

@@ -84,7 +84,7 @@ def test_over_a_long_run_the_ratio_is_the_one_asked_for() -> None:
         ((1.0, 0, 5.0), "min_size of at least 1"),
         ((1.0, 10, math.inf), "finite"),
         ((1.0, 10, 0.5), "at least 1 for ratio 1"),
-        ((2.0, 10, 30.0, 20, 1), "at least 40 .* wait for each other"),
+        ((2.0, 10, 30.0, 20, 1), "at least 40 .* block each other"),
         ((1.0, 10, 30.0, 1, 0), "at least 1 each"),
     ],
 )

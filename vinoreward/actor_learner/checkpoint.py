@@ -1,4 +1,4 @@
-"""A training's checkpoint: learner, monitor and counters; read back as plain data only."""
+"""Checkpoints of a training: learner, monitor and counters; loaded as plain data only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTS = ("learner", "monitor", "steps", "version", "returns", "episodes", "obser
 
 
 def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write ``folder/checkpoint.pt`` whole or not at all.
+    """Write ``folder/checkpoint.pt`` atomically.
 
     Raises:
         RunFolderError: the disk is full or the folder cannot be written.
@@ -24,10 +24,10 @@ def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """Return what :func:`save_checkpoint` wrote there, None if there is nothing.
+    """Return what :func:`save_checkpoint` wrote, or None if there is no checkpoint.
 
     Raises:
-        ModelCorruptError: a file that cannot be read as plain tensors, or that lacks some.
+        ModelCorruptError: the file cannot be read as plain tensors, or is incomplete.
     """
     path = folder / CHECKPOINT
     try:
@@ -36,28 +36,27 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
         return None
     except ModelCorruptError as why:
         raise ModelCorruptError(
-            f"{path} is damaged or no checkpoint: {why}. Expected a checkpoint of vinoreward "
-            "actors; restore it from a copy, or delete it to start anew."
+            f"{path} is damaged or not a checkpoint: {why}. Expected a checkpoint of vinoreward "
+            "actors; restore it from a copy, or delete it to start over."
         ) from why
     missing = [name for name in PARTS if name not in value]
     if missing:
         raise ModelCorruptError(
             f"{path} has no {', '.join(missing)}. Expected a checkpoint of vinoreward actors with "
-            f"{', '.join(PARTS)}; restore it from a copy, or delete it to start anew."
+            f"{', '.join(PARTS)}; restore it from a copy, or delete it to start over."
         )
-    # Older checkpoints have no "held".
+    # The file calls pending trajectories "held"; older checkpoints have none.
     wrong = [name for name in (*PARTS, "held") if not _sound(name, value.get(name, []))]
     if wrong:
         raise ModelCorruptError(
-            f"{path} has something else as {', '.join(wrong)} than was ever written there. "
-            "Expected a checkpoint of vinoreward actors; restore it from a copy, or delete it to "
-            "start anew."
+            f"{path} has invalid values for {', '.join(wrong)}. Expected a checkpoint of "
+            "vinoreward actors; restore it from a copy, or delete it to start over."
         )
     return value
 
 
 def _sound(name: str, value: object) -> bool:
-    """Return whether a part is of the kind that a training writes."""
+    """Return whether a part has the type that a training writes."""
     import torch
 
     if name in ("steps", "version", "episodes"):

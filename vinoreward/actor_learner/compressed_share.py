@@ -1,4 +1,4 @@
-"""How much of a training acted compressed, how old those weights were, and what to do about it."""
+"""The fraction of steps that acted compressed, the age of those weights, and an alarm."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 
 WINDOW = 50
-"""Updates that an alarm looks back on."""
+"""Updates in the alarm's window."""
 NEAR_ZERO = 0.1
-"""Share of steps below which it is said that compression does nothing."""
+"""Fraction of compressed steps below which the alarm is raised."""
 
 
 class CompressedShare:
-    """Counts the steps that were learned from, by what acted."""
+    """Counts the steps of updates by the network that acted."""
 
     def __init__(self) -> None:
         self._steps = self._compressed = 0
         self._ages: Counter[int] = Counter()
         self._last: deque[float] = deque(maxlen=WINDOW)
-        self._told = False
+        self._raised = False
 
     def add(self, trajectories: Sequence[Trajectory], version: int) -> None:
-        """Count what an update takes.
+        """Count the steps of an update.
 
         Args:
-            trajectories: one or more.
+            trajectories: of the update; at least one.
             version: of the learner's last push.
         """
         steps = compressed = 0
@@ -46,12 +46,12 @@ class CompressedShare:
 
     @property
     def share(self) -> float:
-        """Of the steps since the first compressed one, those that acted compressed; 0 if none."""
+        """Fraction of steps that acted compressed, counted from the first of them; 0 if none."""
         return self._compressed / self._steps if self._steps else 0.0
 
     @property
     def staleness(self) -> float:
-        """Pushes by which compressed weights were behind the learner's, the median; NaN if none."""
+        """Median number of pushes that compressed weights were behind; NaN if none acted."""
         left = self._compressed / 2
         for age in sorted(self._ages):
             left -= self._ages[age]
@@ -60,19 +60,20 @@ class CompressedShare:
         return float("nan")
 
     def alarm(self, settings: ActorSettings, behind: int | None, limit: int) -> str | None:
-        """Return what to tell the user if next to nothing acts compressed; once until it recovers.
+        """Return a warning if almost no steps act compressed; once until the fraction recovers.
 
         Args:
-            settings: that actors have.
-            behind: pushes by which the newest compressed weights are behind; None: there are none.
+            settings: of the actors.
+            behind: how many pushes the newest compressed weights are behind; None if there are
+                none.
             limit: ``max_staleness``.
         """
         share = float(np.mean(self._last)) if self._last else 1.0
         if share >= NEAR_ZERO:
-            self._told = False
-        if self._told or share >= NEAR_ZERO or len(self._last) < WINDOW:
+            self._raised = False
+        if self._raised or share >= NEAR_ZERO or len(self._last) < WINDOW:
             return None
-        self._told = True
+        self._raised = True
         found = f"only {share:.0%} of the steps of the last {WINDOW} updates acted compressed: "
         if not settings.enabled:
             return (
@@ -85,7 +86,7 @@ class CompressedShare:
                 "the blocks. Compress less, or choose another monitor"
             )
         if behind is None:
-            return f"{found}there are no compressed weights yet. Compress with less work"
+            return f"{found}there are no compressed weights yet. Use a cheaper compression"
         if 2 * behind < limit:
             return (
                 f"{found}the newest compressed weights are only {behind} pushes old, so actors "
@@ -94,6 +95,6 @@ class CompressedShare:
             )
         return (
             f"{found}the newest compressed weights are {behind} pushes old, and actors use none "
-            f"older than {limit}. Compress with less work (distill batch=16, a smaller student), "
+            f"older than {limit}. Use a cheaper compression (distill batch=16, a smaller student), "
             "push less often (push_period), or allow older weights (max_staleness)"
         )

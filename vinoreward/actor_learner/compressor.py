@@ -1,5 +1,6 @@
-"""The compressor's loop: wait for newer weights, compress, look, publish. Beside training, never in
-its way: if it is late, actors go on with what they have, and if it dies, with the learner's own.
+"""The compressor: wait for newer weights, compress, check, publish. Training never waits for it.
+
+If it is late, actors keep their weights; if it dies, they use the learner's own.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ STATE_FILE = "compressor.npz"
 MAX_BYTES = 2 << 30
 FULL_BITS = 32
 QUALITY_ROWS = 64
-"""Observations on which a policy is compared with its teacher: few, since actors wait for the next
-one, but others at each push, so that a rare one has its turn."""
+"""Observations for comparing a policy with its teacher. Few, because actors wait for the result;
+different ones at each push, so that rare observations are included at times."""
 TEACHING = 0.5
-"""Part of the time between the learner's pushes in which a chain may teach."""
+"""Maximum fraction of the time between the learner's pushes for distillation."""
 MISSED = 4
-"""Pushes that this time counts at most: a compressor that is late does not get later by teaching
-longer."""
+"""Maximum number of missed pushes in that time, so that a late compressor does not fall further
+behind by distilling longer."""
 
 
 @dataclass(frozen=True)
 class CompressorConfig:
-    """What the compressor is told once.
+    """Settings of the compressor.
 
     Attributes:
         chain: the stages.
-        backend: what actors run where the chain does not say (``Compile`` does).
+        backend: of the actors, if the chain does not set it (``Compile`` does).
         seed: of the run.
-        folder: where its state is written when asked, and read from on resuming; None for nowhere.
-        resume: read the state first.
-        counted: let stages do the number of updates that they were told, which repeats to the bit;
-            otherwise they have as much time as the learner's pace leaves.
+        folder: for saving its state on request, and for resuming; None for no state file.
+        resume: load the state at the start.
+        counted: stages make their configured number of updates, so that runs repeat bit by bit;
+            otherwise they use the time that the learner's pace leaves.
     """
 
     chain: CompressorChain
@@ -64,17 +65,17 @@ class CompressorConfig:
 
 
 class Pace:
-    """How long a chain may teach at a push, from how fast the learner pushes."""
+    """Time limit for distillation, from the rate of the learner's pushes."""
 
     def __init__(self) -> None:
         self._last: tuple[int, float] | None = None
         self._intervals: deque[float] = deque(maxlen=5)
 
     def seconds(self, version: int, now: float) -> float:
-        """Return the wall time for teaching; 0 at the first push.
+        """Return the wall time for distillation; 0 at the first push.
 
         Args:
-            version: of the weights that were just pulled.
+            version: of the weights just pulled.
             now: in seconds.
         """
         last, self._last = self._last, (version, now)
@@ -82,24 +83,24 @@ class Pace:
             return 0.0
         pushes = version - last[0]
         self._intervals.append((now - last[1]) / pushes)
-        # The median: while the learner saves it pushes nothing for a long time.
+        # The median, because the learner does not push for a long time while it saves.
         return TEACHING * statistics.median(self._intervals) * min(pushes, MISSED)
 
 
 def copied(policy: Policy) -> Policy:
-    """Return a policy with arrays of its own, for one that lies in leased memory."""
+    """Return a copy of a policy in leased memory."""
     return policy.replace(parameters={k: np.array(v) for k, v in policy.float_parameters().items()})
 
 
 class Compressor:
-    """Compresses every version it gets to, newest first.
+    """Compresses the newest version, again and again.
 
     Args:
-        config: what to do.
+        config: its settings.
         link: to the learner.
-        batch: observations of one call of the actors' backends.
-        outputs: runs compressed policies on the actors' backends for the check before they are
-            published; None checks in NumPy.
+        batch: observations per call of the actors' backends.
+        outputs: computes compressed policies on the actors' backends for the check before
+            publication; None checks in NumPy.
     """
 
     def __init__(
@@ -121,25 +122,25 @@ class Compressor:
             self._load(config.folder / STATE_FILE)
 
     def run(self) -> None:
-        """Compress until the learner says stop."""
+        """Compress until the learner stops it."""
         have = NONE
         while not self._link.stopped:
             self._save_if_asked()
             weights = self._link.pull(FULL_PRECISION, have, wait=True)
             if weights is None:
                 continue
-            # A copy: what follows takes long, and the learner's next weights need the room.
+            # A copy: compression is slow, and the learner's next weights need the memory.
             teacher = copied(weights.policy()).replace(backend=self._config.backend)
             have = teacher.version
-            with self._told(have):
+            with self._reporting(have):
                 self._push(teacher, self._link.settings())
         self._save_if_asked()
 
     @contextlib.contextmanager
-    def _told(self, version: int) -> Iterator[None]:
-        """Tell the user of an error and go on.
+    def _reporting(self, version: int) -> Iterator[None]:
+        """Report errors to the user and continue.
 
-        Actors keep what they have, and take the learner's own weights when that is too old.
+        Actors keep their weights, and switch to the learner's own when those are too old.
         """
         try:
             yield
@@ -169,7 +170,7 @@ class Compressor:
         if not quality.finite:
             raise OutputError(
                 f"the compressed policy of version {teacher.version} gives NaN or infinity. "
-                "Expected finite numbers; it was not handed out. Compress less, or with wider "
+                "Expected finite numbers; actors do not get it. Compress less, or with wider "
                 "ranges."
             )
         self._link.publish(policy)
@@ -191,7 +192,7 @@ class Compressor:
         arrays: dict[str, Any] = {name: np.asarray(v) for name, v in self._chain.state().items()}
         arrays["pushes"] = np.asarray(self._pushes)
         with (
-            self._told(NONE),
+            self._reporting(NONE),
             atomic_path(self._config.folder / STATE_FILE) as part,
             open_plain(part, "wb") as stream,
         ):

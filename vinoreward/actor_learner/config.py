@@ -1,4 +1,4 @@
-"""How actors and learner work together."""
+"""Settings of the actors and the learner's loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT_LEAST_ONE = (
     "evaluation_episodes",
 )
 EVALUATE_EVERY = 5000
-"""Steps between two evaluations where a monitor looks at returns and nothing else is asked for."""
+"""Default steps between two evaluations if the monitor needs returns."""
 
 
 def _words(values: Mapping[str, object]) -> str:
@@ -28,42 +28,40 @@ def _words(values: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class ActorLearnerConfig:
-    """How actors and learner work together.
+    """Settings of the actors and the learner's loop.
 
     Attributes:
-        actors: processes that act.
-        environments: that each of them steps and acts on as one batch. The strongest competitor of
-            compression, and free of any loss: try it first.
+        actors: number of actor processes.
+        environments: per actor, stepped as one batch. The strongest alternative to compression,
+            and lossless: try it first.
         steps: T, steps of each environment in one trajectory.
         engine: ``"local"`` processes, or ``"ray"`` for a cluster.
-        backend: what runs full-precision weights in actors.
-        pull_period: steps of an environment between two looks for newer weights.
+        backend: for full-precision weights in actors.
+        pull_period: steps of an environment between two checks for newer weights.
         push_period: updates between two pushes.
-        bits: communication quantization of what the learner pushes: 32, 16, or 2 to 8.
-        lag: None: newest weights, whenever they come. A number: actors are exactly so many updates
-            behind, and a run repeats to the bit (on one kind of machine, with a learner that does;
-            until an actor has to be replaced).
-        max_lag: trajectories whose weights are more pushes old are never learned from; actors pull
-            sooner than every ``pull_period`` steps rather than act for nothing. Learners with a
-            replay keep everything.
-        max_staleness: compressed weights that are more pushes behind the learner's are not acted
-            with; actors take the learner's own instead. At most ``max_lag`` where that holds.
-        samples_per_insert: transitions sampled for each that is inserted, for learners with a
-            replay of ours; the limit holds on both sides. Stable-Baselines3's learners have
-            ``train_freq`` and ``gradient_steps`` for that.
-        monitor_period: updates between two looks of the monitor.
-        evaluate_every: environment steps between two evaluations, which a process beside plays
-            while training goes on: the learner's own policy and what the compressor made of that
-            very version, the best actions, the same episodes. One that is due while another is
-            under way begins after it, and no version is evaluated twice. None: every 5000 steps if
-            the monitor looks at returns; 0: never, and indicators and strategies of returns then
-            say nothing.
-        evaluation_episodes: of one evaluation.
-        observations: rows that ranges are measured and students taught on.
-        checkpoint_seconds: between two checkpoints, where there is a folder.
+        bits: communication quantization of the learner's pushes: 32, 16, or 2 to 8.
+        lag: None: actors use the newest weights. A number: actors are exactly that many updates
+            behind, and a run repeats bit by bit (on one kind of machine, with a deterministic
+            learner, until an actor must be replaced).
+        max_lag: the learner drops trajectories whose weights are more pushes old; actors pull
+            earlier than ``pull_period`` if necessary. Learners with a replay use all ages.
+        max_staleness: actors do not use compressed weights that are more pushes behind the
+            learner's; they then use the learner's own. At most ``max_lag`` where that applies.
+        samples_per_insert: transitions sampled per inserted transition, for learners with our
+            replay; both sides wait for each other. Stable-Baselines3's learners use
+            ``train_freq`` and ``gradient_steps`` instead.
+        monitor_period: updates between two monitor updates.
+        evaluate_every: environment steps between two evaluations. A separate process plays them
+            while training continues: the learner's policy and its compressed version, greedy, on
+            the same episodes. If one is still running, the next starts after it; no version is
+            evaluated twice. None: every 5000 steps if the monitor needs returns. 0: never;
+            indicators and strategies that use returns then have no readings.
+        evaluation_episodes: per evaluation.
+        observations: rows for measuring ranges and for distillation.
+        checkpoint_seconds: between two checkpoints, if there is a folder.
         heartbeat: seconds without a sign of life after which a process is replaced.
-        restarts: times that each process may be replaced within a minute of its work; time in which
-            it hands nothing over (it hangs, or does not start) is none.
+        restarts: maximum replacements of each process within a minute of its work. Time without
+            output (a hang, or a start) does not count.
         seed: of environments, exploration and compression; the learner has its own.
     """
 
@@ -90,8 +88,8 @@ class ActorLearnerConfig:
 
     @property
     def compressed_backend(self) -> str:
-        """What runs compressed weights where their chain does not say."""
-        # Eager PyTorch runs the learner's weights only: actors do not import it otherwise.
+        """Backend for compressed weights if their chain does not set one."""
+        # Eager PyTorch runs only the learner's weights: actors do not import it otherwise.
         return "numpy" if self.backend == "torch" else self.backend
 
     def __post_init__(self) -> None:
@@ -106,12 +104,12 @@ class ActorLearnerConfig:
                 wrong[name] = getattr(self, name)
         if wrong:
             raise ConfigError(
-                f"the training was asked for with {_words(wrong)}. Expected at least 1 of each of "
+                f"the training's settings have {_words(wrong)}. Expected at least 1 of each of "
                 f"{', '.join(_AT_LEAST_ONE)}; max_staleness, restarts, lag and evaluate_every from "
                 f"0 (or None for the last two); and {', '.join(positive)} above 0."
             )
         if self.lag is not None and self.push_period != 1:
             raise ConfigError(
-                f"a fixed lag was asked for with push_period={self.push_period}. Expected 1: every "
-                "version has to reach every actor."
+                f"a fixed lag needs push_period=1, but push_period={self.push_period}. Expected 1: "
+                "every version must reach every actor."
             )

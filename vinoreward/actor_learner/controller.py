@@ -1,4 +1,4 @@
-"""From what the monitor and the learner say to settings for actors and compressor."""
+"""Derives the settings of actors and compressor from the monitor and the learner."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from vinoreward.policies.torch_policy import from_policy
 
 Array = npt.NDArray[Any]
 MONITOR_ROWS = 512
-NARROW_KEPT = 100_000
-"""Versions of which it is known whether they were pushed with few bits."""
+NARROW_HISTORY = 100_000
+"""Number of recent versions for which low-bit pushes are remembered."""
 _READ = ("observations", "actions", "behaviour", "log_mu", "versions", "network")
 
 
 class Controller:
-    """Decides what actors and compressor are told.
+    """Decides the settings of actors and compressor.
 
     Args:
-        learner: says how to explore.
-        config: pull and monitor periods.
-        chain: of the compressor, None for none.
-        monitor: turns the compression, None leaves it as the chain was made, until an actor cannot
-            act with what it gives.
+        learner: defines the exploration.
+        config: defines pull and monitor periods.
+        chain: of the compressor, or None.
+        monitor: adjusts the compression; None keeps the chain's settings until an actor cannot use
+            the compressed weights.
 
     Raises:
-        ConfigError: a monitor of a policy whose actions it cannot compare.
+        ConfigError: a monitor for a policy whose actions it cannot compare.
     """
 
     def __init__(
@@ -56,30 +56,29 @@ class Controller:
     ) -> None:
         if monitor is not None and learner.spec.head == "tanh" and not learner.exploration.unit:
             raise ConfigError(
-                "a monitor was given to a training of a tanh head without exploration. Expected a "
-                "sigma above 0, the unit in which its actions differ, or no monitor."
+                "a monitor cannot compare actions of a tanh head without exploration. Expected a "
+                "sigma above 0, the unit of action differences, or no monitor."
             )
         self._learner = learner
         self._config = config
         self._monitor = monitor
         self._compressing = chain is not None
         self._wire = config.bits < FULL_BITS
-        """Whether pushes lose something on their way."""
+        """Whether pushes are lossy."""
         self._parameters = {} if chain is None else chain.parameters()
         if chain is None and self._wire:
             self._parameters = {"bits": float(config.bits)}
         self._narrow: set[int] = set()
-        """Of the last versions those that were pushed with few bits, kept or not."""
-        self._told = 0
+        """The recent versions that were pushed with few bits."""
+        self._reported = 0
         self._halted = False
-        self.kept = PolicyCache()
+        self.cache = PolicyCache()
 
     def begin(self) -> None:
-        """Let a new monitor begin with what was made: the chain's bits, the config's pull period.
+        """Initialise the monitor from the chain's settings and the config's pull period.
 
-        Without a chain its bits are those of the pushes.
-
-        What a monitor's setting has left at its default is not what the user asked for.
+        Without a chain, bits are those of the pushes. Only changes values that the user left at
+        their default.
         """
         if self._monitor is None:
             return
@@ -98,11 +97,10 @@ class Controller:
             self._monitor.begin(setting.changed(changes))
 
     def changed(self, before: Mapping[str, int | None]) -> None:
-        """Take what was changed between two runs; all else stays as the monitor has it.
+        """Apply settings that the user changed between two runs; others stay as the monitor set.
 
         Args:
-            before: the ``pull_period`` and ``bits`` that the run was configured with until now;
-                None if that is not known.
+            before: ``pull_period`` and ``bits`` of the previous run; None if unknown.
         """
         wanted = {"pull_period": self._config.pull_period}
         if not self._compressing:
@@ -116,19 +114,19 @@ class Controller:
             self._monitor.setting = self._monitor.setting.changed(found)
 
     def resume(self) -> None:
-        """Say that changes up to now are no news."""
-        self._told = self._last_change()
+        """Mark all changes up to now as reported."""
+        self._reported = self._last_change()
 
     def _bits(self) -> int | None:
         bits = int(self._parameters.get("bits", FULL_BITS))
         return None if bits == FULL_BITS else bits
 
     def actor_settings(self, before: ActorSettings, version: int) -> ActorSettings:
-        """Return the settings to go on with.
+        """Return the next settings.
 
         Args:
-            before: those given before.
-            version: of the weights that are published next.
+            before: the current settings.
+            version: of the next published weights.
         """
         explore, monitor = self._learner.exploration, self._monitor
         found = dataclasses.replace(
@@ -140,7 +138,7 @@ class Controller:
             pull_period=self._config.pull_period,
         )
         if monitor is None:
-            # As the chain was made: nobody turns its settings.
+            # The chain's own settings: without a monitor nothing changes them.
             return dataclasses.replace(
                 found,
                 bits=self._bits(),
@@ -161,7 +159,7 @@ class Controller:
 
     @property
     def push_bits(self) -> int:
-        """Of a weight in the next push: as configured, until a monitor says otherwise."""
+        """Bits per weight of the next push: as configured, unless a monitor changes it."""
         if self._monitor is None or not self._wire:
             return self._config.bits
         setting = self._monitor.setting
@@ -169,44 +167,44 @@ class Controller:
             return FULL_BITS
         return self._config.bits if self._compressing else setting.bits or FULL_BITS
 
-    def keep(self, pushed: Pushed, pulled: Sequence[int] = ()) -> None:
-        """Remember weights that were pushed, to hold what actors made of them against.
+    def cache_pushed(self, pushed: Pushed, pulled: Sequence[int] = ()) -> None:
+        """Cache pushed weights, to compare compressed rows with them later.
 
         Args:
-            pushed: just now.
+            pushed: the weights just pushed.
             pulled: see :meth:`~vinoreward.actor_learner.engines.base.Engine.pulled`.
         """
         if not (self._compressing or self._wire):
             return
-        # What actors pull matters only where they themselves make something else of it.
-        self.kept.pulled(pulled[self._config.actors :] if self._compressing else pulled)
-        self.kept.add(pushed)
+        # Versions that actors pull matter only if they lower the precision themselves.
+        self.cache.pulled(pulled[self._config.actors :] if self._compressing else pulled)
+        self.cache.add(pushed)
         if pushed.bits < FULL_BITS:
             self._narrow.add(pushed.version)
-        # Long after the last row of theirs; a training makes millions of versions.
-        self._narrow.discard(pushed.version - NARROW_KEPT)
+        # Long after its last row: a training makes millions of versions.
+        self._narrow.discard(pushed.version - NARROW_HISTORY)
 
     @property
     def watches(self) -> bool:
-        """Whether a monitor looks at what was pushed."""
+        """Whether there is a monitor."""
         return self._monitor is not None
 
     def evaluated(self, pair: Pair, version: int) -> None:
-        """Let the monitor look at an evaluation.
+        """Pass an evaluation to the monitor.
 
         Args:
-            pair: what was played.
-            version: the learner's now.
+            pair: the evaluation.
+            version: the learner's current version.
         """
         if self._monitor is None:
             return
-        # The gap needs a pair; the full policy's return does not, and stages are told by it.
+        # The gap needs a pair, but the full policy's return, which Staged reads, does not.
         returns = pair.full.returns if pair.returns is None else pair.returns
         spec, evaluated = self._learner.spec, pair.full.version
         self._monitor.observe(MonitorBatch.of_returns(spec, returns, version, evaluated))
 
     def watch(self, trajectories: Sequence[Trajectory], version: int) -> None:
-        """Let the monitor look at rows of trajectories, the same number of each.
+        """Pass rows of trajectories to the monitor, equally many of each.
 
         Args:
             trajectories: new ones.
@@ -234,7 +232,7 @@ class Controller:
         )
 
     def _rows(self, trajectories: Sequence[Trajectory]) -> dict[str, Array]:
-        """Return some rows; compressed ones only of versions that are kept, if there are any."""
+        """Return some rows; compressed ones only of cached versions, if there are any."""
         each = max(1, MONITOR_ROWS // len(trajectories))
         rows = {
             name: np.concatenate(
@@ -245,23 +243,23 @@ class Controller:
             )
             for name in _READ
         }
-        # Weights that lost something on their way are no longer the learner's.
+        # Low-bit pushes no longer equal the learner's weights.
         versions, places = np.unique(rows["versions"], return_inverse=True)
         narrow = np.array([one in self._narrow for one in versions.tolist()], dtype=bool)
         rows["network"] = np.where(narrow[places], COMPRESSED, rows["network"])
-        known = (rows["network"] != COMPRESSED) | np.isin(rows["versions"], self.kept.versions)
+        known = (rows["network"] != COMPRESSED) | np.isin(rows["versions"], self.cache.versions)
         return {name: array[known] for name, array in rows.items()} if known.any() else rows
 
     def _sources(self, rows: Mapping[str, Array]) -> Floats | None:
-        """Return what the full-precision network of each row's own version says, if it is known.
+        """Return the outputs of each row's own full-precision network, or None if unknown.
 
-        Held against that, compression shows by itself: apart from how old the weights were.
+        Compared with them, compression shows without staleness.
         """
         compressed = rows["network"] == COMPRESSED
         needed = set(np.unique(rows["versions"][compressed]).tolist())
-        kept = [self.kept.get(version) for version in needed]
+        cached = [self.cache.get(version) for version in needed]
         found: Floats = rows["behaviour"].astype(np.float32)
-        for pushed in kept:
+        for pushed in cached:
             if pushed is None:
                 return None
             chosen = compressed & (rows["versions"] == pushed.version)
@@ -269,40 +267,40 @@ class Controller:
             found[chosen] = outputs_of(module, rows["observations"][chosen])
         return found
 
-    def heard(self, refused: Sequence[tuple[int, Refused]], version: int) -> list[Event]:
-        """Stop the compression for good if actors could not act with what it gives.
+    def on_refused(self, refused: Sequence[tuple[int, Refused]], version: int) -> list[Event]:
+        """Stop compression permanently if actors cannot use the compressed weights.
 
-        A monitor does that as it does for NaN or infinity in what it is shown; without one it holds
-        until training ends, and a resumed one tries again.
+        A monitor does it as for NaN or infinity. Without a monitor compression stays off until
+        training ends; a resumed training tries again.
 
         Args:
             refused: (actor, weights) pairs.
             version: the learner's.
 
         Returns:
-            The same in words.
+            One event for each.
         """
         found = []
         for actor, weights in refused:
-            what = f"cannot act with the compressed weights of version {weights.version}"
+            what = f"cannot use the compressed weights of version {weights.version}"
             if self._monitor is not None:
                 self._monitor.halt(f"actor {actor} {what}: {weights.why}", version)
             self._halted = True
             found.append(
                 Event(
                     f"actor {actor}",
-                    f"{what} ({weights.why}); the learner's own act instead, and compression is "
-                    "switched off. Compress less, or with wider ranges",
+                    f"{what} ({weights.why}); it uses the learner's own instead, and compression "
+                    "is switched off. Compress less, or with wider ranges",
                 )
             )
         return found
 
     def changes(self) -> tuple[str, ...]:
-        """Return what was changed since the last call, in words."""
+        """Describe the changes since the last call."""
         if self._monitor is None:
             return ()
-        found = [str(each) for each in self._monitor.changes if each.update > self._told]
-        self._told = self._last_change()
+        found = [str(each) for each in self._monitor.changes if each.update > self._reported]
+        self._reported = self._last_change()
         return tuple(found)
 
     def _last_change(self) -> int:

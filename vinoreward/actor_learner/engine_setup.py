@@ -1,4 +1,4 @@
-"""Engines by name, and what one is told for a learner and a configuration."""
+"""Engines by name, and their settings for a learner and a configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_engine(name: str, config: EngineConfig) -> Engine:
 
 
 def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInsert | None:
-    """Return the limit on samples per insert; None for a learner that takes everything once."""
+    """Return the limit on samples per insert; None for a learner without a replay."""
     needs = learner.consumption
     if needs.trajectories > 0:
         return None
@@ -42,7 +42,7 @@ def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInser
     smallest = SamplesPerInsert.smallest_buffer(config.samples_per_insert, together, needs.sampled)
     return SamplesPerInsert(
         config.samples_per_insert,
-        # A replay that was saved is full enough already; counting begins anew.
+        # A restored replay is full enough; counting starts over.
         1 if learner.ready else max(1, needs.minimum),
         2.0 * smallest,
         insert_size=together,
@@ -51,13 +51,13 @@ def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInser
 
 
 def _max_lag(learner: Learner, config: ActorLearnerConfig) -> int | None:
-    # A learner with a replay keeps what is old too.
+    # A learner with a replay uses old trajectories, too.
     fresh = learner.consumption.trajectories > 0 and not learner.consumption.any_age
     return config.max_lag if fresh else None
 
 
 def staleness_limit(learner: Learner, config: ActorLearnerConfig) -> int:
-    """Return how many pushes old the compressed weights that actors use may be."""
+    """Return the maximum age, in pushes, of compressed weights in actors."""
     max_lag = _max_lag(learner, config)
     return config.max_staleness if max_lag is None else min(config.max_staleness, max_lag)
 
@@ -70,12 +70,12 @@ def engine_config(
     limiter: SamplesPerInsert | None,
     version: int,
 ) -> EngineConfig:
-    """Return what the engine is told.
+    """Return the engine's settings.
 
     Args:
-        learner: not told itself.
+        learner: gives policy and exploration; not part of the result.
         config: the user's.
-        environment: that actors make.
+        environment: for the actors.
         compressor: None for none.
         limiter: see :func:`limiter_for`.
         version: of the first weights.
@@ -86,9 +86,9 @@ def engine_config(
     spec, needed = learner.spec, learner.consumption.trajectories
     if config.lag is not None and (needed == 0 or needed % config.actors):
         raise ConfigError(
-            f"a fixed lag was asked for with {config.actors} actors and a learner that takes "
-            f"{needed or 'any number of'} trajectories. Expected a learner that takes a multiple "
-            "of the actors: each of them contributes the same to every update."
+            f"a fixed lag needs a learner that takes a multiple of the {config.actors} actors, but "
+            f"this one takes {needed or 'any number of'} trajectories. Expected a multiple: each "
+            "actor contributes equally to every update."
         )
     per_actor = -(-needed // config.actors)
     return EngineConfig(
@@ -110,7 +110,7 @@ def engine_config(
         trajectory=TrajectorySpec.of(spec, config.steps, config.environments),
         compressor=compressor,
         limiter=limiter,
-        # Enough that a fixed lag, or a batch of many trajectories, cannot block.
+        # Enough that neither a fixed lag nor a large batch can deadlock.
         slots_per_actor=max(2, (1 + per_actor) * (1 + (config.lag or 0))),
         bits=config.bits,
         observations=config.observations,

@@ -1,4 +1,4 @@
-"""Evaluations beside a training: in a process of its own, on copies; the learner goes on."""
+"""Evaluations in a separate process, on copies, while training continues."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from vinoreward.closing import Closing
 from vinoreward.policies.policy import Policy
 
 PAIR_TIMEOUT = 60.0
-"""Seconds that an evaluation waits for a compressed policy; then the full one plays alone."""
+"""Seconds to wait for a compressed policy; after that the full policy plays alone."""
 LOOK_EVERY = 0.1
 
 
 class _Failed(Exception):
-    """An evaluation that could not be made, in words."""
+    """An evaluation failed; the message says why."""
 
 
-class EvaluationsBeside(Closing):
-    """Evaluates pushed policies in a process of its own, one evaluation at a time.
+class BackgroundEvaluator(Closing):
+    """Evaluates pushed policies in a separate process, one evaluation at a time.
 
-    A thread of the learner's process finds both policies, sends them and waits for the result.
-    The process is started for the first evaluation, and again after it failed.
+    A thread of the learner's process gets both policies, sends them and waits for the result. The
+    process starts with the first evaluation, and again after a failure.
 
     Args:
-        environment: to play in.
-        backend: of full-precision policies.
-        episodes: of an evaluation.
-        heartbeat: seconds that one step of an environment may take.
+        environment: for evaluations.
+        backend: for full-precision policies.
+        episodes: per evaluation.
+        heartbeat: maximum seconds for one step of an environment.
         engine: gives the compressed policies.
-        kept: the learner's own of the same versions.
+        cache: of the learner's own policies.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class EvaluationsBeside(Closing):
         episodes: int,
         heartbeat: float,
         engine: Engine,
-        kept: PolicyCache,
+        cache: PolicyCache,
     ) -> None:
-        self._told = (environment, backend, episodes)
+        self._process_arguments = (environment, backend, episodes)
         self._heartbeat = heartbeat
-        self._engine, self._kept = engine, kept
+        self._engine, self._cache = engine, cache
         self._child = Child("evaluation", run_evaluator)
         self._requests: Connection | None = None
         self._thread: threading.Thread | None = None
@@ -65,12 +65,12 @@ class EvaluationsBeside(Closing):
         self._why = ""
 
     @property
-    def under_way(self) -> bool:
-        """Whether one was begun and not taken yet."""
+    def running(self) -> bool:
+        """Whether an evaluation has begun and its result was not taken yet."""
         return self._thread is not None
 
-    def heard(self, reports: Sequence[Mapping[str, Any]]) -> None:
-        """Hear of the compressor's reports: which versions it has made, and which it could not."""
+    def on_reports(self, reports: Sequence[Mapping[str, Any]]) -> None:
+        """Note which versions the compressor has made, and on which it failed."""
         with self._changed:
             for report in reports:
                 if "error" in report:
@@ -80,12 +80,12 @@ class EvaluationsBeside(Closing):
             self._changed.notify_all()
 
     def begin(self, pushed: Pushed, compressed: Policy | None = None, *, pair: bool) -> None:
-        """Begin an evaluation; none may be under way.
+        """Start an evaluation; none may be running.
 
         Args:
             pushed: the newest weights.
-            compressed: what became of them, if that is known.
-            pair: otherwise wait for the next that the compressor makes, of these or later ones.
+            compressed: their compressed version, if known.
+            pair: if ``compressed`` is None, wait for the next compressed version from this one on.
         """
         if not self._child.alive:
             self._start()
@@ -96,7 +96,7 @@ class EvaluationsBeside(Closing):
         self._thread.start()
 
     def take(self) -> tuple[Evaluation | None, list[Event]]:
-        """Return the evaluation that has ended, if one has, or what happened to it."""
+        """Return the finished evaluation, if any, or an event if it failed."""
         if self._thread is None or self._thread.is_alive():
             return None, []
         self._thread.join()
@@ -105,11 +105,11 @@ class EvaluationsBeside(Closing):
         return found, [Event("evaluation", why)] if why else []
 
     def close(self) -> None:
-        """End what is under way, and the process."""
+        """Stop the current evaluation and the process."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._child.kill()  # the thread may be writing to it
+        self._child.kill()  # the thread may be writing to its pipe
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -121,7 +121,7 @@ class EvaluationsBeside(Closing):
         self._end()
         theirs, self._requests = get_context("spawn").Pipe(duplex=False)
         try:
-            self._child.start(*self._told, theirs)
+            self._child.start(*self._process_arguments, theirs)
         finally:
             theirs.close()
 
@@ -142,23 +142,23 @@ class EvaluationsBeside(Closing):
         except (_Failed, OSError) as error:
             self._child.end()
             if not self._closing:
-                self._why = f"it failed: {error}; the next one is made in another process"
+                self._why = f"it failed: {error}; the next one runs in a new process"
             return
         self._found = Evaluation(pushed.steps, pushed.seconds, time.monotonic() - start, played)
 
     def _matching(self, pushed: Pushed) -> tuple[Pushed, Policy | None]:
-        """Return weights and what the compressor made of them, of this version or a later one."""
+        """Return matching full and compressed policies of this version or a later one."""
         deadline, tried = time.monotonic() + PAIR_TIMEOUT, pushed.version - 1
         while self._made_after(tried, pushed.version, deadline):
             tried = self._made
             compressed = self._compressed()
-            full = None if compressed is None else self._kept.get(compressed.version)
+            full = None if compressed is None else self._cache.get(compressed.version)
             if full is not None and full.version >= pushed.version:
                 return full, compressed
         return pushed, None
 
     def _made_after(self, tried: int, wanted: int, deadline: float) -> bool:
-        """Wait for the compressor to make a version after ``tried``; False if it will not."""
+        """Wait for a version after ``tried``; return False if the compressor will not make it."""
 
         def over() -> bool:
             return self._closing or self._made > tried or self._missed >= wanted
@@ -171,24 +171,24 @@ class EvaluationsBeside(Closing):
         try:
             return self._engine.compressed_policy()
         except EngineError:
-            return None  # the learner's next call says so
+            return None  # the learner's next call raises it
 
     def _played(self, full: Policy, compressed: Policy | None) -> Pair:
         if self._requests is None:
             raise _Failed("its process is gone")
         send_policy(self._requests, full)
         send_policy(self._requests, compressed)
-        heard, patience = time.monotonic(), EngineConfig.start_timeout
+        last_message, patience = time.monotonic(), EngineConfig.start_timeout
         while not self._closing:
             wait(self._child.handles, LOOK_EVERY)
-            # Before its messages: the last of them are there when it is gone.
+            # Check before reading: the last messages are there once it is dead.
             alive = self._child.alive
             for kind, value in self._child.messages():
                 if kind == "evaluated":
                     return Pair.from_dict(value)
-                heard, patience = time.monotonic(), self._heartbeat
+                last_message, patience = time.monotonic(), self._heartbeat
             if not alive:
                 raise _Failed(self._child.ended().why)
-            if time.monotonic() - heard > patience:
+            if time.monotonic() - last_message > patience:
                 raise _Failed(f"gave no sign of life for {patience:g} s")
         raise _Failed("training is over")

@@ -1,4 +1,4 @@
-"""Recent experience, kept for what is not learning: ranges, distillation, indicators."""
+"""Recent observations for ranges, distillation and indicators; counters of a training."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Array = npt.NDArray[Any]
 
 
 def described(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-    """Return how many versions old what acted was, and the share that acted compressed.
+    """Return the lag of the acting networks in versions, and the fraction of compressed steps.
 
     Args:
-        trajectories: one or more.
+        trajectories: at least one.
         version: the learner's.
     """
     behind = [version - one.versions for one in trajectories]
@@ -35,14 +35,14 @@ class ObservationBuffer:
     """The last observations, a few of every trajectory, so that they reach further back.
 
     Args:
-        first: (N, *shape) to start with, resets among them.
-        capacity: rows kept.
-        each: rows taken of one trajectory at most.
-        seed: decides which.
+        first: (N, *shape) initial rows, resets among them.
+        capacity: maximum number of rows.
+        each: maximum number of rows from one trajectory.
+        seed: of the random choice of rows.
     """
 
     def __init__(self, first: Array, capacity: int, *, each: int = 64, seed: int = 0) -> None:
-        # Parts, joined only when somebody asks: pictures of 1024 rows are 29 MB.
+        # Parts, joined only on request: 1024 rows of images are 29 MB.
         self._parts = deque([np.array(first[-capacity:])])
         self._count = len(self._parts[0])
         self._capacity = capacity
@@ -50,7 +50,7 @@ class ObservationBuffer:
         self._random = np.random.default_rng([seed, 0x0B5])
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Take rows of some trajectories; what they lie in may be used again afterwards."""
+        """Copy rows of some trajectories, whose memory may be reused afterwards."""
         for trajectory in trajectories:
             rows = trajectory.observations.reshape(-1, *trajectory.observations.shape[2:])
             chosen = self._random.permutation(len(rows))[: self._each]
@@ -61,7 +61,7 @@ class ObservationBuffer:
 
     @property
     def rows(self) -> Array:
-        """(N, *shape), newest last; in memory of their own."""
+        """(N, *shape), newest last; a copy."""
         return np.concatenate(self._parts)[-self._capacity :]
 
 
@@ -69,7 +69,7 @@ class Episodes:
     """Returns of the last episodes.
 
     Args:
-        window: episodes that the mean is taken over.
+        window: episodes in the mean.
     """
 
     def __init__(self, window: int = 100) -> None:
@@ -77,24 +77,24 @@ class Episodes:
         self.count = 0
 
     def add(self, value: float) -> None:
-        """Count an episode's return (its score, where that differs from its reward)."""
+        """Add an episode's return (its score, if that differs from its reward)."""
         self.count += 1
         self.returns.append(value)
 
     @property
     def mean(self) -> float:
-        """Mean return of the last episodes, NaN before the first."""
+        """Mean return of the last episodes; NaN before the first."""
         return float(np.mean(self.returns)) if self.returns else float("nan")
 
 
 @dataclass
 class Totals:
-    """What goes on counting over a resume.
+    """Counters that continue after a resume.
 
     Attributes:
-        steps: of environments.
-        version: pushes.
-        episodes: that have ended.
+        steps: environment steps.
+        version: number of pushes.
+        episodes: finished episodes.
     """
 
     steps: int = 0

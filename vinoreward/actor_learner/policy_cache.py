@@ -1,4 +1,4 @@
-"""Weights that were pushed, kept to hold what was made of them against."""
+"""A cache of pushed weights, to compare compressed versions with."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from vinoreward.monitoring.setting import FULL_BITS
 from vinoreward.policies.policy import Policy
 
-KEPT = 1024
-KEPT_BYTES = 256 << 20
-FEWEST = 5
-"""Versions that are kept at most: as many as fit into these bytes, but no fewer than the last."""
+MAX_VERSIONS = 1024
+MAX_BYTES = 256 << 20
+MIN_VERSIONS = 5
+"""Limits of the cache; MIN_VERSIONS overrides MAX_BYTES."""
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """Weights that were pushed, and when.
+    """Pushed weights.
 
     Attributes:
         policy: in full precision.
-        bits: of a weight on its way.
-        steps: environment steps until then.
-        seconds: of the training until then.
+        bits: per weight on the wire.
+        steps: environment steps at the push.
+        seconds: of training at the push.
     """
 
     policy: Policy
@@ -37,10 +37,10 @@ class Pushed:
 
 
 class PolicyCache:
-    """The versions that somebody has pulled, and the newest, of which that is not known yet.
+    """The versions that a process has pulled, and newer ones that may still be pulled.
 
-    A compressor that takes longer than a push passes versions over, and of those no row ever comes:
-    they go first, or they would push out the ones that rows do come of.
+    A slow compressor skips versions, and no rows of those ever arrive. They are evicted first, so
+    that they cannot displace versions that have rows.
     """
 
     def __init__(self) -> None:
@@ -48,27 +48,27 @@ class PolicyCache:
         self._used: dict[int, Pushed] = {}
 
     def add(self, pushed: Pushed) -> None:
-        """Keep weights that were just pushed."""
+        """Cache weights that were just pushed."""
         self._new[pushed.version] = pushed
         size = sum(value.nbytes for value in pushed.policy.float_parameters().values())
-        most = max(FEWEST, min(KEPT, KEPT_BYTES // max(1, size)))
+        most = max(MIN_VERSIONS, min(MAX_VERSIONS, MAX_BYTES // max(1, size)))
         while len(self._new) + len(self._used) > most:
             drop = self._new if len(self._new) > most // 2 else self._used
             del drop[next(iter(drop))]
 
     def pulled(self, versions: Iterable[int]) -> None:
-        """Say which versions somebody works with now."""
+        """Mark versions as pulled."""
         for version in versions:
             if version in self._new:
-                # There before it is gone here: another thread may look for it.
+                # Add before removing: another thread may look the version up.
                 self._used[version] = self._new[version]
                 del self._new[version]
 
     def get(self, version: int) -> Pushed | None:
-        """Return a version, None if it is not kept."""
+        """Return a version, or None if it is not cached."""
         return self._new.get(version) or self._used.get(version)
 
     @property
     def versions(self) -> list[int]:
-        """What is kept."""
+        """The cached versions."""
         return [*self._used, *self._new]

@@ -1,4 +1,4 @@
-"""What a training tells whoever watches it."""
+"""Progress reports and summary of a training."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from vinoreward.policies.policy import Policy
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training stands, after an update.
+    """State of a training after an update.
 
     Attributes:
-        steps: environment steps, those before a resume included.
+        steps: environment steps, including those before a resume.
         updates: of the learner.
         seconds: of this process.
-        metrics: the learner's last, and of the last trajectories ``lag_mean``, ``lag_max`` (pushes)
-            and ``compressed_share``; ``dropped``: trajectories that were too old, so far.
-        readings: the monitor's last.
+        metrics: the learner's latest, plus ``lag_mean``, ``lag_max`` (pushes) and
+            ``compressed_share`` of the last trajectories; ``dropped``: trajectories that were too
+            old, so far.
+        readings: the monitor's latest.
         mean_return: of the last 100 episodes.
-        episodes: that have ended.
-        events: what happened to processes since the last progress.
-        changes: of the compression since the last progress, in words.
+        episodes: finished so far.
+        events: about processes, since the last progress.
+        changes: of the compression since the last progress, as clauses.
         compressor: its reports since the last progress.
-        evaluations: that have ended since the last progress.
-        ended: episodes that have ended since the last progress.
-        pushed: whether actors were given the weights of this very update.
+        evaluations: finished since the last progress.
+        ended: episodes finished since the last progress.
+        pushed: whether this update's weights were pushed to actors.
     """
 
     steps: int
@@ -50,24 +51,24 @@ class Progress:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a training came to.
+    """Result of a training.
 
     Attributes:
         steps: environment steps in all.
         updates: of the learner.
         seconds: of this process.
-        mean_return: of the last 100 behaviour episodes; no evaluation.
-        profile: where the actors' time went.
+        mean_return: of the last 100 behaviour episodes; not an evaluation.
+        profile: breakdown of the actors' time.
         learner_seconds: wall time of updates and pushes per environment step.
-        stopped: whether ``on_progress`` ended it.
-        compressed_share: part of the steps, from the first one that acted compressed, that did; 0
-            if none did, NaN without a compressor.
-        staleness: pushes by which compressed weights were behind the learner's when what they acted
-            was learned from, the median; NaN if nothing acted compressed.
-        evaluations: that have ended after the last progress: one that was under way, or due, at the
-            end. None if ``on_progress`` ended it.
-        policy: the weights pushed last, in full precision.
-        compressed: what the compressor made of them, or of those before if it was late.
+        stopped: whether ``on_progress`` ended the training.
+        compressed_share: fraction of steps that acted compressed, counted from the first of them;
+            0 if there are none, NaN without a compressor.
+        staleness: median number of pushes that compressed weights were behind when the learner used
+            their steps; NaN if none acted.
+        evaluations: finished after the last progress: running or due at the end. Empty if
+            ``on_progress`` ended the training.
+        policy: the last pushed weights, in full precision.
+        compressed: the last weights from the compressor; of an earlier push if it was late.
     """
 
     steps: int

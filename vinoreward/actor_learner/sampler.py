@@ -1,4 +1,4 @@
-"""What the learner is given: as many trajectories as it needs, none too old, at the agreed rate."""
+"""The learner's input: as many trajectories as it needs, none too old, at the configured rate."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Sampler:
     """Takes trajectories from an engine.
 
     Args:
-        engine: where from.
-        learner: what for.
-        config: how old they may be.
+        engine: the source.
+        learner: the consumer.
+        config: defines the maximum age.
         limiter: of samples per insert, for a learner with a replay.
-        held: what was taken and not given to the learner yet; changed in place, as it belongs to
-            the training's state.
+        pending: trajectories taken but not learned from yet; changed in place, because checkpoints
+            include them.
 
     Attributes:
-        steps: environment steps in what was taken: the same for the same seed if the lag is fixed,
-            which what was acted is not.
+        steps: environment steps taken: with a fixed lag they are the same for the same seed,
+            unlike the steps acted.
         dropped: trajectories that were too old.
     """
 
@@ -38,23 +38,23 @@ class Sampler:
         learner: Learner,
         config: ActorLearnerConfig,
         limiter: SamplesPerInsert | None,
-        held: list[Trajectory],
+        pending: list[Trajectory],
     ) -> None:
         self._engine = engine
         self._learner = learner
         self._config = config
         self._limiter = limiter
-        self._held = held
+        self._pending = pending
         self._at_once = max(1, learner.consumption.trajectories)
         self._samples = 0
         self.steps = 0
         self.dropped = 0
 
     def take(self, stack: ExitStack, version: int) -> list[Trajectory] | None:
-        """Return what the learner is to be given now, None if there is nothing to do yet.
+        """Return the learner's next trajectories, or None if it has to wait.
 
         Args:
-            stack: gives the trajectories back when it is closed.
+            stack: releases the trajectories when it closes.
             version: the learner's.
 
         Raises:
@@ -65,7 +65,7 @@ class Sampler:
         return self._for_replay(stack)
 
     def learned(self) -> None:
-        """Say that the learner has sampled once."""
+        """Count one sampled batch of the learner."""
         count = self._learner.consumption.sampled
         self._samples += count
         self._engine.sampled(count)
@@ -73,20 +73,20 @@ class Sampler:
     def _fresh(self, stack: ExitStack, version: int) -> list[Trajectory] | None:
         needed = self._learner.consumption.trajectories
         exact = self._config.lag is not None
-        count = min(needed - len(self._held), self._at_once)
+        count = min(needed - len(self._pending), self._at_once)
         batch = self._engine.take(count, timeout=TAKE_TIMEOUT, evenly=exact)
         if batch is None:
             waiting = self._engine.waiting()
             if waiting and not exact:
-                # The actors that are left may have less room than the learner needs at once.
+                # The remaining actors may have fewer slots than the learner needs at once.
                 self._at_once = min(waiting, self._at_once)
             return None
         trajectories = list(stack.enter_context(batch))
         self._count(trajectories)
         if not exact and not self._learner.consumption.any_age:
             trajectories = self._young(stack, trajectories, version)
-        if len(self._held) + len(trajectories) < needed:
-            self._held += [one.copy() for one in trajectories]
+        if len(self._pending) + len(trajectories) < needed:
+            self._pending += [one.copy() for one in trajectories]
             return None
         if self._engine.waiting() >= needed:
             self._at_once = needed
@@ -95,8 +95,10 @@ class Sampler:
     def _young(
         self, stack: ExitStack, trajectories: list[Trajectory], version: int
     ) -> list[Trajectory]:
-        """Return the trajectories without those that are too old, others in their place if there
-        are any. The learner waits for the rest, and its version does not grow meanwhile."""
+        """Drop trajectories that are too old and replace them by others, if there are any.
+
+        The learner waits for the rest; its version does not grow meanwhile.
+        """
         while True:
             young = [one for one in trajectories if not self._too_old(one, version)]
             missing = len(trajectories) - len(young)
@@ -116,7 +118,7 @@ class Sampler:
     def _for_replay(self, stack: ExitStack) -> list[Trajectory] | None:
         may = self._may_sample()
         waiting = min(self._engine.waiting(), MOST_AT_ONCE)
-        # Without permission to learn there is nothing to do but wait for experience.
+        # If learning is not allowed yet, wait for experience.
         count = waiting if may else max(1, waiting)
         trajectories: list[Trajectory] = []
         if count:
@@ -127,9 +129,9 @@ class Sampler:
                 trajectories = list(stack.enter_context(batch))
                 self._count(trajectories)
         if not may and self._learner.ready:
-            # The learner inserts and learns in one: what may not be learned from yet waits, and
-            # comes before the next batch is drawn, as if it had been inserted.
-            self._held += [one.copy() for one in trajectories]
+            # The learner inserts and learns in one call. Trajectories that it may not learn from
+            # yet wait here; it gets them before it samples its next batch.
+            self._pending += [one.copy() for one in trajectories]
             return None
         return self._released() + trajectories
 
@@ -141,9 +143,9 @@ class Sampler:
         return self._limiter.can_sample(inserted, self._samples, count)
 
     def _released(self) -> list[Trajectory]:
-        held = self._held.copy()
-        self._held.clear()
-        return held
+        pending = self._pending.copy()
+        self._pending.clear()
+        return pending
 
     def _count(self, trajectories: Sequence[Trajectory]) -> None:
         self.steps += sum(one.rewards.size for one in trajectories)

@@ -1,4 +1,4 @@
-"""Learn in full precision, act compressed: learner, engine and monitor of one training."""
+"""One training: learner, engine, compressor and monitor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vinoreward.actor_learner.compressor import STATE_FILE, CompressorConfig, ch
 from vinoreward.actor_learner.config import EVALUATE_EVERY, ActorLearnerConfig
 from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.engine_setup import engine_config, limiter_for, make_engine
-from vinoreward.actor_learner.evaluating import EvaluationsBeside
+from vinoreward.actor_learner.evaluating import BackgroundEvaluator
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.observation_buffer import Array, ObservationBuffer, Totals
 from vinoreward.actor_learner.progress import Progress, Summary
@@ -35,25 +35,24 @@ FIRST_OBSERVATIONS = 256
 
 
 class ActorLearner:
-    """Trains a learner on what compressed actors do.
+    """Trains a learner on the experience of compressed actors.
 
     Args:
-        environment: a Gymnasium id, or how to make one. Observations are a Box of the network's
-            shape: float32, other numbers that are rounded to it (float64), or uint8 pictures.
-        learner: what learns; its spec is what actors run.
-        config: how they work together.
-        compressor: the chain; None lets actors run the learner's own weights.
-        monitor: watches and turns the compression; None leaves it as it is, until an actor finds
-            that it cannot act with what came out.
-        evaluation: the environment that is evaluated in, where that is another (a game with all its
-            lives); None: the training's.
-        folder: where checkpoints go; None for nowhere.
-        resume: go on from the folder's checkpoint, if there is one.
+        environment: a Gymnasium id, or a description of how to make one. Observations are a Box of
+            the network's shape: float32, other numbers (converted to float32), or uint8 images.
+        learner: the algorithm; actors run its policy.
+        config: of actors and learner.
+        compressor: the chain; with None actors run the learner's own weights.
+        monitor: watches and adjusts the compression; None leaves it unchanged, unless an actor
+            cannot use the compressed weights.
+        evaluation: another environment for evaluations (such as a game with all its lives); None
+            uses the training's.
+        folder: for checkpoints; None for none.
+        resume: resume from the folder's checkpoint, if there is one.
 
     Raises:
-        ConfigError: an environment that fails or that the network does not fit, or settings that
-            cannot be.
-        ModelCorruptError: a checkpoint, or the compressor's state, is damaged.
+        ConfigError: an environment that fails or does not fit the network, or invalid settings.
+        ModelCorruptError: the checkpoint or the compressor's state is damaged.
     """
 
     def __init__(
@@ -78,37 +77,39 @@ class ActorLearner:
         if compressor is not None:
             compressor.check()
         self._chain = compressor
-        # Other processes have working directories of their own, and this one's may change.
+        # Other processes have their own working directory, and this one's may change.
         folder = None if folder is None else folder.absolute()
         self._folder = folder
         self._controller = Controller(learner, self.config, compressor, monitor)
         self._totals = Totals()
-        self._held: list[Trajectory] = []
+        self._pending: list[Trajectory] = []
         self._running: Loop | None = None
         first = self._first_observations()
-        self._recent = ObservationBuffer(first, self.config.observations, seed=self.config.seed)
-        # Whether the compressor's state in the folder is this training's.
+        self._observations = ObservationBuffer(
+            first, self.config.observations, seed=self.config.seed
+        )
+        # Whether the compressor's state in the folder belongs to this training.
         self._goes_on = resume and folder is not None and self._load(folder)
         if not self._goes_on:
             self._controller.begin()
         self._controller.resume()
 
-    # For whoever watches, from on_progress
+    # For on_progress
 
     @property
     def steps(self) -> int:
-        """Environment steps so far, those before a resume included."""
+        """Environment steps so far, including those before a resume."""
         return self._totals.steps
 
     def policies(self, timeout: float = 0.0) -> tuple[Policy, Policy | None]:
-        """Return the weights pushed last, and the latest compressed ones; for ``on_progress``.
+        """Return the last pushed weights and the latest compressed ones; for ``on_progress``.
 
         Args:
-            timeout: seconds to wait until both are of the same version, while compression is on.
+            timeout: seconds to wait until both have the same version, while compression is on.
 
         Returns:
-            The learner's policy in full precision; what the compressor made last, whose ``version``
-            says of which push, or None if there is nothing yet or there is no compressor.
+            The learner's policy in full precision, and the latest compressed one with the
+            ``version`` of its push, or None if there is none yet or no compressor.
 
         Raises:
             ConfigError: training is not running.
@@ -116,7 +117,7 @@ class ActorLearner:
         return self._loop().policies(timeout)
 
     def profile(self) -> tuple[Breakdown, float]:
-        """Return where the actors' time went so far, and the learner's seconds per step.
+        """Return the breakdown of the actors' time so far, and the learner's seconds per step.
 
         Raises:
             ConfigError: training is not running.
@@ -126,23 +127,23 @@ class ActorLearner:
     def _loop(self) -> Loop:
         if self._running is None:
             raise ConfigError(
-                "a running training was asked for its policies or profile. Expected a call from "
-                "on_progress, while learn() runs."
+                "policies and profile are available only while training runs. Call them from "
+                "on_progress, during learn()."
             )
         return self._running
 
     @property
     def recent_returns(self) -> list[float]:
-        """Returns of the last 100 behaviour episodes, oldest first; scores where there are some."""
+        """Returns (or scores) of the last 100 behaviour episodes, oldest first."""
         return list(self._totals.episodes.returns)
 
-    # Setting up
+    # Setup
 
     def _first_observations(self) -> Array:
-        """Act at random for a moment, so that the first weights can be compressed too."""
+        """Act at random for a moment, so that the first weights can be compressed, too."""
         with failures_told(
             f"the environment {self._environment} failed before training began",
-            "one that can be made, reset and stepped; mend it, or what it is made with",
+            "one that can be made, reset and stepped; fix it or its arguments",
         ):
             return self._acted_at_random()
 
@@ -162,7 +163,7 @@ class ActorLearner:
     # Checkpoints
 
     def _save(self) -> bool:
-        """Write a checkpoint if there is a folder for it; return whether there is."""
+        """Write a checkpoint if there is a folder; return whether there is."""
         if self._folder is None:
             return False
         import torch
@@ -179,29 +180,30 @@ class ActorLearner:
                 "version": totals.version,
                 "returns": list(totals.episodes.returns),
                 "episodes": totals.episodes.count,
-                "observations": torch.from_numpy(self._recent.rows),
+                "observations": torch.from_numpy(self._observations.rows),
                 "held": [
                     {name: torch.from_numpy(array) for name, array in one.arrays().items()}
-                    for one in self._held
+                    for one in self._pending
                 ],
             },
         )
         return True
 
     def _load(self, folder: Path) -> bool:
-        """Go on from a folder's checkpoint; return whether there is one."""
+        """Resume from a folder's checkpoint; return whether there is one."""
         state = load_checkpoint(folder)
         if state is None:
             return False
         if self._chain is not None and (folder / STATE_FILE).is_file():
-            # Here, where it can be said: the compressor would end, and training go on without.
+            # Check now: in its own process the compressor would fail, and training would run on
+            # without it.
             check_state(folder / STATE_FILE, self._chain)
         rows, shape = state["observations"].numpy(), self.learner.spec.observation_shape
         if rows.shape[1:] != shape:
             raise ModelCorruptError(
                 f"the checkpoint in {folder} has observations of {rows.shape[1:]}. Expected "
-                f"{shape}, which the network takes; restore it from a copy, or start anew in "
-                "another folder."
+                f"{shape}, as the network; restore it from a copy, or start over in another "
+                "folder."
             )
         try:
             self._take(state, rows)
@@ -213,37 +215,37 @@ class ActorLearner:
                 raise
             raise ModelCorruptError(
                 f"the checkpoint in {folder} does not fit: {reason_of(error)}. Expected one of the "
-                "same configuration; restore it from a copy, or start anew in another folder."
+                f"same configuration; restore it from a copy, or start over in another folder."
             ) from error
         return True
 
     def _take(self, state: Mapping[str, Any], rows: Array) -> None:
-        """Go on from a checkpoint's state, whose recent observations are ``rows``."""
+        """Resume from a checkpoint's state, whose recent observations are ``rows``."""
         self.learner.load_state(state["learner"])
         if self.monitor is not None and state["monitor"] is not None:
             self.monitor.load_state(state["monitor"])
             self._controller.changed({name: state.get(name) for name in ("pull_period", "bits")})
         else:
-            # A monitor that was not there before has turned nothing yet.
+            # A new monitor has not changed anything yet.
             self._controller.begin()
         totals = self._totals
         totals.steps, totals.version = int(state["steps"]), int(state["version"])
         totals.episodes.returns.extend(float(value) for value in state["returns"])
         totals.episodes.count = int(state["episodes"])
-        held = [
+        pending = [
             Trajectory(**{name: tensor.numpy() for name, tensor in one.items()})
             for one in state.get("held", [])
         ]
-        # Trajectories of other sizes cannot be learned from together with those to come.
+        # Drop trajectories of other sizes: they cannot be batched with new ones.
         size = (self.config.steps, self.config.environments)
-        held = [one for one in held if one.rewards.shape == size]
+        pending = [one for one in pending if one.rewards.shape == size]
         needed = self.learner.consumption.trajectories
         if needed:
-            # An update waits for at least one more; with a fixed lag for as many of each actor.
+            # An update waits for at least one more; with a fixed lag, for equally many per actor.
             most = 0 if self.config.lag is not None else needed - 1
-            held = held[len(held) - min(most, len(held)) :]
-        self._held = held
-        self._recent = ObservationBuffer(
+            pending = pending[len(pending) - min(most, len(pending)) :]
+        self._pending = pending
+        self._observations = ObservationBuffer(
             rows, self.config.observations, seed=self.config.seed + totals.version
         )
 
@@ -257,25 +259,25 @@ class ActorLearner:
     def learn(
         self, total_steps: int, on_progress: Callable[[Progress], bool | None] | None = None
     ) -> Summary:
-        """Train until so many environment steps, those before a resume included.
+        """Train up to a number of environment steps, including those before a resume.
 
         Ctrl-C lets the update finish, saves a checkpoint and raises KeyboardInterrupt.
 
         Args:
-            total_steps: of all environments together.
-            on_progress: called after every update; returning True ends the training.
+            total_steps: sum over all environments.
+            on_progress: called after every update; return True to end the training.
 
         Raises:
             EngineError: no actor can be kept running, or Ray's head is lost; a checkpoint was
                 saved.
-            OutputError: training diverged; the last checkpoint is of before.
-            SharedMemoryError: there is not enough shared memory; nothing was started.
+            OutputError: training diverged; the last checkpoint is from before.
+            SharedMemoryError: not enough shared memory; nothing was started.
             RunFolderError: a checkpoint cannot be written.
         """
         config, compressor = self.config, None
         if self._chain is not None:
             if self._folder is not None and not self._goes_on:
-                # Another training's, which a successor of the compressor must not take up.
+                # State of another training, which a restarted compressor must not load.
                 (self._folder / STATE_FILE).unlink(missing_ok=True)
             compressor = CompressorConfig(
                 self._chain,
@@ -293,13 +295,13 @@ class ActorLearner:
         every = self._evaluate_every()
         with (
             make_engine(config.engine, told) as engine,
-            EvaluationsBeside(
+            BackgroundEvaluator(
                 self._evaluation,
                 config.backend,
                 config.evaluation_episodes,
                 config.heartbeat,
                 engine,
-                self._controller.kept,
+                self._controller.cache,
             ) as evaluating,
             interrupt_between() as check,
         ):
@@ -310,8 +312,8 @@ class ActorLearner:
                 limiter=limiter,
                 controller=self._controller,
                 totals=self._totals,
-                recent=self._recent,
-                held=self._held,
+                observations=self._observations,
+                pending=self._pending,
                 save=self._save,
                 compressing=compressor is not None,
                 evaluating=evaluating if every else None,

@@ -1,4 +1,4 @@
-"""The learner's side of a training: take, learn, push, and look after everything in between."""
+"""The learner's loop: take trajectories, learn, push weights, and supervise the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.engine_setup import staleness_limit
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError
 from vinoreward.actor_learner.engines.supervisor import Event
-from vinoreward.actor_learner.evaluating import EvaluationsBeside
+from vinoreward.actor_learner.evaluating import BackgroundEvaluator
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.observation_buffer import ObservationBuffer, Totals, described
@@ -34,24 +34,24 @@ from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import lowered
 
 LAST_TIMEOUT = 10.0
-"""Seconds that the end of a training waits for the compressor's last policy; for the first one of
-a compressor that is still starting it waits as long as that may take."""
+"""Seconds that the end of a training waits for the compressor's last policy. For the first policy
+of a compressor that is still starting, it waits up to the start timeout."""
 OBSERVATIONS_EVERY = 0.5
-"""Seconds between two times that the compressor is given observations; 29 MB if pictures."""
+"""Minimum seconds between two transfers of observations to the compressor; 29 MB for images."""
 PATIENCE = 60.0
-"""Seconds after which a compressor that has said nothing yet counts as one that does nothing."""
+"""Seconds after which a compressor without any report counts as idle."""
 SAVE_SHARE = 0.1
-"""Of a training's time, at most, goes into checkpoints."""
+"""Maximum fraction of wall time spent checkpointing."""
 
 Check = Callable[[Callable[[], None]], None]
-"""Raises KeyboardInterrupt if that was asked for, after calling what it is given."""
+"""Raises KeyboardInterrupt if it was requested, after calling its argument."""
 
 
 LOG = logging.getLogger("vinoreward")
 
 
 def _warn(progress: Progress) -> None:
-    """Tell what went wrong where nobody watches: training goes on, but not as it was meant to."""
+    """Log problems if there is no ``on_progress``; training continues after them."""
     for event in progress.events:
         LOG.warning("%s: %s", event.who, event.what)
     for report in progress.compressor:
@@ -64,7 +64,7 @@ def _warn(progress: Progress) -> None:
 
 @dataclass
 class _Messages:
-    """What came in since the last progress."""
+    """Messages since the last progress."""
 
     events: list[Event] = field(default_factory=list)
     compressor: list[dict[str, Any]] = field(default_factory=list)
@@ -77,16 +77,16 @@ class Loop:
 
     Args:
         engine: not started yet.
-        learner: what learns.
-        config: how.
-        limiter: of samples per insert, None for none.
-        controller: what actors and compressor are told.
-        totals: counted on.
-        recent: observations, added to.
-        held: trajectories taken and not learned from yet, changed in place.
-        save: writes a checkpoint; returns whether there is a folder to write it to.
+        learner: the algorithm.
+        config: of actors and learner.
+        limiter: of samples per insert, or None.
+        controller: decides the settings of actors and compressor.
+        totals: counters to continue.
+        observations: recent ones, added to.
+        pending: trajectories taken but not learned from yet, changed in place.
+        save: writes a checkpoint; returns whether there is a folder for it.
         compressing: whether there is a compressor.
-        evaluating: plays evaluations, None for none.
+        evaluating: runs evaluations, or None.
         evaluate_every: steps between them.
     """
 
@@ -99,20 +99,20 @@ class Loop:
         limiter: SamplesPerInsert | None,
         controller: Controller,
         totals: Totals,
-        recent: ObservationBuffer,
-        held: list[Trajectory],
+        observations: ObservationBuffer,
+        pending: list[Trajectory],
         save: Callable[[], bool],
         compressing: bool,
-        evaluating: EvaluationsBeside | None = None,
+        evaluating: BackgroundEvaluator | None = None,
         evaluate_every: int = 0,
     ) -> None:
         self._engine = engine
         self._learner, self._config = learner, config
-        self._controller, self._totals, self._recent = controller, totals, recent
+        self._controller, self._totals, self._observations = controller, totals, observations
         self._write = save
         self._compressing = compressing
-        self._starting = compressing  # until the compressor says something, or something of it
-        self._sampler = Sampler(engine, learner, config, limiter, held)
+        self._starting = compressing  # until the first message from or about the compressor
+        self._sampler = Sampler(engine, learner, config, limiter, pending)
         self._settings = controller.actor_settings(ActorSettings(), totals.version)
         self._before = totals.steps
         self._learning = 0.0
@@ -128,17 +128,19 @@ class Loop:
         self._evaluating, self._every = evaluating, evaluate_every
         self._next_evaluation = self._after(totals.steps)
         self._evaluated = -1
-        """The newest version that was evaluated."""
+        """The newest evaluated version."""
         self._start = time.monotonic()
         self._pushed = self._to_push()
-        self._keep(())
+        self._cache(())
 
     def run(
         self, total_steps: int, on_progress: Callable[[Progress], bool | None] | None, check: Check
     ) -> Summary:
-        """Train until so many environment steps; see ``ActorLearner.learn``."""
+        """Train up to a number of environment steps; see ``ActorLearner.learn``."""
         engine, totals = self._engine, self._totals
-        engine.start(self._pushed.policy, self._settings, self._recent.rows, self._pushed.bits)
+        engine.start(
+            self._pushed.policy, self._settings, self._observations.rows, self._pushed.bits
+        )
         self._start = start = time.monotonic()
         self._next_save = start + self._config.checkpoint_seconds
         stopped = False
@@ -159,7 +161,7 @@ class Loop:
             if not stopped:
                 self._last_evaluation(check)
         except EngineError:
-            # What was learned is sound; it is acting that failed.
+            # The learner is sound; only acting failed.
             self._save()
             raise
         self._save()
@@ -181,14 +183,14 @@ class Loop:
         )
 
     def profile(self) -> tuple[Breakdown, float]:
-        """Return where the actors' time went so far, and the learner's seconds per step."""
+        """Return the breakdown of the actors' time so far, and the learner's seconds per step."""
         counters = self._engine.counters()
         acted = max(1, counters["steps"])
         found = Breakdown.of({name: counters[name] for name in COUNTERS}, acted)
         return found, self._learning / acted
 
     def policies(self, timeout: float) -> tuple[Policy, Policy | None]:
-        """Return what was pushed last and the compressor's last; see ``ActorLearner.policies``."""
+        """Return the last pushed and the last compressed policy; see ``ActorLearner.policies``."""
         full = self._pushed.policy
         if not self._compressing:
             return full, self._as_received(self._pushed)
@@ -205,12 +207,12 @@ class Loop:
             }
             if full.version in failed:
                 break
-            time.sleep(0.02)  # each look copies the policy
+            time.sleep(0.02)  # each query copies the policy
             compressed = self._engine.compressed_policy()
         return full, compressed
 
     def _as_received(self, pushed: Pushed) -> Policy | None:
-        """Return what actors make of pushes with few bits, None if they lose nothing."""
+        """Return the policy as actors decode a low-bit push, or None for a lossless push."""
         if pushed.bits == FULL_BITS:
             return None
         made = lowered(pushed.policy, pushed.bits)
@@ -232,7 +234,7 @@ class Loop:
     # Learning
 
     def _update(self) -> bool:
-        """Take what the learner needs and let it learn; return whether it did."""
+        """Take trajectories and learn from them; return whether there was an update."""
         with ExitStack() as stack:
             trajectories = self._sampler.take(stack, self._totals.version)
             self._totals.steps = self._before + self._sampler.steps
@@ -242,7 +244,7 @@ class Loop:
         start = time.perf_counter()
         metrics = self._learner.update(trajectories)
         if trajectories:
-            self._recent.add(trajectories)
+            self._observations.add(trajectories)
             self._experience = described(trajectories, self._totals.version)
             if self._compressing:
                 self._share.add(trajectories, self._totals.version)
@@ -257,19 +259,19 @@ class Loop:
         self._learning += time.perf_counter() - start
         return True
 
-    # Telling the others
+    # Pushes and settings
 
     def _checked_policy(self) -> Policy:
-        """Return what was learned.
+        """Return the learner's policy.
 
         Raises:
-            OutputError: NaN or infinity; nobody can act with that, or go on from it.
+            OutputError: NaN or infinity; no process can act with it or resume from it.
         """
         try:
             return self._learner.policy(self._totals.version)
         except InputError as error:
             raise OutputError(
-                f"after {self._learner.updates} updates {error} Nothing of it was given to actors "
+                f"after {self._learner.updates} updates {error} Nothing of it was pushed to actors "
                 "or saved."
             ) from error
 
@@ -279,8 +281,8 @@ class Loop:
         exact = self._config.lag is not None
         if push and exact:
             self._wait_for_everyone(check)
-            self._evaluate(check)  # here the same in every run
-        # Before the weights that they hold for: see Actor._exact.
+            self._evaluate(check)  # at the same update in every run
+        # Before the weights to which they apply: see Actor._exact.
         settings = self._controller.actor_settings(self._settings, totals.version + 1)
         if settings != self._settings:
             self._settings = settings
@@ -292,8 +294,8 @@ class Loop:
         totals.version += 1
         self._pushed = self._to_push()
         if self._compressing and (exact or self._observations_due()):
-            engine.give_observations(self._recent.rows)
-        self._keep(engine.pulled())
+            engine.give_observations(self._observations.rows)
+        self._cache(engine.pulled())
         engine.publish(self._pushed.policy, self._pushed.bits)
         self._learning += time.perf_counter() - start
 
@@ -305,9 +307,9 @@ class Loop:
             time.monotonic() - self._start,
         )
 
-    def _keep(self, pulled: Sequence[int]) -> None:
+    def _cache(self, pulled: Sequence[int]) -> None:
         if self._controller.watches or self._evaluating is not None:
-            self._controller.keep(self._pushed, pulled)
+            self._controller.cache_pushed(self._pushed, pulled)
 
     def _observations_due(self) -> bool:
         now = time.monotonic()
@@ -317,7 +319,7 @@ class Loop:
         return True
 
     def _wait_for_everyone(self, check: Check) -> None:
-        """Wait until nobody needs the present version any more: only the latest one is kept."""
+        """Wait until no process needs the current version: the store has only the latest one."""
         while not self._engine.everyone_has(self._totals.version):
             self._take_messages()
             self._check_compressor()
@@ -325,18 +327,18 @@ class Loop:
             time.sleep(1e-4)
 
     def _check_compressor(self) -> None:
-        """Raise if a version will never be compressed that somebody waits for, or will."""
+        """Raise if compression of an awaited version failed."""
         failed = [
             one for one in self._messages.compressor if "error" in one and one["version"] >= 0
         ]
         if failed and self._config.lag is not None:
             raise EngineError(
                 f"the compressor failed on version {failed[0]['version']}: {failed[0]['error']} "
-                "Expected it to keep up: with a fixed lag nobody can go on without it."
+                "Expected it to keep up: with a fixed lag, training cannot continue without it."
             )
 
     def _save(self) -> None:
-        """Write a checkpoint and let the compressor write down its state."""
+        """Write a checkpoint, and request the compressor's state."""
         start = time.monotonic()
         self._checked_policy()
         if self._write():
@@ -350,14 +352,14 @@ class Loop:
     # Evaluations
 
     def _after(self, steps: int) -> float:
-        """Return after how many steps the next evaluation is due."""
+        """Return the number of steps at which the next evaluation is due."""
         return (steps // self._every + 1) * self._every if self._every else math.inf
 
     def _evaluate(self, check: Check) -> None:
-        """Take in an evaluation that has ended; begin one if it is due and none is under way.
+        """Take a finished evaluation; start one if it is due and none is running.
 
-        With a fixed lag it is taken in when the next one is due, waited for if need be: a monitor
-        has to hear of it at the same update in every run.
+        With a fixed lag, take it when the next one is due, and wait for it if necessary, so that
+        the monitor gets it at the same update in every run.
         """
         due = self._totals.steps >= self._next_evaluation
         exact = self._config.lag is not None
@@ -365,7 +367,7 @@ class Loop:
             return
         self._take_evaluation(check, wait=exact)
         pushed = self._pushed
-        if not due or self._evaluating.under_way or pushed.version <= self._evaluated:
+        if not due or self._evaluating.running or pushed.version <= self._evaluated:
             return
         self._next_evaluation = self._after(self._totals.steps)
         self._evaluated = pushed.version
@@ -382,7 +384,7 @@ class Loop:
         if evaluating is None:
             return
         found, events = evaluating.take()
-        while wait and evaluating.under_way:
+        while wait and evaluating.running:
             self._take_messages()
             check(self._save)
             time.sleep(0.01)
@@ -394,12 +396,12 @@ class Loop:
             self._controller.evaluated(found.pair, self._totals.version)
 
     def _last_evaluation(self, check: Check) -> None:
-        """Wait for what is under way, and play what is due: nobody learns any more."""
+        """Wait for the running evaluation, and run one that is due: learning is over."""
         self._take_evaluation(check, wait=True)
         self._evaluate(check)
         self._take_evaluation(check, wait=True)
 
-    # Telling the user
+    # Reports to the user
 
     def _take_messages(self) -> None:
         messages = self._engine.messages()
@@ -407,19 +409,19 @@ class Loop:
             value = episode.reward if episode.score is None else episode.score
             self._totals.episodes.add(value)
             self._messages.ended.append(episode)
-        self._messages.events += messages.events + self._controller.heard(
+        self._messages.events += messages.events + self._controller.on_refused(
             messages.refused, self._totals.version
         )
         self._messages.compressor += messages.compressor
         if self._evaluating is not None and messages.compressor:
-            self._evaluating.heard(messages.compressor)
+            self._evaluating.on_reports(messages.compressor)
         if messages.compressor or any(event.who == "compressor" for event in messages.events):
             self._starting = False
         made = [one["version"] for one in messages.compressor if "quality" in one]
         self._made = max(made, default=self._made)
 
     def _check_share(self, seconds: float) -> None:
-        """Tell the user if compression does next to nothing."""
+        """Warn the user if almost no steps act compressed."""
         waiting = self._starting and self._settings.enabled and seconds < PATIENCE
         if not self._compressing or waiting:
             return
