@@ -491,4 +491,4 @@ def test_a_short_profile_says_that_it_is_short(
 ) -> None:
     arguments = ["actors", "--network", "1x8", "--profile-only", "1", "--no-progress"]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
-    assert "1000 or more it is reliable" in capsys.readouterr().out
+    assert "1000 or more are reliable" in capsys.readouterr().out
