@@ -18,7 +18,7 @@ help:
 	@echo "make test       the whole suite"
 	@echo "make test-fast  without the slow tests"
 	@echo "make test-pythons  make test-fast on every Python from 3.10 to 3.13 that is installed (7 GB each)"
-	@echo "make check      ruff, mypy, import-linter"
+	@echo "make check      ruff, mypy, pyright, import-linter"
 	@echo "make bench      every figure of docs/benchmarks.md (about two hours)"
 	@echo "make docs       the documentation as a site, build/site/index.html; broken links are errors"
 	@echo "make install    only make $(VENV)"
@@ -64,6 +64,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 bench: $(STAMP)

@@ -132,7 +132,7 @@ def parse(data: bytes, where: str) -> Any:
         ) from error
 
 
-def plain(value: object, where: str, depth: int = 0) -> Any:
+def plain(value: Any, where: str, depth: int = 0) -> Any:
     """Return ``value`` as JSON holds it: tuples as lists, numpy numbers as Python's.
 
     Raises:

@@ -46,6 +46,7 @@ def keep_neurons(policy: Policy, kept: dict[str, Indices]) -> Policy:
     layers: list[Dense | Conv | Flatten] = []
     # Indices of the layer's remaining inputs in the full network; None for all.
     left: Indices | None = None
+    read: Indices | None = None
     for layer, shape in zip(policy.spec.layers, policy.spec.shapes(), strict=False):
         if isinstance(layer, Flatten):
             if left is not None and len(shape) == 3:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,9 +125,10 @@ class Encoder(Runner):
                 "(encode, or sample=False)."
             )
 
-    def clip(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    def clip(self, vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Return ``(N, D)`` vectors within the stated bounds, in new memory."""
-        return np.clip(vectors, self.low, self.high)
+        found: NDArray[np.float32] = np.clip(vectors, self.low, self.high)
+        return found
 
     def _outputs(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         pictures = self.prepare(images)

@@ -29,7 +29,7 @@ MAX_WEIGHT_BYTES = 2 << 30
 
 def _safetensors() -> Any:
     try:
-        import safetensors.numpy
+        import safetensors.numpy  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
         raise MissingExtraError(
             f"policy files need {error.name}, which is not installed. Expected safetensors, which "

@@ -219,14 +219,13 @@ class PolicySpec:
                 _KINDS[layer["kind"]](**{key: layer[key] for key in layer if key != "kind"})
                 for layer in value["layers"]
             )
-            return cls(
-                **{
-                    **value,
-                    "observation_shape": tuple(int(side) for side in value["observation_shape"]),
-                    "layers": layers,
-                    "value": None if value.get("value") is None else Dense(**value["value"]),
-                }
-            )
+            fields: dict[str, Any] = {
+                **value,
+                "observation_shape": tuple(int(side) for side in value["observation_shape"]),
+                "layers": layers,
+                "value": None if value.get("value") is None else Dense(**value["value"]),
+            }
+            return cls(**fields)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ConfigError(
                 f"cannot read the policy's description ({error!r}). Expected what "

@@ -199,10 +199,10 @@ def stack_of(
             "function as image_source that makes the picture."
         )
     found: dict[Layout, int] = {"HWC": picture[2], "CHW": picture[0]}
-    exact = [layout for layout in found if found[layout] == 3]
-    whole = [layout for layout in found if found[layout] % 3 == 0 and found[layout]]
-    sizes = {layout: _size(picture, layout) for layout in found}
-    readings = exact
+    exact: list[Layout] = [layout for layout in found if found[layout] == 3]
+    whole: list[Layout] = [layout for layout in found if found[layout] % 3 == 0 and found[layout]]
+    sizes: dict[Layout, tuple[int, int]] = {layout: _size(picture, layout) for layout in found}
+    readings: list[Layout] = exact
     if not exact and len(shape) == 3:
         # Sides are divisible by three often enough: fewer channels than pixels, unless it fits.
         readings = [item for item in whole if found[item] <= min(sizes[item])]

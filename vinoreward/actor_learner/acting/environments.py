@@ -84,7 +84,7 @@ class EnvironmentSpec:
                     "environment."
                 )
             return made
-        import vinoreward  # noqa: F401  (registers the environments)
+        importlib.import_module("vinoreward")  # registers the environments
 
         return gym.make(self.factory, **self.kwargs)
 

@@ -19,8 +19,8 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self.wall = dict.fromkeys(PARTS, 0)
-        self.cpu = dict.fromkeys(PARTS, 0)
+        self.wall: dict[str, int] = dict.fromkeys(PARTS, 0)
+        self.cpu: dict[str, int] = dict.fromkeys(PARTS, 0)
         self.start()
 
     def start(self) -> None:

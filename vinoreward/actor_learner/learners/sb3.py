@@ -4,6 +4,9 @@ Actors act; the user's model learns with its own hyper-parameters. ``model.save`
 checkpoint that plain Stable-Baselines3 loads.
 """
 
+# pyright: reportPrivateUsage=false
+# Stable-Baselines3 has no public way to learn from somebody else's steps.
+
 from __future__ import annotations
 
 import math

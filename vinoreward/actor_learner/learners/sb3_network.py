@@ -1,5 +1,8 @@
 """The acting network of a Stable-Baselines3 model, as a policy for any backend."""
 
+# pyright: reportPrivateUsage=false
+# Stable-Baselines3's noise has no public parameters.
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator

@@ -1,5 +1,8 @@
 """A Stable-Baselines3 model's state as plain tensors and numbers, including its replay."""
 
+# pyright: reportPrivateUsage=false
+# Stable-Baselines3's own way to name what a model saves.
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from vinoreward.errors import InputError
 from vinoreward.policies.action_noise import ActionNoise
@@ -71,7 +72,8 @@ class ActorSettings:
             told = json.loads(text)
             if told["noise"] is not None:
                 lists = {name: tuple(told["noise"][name]) for name in ("mean", "sigma", "start")}
-                told["noise"] = ActionNoise(**{**told["noise"], **lists})
+                noise: dict[str, Any] = {**told["noise"], **lists}
+                told["noise"] = ActionNoise(**noise)
             return cls(**told)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(

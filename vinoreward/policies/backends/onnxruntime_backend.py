@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from typing import Any, ClassVar
@@ -53,7 +54,8 @@ class ONNXRuntimeBackend(PolicyBackend):
         super().__init__(batch)
         with needed_for("the onnxruntime backend", "onnxruntime"):
             import onnxruntime
-            from onnxruntime.capi import onnxruntime_pybind11_state as failures
+
+            failures: Any = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
         self._library = onnxruntime
         self._failures = (failures.Fail, failures.RuntimeException, failures.InvalidArgument)
         self._refusals = (

@@ -5,6 +5,9 @@ environment returns: ``infos[key]`` holds one value per sub-environment and ``in
 says whose are set.
 """
 
+# pyright: reportPrivateUsage=false
+# Gymnasium's own way to write a vector environment's infos.
+
 from __future__ import annotations
 
 from typing import Any
@@ -85,7 +88,7 @@ class VectorForm(Form[VectorEnv[Any, Any, Any]], VectorWrapper[Any, Any, Any, An
         found: Any = infos.get("final_obs")
         if isinstance(found, (dict, tuple)):  # batched, as a native vector environment may give it
             found = list(iterate(self.env.observation_space, found))
-        missing = [i for i in chosen if found is None or found[i] is None]
+        missing = chosen if found is None else [i for i in chosen if found[i] is None]
         if missing:
             raise InputError(
                 f"{type(self.unwrapped).__name__} ended the episodes of the sub-environments "
@@ -94,7 +97,7 @@ class VectorForm(Form[VectorEnv[Any, Any, Any]], VectorWrapper[Any, Any, Any, An
                 "Gymnasium's vector environments give them; without them the picture that an "
                 "episode ended with is lost."
             )
-        last = {i: found[i] for i in chosen}
+        last = {i: found[i] for i in chosen} if found is not None else {}
         if self._last is not None:
             self._last.check(source, last, observations)
         return last
@@ -211,7 +214,7 @@ def keep_original(infos: dict[str, Any], key: str, num_envs: int) -> bool:
 
 
 def _scene_of(env: VectorEnv[Any, Any, Any]) -> object:
-    base = env.unwrapped
+    base: Any = env.unwrapped
     if hasattr(base, "picture_scene"):
         return base.picture_scene
     if not isinstance(base, (SyncVectorEnv, AsyncVectorEnv)):

@@ -72,8 +72,8 @@ class StateWatch:
             EngineError: the state actor is gone for good.
         """
         if self._asked is None and time.monotonic() >= self._next:
-            self._asked = self._state.look.remote().future()
-            self._asked.add_done_callback(lambda _: self.woken.set())
+            self._asked = future = self._state.look.remote().future()
+            future.add_done_callback(lambda _: self.woken.set())
         self.woken.wait(seconds)
         self.woken.clear()
         asked = self._asked
@@ -88,8 +88,9 @@ class StateWatch:
                 "Expected Ray to run on; look at it with `ray status`, then go on from the "
                 "last checkpoint."
             )
-        before, self.look = self.look, asked.result()
-        if before is not None and before.born != self.look.born:
+        before, look = self.look, asked.result()
+        self.look = look
+        if before is not None and before.born != look.born:
             self._lost()
             for worker in workers:
                 if isinstance(worker, RayWorker):

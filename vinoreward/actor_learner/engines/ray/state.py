@@ -76,13 +76,14 @@ class Published(NamedTuple):
 
         None if it is lost: the process that had put it there has died.
         """
-        body = self.body
+        body: Any = self.body
         if isinstance(body, list):
             import ray
+            from ray.exceptions import RayError
 
             try:
                 body = ray.get(body[0], timeout=FETCH_TIMEOUT)
-            except ray.exceptions.RayError:
+            except RayError:
                 return None
         found: Bytes = body
         return found
