@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from vinoreward.compression.quality import check_policy
-from vinoreward.policies.backends import openvino_constants
 from vinoreward.policies.backends.base import PolicyBackend
 from vinoreward.policies.backends.int8 import LARGEST, reduced
 from vinoreward.policies.backends.openvino_backend import OpenVINOBackend
@@ -92,8 +91,8 @@ def test_seven_bits_cannot_saturate_and_cost_little(
 def test_a_compiled_form_from_another_processor_is_not_used() -> None:
     """Machines may have the same name and not the same instructions, virtual ones above all."""
     policy = in_int8(random_policy(WIDE, 0)).replace(backend="openvino")
-    blob = openvino_constants.compile_blob(policy, 1)  # as where 8 bits do not saturate
     with OpenVINOBackend(1) as backend:
+        blob = backend.blob(policy)  # as where 8 bits do not saturate
         backend.refresh(policy.replace(blob=blob))
         assert backend.imported == (backend.computed(policy) is policy)
         agrees(backend, policy)

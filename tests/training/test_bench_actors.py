@@ -246,7 +246,7 @@ def test_a_policy_arrives_in_an_evaluation_of_its_own(target: float, arrives: bo
         evaluation_episodes=2,
         final_episodes=2,
         target=target,
-        learner={"minimum": 100},
+        learner={"learning_starts": 100},
     )
     one = train("greedy", settings, greedy=True)
     assert (one.seconds is not None) == arrives
