@@ -119,7 +119,7 @@ def test_a_profile_says_when_every_update_would_wait_for_the_student(
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert "with --lag 1 every update waits for that" in said
-    assert "more than learning and acting together: leave --lag out" in said
+    assert "more than learning and acting together: leave out --lag" in said
 
 
 @pytest.mark.slow
