@@ -301,11 +301,12 @@ def load_backend(
 ) -> Backend:
     """Make a backend for a network. The network is read on first use, or by ``.load()``.
 
+    ``device``, ``precision``, ``threads`` and ``cache_dir`` are as in :class:`Backend`.
+
     Args:
         name: ``"openvino"``, ``"onnxruntime"``, ``"torch"``, or one that another package registers
             in the entry-point group ``vinoreward.backends``.
         spec: the network.
-        device, precision, threads, cache_dir: as :class:`Backend` has them.
 
     Raises:
         UnknownBackendError: no backend of that name.

@@ -162,6 +162,8 @@ class FromOthers:
         not given is read from the file, nothing is guessed, and the bundle is in memory until
         :meth:`save` writes it.
 
+        ``height`` to ``resize``, ``name`` and ``trusted`` are as in :meth:`from_model`.
+
         Args:
             path: the model file.
             latent_size: D, the length of the vectors.
@@ -169,8 +171,6 @@ class FromOthers:
                 the vector itself (False). Not needed with ``latent_size`` or two outputs.
             outputs: names or numbers of the outputs: the vector, or means then log variances. None:
                 the only output, or two that are called like ``mu`` and ``logvar``.
-            height, width, mean, std, scale, color_order, layout, crop, resize, name, trusted: as
-                :meth:`from_model`.
             low: lower bounds of the vectors, (D,) or one for all. What lies beyond is clipped. None
                 is -1e6: nothing is clipped.
             high: likewise.
@@ -235,12 +235,13 @@ class FromOthers:
 
         The weights are read as tensors only; nothing in the file is executed.
 
+        ``height`` to ``color_order`` are of the pictures that the module was trained on, as in
+        :meth:`from_model`.
+
         Args:
             module: takes floats ``(N, 3, H, W)`` and returns ``(mu, logvar)`` or one tensor.
             weights: its state dict, ``.safetensors`` or as ``torch.save`` writes it.
             onnx_path: the ``.onnx`` file to write.
-            height, width, mean, std, scale, color_order: of the pictures that the module was
-                trained on, as :meth:`from_model`.
             facts: other arguments of :meth:`from_encoder`: ``latent_size``, ``posterior``, ``low``,
                 ``high``, ``latent_std``, ``crop``, ``resize``, ``golden``, ``name``, ``trusted``.
 
