@@ -41,7 +41,9 @@ class Registry(Generic[Plug]):
         """Return the class of a name.
 
         Raises:
-            ConfigError: no such name, or its entry point is not a subclass of the base.
+            ConfigError: no such name, or its entry point does not import or is not a subclass of
+                the base.
+            ModuleNotFoundError: a library that the class's module imports is not installed.
         """
         entries = self._entries()
         if name not in entries:
@@ -50,7 +52,7 @@ class Registry(Generic[Plug]):
                 f"{', '.join(sorted(entries)) or 'none'}; another package can add one in the "
                 f"entry-point group {self.group!r}."
             )
-        found = entries[name].load()
+        found = self._load(entries[name])
         if not (isinstance(found, type) and issubclass(found, self._base)):
             raise ConfigError(
                 f"the entry point {name!r} of {self.group!r} is {entries[name].value}. Expected a "
@@ -58,6 +60,20 @@ class Registry(Generic[Plug]):
                 "package that registers it."
             )
         return found
+
+    def _load(self, entry: EntryPoint) -> object:
+        try:
+            return entry.load()
+        except (ImportError, AttributeError) as error:
+            own = entry.module.partition(".")[0]
+            missing = str(error.name or "").partition(".")[0]
+            if isinstance(error, ModuleNotFoundError) and missing != own:
+                raise  # a library that it needs; the caller says how to install it
+            raise ConfigError(
+                f"the {self._noun} {entry.name!r} is registered as {entry.value}, which does not "
+                f"import: {error}. Expected a class; reinstall or correct the package that "
+                "registers it."
+            ) from error
 
     def _entries(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=self.group)}

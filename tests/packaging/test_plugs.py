@@ -45,6 +45,8 @@ ENTRY_POINTS = """
 [vinoreward.policy_backends]
 plain = some_package:Plain
 wrong = some_package:Rounded
+nowhere = some_package:Nothing
+gone = other_package:Plain
 
 [vinoreward.stages]
 rounded = some_package:Rounded
@@ -75,6 +77,9 @@ def test_a_policy_backend_with_one_method() -> None:
             backend.refresh(policy)
     with pytest.raises(ConfigError, match="subclass of vinoreward"):
         make_backend("wrong", 1)
+    for name in ("nowhere", "gone"):
+        with pytest.raises(ConfigError, match=r"does not import.*reinstall"):
+            make_backend(name, 1)
 
 
 def test_a_stage() -> None:
