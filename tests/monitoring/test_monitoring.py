@@ -33,7 +33,8 @@ from vinoreward.monitoring import (
     default_indicators,
     default_monitor,
 )
-from vinoreward.monitoring.defaults import GAUSSIAN_KL_MAX, KL_MAX
+from vinoreward.monitoring.defaults import GAUSSIAN_KL_MAX
+from vinoreward.monitoring.judge import Limit
 from vinoreward.policies.distributions import Exploration
 from vinoreward.policies.policy import ActivationRange, Policy, quantize_array
 from vinoreward.policies.reference import forward, layer_inputs
@@ -43,6 +44,7 @@ GAUSSIAN = mlp(3, 1, head="tanh_gaussian", hidden=(8,))
 SOFTMAX = mlp(3, 2, head="logits", hidden=(8,))
 LOGITS = mlp(3, 4, head="logits", hidden=(8,))
 INT8 = CompressionSetting(bits=8)
+LEARNER_KL_MAX = Limit("kl_mu_pi_max", bad=6.0, good=3.0)
 ROWS = 256
 
 
@@ -206,7 +208,27 @@ def test_without_sources_what_no_age_explains_is_still_caught() -> None:
         seen = gaussian_batch(0.02, 92.0, 0.01, version)
         monitor.observe(batch(GAUSSIAN, seen.pi, seen.mu, version, versions=seen.versions - 2))
     assert not monitor.setting.enabled
-    assert monitor.changes[0].reason.startswith("kl_mu_pi_max is ")
+    assert monitor.changes[0].reason.startswith("kl_mu_pi_max_unsourced is ")
+
+
+@pytest.mark.parametrize("head", ["tanh", "tanh_gaussian"])
+def test_a_learner_that_moves_far_in_one_push_keeps_a_compression_that_is_exact(head: Head) -> None:
+    spec = mlp(3, 2, head=head, hidden=(8,))
+    monitor = default_monitor(head, INT8)
+    random = np.random.default_rng(0)
+    for version in range(5, 20):
+        source = random.normal(size=(ROWS, spec.outputs))
+        pi = source + 4.0
+        pi[:, 2:] = source[:, 2:] = -1.0
+        rows = batch(
+            spec, pi, source + 1e-4, version,
+            source=source.astype(np.float32), versions=np.full(ROWS, version - 1),
+            exploration=Exploration(sigma=0.2),
+        )  # fmt: skip
+        assert monitor.observe(rows) == INT8
+    readings = monitor.readings[-1].values
+    assert readings["kl_mu_pi_max"] > 6.0
+    assert readings["compression_kl_mu_pi_max"] < 0.01
 
 
 @pytest.mark.parametrize("head", ["logits", "q", "tanh_gaussian", "tanh"])
@@ -303,7 +325,7 @@ def test_whose_numbers_are_broken_is_said() -> None:
 
 
 def test_rows_of_before_a_change_do_not_count_after_it() -> None:
-    guard = Threshold((KL_MAX,), ({"bits": 16}, {"enabled": False}), cooldown=0)
+    guard = Threshold((LEARNER_KL_MAX,), ({"bits": 16}, {"enabled": False}), cooldown=0)
     monitor = Monitor([KL("max")], guard, INT8)
     bad = gaussian_batch(0.01, 50.0, 0.1, 10)
     assert monitor.observe(bad).bits == 16
@@ -414,7 +436,8 @@ def test_history_is_bounded() -> None:
 def test_a_resumed_monitor_goes_on_as_it_was(cut: int, seed: int) -> None:
     def made() -> Monitor:
         # One-row-deep windows: what indicators forget over a resume makes no difference then.
-        guard = Threshold((KL_MAX,), ({"bits": 16}, {"enabled": False}), patience=3, cooldown=1)
+        rungs: list[dict[str, Any]] = [{"bits": 16}, {"enabled": False}]
+        guard = Threshold((LEARNER_KL_MAX,), rungs, patience=3, cooldown=1)
         return Monitor([KL("max", window=1)], guard, INT8)
 
     whole, resumed = made(), made()

@@ -339,7 +339,7 @@ def test_the_default_strategy_tries_what_is_safer_and_then_stops(
     strategy = default_strategy("logits", safer)
     found = [setting]
     for _ in range(20):
-        found.append(strategy.decide({"kl_mu_pi_max": 100.0}, found[-1]))
+        found.append(strategy.decide({"compression_kl_mu_pi_max": 100.0}, found[-1]))
     steps = [one for before, one in itertools.pairwise(found) if one != before]
     assert steps[0] == setting.changed(first)
     assert not steps[-1].enabled

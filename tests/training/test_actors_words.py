@@ -182,5 +182,5 @@ def test_the_default_monitor_turns_to_nothing_slower_than_no_compression(
     found = begun = monitor.setting
     for _ in range(10):
         if found == begun:
-            found = monitor._strategy.decide({"kl_mu_pi_max": 100.0}, found)
+            found = monitor._strategy.decide({"compression_kl_mu_pi_max": 100.0}, found)
     assert found == begun.changed(first)

@@ -18,7 +18,7 @@ from vinoreward.policies.spec import PolicySpec
 Floats = npt.NDArray[np.floating]
 Doubles = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-Rows = Literal["compressed", "full", "all"]
+Rows = Literal["compressed", "full", "all", "unsourced"]
 Against = Literal["learner", "source"]
 Direction = Literal["mu_pi", "pi_mu"]
 
@@ -147,7 +147,8 @@ class MonitorBatch:
         """Return (N,) which rows to compare.
 
         Args:
-            rows: whose: ``"compressed"``, ``"full"`` or ``"all"``.
+            rows: whose: ``"compressed"``, ``"full"`` or ``"all"``; ``"unsourced"`` are compressed
+                rows without a known source.
             against: ``"source"`` leaves out rows without a known source.
         """
         compressed: Mask = np.asarray(self.network == COMPRESSED)
@@ -156,6 +157,11 @@ class MonitorBatch:
             judged &= ~compressed | (self.versions > self.after)
         if against == "source" and self.source is None:
             judged &= self.versions == self.learner_version
+        if rows == "unsourced":
+            if self.source is not None:
+                return np.zeros_like(judged)
+            older: Mask = np.asarray(self.versions != self.learner_version)
+            return judged & compressed & older
         if rows == "compressed":
             return judged & compressed
         return judged & ~compressed if rows == "full" else judged

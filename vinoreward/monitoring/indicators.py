@@ -6,7 +6,7 @@ To write your own, implement ``name`` and ``update(batch) -> float``.
 from __future__ import annotations
 
 import abc
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -149,7 +149,8 @@ class KL(WindowedIndicator):
     Args:
         statistic: ``"max"`` detects rare, decisive observations; mean and variance do not.
         direction: ``"mu_pi"``: KL(acted || learner); ``"pi_mu"``: AcceRL's equation 5.
-        rows: which rows; ``"full"`` shows the effect of staleness alone.
+        rows: which rows; ``"full"`` shows the effect of staleness alone. ``"unsourced"`` are
+            compressed rows whose own full precision network is unknown.
         against: ``"learner"``: its current network, so compression and staleness together.
             ``"source"``: the full precision network of the row's own version, so compression
             alone. Rows without a known source are left out, and the reading's name begins with
@@ -170,7 +171,7 @@ class KL(WindowedIndicator):
         _checked(direction, ("mu_pi", "pi_mu"), "direction")
         # A maximum needs only one row: one row above the limit is enough to act.
         fewest = 1 if statistic == "max" else FEWEST
-        _checked(rows, ("compressed", "full", "all"), "rows")
+        _checked(rows, get_args(Rows), "rows")
         name = _named(f"kl_{direction}_{statistic}", against)
         super().__init__(name if rows == "compressed" else f"{name}_{rows}", window, fewest)
         self._statistic: Statistic = statistic
