@@ -37,7 +37,7 @@ from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError
 from vinoreward.monitoring.indicators import KL
 from vinoreward.monitoring.monitor import Monitor
-from vinoreward.monitoring.setting import CompressionSetting
+from vinoreward.monitoring.strategy import CompressionSetting
 from vinoreward.policies.spec import mlp
 
 

@@ -24,7 +24,7 @@ from vinoreward.compression.quantize import Quantize
 from vinoreward.monitoring.defaults import default_monitor
 from vinoreward.monitoring.indicators import KL
 from vinoreward.monitoring.monitor import Monitor
-from vinoreward.monitoring.setting import CompressionSetting
+from vinoreward.monitoring.strategy import CompressionSetting
 from vinoreward.policies.distributions import kl
 from vinoreward.policies.reference import forward
 

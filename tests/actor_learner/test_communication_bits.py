@@ -24,8 +24,7 @@ from vinoreward.compression.quantize import Quantize
 from vinoreward.monitoring.defaults import default_monitor
 from vinoreward.monitoring.indicators import KL
 from vinoreward.monitoring.monitor import Monitor
-from vinoreward.monitoring.setting import CompressionSetting
-from vinoreward.monitoring.strategy import Strategy
+from vinoreward.monitoring.strategy import CompressionSetting, Strategy
 from vinoreward.policies.distributions import kl
 from vinoreward.policies.policy import QuantizedArray
 from vinoreward.policies.reference import forward

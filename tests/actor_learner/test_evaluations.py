@@ -21,8 +21,7 @@ from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.quantize import Quantize
 from vinoreward.monitoring.defaults import default_monitor
-from vinoreward.monitoring.experience import CumulativeReward
-from vinoreward.monitoring.indicators import KL
+from vinoreward.monitoring.indicators import KL, CumulativeReward
 from vinoreward.monitoring.monitor import Monitor
 from vinoreward.policies.policy import Policy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -169,8 +170,8 @@ def test_only_compressed_rows_count_unless_said_otherwise() -> None:
 def test_rows_of_an_earlier_setting_do_not_count() -> None:
     pi, mu = outputs(LOGITS, 0), outputs(LOGITS, 1)
     seen = batch(LOGITS, pi, mu, versions=np.repeat([4, 6], ROWS // 2))
-    assert math.isnan(KL("max").update(seen.judged_after(6)))
-    later = KL("max").update(seen.judged_after(4))
+    assert math.isnan(KL("max").update(dataclasses.replace(seen, after=6)))
+    later = KL("max").update(dataclasses.replace(seen, after=4))
     assert later == KL("max").update(batch(LOGITS, pi[ROWS // 2 :], mu[ROWS // 2 :]))
 
 

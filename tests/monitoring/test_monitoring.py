@@ -34,7 +34,7 @@ from vinoreward.monitoring import (
     default_monitor,
 )
 from vinoreward.monitoring.defaults import GAUSSIAN_KL_MAX
-from vinoreward.monitoring.judge import Limit
+from vinoreward.monitoring.strategy import Limit
 from vinoreward.policies.distributions import Exploration
 from vinoreward.policies.policy import ActivationRange, Policy, quantize_array
 from vinoreward.policies.reference import forward, layer_inputs

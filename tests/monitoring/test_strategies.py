@@ -27,8 +27,8 @@ from vinoreward.monitoring import (
     Threshold,
     default_strategy,
 )
-from vinoreward.monitoring.setting import difference
-from vinoreward.monitoring.staged import trend
+from vinoreward.monitoring.strategies import trend
+from vinoreward.monitoring.strategy import difference
 
 INT8 = CompressionSetting(bits=8, sparsity=0.5)
 LIMIT = Limit("kl", bad=4.0, good=1.0)

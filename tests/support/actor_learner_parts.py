@@ -10,8 +10,7 @@ from vinoreward.actor_learner.learners.dqn import DQN, DQNConfig
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trainer import ActorLearnerConfig
 from vinoreward.actor_learner.transport.trajectory import Trajectory
-from vinoreward.monitoring.setting import CompressionSetting
-from vinoreward.monitoring.strategy import Strategy
+from vinoreward.monitoring.strategy import CompressionSetting, Strategy
 from vinoreward.policies.spec import mlp
 
 CARTPOLE = mlp(4, 2, head="logits", hidden=(16, 16), activation="tanh", value=True)

@@ -21,7 +21,7 @@ from vinoreward.compression.chain import CompressorChain
 from vinoreward.errors import ConfigError
 from vinoreward.monitoring.batch import MonitorBatch
 from vinoreward.monitoring.monitor import Monitor
-from vinoreward.monitoring.setting import FULL_BITS, CompressionSetting
+from vinoreward.monitoring.strategy import FULL_BITS, CompressionSetting
 from vinoreward.policies.distributions import log_prob
 from vinoreward.policies.policy import Floats
 from vinoreward.policies.torch_policy import from_policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vinoreward.monitoring.setting import FULL_BITS
+from vinoreward.monitoring.strategy import FULL_BITS
 from vinoreward.policies.policy import Policy
 
 MAX_VERSIONS = 1024

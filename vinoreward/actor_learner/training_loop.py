@@ -29,7 +29,7 @@ from vinoreward.actor_learner.sampler import Sampler
 from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.errors import InputError, OutputError
-from vinoreward.monitoring.setting import FULL_BITS
+from vinoreward.monitoring.strategy import FULL_BITS
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import lowered
 

@@ -1,8 +1,13 @@
-"""The input of indicators: rows of experience with the outputs of both networks."""
+"""The input of indicators: rows of experience with the outputs of both networks, and returns.
+
+Compression is also measured by paired evaluation: the full and the compressed policy play the same
+episodes. Returns of the actors' own episodes do not measure this (they include exploration and
+lag), and in an unpaired evaluation the spread between start states hides the gap.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -10,8 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import ConfigError, InputError
-from vinoreward.monitoring.returns import PairedReturns
+from vinoreward.errors import ConfigError, InputError, needed_for
 from vinoreward.policies.distributions import Exploration, kl
 from vinoreward.policies.spec import PolicySpec
 
@@ -26,6 +30,84 @@ FULL = 0
 """In ``MonitorBatch.network``: the learner's own weights acted."""
 COMPRESSED = 1
 """In ``MonitorBatch.network``: the compressed weights acted."""
+
+
+@dataclass(frozen=True)
+class PairedReturns:
+    """Returns of two policies on the same environment seeds, without exploration.
+
+    Attributes:
+        full: (S,) undiscounted returns of the policy in full precision.
+        compressed: (S,) of the same policy compressed, on the same seeds in the same order.
+
+    Raises:
+        InputError: arrays of different lengths, or not finite.
+    """
+
+    full: Doubles
+    compressed: Doubles
+
+    def __post_init__(self) -> None:
+        full, compressed = np.asarray(self.full, float), np.asarray(self.compressed, float)
+        if (
+            full.ndim != 1
+            or full.shape != compressed.shape
+            or not (np.isfinite(full).all() and np.isfinite(compressed).all())
+        ):
+            raise InputError(
+                f"paired returns have shapes {full.shape} and {compressed.shape}. Expected two "
+                "vectors of finite numbers of one length, one pair per environment seed."
+            )
+        object.__setattr__(self, "full", full)
+        object.__setattr__(self, "compressed", compressed)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Return lost to compression.
+
+    Attributes:
+        mean: of full minus compressed; positive means that compression costs return.
+        error: standard error of the mean.
+        lower: one-sided lower confidence bound of the true gap (Student's t).
+        scale: unit for a relative gap: the spread of the full policy's returns between seeds, or
+            a tenth of their mean where that is larger.
+        worse: whether the gap exceeds the tolerance at the given confidence.
+    """
+
+    mean: float
+    error: float
+    lower: float
+    scale: float
+    worse: bool
+
+
+def paired_gap(returns: PairedReturns, *, confidence: float = 0.95, tolerance: float = 0.0) -> Gap:
+    """Return the gap between two policies with a one-sided test.
+
+    Args:
+        returns: at least 2 pairs.
+        confidence: that a gap within the tolerance is not called worse, from 0.5 to below 1.
+        tolerance: in units of reward; AcceRL's delta.
+
+    Raises:
+        InputError: fewer than 2 pairs.
+        ConfigError: an invalid confidence.
+        MissingExtraError: SciPy is not installed.
+    """
+    if not 0.5 <= confidence < 1.0:
+        raise ConfigError(f"the confidence is {confidence}. Expected 0.5 to below 1.")
+    count = len(returns.full)
+    if count < 2:
+        raise InputError(f"got {count} pairs of returns. Expected at least 2.")
+    gaps = returns.full - returns.compressed
+    mean = float(gaps.mean())
+    error = float(gaps.std(ddof=1)) / math.sqrt(count)
+    with needed_for("comparing returns", "train"):
+        from scipy.special import stdtrit
+    lower = mean - float(stdtrit(count - 1, confidence)) * error
+    scale = max(float(returns.full.std(ddof=1)), 0.1 * abs(float(returns.full.mean())), 1e-9)
+    return Gap(mean, error, lower, scale, lower > tolerance)
 
 
 @dataclass(frozen=True)
@@ -76,17 +158,10 @@ class MonitorBatch:
 
     def __post_init__(self) -> None:
         rows = len(self.mu)
-        wanted = {
-            "pi": (rows, self.spec.outputs),
-            "mu": (rows, self.spec.outputs),
-            "source": (rows, self.spec.outputs),
-            "versions": (rows,),
-            "network": (rows,),
-            "log_pi": (rows,),
-            "log_mu": (rows,),
-        }
-        for name, shape in wanted.items():
+        for name in ("pi", "mu", "source", "versions", "network", "log_pi", "log_mu"):
             array = getattr(self, name)
+            outputs = name in ("pi", "mu", "source")
+            shape = (rows, self.spec.outputs) if outputs else (rows,)
             if array is not None and array.shape != shape:
                 raise InputError(
                     f"the monitor got {name} of shape {array.shape}. Expected {shape}."
@@ -123,10 +198,6 @@ class MonitorBatch:
             full_returns=None if isinstance(returns, PairedReturns) else returns,
         )  # fmt: skip
 
-    def judged_after(self, version: int | None) -> MonitorBatch:
-        """Return a copy whose compressed rows count only if they are of later versions."""
-        return dataclasses.replace(self, after=version)
-
     @property
     def judged_returns(self) -> PairedReturns | None:
         """Paired returns of a version that was compressed with the current setting, or None."""
@@ -152,16 +223,14 @@ class MonitorBatch:
             against: ``"source"`` leaves out rows without a known source.
         """
         compressed: Mask = np.asarray(self.network == COMPRESSED)
+        current: Mask = np.asarray(self.versions == self.learner_version)
         judged: Mask = np.ones(len(self.mu), dtype=np.bool_)
         if self.after is not None:
             judged &= ~compressed | (self.versions > self.after)
         if against == "source" and self.source is None:
-            judged &= self.versions == self.learner_version
+            judged &= current
         if rows == "unsourced":
-            if self.source is not None:
-                return np.zeros_like(judged)
-            older: Mask = np.asarray(self.versions != self.learner_version)
-            return judged & compressed & older
+            return judged & compressed & ~current & (self.source is None)
         if rows == "compressed":
             return judged & compressed
         return judged & ~compressed if rows == "full" else judged
@@ -179,30 +248,28 @@ class MonitorBatch:
         """
         key = (direction, against if self.source is not None else "learner")
         if key not in self._cached:
-            other = self.reference(against)
-            pair = (self.mu, other) if direction == "mu_pi" else (other, self.mu)
-            self._cached[key] = self._divergences(*pair)
+            self._cached[key] = self._divergences(direction, against)
         return self._cached[key]
-
-    def action_errors(self, against: Against = "learner") -> Doubles:
-        """Return (N,) root mean square difference of ``tanh`` heads' actions, in sigmas."""
-        return self._apart(self.mu, self.reference(against))
 
     @cached_property
     def _cached(self) -> dict[tuple[str, str], Doubles]:
         # Several indicators need the same divergences.
         return {}
 
-    def _apart(self, p: Floats, q: Floats) -> Doubles:
-        apart = np.tanh(p.astype(np.float64)) - np.tanh(q.astype(np.float64))
+    def action_errors(self, against: Against = "learner") -> Doubles:
+        """Return (N,) root mean square difference of ``tanh`` heads' actions, in sigmas."""
+        other = self.reference(against).astype(np.float64)
+        apart = np.tanh(self.mu.astype(np.float64)) - np.tanh(other)
         errors: Doubles = np.sqrt((apart**2).mean(1)) / self.exploration.unit
         return np.where(np.isfinite(errors), errors, np.inf)
 
-    def _divergences(self, p: Floats, q: Floats) -> Doubles:
+    def _divergences(self, direction: Direction, against: Against) -> Doubles:
         if self.spec.head == "tanh":
             # KL of Gaussians around the actions themselves. Before the tanh, saturated networks
             # differ by many sigmas although their actions are the same.
-            return 0.5 * self.spec.actions * self._apart(p, q) ** 2
+            return 0.5 * self.spec.actions * self.action_errors(against) ** 2
+        p, q = self.mu, self.reference(against)
+        p, q = (p, q) if direction == "mu_pi" else (q, p)
         finite = np.isfinite(p).all(1) & np.isfinite(q).all(1)
         found = np.full(len(p), np.inf)
         found[finite] = kl(self.spec, p[finite], q[finite], self.exploration)
@@ -214,12 +281,10 @@ class MonitorBatch:
         if self.log_mu is not None:
             acted &= np.isfinite(self.log_mu)
         compressed: Mask = np.asarray(self.network == COMPRESSED)
-        words = ""
-        if not acted[compressed].all():
-            count = int((~acted[compressed]).sum())
-            words = f"the compressed network gave NaN or infinity in {count} rows"
-        elif not acted.all():
-            words = f"the full precision network gave NaN or infinity in {(~acted).sum()} rows"
-        elif not all(np.isfinite(self.reference(each)).all() for each in get_args(Against)):
-            words = "the learner's network gives NaN or infinity, so nothing can be compared to it"
-        return words
+        for network, rows in (("compressed", compressed), ("full precision", ~compressed)):
+            count = int((~acted[rows]).sum())
+            if count:
+                return f"the {network} network gave NaN or infinity in {count} rows"
+        if not all(np.isfinite(self.reference(each)).all() for each in get_args(Against)):
+            return "the learner's network gives NaN or infinity, so nothing can be compared to it"
+        return ""

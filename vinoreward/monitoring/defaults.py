@@ -37,29 +37,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from vinoreward.monitoring.adaptive import AdaptivePull
 from vinoreward.monitoring.batch import Against
-from vinoreward.monitoring.experience import (
-    ClippedFraction,
-    CumulativeReward,
-    EffectiveSampleSize,
-    PolicyLag,
-    ReturnGap,
-)
 from vinoreward.monitoring.indicators import (
     KL,
     WINDOW,
     ActionError,
+    ClippedFraction,
+    CumulativeReward,
+    EffectiveSampleSize,
     Entropy,
     Indicator,
+    PolicyLag,
     QRegret,
+    ReturnGap,
     Statistic,
 )
-from vinoreward.monitoring.judge import Limit
 from vinoreward.monitoring.monitor import Monitor
-from vinoreward.monitoring.setting import CompressionSetting
-from vinoreward.monitoring.strategy import Composite, Strategy
-from vinoreward.monitoring.threshold import STOP, Threshold
+from vinoreward.monitoring.strategies import STOP, AdaptivePull, Threshold
+from vinoreward.monitoring.strategy import Composite, CompressionSetting, Limit, Strategy
 from vinoreward.policies.spec import Head
 
 # Compression alone, for rows with a known source; far stricter than the limits that include lag.

@@ -6,12 +6,21 @@ To write your own, implement ``name`` and ``update(batch) -> float``.
 from __future__ import annotations
 
 import abc
+import math
 from typing import Literal, get_args
 
 import numpy as np
 
 from vinoreward.errors import ConfigError
-from vinoreward.monitoring.batch import Against, Direction, Doubles, MonitorBatch, Rows
+from vinoreward.monitoring.batch import (
+    Against,
+    Direction,
+    Doubles,
+    MonitorBatch,
+    PairedReturns,
+    Rows,
+    paired_gap,
+)
 from vinoreward.policies.distributions import entropy
 
 NO_READING = float("nan")
@@ -19,6 +28,10 @@ WINDOW = 4096
 """Default window in rows; large enough to include rare observations."""
 FEWEST = 64
 """Minimum number of rows for a mean."""
+LARGEST_LOG_RATIO = 700.0
+"""Largest log ratio of probabilities; exp of more overflows."""
+PAIRS = 32
+"""Window of a return gap, in pairs of episodes."""
 
 Statistic = Literal["mean", "variance", "max"]
 
@@ -85,17 +98,42 @@ class Indicator(abc.ABC):
 
 
 class WindowedIndicator(Indicator):
-    """Base of indicators over the last rows; subclasses define the numbers and the reading.
+    """Base of indicators over the last rows; subclasses define the numbers and may the reading.
 
     Args:
-        name: of the reading.
+        name: of the reading, which gets the statistic, the rows and the comparison added.
         window: number of rows.
         fewest: minimum number of rows for a reading.
         columns: numbers per row.
+        statistic: of the numbers, one of ``statistics``; None if the subclass reads them itself.
+        rows: which rows, one of ``choices``; the first one is not named.
+        against: what the rows are compared with.
     """
 
-    def __init__(self, name: str, window: int, fewest: int, columns: int = 1) -> None:
+    statistics: tuple[str, ...] = ("mean", "max")
+    choices: tuple[Rows, ...] = ("compressed",)
+
+    def __init__(
+        self,
+        name: str,
+        window: int,
+        fewest: int = FEWEST,
+        columns: int = 1,
+        *,
+        statistic: str | None = None,
+        rows: Rows | None = None,
+        against: Against = "learner",
+    ) -> None:
+        if statistic is not None:
+            name = f"{name}_{_checked(statistic, self.statistics, 'statistic')}"
+        self._of: Rows = self.choices[0] if rows is None else rows
+        if _checked(self._of, self.choices, "rows") != self.choices[0]:
+            name = f"{name}_{rows}"
+        if _checked(against, get_args(Against), "against") == "source":
+            name = f"compression_{name}"
         self.name = name
+        self._statistic = statistic or "mean"
+        self._against: Against = against
         self._fewest = fewest
         self._window = Window(window, columns)
 
@@ -116,26 +154,19 @@ class WindowedIndicator(Indicator):
     def _rows(self, batch: MonitorBatch) -> Doubles:
         """Return the batch's numbers, (n,) or (n, columns)."""
 
-    @abc.abstractmethod
     def _read(self, values: Doubles) -> float:
         """Return the reading of finite numbers (n, columns)."""
-
-
-def _statistic(values: Doubles, statistic: str) -> float:
-    if statistic == "max":
-        return float(values.max())
-    return float(values.var()) if statistic == "variance" else float(values.mean())
+        if self._statistic == "max":
+            return float(values.max())
+        if self._statistic == "rmse":
+            return math.sqrt(float((values**2).mean()))
+        return float(values.var() if self._statistic == "variance" else values.mean())
 
 
 def _checked(value: str, allowed: tuple[str, ...], what: str) -> str:
     if value not in allowed:
         raise ConfigError(f"{what} is {value!r}. Expected one of {', '.join(allowed)}.")
     return value
-
-
-def _named(name: str, against: Against) -> str:
-    _checked(against, ("learner", "source"), "against")
-    return f"compression_{name}" if against == "source" else name
 
 
 class KL(WindowedIndicator):
@@ -158,6 +189,9 @@ class KL(WindowedIndicator):
         window: number of rows.
     """
 
+    statistics = get_args(Statistic)
+    choices = ("compressed", "full", "all", "unsourced")
+
     def __init__(
         self,
         statistic: Statistic = "max",
@@ -167,24 +201,17 @@ class KL(WindowedIndicator):
         against: Against = "learner",
         window: int = WINDOW,
     ) -> None:
-        _checked(statistic, ("mean", "variance", "max"), "statistic")
-        _checked(direction, ("mu_pi", "pi_mu"), "direction")
-        # A maximum needs only one row: one row above the limit is enough to act.
-        fewest = 1 if statistic == "max" else FEWEST
-        _checked(rows, get_args(Rows), "rows")
-        name = _named(f"kl_{direction}_{statistic}", against)
-        super().__init__(name if rows == "compressed" else f"{name}_{rows}", window, fewest)
-        self._statistic: Statistic = statistic
+        _checked(direction, get_args(Direction), "direction")
         self._direction: Direction = direction
-        self._of: Rows = rows
-        self._against: Against = against
+        # A maximum needs only one row: one row above the limit is enough to act.
+        super().__init__(
+            f"kl_{direction}", window, 1 if statistic == "max" else FEWEST,
+            statistic=statistic, rows=rows, against=against,
+        )  # fmt: skip
 
     def _rows(self, batch: MonitorBatch) -> Doubles:
         values = batch.divergences(self._direction, self._against)
         return values[batch.mask(self._of, self._against)]
-
-    def _read(self, values: Doubles) -> float:
-        return _statistic(values, self._statistic)
 
 
 class ActionError(WindowedIndicator):
@@ -196,6 +223,8 @@ class ActionError(WindowedIndicator):
         window: number of rows.
     """
 
+    statistics = ("rmse", "max")
+
     def __init__(
         self,
         statistic: Literal["rmse", "max"] = "rmse",
@@ -203,19 +232,13 @@ class ActionError(WindowedIndicator):
         against: Against = "learner",
         window: int = WINDOW,
     ) -> None:
-        _checked(statistic, ("rmse", "max"), "statistic")
-        name = _named(f"action_{statistic}", against)
-        super().__init__(name, window, 1 if statistic == "max" else FEWEST)
-        self._statistic = statistic
-        self._against: Against = against
+        fewest = 1 if statistic == "max" else FEWEST
+        super().__init__("action", window, fewest, statistic=statistic, against=against)
 
     def _rows(self, batch: MonitorBatch) -> Doubles:
         if batch.spec.head != "tanh":
             return np.zeros(0)
-        return batch.action_errors(self._against)[batch.mask("compressed", self._against)]
-
-    def _read(self, values: Doubles) -> float:
-        return float(np.sqrt((values**2).mean()) if self._statistic == "rmse" else values.max())
+        return batch.action_errors(self._against)[batch.mask(self._of, self._against)]
 
 
 class QRegret(WindowedIndicator):
@@ -238,15 +261,12 @@ class QRegret(WindowedIndicator):
         against: Against = "learner",
         window: int = WINDOW,
     ) -> None:
-        _checked(statistic, ("mean", "max"), "statistic")
-        super().__init__(_named(f"q_regret_{statistic}", against), window, FEWEST, columns=2)
-        self._statistic = statistic
-        self._against: Against = against
+        super().__init__("q_regret", window, columns=2, statistic=statistic, against=against)
 
     def _rows(self, batch: MonitorBatch) -> Doubles:
         if batch.spec.head != "q":
             return np.zeros((0, 2))
-        mask = batch.mask("compressed", self._against)
+        mask = batch.mask(self._of, self._against)
         values = batch.reference(self._against)[mask].astype(np.float64)
         acted = batch.mu[mask]
         finite = np.isfinite(values).all(1) & np.isfinite(acted).all(1)
@@ -258,7 +278,7 @@ class QRegret(WindowedIndicator):
         return found
 
     def _read(self, values: Doubles) -> float:
-        regret, usual = _statistic(values[:, 0], self._statistic), float(values[:, 1].mean())
+        regret, usual = super()._read(values[:, 0]), float(values[:, 1].mean())
         return regret / usual if usual > 0.0 else 0.0
 
 
@@ -271,9 +291,8 @@ class Entropy(WindowedIndicator):
     """
 
     def __init__(self, network: Literal["pi", "mu"] = "pi", *, window: int = WINDOW) -> None:
-        _checked(network, ("pi", "mu"), "network")
-        super().__init__("entropy" if network == "pi" else "entropy_mu", window, FEWEST)
-        self._network = network
+        self._network = _checked(network, ("pi", "mu"), "network")
+        super().__init__("entropy" if network == "pi" else "entropy_mu", window)
 
     def _rows(self, batch: MonitorBatch) -> Doubles:
         if batch.spec.head == "tanh":
@@ -284,5 +303,146 @@ class Entropy(WindowedIndicator):
         found[finite] = entropy(batch.spec, outputs[finite], batch.exploration)
         return found
 
+
+class PolicyLag(WindowedIndicator):
+    """The learner's version minus the version of the network that acted.
+
+    Args:
+        statistic: ``"mean"`` or ``"max"``.
+        window: number of rows.
+    """
+
+    def __init__(self, statistic: Literal["mean", "max"] = "mean", *, window: int = WINDOW) -> None:
+        super().__init__("lag", window, 1, statistic=statistic)
+
+    def _rows(self, batch: MonitorBatch) -> Doubles:
+        return batch.lag.astype(np.float64)
+
+
+def effective_sample_size(log_ratios: Doubles) -> float:
+    """Return (sum w)^2 / (n sum w^2) of weights w = exp(log_ratios), (n,).
+
+    Ranges from 1/n to 1, where 1 is as good as on-policy (Kong 1992). Subtracts the maximum of the
+    ratios first, so that nothing overflows.
+    """
+    weights = np.exp(log_ratios - log_ratios.max())
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
+
+
+class _Ratios(WindowedIndicator):
+    """Base of indicators over log importance ratios; needs ``log_pi`` and ``log_mu``."""
+
+    choices = ("all", "compressed", "full")
+
+    def _rows(self, batch: MonitorBatch) -> Doubles:
+        if batch.log_pi is None or batch.log_mu is None:
+            return np.zeros(0)
+        mask = batch.mask(self._of)
+        log_pi, log_mu = (each[mask].astype(np.float64) for each in (batch.log_pi, batch.log_mu))
+        known = ~(np.isnan(log_pi) | np.isnan(log_mu) | np.isneginf(log_mu))
+        ratios = np.full(len(log_pi), np.inf)
+        ratios[known] = np.clip(log_pi[known] - log_mu[known], -LARGEST_LOG_RATIO, None)
+        return ratios
+
+
+class EffectiveSampleSize(_Ratios):
+    """Fraction of the experience that importance weights leave, from 1/n to 1.
+
+    Args:
+        rows: which rows. Staleness lowers it too, so compare ``"compressed"`` with ``"full"``.
+        window: number of rows.
+    """
+
+    def __init__(self, rows: Rows = "all", *, window: int = WINDOW) -> None:
+        super().__init__("ess", window, rows=rows)
+
+    def update(self, batch: MonitorBatch) -> float:
+        """See :meth:`Indicator.update`; 0 if a probability is NaN."""
+        found = super().update(batch)
+        return 0.0 if found == float("inf") else found
+
     def _read(self, values: Doubles) -> float:
-        return float(values.mean())
+        return effective_sample_size(values[:, 0])
+
+
+class ClippedFraction(_Ratios):
+    """Fraction of the rows whose importance weight is above the truncation level.
+
+    Args:
+        level: V-trace's rho-bar. Weights up to 0.1% above it do not count: with equal policies,
+            rounding would otherwise put half of them there.
+        rows: which rows.
+        window: number of rows.
+    """
+
+    def __init__(self, level: float = 1.0, rows: Rows = "all", *, window: int = WINDOW) -> None:
+        if not level > 0.0:
+            raise ConfigError(f"the clipping level is {level}. Expected a number above 0.")
+        super().__init__("clipped", window, rows=rows)
+        self._log_level = float(np.log(level * 1.001))
+
+    def _read(self, values: Doubles) -> float:
+        return float((values > self._log_level).mean())
+
+
+class ReturnGap(Indicator):
+    """Return lost to compression, from paired evaluations; one reading per evaluation.
+
+    Evaluations of versions that were compressed with an earlier setting do not count.
+
+    Args:
+        statistic: ``"mean"`` of full minus compressed, in reward; its standard ``"error"``;
+            ``"lower"``: the one-sided lower bound of the true gap; ``"relative"``: that bound
+            in units of the spread of returns, independent of the reward's scale.
+        confidence: of the bound.
+        pairs: window, in pairs of episodes.
+    """
+
+    needs_returns = True
+
+    def __init__(
+        self,
+        statistic: Literal["mean", "error", "lower", "relative"] = "relative",
+        *,
+        confidence: float = 0.95,
+        pairs: int = PAIRS,
+    ) -> None:
+        _checked(statistic, ("mean", "error", "lower", "relative"), "statistic")
+        self.name = f"return_gap_{statistic}"
+        self._statistic, self._confidence = statistic, confidence
+        self._window = Window(pairs, 2)
+
+    def update(self, batch: MonitorBatch) -> float:
+        """See :meth:`Indicator.update`."""
+        returns = batch.judged_returns
+        if returns is None:
+            return NO_READING
+        self._window.add(np.stack([returns.full, returns.compressed], 1))
+        if len(self._window) < 2:
+            return NO_READING
+        full, compressed = self._window.rows().T
+        gap = paired_gap(PairedReturns(full, compressed), confidence=self._confidence)
+        if self._statistic == "relative":
+            return gap.lower / gap.scale
+        return float(getattr(gap, self._statistic))
+
+    def reset(self) -> None:
+        """Forget all evaluations."""
+        self._window.clear()
+
+
+class CumulativeReward(Indicator):
+    """Mean return of the full precision policy in each evaluation.
+
+    Needs no pairs, so :class:`Staged` also advances while compression is stopped or late.
+    """
+
+    name = "return"
+    needs_returns = True
+
+    def update(self, batch: MonitorBatch) -> float:
+        """See :meth:`Indicator.update`."""
+        full = batch.full_returns if batch.returns is None else batch.returns.full
+        if full is None or len(full) == 0:
+            return NO_READING
+        return float(full.mean())

@@ -6,7 +6,7 @@ import contextlib
 import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ import numpy as np
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.monitoring.batch import MonitorBatch
 from vinoreward.monitoring.indicators import KL, Indicator
-from vinoreward.monitoring.setting import CompressionSetting, difference
-from vinoreward.monitoring.strategy import Strategy
-from vinoreward.monitoring.threshold import SwitchPrecision
+from vinoreward.monitoring.strategies import SwitchPrecision
+from vinoreward.monitoring.strategy import CompressionSetting, Strategy, difference
 
 ALARM = "alarm"
 """Reading that a monitor with limits adds: the largest ratio of a reading to its limit."""
@@ -178,7 +177,7 @@ class Monitor:
         """
         self._updates += 1
         self._version = batch.learner_version
-        judged = batch.judged_after(self._after)
+        judged = replace(batch, after=self._after)
         values = {}
         for indicator in self._indicators:
             with _named(f"the indicator {indicator.name!r}", "a number, NaN for no reading"):
@@ -232,10 +231,9 @@ class Monitor:
     def _change(self, after: CompressionSetting, version: int, reason: str) -> None:
         if after == self.setting:
             return
-        self.changes.append(Change(self._updates, version, difference(self.setting, after), reason))
-        same = after.same_network(self.setting)
-        self.setting = after
-        if not same:
+        before, self.setting = self.setting, after
+        self.changes.append(Change(self._updates, version, difference(before, after), reason))
+        if not after.same_network(before):
             self._forget(version)
 
     def _forget(self, version: int | None) -> None:
@@ -302,11 +300,8 @@ class KLMonitor(Monitor):
         window: int = 4096,
     ) -> None:
         watched = KL("max", "pi_mu", window=window)
-        others = [
-            KL(statistic, "pi_mu", window=window) for statistic in ("mean", "variance")
-        ]  # fmt: skip
         super().__init__(
-            [watched, *others],
+            [watched, *(KL(each, "pi_mu", window=window) for each in ("mean", "variance"))],
             strategy or SwitchPrecision("int8", "fp16"),
             setting,
             limits={watched.name: threshold},

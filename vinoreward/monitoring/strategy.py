@@ -1,37 +1,148 @@
-"""Strategies: from indicator readings and the current setting to the next setting.
+"""The compression setting, and the base of strategies that change it.
 
-To write your own, implement ``decide(readings, setting) -> setting``.
+To write your own strategy, implement ``decide(readings, setting) -> setting``.
 """
 
 from __future__ import annotations
 
 import abc
 import copy
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from vinoreward.errors import ConfigError
-from vinoreward.monitoring.setting import CompressionSetting
+
+FULL_BITS = 32
+PRECISIONS = {"fp32": None, "fp16": 16, **{f"int{bits}": bits for bits in range(2, 9)}}
+"""Bits per weight of each precision; None: full precision."""
+MOST_SPARSE = 0.99
 
 Readings = Mapping[str, float]
+Verdict = Literal["bad", "good", "between", "absent", "resting"]
 
 
-class Remembering:
+@dataclass(frozen=True)
+class CompressionSetting:
+    """The compression parameters that strategies change during training; plain data.
+
+    Attributes:
+        bits: per weight: 2 to 8 for integer codes, 16 for half precision, None for full precision
+            (32 is converted to None).
+        sparsity: fraction of neurons and channels to remove, from 0 to below 1.
+        alpha: probability that an actor uses the compressed network for its next block of steps;
+            AcceRL's linear mix.
+        pull_period: steps of one environment between two checks for newer weights.
+        enabled: False stops all compression.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    bits: int | None = 8
+    sparsity: float = 0.0
+    alpha: float = 1.0
+    pull_period: int = 100
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        if self.bits == FULL_BITS:
+            object.__setattr__(self, "bits", None)
+        if self.bits not in PRECISIONS.values():
+            raise ConfigError(
+                f"the compression setting has bits={self.bits}. Expected 2 to 8, 16, or None."
+            )
+        if not (
+            0.0 <= self.sparsity <= MOST_SPARSE
+            and 0.0 <= self.alpha <= 1.0
+            and self.pull_period >= 1
+        ):
+            raise ConfigError(
+                f"the compression setting has sparsity {self.sparsity}, alpha {self.alpha} and "
+                f"pull period {self.pull_period}. Expected 0 to {MOST_SPARSE}, 0 to 1, and at "
+                "least 1 step."
+            )
+
+    @property
+    def compresses(self) -> bool:
+        """Whether any actor may use a network that is not the learner's."""
+        return self.enabled and self.alpha > 0.0 and (self.bits is not None or self.sparsity > 0.0)
+
+    def same_network(self, other: CompressionSetting) -> bool:
+        """Return whether both give the same network (alpha and pull period do not matter)."""
+        return self == dataclasses.replace(other, alpha=self.alpha, pull_period=self.pull_period)
+
+    def changed(self, changes: Mapping[str, Any]) -> CompressionSetting:
+        """Return a copy with other values.
+
+        Raises:
+            ConfigError: an unknown name.
+        """
+        names = {field.name for field in dataclasses.fields(self)}
+        unknown = sorted(set(changes) - names)
+        if unknown:
+            raise ConfigError(
+                f"a compression setting has no {', '.join(unknown)}. Expected one of "
+                f"{', '.join(sorted(names))}."
+            )
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for :meth:`from_dict`."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> CompressionSetting:
+        """Return a setting from plain data.
+
+        Raises:
+            ConfigError: data that :meth:`to_dict` does not write.
+        """
+        try:
+            kinds = {"sparsity": float, "alpha": float, "pull_period": int, "enabled": bool}
+            fields = {name: kind(value[name]) for name, kind in kinds.items()}
+            bits = value["bits"]
+            return cls().changed({**value, **fields, "bits": None if bits is None else int(bits)})
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"cannot read the compression setting ({error!r}). Expected what "
+                "CompressionSetting.to_dict returns."
+            ) from error
+
+
+def difference(before: CompressionSetting, after: CompressionSetting) -> str:
+    """Describe what changed, such as ``bits 8 -> 16``."""
+
+    def word(value: float | None) -> str:
+        if value is None:
+            return "32"
+        return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+    old, new = before.to_dict(), after.to_dict()
+    words = [
+        f"{name} {word(old[name])} -> {word(new[name])}" for name in old if old[name] != new[name]
+    ]
+    return ", ".join(words) or "nothing"
+
+
+class Stateful:
     """Base of objects with a state that survives a resume, as plain data.
 
     Attributes:
-        remembered: names of the attributes that form the state. They are numbers, strings, None,
-            lists and dictionaries of those, or Remembering themselves.
+        persistent: names of the attributes that form the state. They are numbers, strings, None,
+            lists and dictionaries of those, or Stateful themselves.
     """
 
-    remembered: ClassVar[tuple[str, ...]] = ()
+    persistent: ClassVar[tuple[str, ...]] = ()
 
     def state(self) -> dict[str, Any]:
         """Return the state as plain data (JSON)."""
         found = {}
-        for name in self.remembered:
+        for name in self.persistent:
             value = getattr(self, name)
-            found[name] = value.state() if isinstance(value, Remembering) else copy.deepcopy(value)
+            found[name] = value.state() if isinstance(value, Stateful) else copy.deepcopy(value)
         return found
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -40,21 +151,21 @@ class Remembering:
         Raises:
             ConfigError: the state is of another class.
         """
-        if set(state) != set(self.remembered):
+        if set(state) != set(self.persistent):
             raise ConfigError(
                 f"the saved state of {type(self).__name__} has {sorted(state)}. Expected "
-                f"{sorted(self.remembered)}: resume with the strategy that the training started "
+                f"{sorted(self.persistent)}: resume with the strategy that the training started "
                 "with."
             )
-        for name in self.remembered:
+        for name in self.persistent:
             value = getattr(self, name)
-            if isinstance(value, Remembering):
+            if isinstance(value, Stateful):
                 value.load_state(state[name])
             else:
                 setattr(self, name, copy.deepcopy(state[name]))
 
 
-class Strategy(Remembering, abc.ABC):
+class Strategy(Stateful, abc.ABC):
     """Decides how to compress.
 
     Attributes:
@@ -87,8 +198,6 @@ class Composite(Strategy):
         ConfigError: no strategies.
     """
 
-    remembered = ("parts",)
-
     def __init__(self, strategies: Sequence[Strategy]) -> None:
         if not strategies:
             raise ConfigError("Composite got no strategies. Expected at least one.")
@@ -108,11 +217,11 @@ class Composite(Strategy):
         return tuple(name for strategy in self._strategies for name in strategy.reads())
 
     def state(self) -> dict[str, Any]:
-        """See :meth:`Remembering.state`."""
+        """See :meth:`Stateful.state`."""
         return {"parts": [strategy.state() for strategy in self._strategies]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`Remembering.load_state`."""
+        """See :meth:`Stateful.load_state`."""
         parts = state.get("parts")
         if not isinstance(parts, list) or len(parts) != len(self._strategies):
             raise ConfigError(
@@ -121,3 +230,125 @@ class Composite(Strategy):
             )
         for strategy, part in zip(self._strategies, parts, strict=True):
             strategy.load_state(part)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Limits of a reading, with hysteresis.
+
+    Attributes:
+        reading: its name.
+        bad: beyond it the strategy acts at once.
+        good: on the safe side of it the strategy may step back; between the two it does nothing.
+            Below ``bad`` if large readings are bad, above ``bad`` if small ones are.
+
+    Raises:
+        ConfigError: ``bad`` and ``good`` are equal or not finite.
+    """
+
+    reading: str
+    bad: float
+    good: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.bad) and math.isfinite(self.good)) or self.bad == self.good:
+            raise ConfigError(
+                f"the limits of {self.reading} are {self.bad} and {self.good}. Expected two "
+                "different numbers: without room between them a strategy flaps."
+            )
+
+    def too_far(self, value: float) -> bool:
+        """Return whether a value is beyond ``bad``."""
+        return value > self.bad if self.bad > self.good else value < self.bad
+
+    def fine(self, value: float) -> bool:
+        """Return whether a value is on the safe side of ``good``."""
+        return value < self.good if self.bad > self.good else value > self.good
+
+    def words(self, value: float) -> str:
+        """Return a clause about a value that is beyond ``bad``."""
+        side = "above" if self.bad > self.good else "below"
+        return f"{self.reading} is {value:.4g}, {side} its limit {self.bad:.4g}"
+
+
+class Judge(Stateful):
+    """Hysteresis, patience and cooldown: whether readings are bad, or good for long enough.
+
+    Args:
+        limits: one bad reading is enough for ``"bad"``; ``"good"`` needs all present readings good.
+        patience: good rounds in a row before ``"good"``. Each relapse doubles it, so a compression
+            that keeps failing is retried less and less often.
+        cooldown: rounds without a verdict after a change; at least as many as a compressor takes
+            for one policy.
+        longest: maximum of patience.
+
+    Raises:
+        ConfigError: no limits, or numbers below 1 (cooldown: 0).
+    """
+
+    persistent = ("rounds", "rest", "relapses")
+
+    def __init__(
+        self, limits: Sequence[Limit], *, patience: int, cooldown: int, longest: int = 100_000
+    ) -> None:
+        if not limits or patience < 1 or cooldown < 0 or longest < patience:
+            raise ConfigError(
+                f"a strategy has {len(limits)} limits, patience {patience} (at most {longest}) and "
+                f"cooldown {cooldown}. Expected at least one limit, patience from 1, cooldown from "
+                "0."
+            )
+        self.limits = tuple(limits)
+        self.patience, self.cooldown, self.longest = patience, cooldown, longest
+        self.rounds = self.rest = self.relapses = 0
+        self.reason = ""
+
+    def lengthened(self, rounds: int) -> int:
+        """Return a waiting time, doubled for each relapse."""
+        return min(rounds << min(self.relapses, 32), max(self.longest, rounds))
+
+    def verdict(self, readings: Readings) -> Verdict:
+        """Return the verdict on a round's readings; sets ``reason``."""
+        if self.rest > 0:
+            self.rest -= 1
+            return "resting"
+        seen = [
+            (limit, readings[limit.reading]) for limit in self.limits if limit.reading in readings
+        ]
+        for limit, value in seen:
+            if limit.too_far(value):
+                self.rounds = 0
+                self.reason = limit.words(value)
+                return "bad"
+        if not seen:
+            return "absent"
+        if not all(limit.fine(value) for limit, value in seen):
+            self.rounds = 0
+            return "between"
+        self.rounds += 1
+        if self.rounds < self.lengthened(self.patience):
+            return "between"
+        worst = ", ".join(f"{limit.reading} {value:.4g}" for limit, value in seen)
+        self.reason = f"{self.rounds} good rounds in a row ({worst})"
+        self.rounds = 0
+        return "good"
+
+    def changed(self, *, relapsed: bool = False) -> None:
+        """Start the cooldown after a change of the setting.
+
+        Args:
+            relapsed: the change takes back a step that was made because all was good.
+        """
+        self.relapses += relapsed
+        self.rest = self.cooldown
+        self.rounds = 0
+
+
+class JudgedStrategy(Strategy):
+    """Base of strategies that step by a judge's verdict; arguments as for :class:`Judge`."""
+
+    def __init__(self, limits: Sequence[Limit], *, patience: int, cooldown: int) -> None:
+        self.judge = Judge(limits, patience=patience, cooldown=cooldown)
+
+    def reads(self) -> tuple[str, ...]:
+        """See :meth:`Strategy.reads`."""
+        return tuple(limit.reading for limit in self.judge.limits)

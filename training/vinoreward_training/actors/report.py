@@ -13,7 +13,7 @@ from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward.actor_learner.compressed_share import NEAR_ZERO
 from vinoreward.errors import InputError
 from vinoreward.files import write_json
-from vinoreward.monitoring.returns import paired_gap
+from vinoreward.monitoring.batch import paired_gap
 from vinoreward_training.actors.plots import (
     NAMES,
     draw_compression,

@@ -17,7 +17,7 @@ from vinoreward.actor_learner.acting.network import Refused
 from vinoreward.actor_learner.acting.spaces import check_spaces, in_space, observed
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, OutputError
-from vinoreward.monitoring.returns import PairedReturns
+from vinoreward.monitoring.batch import PairedReturns
 from vinoreward.policies.backends.registry import make_backend
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
