@@ -22,7 +22,7 @@ from vinoreward.compression import (
     compare_outputs,
 )
 from vinoreward.errors import ConfigError, InputError, OutputError
-from vinoreward.policies.backends.registry import make_backend
+from vinoreward.policies.backends.base import make_backend
 from vinoreward.policies.policy import Policy, random_policy
 from vinoreward.policies.reference import forward
 from vinoreward.policies.spec import PolicySpec, mlp

@@ -15,13 +15,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from vinoreward.errors import ConfigError, VinorewardError
-from vinoreward.policies.backends.base import finite
-from vinoreward.policies.backends.blob import describes, seal, unseal
+from vinoreward.policies.backends.base import (
+    BACKENDS,
+    compile_blob,
+    describes,
+    finite,
+    make_backend,
+    seal,
+    unseal,
+)
 from vinoreward.policies.backends.int8 import folded
 from vinoreward.policies.backends.onnx_graph import policy_model, weights_of
 from vinoreward.policies.backends.onnxruntime_backend import read_blob
 from vinoreward.policies.backends.openvino_backend import OpenVINOBackend
-from vinoreward.policies.backends.registry import BACKENDS, compile_blob, make_backend
 from vinoreward.policies.policy import (
     ActivationRange,
     quantize_array,
@@ -45,7 +51,7 @@ ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
 def test_actors_do_not_import_torch(name: str) -> None:
     code = (
         "import sys, numpy as np\n"
-        "from vinoreward.policies.backends.registry import make_backend\n"
+        "from vinoreward.policies.backends.base import make_backend\n"
         "from vinoreward.policies.policy import ActivationRange, quantize_array, random_policy\n"
         "from vinoreward.policies.spec import mlp\n"
         "policy = random_policy(mlp(4, 2, head='logits'), 0)\n"

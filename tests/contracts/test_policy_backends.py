@@ -20,8 +20,7 @@ from backend_policies import (
 )
 
 from vinoreward.errors import ConfigError, InputError, OutputError
-from vinoreward.policies.backends.base import PolicyBackend
-from vinoreward.policies.backends.registry import BACKENDS, make_backend
+from vinoreward.policies.backends.base import BACKENDS, PolicyBackend, make_backend
 from vinoreward.policies.policy import (
     ActivationRange,
     QuantizedArray,

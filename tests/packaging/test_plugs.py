@@ -9,7 +9,7 @@ import pytest
 
 from vinoreward.compression import CompressionContext
 from vinoreward.errors import ConfigError
-from vinoreward.policies.backends.registry import make_backend
+from vinoreward.policies.backends.base import make_backend
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.reference import forward
 from vinoreward.policies.spec import mlp

@@ -10,8 +10,7 @@ from hypothesis.extra import numpy as hnp
 from policy_specs import SMALL
 
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.policies import packing
-from vinoreward.policies.packing import pack, packed_size, unpack
+from vinoreward.policies import wire
 from vinoreward.policies.policy import (
     ActivationRange,
     Policy,
@@ -20,6 +19,7 @@ from vinoreward.policies.policy import (
     quantize_array,
     random_policy,
 )
+from vinoreward.policies.wire import pack, unpack
 
 # Quantized arrays
 
@@ -97,7 +97,7 @@ def codes_and_bits(draw: st.DrawFn) -> tuple[np.ndarray, int]:
 def test_codes_come_back_and_take_the_promised_bytes(pair: tuple[np.ndarray, int]) -> None:
     codes, bits = pair
     packed = pack(codes, bits)
-    assert packed.nbytes == packed_size(codes.size, bits) == -(-codes.size * bits // 8)
+    assert packed.nbytes == -(-codes.size * bits // 8)
     np.testing.assert_array_equal(unpack(packed, bits, codes.shape), codes)
 
 
@@ -107,7 +107,7 @@ def test_chunks_meet_without_a_gap(bits: int, count: int, monkeypatch: pytest.Mo
     largest = largest_code(bits)
     codes = np.random.default_rng(count).integers(-largest, largest + 1, count).astype(np.int8)
     whole = pack(codes, bits)
-    monkeypatch.setattr(packing, "CHUNK", 16)
+    monkeypatch.setattr(wire, "CHUNK", 16)
     np.testing.assert_array_equal(pack(codes, bits), whole)
     np.testing.assert_array_equal(unpack(whole, bits, (count,)), codes)
 

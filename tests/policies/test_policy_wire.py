@@ -23,7 +23,7 @@ from vinoreward.policies.policy import (
     random_policy,
 )
 from vinoreward.policies.spec import PolicySpec, mlp
-from vinoreward.policies.wire import decode, encode, lowered, wire_bytes
+from vinoreward.policies.wire import decode, encode, lowered
 
 
 def same(one: Policy, two: Policy) -> None:
@@ -45,6 +45,18 @@ def same(one: Policy, two: Policy) -> None:
         else:
             assert value.dtype == other.dtype
             np.testing.assert_array_equal(value, other)
+
+
+def wire_bytes(spec: PolicySpec, bits: int) -> int:
+    """The size in bytes of a float policy's arrays on the wire."""
+    total = 0
+    for name, shape in spec.parameter_shapes().items():
+        count = int(np.prod(shape))
+        if bits in (16, 32) or name.endswith(".bias"):
+            total += count * (2 if bits == 16 and not name.endswith(".bias") else 4)
+        else:
+            total += -(-count * bits // 8) + 4 * shape[0]
+    return total
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -7,7 +7,7 @@ from typing import Literal
 from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.stage import COMPILED, Stage
 from vinoreward.errors import ConfigError, OutputError
-from vinoreward.policies.backends.registry import BACKENDS, compile_blob
+from vinoreward.policies.backends.base import BACKENDS, compile_blob
 from vinoreward.policies.policy import Policy
 
 

@@ -19,10 +19,9 @@ from vinoreward.errors import (
     install_command,
 )
 from vinoreward.files import read_plain, write_bytes, write_json
-from vinoreward.policies.policy import ActivationRange, Parameter, Policy, QuantizedArray
-from vinoreward.policies.spec import PolicySpec
+from vinoreward.policies.policy import Parameter, Policy, QuantizedArray
+from vinoreward.policies.wire import FORMAT, header_of, policy_of
 
-FORMAT = 1
 MAX_JSON_BYTES = 16 << 20
 MAX_WEIGHT_BYTES = 2 << 30
 
@@ -67,19 +66,8 @@ def save_policy(folder: str | Path, policy: Policy, name: str = "policy") -> Pat
             arrays[key] = np.ascontiguousarray(value)
     weights: bytes = safetensors.numpy.save(arrays)
     write_bytes(folder / f"{name}.safetensors", weights)
-    write_json(
-        folder / f"{name}.json",
-        {
-            "format": FORMAT,
-            "spec": policy.spec.to_dict(),
-            "parameters": table,
-            "ranges": {key: [found.low, found.high] for key, found in policy.ranges.items()},
-            "engine": policy.backend,  # the key on disk
-            "version": policy.version,
-            "weights": f"{name}.safetensors",
-            "sha256": hashlib.sha256(weights).hexdigest(),
-        },
-    )
+    files = {"weights": f"{name}.safetensors", "sha256": hashlib.sha256(weights).hexdigest()}
+    write_json(folder / f"{name}.json", header_of(policy, table) | files)
     return folder / f"{name}.json"
 
 
@@ -114,15 +102,7 @@ def load_policy(path: str | Path) -> Policy:
                 parameters[key] = QuantizedArray(codes, scales, int(entry["bits"]))
             else:
                 parameters[key] = arrays[key]
-        return Policy(
-            spec=PolicySpec.from_dict(value["spec"]),
-            parameters=parameters,
-            ranges={
-                key: ActivationRange(*map(float, pair)) for key, pair in value["ranges"].items()
-            },
-            backend=str(value["engine"]),
-            version=int(value["version"]),
-        )
+        return policy_of(value, parameters)
     except FileNotFoundError as error:
         raise ModelNotFoundError(
             f"no policy at {path}: {error.filename} is not there. Expected a JSON file beside its "

@@ -13,8 +13,9 @@ from vinoreward.policies.spec import Activation, Conv, Dense, PolicySpec
 _ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
-def _module(layer: Dense | Conv) -> nn.Module:
-    # On "meta", torch samples no weights, which would consume the global generator for nothing.
+def empty_module(layer: Dense | Conv) -> nn.Module:
+    """Return a torch layer whose weights are to be set."""
+    # On "meta", torch samples no weights, which is slow and consumes the global generator.
     module: nn.Module
     if isinstance(layer, Dense):
         module = nn.Linear(layer.inputs, layer.outputs, device="meta")
@@ -44,7 +45,7 @@ class TorchPolicy(nn.Module):
         super().__init__()
         self.spec = spec
         for layer in (*spec.weighted, *([spec.value] if spec.value else [])):
-            module = _module(layer)
+            module = empty_module(layer)
             self.add_module(layer.name, module)
             if not initialise:
                 continue

@@ -6,6 +6,7 @@ No pickle. All received data is checked, the header included.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import InputError
-from vinoreward.policies.packing import pack, packed_size, unpack, unpacked
 from vinoreward.policies.policy import (
     ActivationRange,
     Parameter,
@@ -28,6 +28,12 @@ from vinoreward.policies.spec import PolicySpec
 ALIGNMENT = 64
 """In bytes; matrix kernels read aligned memory 1.5 times as fast."""
 FORMAT = 1
+CHUNK = 1 << 20
+"""Codes per chunk when packing, a multiple of 8: each bit takes a byte meanwhile."""
+_DAMAGED = (
+    "packed codes of {bits} bits have a pattern that no code has. Expected the bytes that pack "
+    "wrote; these are damaged."
+)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -107,6 +113,37 @@ def to_float16(name: str, value: npt.NDArray[Any]) -> npt.NDArray[np.float16]:
     return half
 
 
+def header_of(policy: Policy, parameters: object) -> dict[str, Any]:
+    """Return all but the weights as plain data; ``parameters`` says how those are stored."""
+    return {
+        "format": FORMAT,
+        "spec": policy.spec.to_dict(),
+        "parameters": parameters,
+        "ranges": {name: [found.low, found.high] for name, found in policy.ranges.items()},
+        "engine": policy.backend,  # the key on disk
+        "version": policy.version,
+    }
+
+
+def policy_of(
+    header: Mapping[str, Any],
+    parameters: Mapping[str, Parameter],
+    blob: memoryview | None = None,
+) -> Policy:
+    """Return the policy of a :func:`header_of`; errors of any type if it is damaged."""
+    return Policy(
+        spec=PolicySpec.from_dict(header["spec"]),
+        parameters=parameters,
+        ranges={
+            name: ActivationRange(float(low), float(high))
+            for name, (low, high) in header["ranges"].items()
+        },
+        backend=str(header["engine"]),
+        version=int(header["version"]),
+        blob=blob,
+    )
+
+
 def encode(policy: Policy, *, bits: int = 32, packed: bool = True) -> Encoded:
     """Encode a policy as header and bytes.
 
@@ -141,15 +178,8 @@ def encode(policy: Policy, *, bits: int = 32, packed: bool = True) -> Encoded:
         else:
             entry |= {"dtype": value.dtype.name, "data": add(_bytes(value))}
         table.append(entry)
-    header = {
-        "format": FORMAT,
-        "spec": policy.spec.to_dict(),
-        "parameters": table,
-        "ranges": {name: [found.low, found.high] for name, found in policy.ranges.items()},
-        "engine": policy.backend,  # the key on disk
-        "version": policy.version,
-        "blob": None if policy.blob is None else add(np.frombuffer(policy.blob, dtype=np.uint8)),
-    }
+    blob = None if policy.blob is None else add(np.frombuffer(policy.blob, dtype=np.uint8))
+    header = {**header_of(policy, table), "blob": blob}
     return Encoded(json.dumps(header, separators=(",", ":")).encode(), tuple(parts), end)
 
 
@@ -168,10 +198,8 @@ def _parameter(entry: Mapping[str, Any], buffer: Bytes) -> Parameter:
     if "bits" in entry:
         bits = int(entry["bits"])
         scales = _part(buffer, entry["scales"]).view(np.float32)
-        found_codes = _part(buffer, entry["codes"])
-        if entry.get("packed", True):
-            return QuantizedArray(unpack(found_codes, bits, shape), scales, bits)
-        return QuantizedArray(unpacked(found_codes, bits, shape), scales, bits)
+        read = unpack if entry.get("packed", True) else unpacked
+        return QuantizedArray(read(_part(buffer, entry["codes"]), bits, shape), scales, bits)
     dtype = {"float32": np.float32, "float16": np.float16}[entry["dtype"]]
     found: npt.NDArray[Any] = _part(buffer, entry["data"]).view(dtype).reshape(shape)
     return found
@@ -197,39 +225,91 @@ def decode(header: bytes, buffer: Bytes) -> Policy:
                 f"a policy has format {value['format']}. Expected {FORMAT}; run the same version "
                 "of vinoreward on both sides."
             )
-        return Policy(
-            spec=PolicySpec.from_dict(value["spec"]),
-            parameters={entry["name"]: _parameter(entry, buffer) for entry in value["parameters"]},
-            ranges={
-                name: ActivationRange(float(low), float(high))
-                for name, (low, high) in value["ranges"].items()
-            },
-            backend=str(value["engine"]),
-            version=int(value["version"]),
-            blob=None if value["blob"] is None else _part(buffer, value["blob"]).data.toreadonly(),
-        )
+        parameters = {entry["name"]: _parameter(entry, buffer) for entry in value["parameters"]}
+        blob = None if value["blob"] is None else _part(buffer, value["blob"]).data.toreadonly()
+        return policy_of(value, parameters, blob)
     except InputError:
         raise
     except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+        KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError
+    ) as error:  # fmt: skip
         raise InputError(
             f"cannot read a policy ({error!r}). Expected a header and payload that encode wrote."
         ) from error
 
 
-def wire_bytes(spec: PolicySpec, bits: int) -> int:
-    """Return the size in bytes of a float policy's arrays on the wire."""
-    total = 0
-    for name, shape in spec.parameter_shapes().items():
-        count = int(np.prod(shape))
-        if bits in (16, 32) or name.endswith(".bias"):
-            total += count * (2 if bits == 16 and not name.endswith(".bias") else 4)
-        else:
-            total += packed_size(count, bits) + 4 * shape[0]
-    return total
+def pack(codes: npt.NDArray[np.int8], bits: int) -> Bytes:
+    """Pack codes, in C order, into ceil(count * bits / 8) bytes.
+
+    Args:
+        codes: any shape, from -(2^(bits-1) - 1) to 2^(bits-1) - 1.
+        bits: 2 to 8.
+
+    Raises:
+        InputError: a code that does not fit.
+    """
+    largest = largest_code(bits)
+    flat = np.ascontiguousarray(codes).reshape(-1)
+    if flat.size and (flat.max() > largest or flat.min() < -largest):
+        raise InputError(
+            f"cannot pack codes from {flat.min()} to {flat.max()} into {bits} bits. Expected "
+            f"-{largest} to {largest}."
+        )
+    if bits == 8:
+        return flat.view(np.uint8).copy()
+    out = np.empty(-(-flat.size * bits // 8), dtype=np.uint8)
+    at = 0
+    for start in range(0, flat.size, CHUNK):
+        positive = (flat[start : start + CHUNK] + np.int8(largest)).astype(np.uint8)
+        rows = np.unpackbits(positive[:, None], axis=1)[:, 8 - bits :]
+        part = np.packbits(rows)
+        out[at : at + part.size] = part
+        at += part.size
+    return out
+
+
+def unpack(packed: Bytes, bits: int, shape: tuple[int, ...]) -> npt.NDArray[np.int8]:
+    """Return codes of a shape from the bytes that :func:`pack` returned.
+
+    Raises:
+        InputError: a wrong number of bytes, or a pattern that no code has.
+    """
+    largest = largest_code(bits)
+    count = math.prod(shape)
+    size = -(-count * bits // 8)
+    if packed.dtype != np.uint8 or packed.size != size:
+        raise InputError(
+            f"cannot unpack {packed.size} bytes of {packed.dtype} into {count} codes of {bits} "
+            f"bits. Expected {size} bytes."
+        )
+    if bits == 8:
+        return unpacked(packed, bits, shape)
+    out = np.empty(count, dtype=np.int8)
+    step = CHUNK // 8 * bits
+    for number, start in enumerate(range(0, packed.size, step)):
+        here = min(CHUNK, count - number * CHUNK)
+        seen = np.unpackbits(packed[start : start + step], count=here * bits)
+        wide = np.zeros((here, 8), dtype=np.uint8)
+        wide[:, 8 - bits :] = seen.reshape(here, bits)
+        positive = np.packbits(wide, axis=1)[:, 0]
+        if positive.size and positive.max() > 2 * largest:
+            raise InputError(_DAMAGED.format(bits=bits))
+        out[number * CHUNK : number * CHUNK + here] = positive.astype(np.int16) - largest
+    return out.reshape(shape)
+
+
+def unpacked(codes: Bytes, bits: int, shape: tuple[int, ...]) -> npt.NDArray[np.int8]:
+    """Return a view of codes with one byte each, in a shape.
+
+    Raises:
+        InputError: a wrong number of bytes, or a code out of range.
+    """
+    largest = largest_code(bits)
+    found = codes.view(np.int8)
+    if found.size != math.prod(shape):
+        raise InputError(
+            f"cannot read {found.size} bytes as {math.prod(shape)} codes. Expected one byte each."
+        )
+    if found.size and (found.min() < -largest or found.max() > largest):
+        raise InputError(_DAMAGED.format(bits=bits))
+    return found.reshape(shape)

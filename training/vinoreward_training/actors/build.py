@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.engine_setup import ENGINES
 from vinoreward.errors import ConfigError, VinorewardError
-from vinoreward.policies.backends.registry import BACKENDS
+from vinoreward.policies.backends.base import BACKENDS
 from vinoreward_training.actors.plugs import chain_of, correctors_of, monitor_of
 from vinoreward_training.configs.actors import ActorsConfig
 from vinoreward_training.tasks.lookup import find_task, make_task

@@ -23,8 +23,7 @@ from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.prune import Prune
 from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import MissingExtraError
-from vinoreward.policies.backends.base import PolicyBackend
-from vinoreward.policies.backends.registry import compile_blob, make_backend
+from vinoreward.policies.backends.base import PolicyBackend, compile_blob, make_backend
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy, random_policy
 from vinoreward.policies.spec import PolicySpec, mlp

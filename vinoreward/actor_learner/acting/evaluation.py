@@ -18,7 +18,7 @@ from vinoreward.actor_learner.acting.spaces import check_spaces, in_space, obser
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.monitoring.batch import PairedReturns
-from vinoreward.policies.backends.registry import make_backend
+from vinoreward.policies.backends.base import make_backend
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import PolicySpec

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from vinoreward.actor_learner.transport.link import NONE
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED
-from vinoreward.policies.backends.base import PolicyBackend
-from vinoreward.policies.backends.registry import make_backend
+from vinoreward.policies.backends.base import PolicyBackend, make_backend
 from vinoreward.policies.distributions import Acted
 from vinoreward.policies.policy import Floats, Policy
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.spaces import check_actions, in_space, observed
 from vinoreward.closing import Closing
-from vinoreward.policies.backends.registry import make_backend
+from vinoreward.policies.backends.base import make_backend
 from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
 

@@ -1,23 +1,37 @@
-"""Base class of policy backends: checks inputs and outputs, and refuses weights with NaN."""
+"""Policy backends by name, and their base class, which checks inputs, outputs and weights.
+
+A backend may prepare a policy once for all actors, as bytes with a header and a checksum (a blob).
+A blob that does not fit is never an error: the backend then prepares the policy itself, which is
+slower.
+"""
 
 from __future__ import annotations
 
 import abc
 import functools
+import json
 import math
-from collections.abc import Callable
+import re
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.closing import Closing
+from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.policies.backends.int8 import int8_layers, probes, reduced
 from vinoreward.policies.policy import Floats, Policy, QuantizedArray
+from vinoreward.policies.reference import forward
 
 Infer = Callable[[npt.NDArray[Any]], Floats]
 """Takes checked (batch, *shape) observations, contiguous or not; returns new (batch, K) arrays."""
+ALIGNMENT = 64
+"""In bytes; the payload starts at a multiple of this, so a blob at such an address is aligned."""
+_MAGIC = b"vinoreward policy blob 1\n"
+_START = re.compile(re.escape(_MAGIC) + rb"([^\n]*)\n")
 
 
 class PolicyBackend(Closing):
@@ -192,3 +206,131 @@ def check_weights(policy: Policy) -> None:
                 f"{name} of version {policy.version} has NaN or infinity. Expected finite weights: "
                 "the learner has diverged. Lower its learning rate."
             )
+
+
+# mypy wants a concrete class where an abstract one is passed as a type.
+BACKENDS = Registry("vinoreward.policy_backends", PolicyBackend, "policy backend")  # type: ignore[type-abstract]
+"""``"torch"`` is eager PyTorch with autograd, as in ActorQ's actors."""
+
+
+def make_backend(name: str, batch: int) -> PolicyBackend:
+    """Create a backend without weights.
+
+    Args:
+        name: ``"openvino"``, ``"onnxruntime"``, ``"numpy"``, ``"torch"``, ``"torch_inference"``, or
+            one that another package registers in the group ``vinoreward.policy_backends``.
+        batch: observations per call, at least 1.
+
+    Raises:
+        ConfigError: an unknown backend or an invalid batch.
+        MissingExtraError: the backend's library is not installed.
+    """
+    return BACKENDS.find(name)(batch)
+
+
+def compile_blob(policy: Policy, batch: int) -> bytes | None:
+    """Prepare a policy once for all actors; the result goes into ``Policy.blob``.
+
+    A backend uses a blob only if it fits: same weights (7-bit ones where 8-bit products saturate,
+    see :meth:`PolicyBackend.computed`), backend, batch and kind of machine.
+
+    Args:
+        policy: with the final weights and backend.
+        batch: of the actors.
+
+    Returns:
+        The bytes, or None where preparing does not pay.
+
+    Raises:
+        ConfigError: an unknown backend, or it refuses the network.
+        MissingExtraError: the backend's library is not installed.
+    """
+    with make_backend(policy.backend, batch) as backend:
+        return backend.blob(backend.computed(policy))
+
+
+class BackendOutputs(Closing):
+    """Computes policies on their own backends, on this machine.
+
+    Policies without INT8 layers are computed in NumPy: backends only differ in INT8 kernels.
+
+    Args:
+        batch: observations per call, as for the actors.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._backends: dict[str, PolicyBackend] = {}
+
+    def __call__(self, policy: Policy, observations: npt.NDArray[np.generic]) -> Floats:
+        """Return head outputs (N, K) for observations (N, *shape).
+
+        Raises:
+            InputError: weights that are not finite, or unsuitable observations.
+            OutputError: outputs that are not finite, or the backend failed.
+        """
+        if not int8_layers(policy):
+            return forward(policy, observations)
+        if policy.backend not in self._backends:
+            self._backends[policy.backend] = make_backend(policy.backend, self._batch)
+        backend = self._backends[policy.backend]
+        backend.refresh(policy)
+        # Pad the last batch with observations from the start.
+        places = np.arange(-(-len(observations) // self._batch) * self._batch) % len(observations)
+        outputs = [backend.infer(observations[part]) for part in places.reshape(-1, self._batch)]
+        return np.concatenate(outputs)[: len(observations)]
+
+    def close(self) -> None:
+        """Close the backends."""
+        for backend in self._backends.values():
+            backend.close()
+
+
+def seal(header: Mapping[str, Any], payload: bytes) -> bytes:
+    """Return a blob.
+
+    Args:
+        header: plain data that must match where the blob is used.
+        payload: the backend's bytes.
+    """
+    text = json.dumps({**header, "checksum": zlib.crc32(payload)}).encode()
+    start = _MAGIC + text
+    return start + b" " * (-(len(start) + 1) % ALIGNMENT) + b"\n" + payload
+
+
+def unseal(blob: bytes | memoryview | None, header: Mapping[str, Any]) -> memoryview | None:
+    """Return a blob's payload without a copy, or None.
+
+    None means no blob, a header other than ``header``, or damaged bytes. The checksum does not
+    protect from an attacker; policies come from the user's own processes.
+    """
+    start = None if blob is None else _START.match(blob)
+    if blob is None or start is None:
+        return None
+    try:
+        found = json.loads(start[1])
+    except ValueError:
+        return None
+    payload = memoryview(blob)[start.end() :]
+    # Runtimes load damaged bytes without an error, or crash on them.
+    return payload if found == {**header, "checksum": zlib.crc32(payload)} else None
+
+
+def describes(policy: Policy, backend: str) -> dict[str, Any]:
+    """Return the header fields that identify a blob's policy and backend."""
+    return {
+        "backend": backend,
+        "network": policy.spec.digest(),
+        "weights": fingerprint(policy),
+    }
+
+
+def fingerprint(policy: Policy) -> int:
+    """Return a checksum of a policy's weights and ranges; 2 ms for 8 million INT8 weights."""
+    ranges = {name: [found.low, found.high] for name, found in sorted(policy.ranges.items())}
+    total = zlib.crc32(json.dumps(ranges).encode())
+    for value in policy.parameters.values():
+        arrays = [value.codes, value.scales] if isinstance(value, QuantizedArray) else [value]
+        for array in arrays:
+            total = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, total)
+    return total

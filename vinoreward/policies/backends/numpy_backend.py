@@ -6,6 +6,7 @@ with ``OMP_NUM_THREADS=1``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -60,11 +61,10 @@ def _steps(policy: Policy, batch: int) -> list[Step]:
         else:
             weight = float_array(policy, f"{layer.name}.weight")
             scales, bias = None, float_array(policy, f"{layer.name}.bias")
-        rows = weight.reshape(layer.outputs, -1)
-        if isinstance(layer, Dense):
-            found.append(_dense(rows, scales, bias, layer.activation, batch))
-        else:
-            found.append(_conv(layer, rows, scales, bias, batch, before, after))
+        # One product per observation, or per pixel of a convolution.
+        count = batch * math.prod(after[1:])
+        product = _product(weight.reshape(layer.outputs, -1), scales, bias, layer.activation, count)
+        found.append(product if isinstance(layer, Dense) else _conv(layer, batch, after, product))
     return found
 
 
@@ -82,59 +82,40 @@ def _rounding(shape: tuple[int, ...], low: float, step: float) -> Step:
     return run
 
 
-def _activate(values: Floats, activation: Activation) -> None:
-    if activation == "relu":
-        np.maximum(values, np.float32(0.0), out=values)
-    elif activation == "tanh":
-        np.tanh(values, out=values)
-
-
-def _dense(
-    rows: Floats, scales: Floats | None, bias: Floats, activation: Activation, batch: int
+def _product(
+    weight: Floats, scales: Floats | None, bias: Floats, activation: Activation, count: int
 ) -> Step:
-    turned = rows.T
-    out = np.empty((batch, len(rows)), dtype=np.float32)
+    """Return a step from (count, inputs) to (count, outputs)."""
+    turned = weight.T
+    out = np.empty((count, len(weight)), dtype=np.float32)
 
     def run(values: Floats) -> Floats:
         np.dot(values, turned, out=out)
         if scales is not None:
             np.multiply(out, scales, out=out)
         np.add(out, bias, out=out)
-        _activate(out, activation)
+        if activation == "relu":
+            np.maximum(out, np.float32(0.0), out=out)
+        elif activation == "tanh":
+            np.tanh(out, out=out)
         return out
 
     return run
 
 
-def _conv(
-    layer: Conv,
-    rows: Floats,
-    scales: Floats | None,
-    bias: Floats,
-    batch: int,
-    before: tuple[int, ...],
-    after: tuple[int, ...],
-) -> Step:
+def _conv(layer: Conv, batch: int, after: tuple[int, ...], product: Step) -> Step:
+    """Return a step that copies patches of images, multiplies them, and puts channels first."""
     channels, height, width = after
-    patches = np.empty(
-        (batch, height, width, before[0], layer.kernel, layer.kernel), dtype=np.float32
-    )
-    table = patches.reshape(-1, rows.shape[1])
-    summed = np.empty((len(table), channels), dtype=np.float32)
+    kernel = (layer.kernel, layer.kernel)
+    patches = np.empty((batch, height, width, layer.inputs, *kernel), dtype=np.float32)
+    table = patches.reshape(batch * height * width, -1)
     out = np.empty((batch, channels, height, width), dtype=np.float32)
-    turned = rows.T
 
     def run(values: Floats) -> Floats:
-        windows = np.lib.stride_tricks.sliding_window_view(
-            values, (layer.kernel, layer.kernel), axis=(2, 3)
-        )[:, :, :: layer.stride, :: layer.stride]
+        windows = np.lib.stride_tricks.sliding_window_view(values, kernel, axis=(2, 3))
+        windows = windows[:, :, :: layer.stride, :: layer.stride]
         np.copyto(patches, windows.transpose(0, 2, 3, 1, 4, 5))
-        np.dot(table, turned, out=summed)
-        if scales is not None:
-            np.multiply(summed, scales, out=summed)
-        np.add(summed, bias, out=summed)
-        _activate(summed, layer.activation)
-        np.copyto(out, summed.reshape(batch, height, width, channels).transpose(0, 3, 1, 2))
+        np.copyto(out, product(table).reshape(batch, height, width, channels).transpose(0, 3, 1, 2))
         return out
 
     return run

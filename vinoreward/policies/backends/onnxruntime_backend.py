@@ -11,8 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, OutputError, needed_for
-from vinoreward.policies.backends.base import Infer, PolicyBackend
-from vinoreward.policies.backends.blob import ALIGNMENT, describes, seal, unseal
+from vinoreward.policies.backends.base import (
+    ALIGNMENT,
+    Infer,
+    PolicyBackend,
+    describes,
+    seal,
+    unseal,
+)
 from vinoreward.policies.backends.int8 import int8_layers, weight_count
 from vinoreward.policies.backends.onnx_graph import (
     RESULT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,19 +10,22 @@ import numpy.typing as npt
 
 from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.errors import ConfigError, OutputError
-from vinoreward.policies.backends.base import Infer, PolicyBackend
+from vinoreward.policies.backends.base import Infer, PolicyBackend, describes, seal, unseal
 from vinoreward.policies.backends.int8 import int8_layers
-from vinoreward.policies.backends.openvino_constants import (
-    compile_blob,
-    compiled,
-    constant_model,
-    import_blob,
-    wants_constants,
-)
-from vinoreward.policies.backends.openvino_inputs import Swappable
+from vinoreward.policies.backends.openvino_graph import input_arrays, policy_model, wants_constants
 from vinoreward.policies.policy import Floats, Policy
 
 Array = npt.NDArray[Any]
+OPTIONS = {
+    "PERFORMANCE_HINT": "LATENCY",
+    "NUM_STREAMS": 1,
+    "INFERENCE_NUM_THREADS": 1,
+    # With pinning, all actors of a machine would share one core.
+    "ENABLE_CPU_PINNING": False,
+    # By default, processors with bfloat16 use it, and weight-only layers round their inputs.
+    "INFERENCE_PRECISION_HINT": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+}
 
 
 class OpenVINOBackend(PolicyBackend):
@@ -43,8 +47,8 @@ class OpenVINOBackend(PolicyBackend):
         self._core = shared_core(self._openvino)
         self._compiled: Any = None
         self._request: Any = None
-        self._swappable: Swappable | None = None
         self._key: object = None
+        """Of the graph whose weights are inputs; None where they are compiled in."""
         self._bound: list[Array] = []
         self._imported = False
 
@@ -72,30 +76,69 @@ class OpenVINOBackend(PolicyBackend):
 
     def blob(self, policy: Policy) -> bytes | None:
         """Return the compiled model for machines like this one, if weights are compiled in."""
-        return compile_blob(self._openvino, self._core, policy, self.batch)
+        if not wants_constants(policy):
+            return None
+        exported = self._compile(policy, constants=True).export_model()
+        payload = exported if isinstance(exported, bytes) else exported.getvalue()
+        return seal(self._header(policy), payload)
 
     def _load(self, policy: Policy) -> Infer:
         self._imported = False
         if wants_constants(policy):
-            model = import_blob(self._openvino, self._core, policy, self.batch)
+            model = self._import(policy)
             self._imported = model is not None
             if model is None:
-                graph = constant_model(self._openvino, policy, self.batch)
-                model = compiled(self._openvino, self._core, graph)
+                model = self._compile(policy, constants=True)
             self._open(model, policy)
-            self._swappable, self._key, self._bound = None, None, []
+            self._key, self._bound = None, []
             return self._run
         key = (policy.spec, int8_layers(policy))
-        if self._swappable is None or key != self._key:
-            self._swappable = Swappable(self._openvino, policy, self.batch)
+        if key != self._key:
+            self._open(self._compile(policy, constants=False), policy)
             self._key = key
-            self._open(compiled(self._openvino, self._core, self._swappable.model), policy)
-        arrays = [_writable(array) for array in self._swappable.arrays(policy)]
+        arrays = [_writable(array) for array in input_arrays(policy, self.batch)]
         for number, array in enumerate(arrays, start=1):
             self._request.set_input_tensor(number, self._tensor(array))
         # Release the previous weights only now: their memory may be reused from here on.
         self._bound = arrays
         return self._run
+
+    def _compile(self, policy: Policy, *, constants: bool) -> Any:
+        model = policy_model(self._openvino, policy, self.batch, constants=constants)
+        try:
+            return self._core.compile_model(model, "CPU", OPTIONS)
+        except RuntimeError as error:
+            raise ConfigError(
+                "OpenVINO cannot compile the policy for the CPU. Expected a network that it "
+                "supports; use backend='numpy', and report this. "
+                f"The reason it gives: {str(error).splitlines()[0]}"
+            ) from error
+
+    def _import(self, policy: Policy) -> Any | None:
+        """Return the compiled model in a policy's blob, or None if it does not fit.
+
+        It does not fit if made with another OpenVINO, processor, batch or weights, or if damaged.
+        """
+        if policy.blob is None:
+            return None
+        payload = unseal(policy.blob, self._header(policy))
+        if payload is None:
+            return None
+        try:
+            return self._core.import_model(bytes(payload), "CPU", OPTIONS)
+        except RuntimeError:
+            return None
+
+    def _header(self, policy: Policy) -> dict[str, Any]:
+        return describes(policy, "openvino") | {
+            "openvino": str(self._openvino.get_version()),
+            "processor": [
+                platform.machine(),
+                str(self._core.get_property("CPU", "FULL_DEVICE_NAME")),
+                sorted(self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")),
+            ],
+            "batch": self.batch,
+        }
 
     def _open(self, model: Any, policy: Policy) -> None:
         spec = policy.spec
@@ -120,8 +163,7 @@ class OpenVINOBackend(PolicyBackend):
         return self._result.copy()
 
     def _unload(self) -> None:
-        self._request = self._compiled = self._swappable = self._key = None
-        self._core = None
+        self._request = self._compiled = self._key = self._core = None
         self._bound = []
 
 

@@ -6,7 +6,6 @@ The only backend that imports torch, when it is created.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -90,10 +89,8 @@ class TorchInferenceBackend(TorchBackend):
 def _sequential(spec: PolicySpec, bounds: dict[str, ActivationRange]) -> nn.Sequential:
     import torch
     from torch import Tensor, nn
-    from torch.nn.utils import skip_init
 
-    # Skip random initialisation: it takes longer than the rest, and weights are loaded next.
-    _empty: Callable[..., nn.Module] = skip_init
+    from vinoreward.policies.torch_policy import empty_module
 
     class Scaled(nn.Module):
         """Images as scaled floats."""
@@ -117,20 +114,13 @@ def _sequential(spec: PolicySpec, bounds: dict[str, ActivationRange]) -> nn.Sequ
     if spec.observation_dtype == "uint8" or spec.scale != 1.0:
         network.add_module("the scale", Scaled())
     for layer in spec.layers:
-        module: nn.Module
         if not isinstance(layer, Dense | Conv):
             network.add_module(f"{layer.name} rows", nn.Flatten())
             continue
         if layer.name in bounds:
             network.add_module(f"{layer.name} rounding", Rounded(bounds[layer.name]))
-        if isinstance(layer, Dense):
-            module = _empty(nn.Linear, layer.inputs, layer.outputs)
-        else:
-            module = _empty(nn.Conv2d, layer.inputs, layer.outputs, layer.kernel, layer.stride)
-        network.add_module(layer.name, module)
+        network.add_module(layer.name, empty_module(layer))
         if layer.activation != "none":
-            network.add_module(
-                f"{layer.name} {layer.activation}",
-                nn.ReLU() if layer.activation == "relu" else nn.Tanh(),
-            )
+            activation = nn.ReLU() if layer.activation == "relu" else nn.Tanh()
+            network.add_module(f"{layer.name} {layer.activation}", activation)
     return network

@@ -31,7 +31,7 @@ from vinoreward.actor_learner.engines.supervisor import Ended, error_report, in_
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.child_python import forget_safe_path, starting_processes
 from vinoreward.interrupts import STOPS
-from vinoreward.policies.backends.registry import BackendOutputs
+from vinoreward.policies.backends.base import BackendOutputs
 
 TERMINATED_GRACE = 30.0
 """Seconds after SIGTERM in which the learner may save what it has, and end this process itself."""

@@ -39,7 +39,7 @@ from vinoreward.actor_learner.transport.trajectory import (
     Trajectory,
     TrajectorySpec,
 )
-from vinoreward.policies.backends.registry import BackendOutputs
+from vinoreward.policies.backends.base import BackendOutputs
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import Bytes, encode
 
