@@ -32,7 +32,7 @@ from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.compile import Compile
+from vinoreward.compression.graph import Compile
 from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError
 from vinoreward.monitoring.indicators import KL

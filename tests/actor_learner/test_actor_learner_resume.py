@@ -19,9 +19,8 @@ from vinoreward.actor_learner.learners.sac import SAC, SACConfig
 from vinoreward.actor_learner.trainer import ActorLearner
 from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.compile import Compile
 from vinoreward.compression.distill import Distill
-from vinoreward.compression.fuse import Fuse
+from vinoreward.compression.graph import Compile, Fuse
 from vinoreward.compression.prune import Prune
 from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError

@@ -17,9 +17,8 @@ from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.distill import Distill
-from vinoreward.compression.stage import Stage
+from vinoreward.compression.stage import CompressionContext, Stage
 from vinoreward.monitoring import CompressionSetting, Monitor
 from vinoreward.monitoring.indicators import KL
 from vinoreward.policies.policy import Policy

@@ -18,8 +18,8 @@ from vinoreward.actor_learner.acting.evaluation import Evaluation, Evaluator
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.quantize import Quantize
+from vinoreward.compression.stage import CompressionContext
 from vinoreward.monitoring.defaults import default_monitor
 from vinoreward.monitoring.indicators import KL, CumulativeReward
 from vinoreward.monitoring.monitor import Monitor

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_collectors import random_trajectory
+from policy_specs import forward_with_value
 
 from vinoreward.actor_learner.learners import heads
 from vinoreward.actor_learner.learners.distributional import project, support
@@ -21,7 +22,7 @@ from vinoreward.correction import NoCorrection, Retrace, TreeBackup, VTrace
 from vinoreward.errors import ConfigError
 from vinoreward.policies import distributions
 from vinoreward.policies.policy import random_policy
-from vinoreward.policies.reference import forward, forward_with_value
+from vinoreward.policies.reference import forward
 from vinoreward.policies.spec import mlp
 from vinoreward.policies.torch_policy import load_policy
 

@@ -34,8 +34,8 @@ from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.segments import SharedMemoryError
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.compile import Compile
 from vinoreward.compression.distill import Distill
+from vinoreward.compression.graph import Compile
 from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError
 from vinoreward.policies.distributions import log_prob

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from policy_specs import forward_with_value
 from torch import distributions as td
 
 from vinoreward.compression import (
@@ -18,23 +19,13 @@ from vinoreward.compression import (
     Quality,
     check_policy,
 )
-from vinoreward.compression.distill import Lesson
 from vinoreward.compression.distill_torch import Batch, Pupil, head_loss, loss
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.policies.policy import Policy, random_policy
-from vinoreward.policies.reference import forward_with_value
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 from vinoreward.policies.torch_policy import from_policy
 
-LESSON = Lesson(
-    steps=1,
-    batch=8,
-    learning_rate=1e-3,
-    beta=0.01,
-    value_weight=0.5,
-    temperature=0.1,
-    sigma=0.2,
-)
+LESSON = Distill(1, batch=8, beta=0.01, temperature=0.1, sigma=0.2)
 PICTURES = PolicySpec(
     observation_shape=(1, 10, 10),
     layers=(

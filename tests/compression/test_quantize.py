@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vinoreward.compression import CompressionContext, Quantize
-from vinoreward.compression.ranges import aligned, limits, measure, remembered, widened
+from vinoreward.compression.quantize import aligned, limits, measure, merged, widened
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.policy import Policy, QuantizedArray, random_policy
 from vinoreward.policies.reference import forward, layer_inputs, quantized
@@ -172,8 +172,8 @@ def test_min_and_max_are_over_everything_and_means_are_not() -> None:
 
 
 def test_ranges_are_remembered_and_slowly_forgotten() -> None:
-    assert remembered((-1.0, 2.0), None, 0.9) == (-1.0, 2.0)
-    assert remembered((-1.0, 2.0), (-4.0, 1.0), 0.5) == (-2.0, 2.0)
+    assert merged((-1.0, 2.0), None, 0.9) == (-1.0, 2.0)
+    assert merged((-1.0, 2.0), (-4.0, 1.0), 0.5) == (-2.0, 2.0)
     policy = random_policy(MLP, 2)
     stage = Quantize("int8", decay=0.5)
     wide = coarse(policy, stage, normal(100, 0, 10.0)).ranges["dense1"].high

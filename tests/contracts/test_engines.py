@@ -23,7 +23,7 @@ from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig
 from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.compile import Compile
+from vinoreward.compression.graph import Compile
 from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError
 from vinoreward.policies.reference import forward

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from policy_specs import PICTURES, SMALL, observations_for
+from policy_specs import PICTURES, SMALL, forward_with_value, observations_for
 
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.policy import (
@@ -18,7 +18,7 @@ from vinoreward.policies.policy import (
     quantize_array,
     random_policy,
 )
-from vinoreward.policies.reference import forward, forward_with_value, layer_inputs, quantized
+from vinoreward.policies.reference import forward, layer_inputs, quantized
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 from vinoreward.policies.torch_policy import TorchPolicy, from_policy, load_policy, to_policy
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from policy_specs import forward_with_value
 
 from vinoreward.compression import (
     CompressionContext,
 )
 from vinoreward.policies.policy import Policy
-from vinoreward.policies.reference import forward_with_value
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 
 MLP = mlp(6, 3, head="logits", hidden=(16, 12), value=True)

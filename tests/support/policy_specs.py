@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from vinoreward.policies.policy import Floats, Policy
+from vinoreward.policies.reference import forward, layer_inputs
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 
 SMALL = mlp(5, 3, head="logits", hidden=(8, 7), value=True)
@@ -30,3 +32,14 @@ def observations_for(spec: PolicySpec, count: int, seed: int = 0) -> np.ndarray:
     if spec.observation_dtype == "uint8":
         return random.integers(0, 256, (count, *spec.observation_shape), dtype=np.uint8)
     return random.standard_normal((count, *spec.observation_shape)).astype(np.float32)
+
+
+def forward_with_value(policy: Policy, observations: np.ndarray) -> tuple[Floats, Floats | None]:
+    """The head's outputs (N, K), and values (N,) if there is a value head."""
+    outputs, value = forward(policy, observations), policy.spec.value
+    if value is None:
+        return outputs, None
+    features = layer_inputs(policy, observations)[policy.spec.layers[-1].name]
+    weights = policy.float_parameters()
+    read = features @ weights[f"{value.name}.weight"].T + weights[f"{value.name}.bias"]
+    return outputs, read[:, 0]

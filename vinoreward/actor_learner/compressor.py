@@ -21,8 +21,8 @@ from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.link import NONE, CompressorLink
 from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION
 from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.quality import Run, check_policy
+from vinoreward.compression.stage import CompressionContext
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError, VinorewardError
 from vinoreward.files import atomic_path, open_plain, read_plain
 from vinoreward.policies.policy import Policy

@@ -10,15 +10,12 @@ needs torch, which it imports on first use.
 """
 
 from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.compile import Compile
-from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.distill import Distill
-from vinoreward.compression.fuse import Fuse
-from vinoreward.compression.low_rank import LowRank
+from vinoreward.compression.graph import Compile, Fuse, LowRank
 from vinoreward.compression.prune import Prune
 from vinoreward.compression.quality import Quality, check_policy, compare_outputs
 from vinoreward.compression.quantize import Quantize
-from vinoreward.compression.stage import Stage
+from vinoreward.compression.stage import CompressionContext, Stage
 
 __all__ = [
     "Compile",

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from vinoreward.compression.context import CompressionContext, check_finite
-from vinoreward.compression.stage import Stage, State
+from vinoreward.compression.stage import CompressionContext, Stage, State, check_finite
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import PolicySpec

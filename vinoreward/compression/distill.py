@@ -7,14 +7,20 @@ H(student)``. Imports torch only when a policy is compressed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.compression.context import CompressionContext
-from vinoreward.compression.stage import FLOAT, Stage, State, float_weights, own
+from vinoreward.compression.stage import (
+    FLOAT,
+    CompressionContext,
+    Stage,
+    State,
+    float_weights,
+    own,
+    state_parts,
+)
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Floats, Policy
 from vinoreward.policies.spec import PolicySpec
@@ -24,29 +30,6 @@ if TYPE_CHECKING:
 
 PARTS = ("student", "first", "second")
 """Parts of the state: weights, and Adam's first and second moments."""
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """Hyperparameters of distillation.
-
-    Attributes:
-        steps: updates per push without a time limit.
-        batch: observations per update.
-        learning_rate: of Adam.
-        beta: weight of the student's entropy.
-        value_weight: weight of the squared difference of values; 1/2 in the paper.
-        temperature: for ``q`` heads.
-        sigma: for ``tanh`` heads.
-    """
-
-    steps: int
-    batch: int
-    learning_rate: float
-    beta: float
-    value_weight: float
-    temperature: float
-    sigma: float
 
 
 class Distill(Stage):
@@ -106,30 +89,23 @@ class Distill(Stage):
         sigma: float = 0.1,
         threads: int | None = None,
     ) -> None:
-        positive = {
-            "threads": 1 if threads is None else threads,
-            "steps": steps,
-            "cold_steps": cold_steps,
-            "batch": batch,
-            "learning_rate": learning_rate,
-            "temperature": temperature,
-            "sigma": sigma,
-        }
-        wrong = {name: value for name, value in positive.items() if not 0 < value < math.inf}
-        wrong |= {
+        self.student = student
+        self.steps, self.cold_steps, self.batch, self.threads = steps, cold_steps, batch, threads
+        self.beta, self.value_weight, self.learning_rate = beta, value_weight, learning_rate
+        self.temperature, self.sigma = temperature, sigma
+        positive = ("steps", "cold_steps", "batch", "learning_rate", "temperature", "sigma")
+        numbers = {name: getattr(self, name) for name in (*positive, "beta", "value_weight")}
+        numbers |= {} if threads is None else {"threads": threads}
+        wrong = {
             name: value
-            for name, value in {"beta": beta, "value_weight": value_weight}.items()
-            if not 0 <= value < math.inf
+            for name, value in numbers.items()
+            if not 0 <= value < math.inf or (value == 0 and name not in ("beta", "value_weight"))
         }
         if wrong:
             raise ConfigError(
                 f"Distill got {wrong}. Expected positive numbers, and beta and value_weight of at "
                 "least 0."
             )
-        self.student = student
-        self.cold_steps = cold_steps
-        self.threads = threads
-        self.lesson = Lesson(steps, batch, learning_rate, beta, value_weight, temperature, sigma)
         # The saved state until the next training: part -> parameter -> array.
         self._saved: dict[str, dict[str, Floats]] = {}
         self._updates = 0
@@ -155,7 +131,7 @@ class Distill(Stage):
 
         spec = self.student or policy.spec
         with threads_of(self.threads):
-            pupil = self._taught(policy, spec, Classroom(context, self.lesson))
+            pupil = self._taught(policy, spec, Classroom(context, self))
         return policy.replace(spec=spec, parameters=pupil.weights(), ranges={}, blob=None)
 
     def _taught(self, policy: Policy, spec: PolicySpec, room: Classroom) -> Pupil:
@@ -196,18 +172,16 @@ class Distill(Stage):
 
     def load_state(self, state: State) -> None:
         """Restore the saved student."""
-        last: dict[str, dict[str, Floats]] = {}
-        for key, value in state.items():
-            part, _, name = key.partition(".")
-            if part in PARTS and name:
-                last.setdefault(part, {})[name] = own(np.asarray(value), np.float32)
-        shapes = [
-            {name: array.shape for name, array in last.get(part, {}).items()} for part in PARTS
-        ]
-        if "updates" not in state or any(found != shapes[0] for found in shapes):
+        parts = state_parts(self, state, ["updates"], PARTS)
+        last = {
+            part: {name: own(np.asarray(array), np.float32) for name, array in arrays.items()}
+            for part, arrays in parts.items()
+        }
+        shapes = [{name: array.shape for name, array in last[part].items()} for part in PARTS]
+        if any(found != shapes[0] for found in shapes):
             raise ConfigError(
-                f"Distill got the state {sorted(state)}. Expected updates, and weights and two "
-                "moments of the same shapes."
+                f"Distill got the state {sorted(state)}. Expected weights and two moments of the "
+                "same shapes; another chain saved it."
             )
         self._saved, self._pupil = last, None
         self._updates = int(state["updates"])

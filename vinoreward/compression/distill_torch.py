@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vinoreward.compression.context import CompressionContext
+from vinoreward.compression.stage import CompressionContext
 from vinoreward.errors import ConfigError, OutputError, needed_for
 from vinoreward.policies.distributions import LOG_STD
 from vinoreward.policies.policy import Floats, Policy, random_policy
@@ -25,7 +26,7 @@ with needed_for("distillation", "train"):
     from vinoreward.policies.torch_policy import TorchPolicy, from_policy
 
 if TYPE_CHECKING:
-    from vinoreward.compression.distill import Lesson
+    from vinoreward.compression.distill import Distill
 
 MOST_STEPS = 400
 """Maximum of updates per push with a time limit; more on the same observations gain little."""
@@ -44,7 +45,7 @@ class Batch:
 
 
 def head_loss(
-    spec: PolicySpec, teacher: Tensor, student: Tensor, lesson: Lesson, spread: float
+    spec: PolicySpec, teacher: Tensor, student: Tensor, lesson: Distill, spread: float
 ) -> Tensor:
     """Return ``KL(teacher || student) - beta * H(student)`` of outputs (N, K), averaged.
 
@@ -52,7 +53,7 @@ def head_loss(
         spec: of the teacher; for its head.
         teacher: (N, K).
         student: (N, K).
-        lesson: beta, temperature and sigma.
+        lesson: gives beta, temperature and sigma.
         spread: standard deviation of the teacher's ``q`` values over actions.
     """
     if spec.discrete:
@@ -77,7 +78,7 @@ def head_loss(
     return (divergence - lesson.beta * entropy).mean()
 
 
-def loss(module: TorchPolicy, teacher: PolicySpec, batch: Batch, lesson: Lesson) -> Tensor:
+def loss(module: TorchPolicy, teacher: PolicySpec, batch: Batch, lesson: Distill) -> Tensor:
     """Return equation 1 of AcceRL, averaged over a batch."""
     outputs, values = module(batch.observations)
     total = head_loss(teacher, batch.outputs, outputs, lesson, batch.spread)
@@ -162,10 +163,10 @@ class Classroom:
 
     Args:
         context: of the push.
-        lesson: the hyperparameters.
+        lesson: gives the hyperparameters.
     """
 
-    def __init__(self, context: CompressionContext, lesson: Lesson) -> None:
+    def __init__(self, context: CompressionContext, lesson: Distill) -> None:
         self._context, self._lesson = context, lesson
         self._observations = torch.from_numpy(np.array(context.observations))
         self._teacher = from_policy(context.teacher)
@@ -221,7 +222,8 @@ class Classroom:
         """Return whether ``one`` diverges far less from the teacher than ``other``."""
         self._check(one.spec)
         batch = self._batch(torch.from_numpy(self._order[: self._lesson.batch]))
-        alone = replace(self._lesson, beta=0.0, value_weight=0.0)
+        alone = copy.copy(self._lesson)
+        alone.beta = alone.value_weight = 0.0
         with torch.inference_mode():
             near, far = (
                 float(loss(each.module, self._context.teacher.spec, batch, alone))

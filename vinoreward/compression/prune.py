@@ -14,9 +14,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.compression.context import CompressionContext, batches
 from vinoreward.compression.distill import Distill
-from vinoreward.compression.stage import FLOAT, Stage, State, float_weights, own
+from vinoreward.compression.stage import (
+    FLOAT,
+    CompressionContext,
+    Stage,
+    State,
+    batches,
+    float_weights,
+    own,
+    state_parts,
+)
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Floats, Parameter, Policy
 from vinoreward.policies.reference import layer_inputs
@@ -206,22 +214,11 @@ class Prune(Stage):
 
     def load_state(self, state: State) -> None:
         """Restore the saved choice of neurons."""
-        if not {"sparsity", "pushes"} <= set(state):
-            raise ConfigError(
-                f"Prune got the state {sorted(state)}. Expected sparsity, pushes and neurons."
-            )
+        parts = state_parts(self, state, ["sparsity", "pushes"], ["kept", "width"])
         self.sparsity = _checked_sparsity(float(state["sparsity"]))
         self._pushes = int(state["pushes"])
-        self._kept = {
-            name[len("kept.") :]: own(np.asarray(value), np.int64)
-            for name, value in state.items()
-            if name.startswith("kept.")
-        }
-        self._widths = {
-            name[len("width.") :]: int(value)
-            for name, value in state.items()
-            if name.startswith("width.")
-        }
+        self._kept = {name: own(np.asarray(kept), np.int64) for name, kept in parts["kept"].items()}
+        self._widths = {name: int(width) for name, width in parts["width"].items()}
 
 
 def _checked_sparsity(sparsity: float) -> float:

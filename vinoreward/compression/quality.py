@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.compression.context import Observations, batches
+from vinoreward.compression.stage import Observations, batches
 from vinoreward.errors import InputError
 from vinoreward.policies.distributions import Exploration, kl
 from vinoreward.policies.policy import Floats, Policy

@@ -1,29 +1,39 @@
-"""Post-training quantization: INT8 with fixed ranges, half precision, or weights in few bits."""
+"""Post-training quantization: INT8 with fixed ranges, half precision, or weights in few bits.
+
+INT8 needs the range of each layer's input, and rare observations decide. NNCF's default, the mean
+of each observation's minimum and maximum, clips them and ruins trained policies although the mean
+action error falls. The ranges here are the minimum and maximum over all observations, with a margin
+and a memory, aligned so that zero is a level.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.compression.context import CompressionContext
-from vinoreward.compression.ranges import (
-    Bounds,
-    Estimator,
-    aligned,
-    limits,
-    measure,
-    remembered,
-    widened,
+from vinoreward.compression.stage import (
+    QUANTIZED,
+    CompressionContext,
+    Observations,
+    Stage,
+    State,
+    batches,
+    float_weights,
+    state_parts,
 )
-from vinoreward.compression.stage import QUANTIZED, Stage, State, float_weights
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.policy import ActivationRange, Parameter, Policy, quantize_array
+from vinoreward.policies.reference import layer_inputs
 from vinoreward.policies.spec import PolicySpec
 from vinoreward.policies.wire import to_float16
+
+Estimator = Literal["minmax", "mean"]
+Bounds = tuple[float, float]
 
 
 class Quantize(Stage):
@@ -141,9 +151,7 @@ class Quantize(Stage):
         return found
 
     def _ranges(self, policy: Policy, context: CompressionContext) -> dict[str, ActivationRange]:
-        known = self.ranges == "minmax" and set(self._seen) == {
-            layer.name for layer in policy.spec.weighted
-        }
+        known = set(self._seen) == {layer.name for layer in policy.spec.weighted}
         rows = context.some(self.rows) if known else context.observations
         now = measure(policy, rows, self.ranges)
         decay = self.decay ** (len(rows) / len(context.observations))
@@ -151,7 +159,7 @@ class Quantize(Stage):
         if self.ranges == "mean":
             return {name: aligned(widened(now[name], 1.0, limit[name])) for name in now}
         self._seen = {
-            name: remembered(bounds, self._seen.get(name), decay) for name, bounds in now.items()
+            name: merged(bounds, self._seen.get(name), decay) for name, bounds in now.items()
         }
         found = {
             name: aligned(widened(bounds, self.margin, limit[name]))
@@ -184,13 +192,97 @@ class Quantize(Stage):
 
     def load_state(self, state: State) -> None:
         """Restore the saved ranges."""
-        seen = {name: value for name, value in state.items() if name.startswith("seen.")}
-        if set(state) != {"bits", *seen}:
-            raise ConfigError(
-                f"Quantize got the state {sorted(state)}. Expected bits and observed ranges."
-            )
+        parts = state_parts(self, state, ["bits"], ["seen"])
         self.set_parameter("bits", float(state["bits"]))
         self._seen = {}
-        for name, value in seen.items():
+        for name, value in parts["seen"].items():
             low, high = np.asarray(value, dtype=np.float64).tolist()
-            self._seen[name[len("seen.") :]] = (low, high)
+            self._seen[name] = (low, high)
+
+
+def measure(policy: Policy, observations: Observations, estimator: Estimator) -> dict[str, Bounds]:
+    """Return the minimum and maximum input of each layer.
+
+    Args:
+        policy: in full precision.
+        observations: (N, *shape).
+        estimator: ``"minmax"`` over everything; ``"mean"`` of each observation's own, NNCF's
+            default, for comparison.
+
+    Raises:
+        InputError: a layer's input is NaN or infinite.
+    """
+    names = [layer.name for layer in policy.spec.weighted]
+    lows: dict[str, list[float]] = {name: [] for name in names}
+    highs: dict[str, list[float]] = {name: [] for name in names}
+    for part in batches(observations):
+        # The check below reports overflows.
+        with np.errstate(over="ignore", invalid="ignore"):
+            inputs = layer_inputs(policy, part)
+        for name, values in inputs.items():
+            rows = values.reshape(len(values), -1)
+            lows[name] += rows.min(1).tolist()
+            highs[name] += rows.max(1).tolist()
+    least, most = (min, max) if estimator == "minmax" else (_mean, _mean)
+    found = {name: (least(lows[name]), most(highs[name])) for name in names}
+    for name, bounds in found.items():
+        if not all(map(math.isfinite, bounds)):
+            raise InputError(
+                f"the input of layer {name} is NaN or infinite on some observation. Expected "
+                "finite numbers: the learner has diverged. Lower its learning rate."
+            )
+    return found
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def limits(spec: PolicySpec) -> dict[str, Bounds]:
+    """Return the bounds of each layer's input for any observation."""
+    seen = 255.0 * spec.scale if spec.observation_dtype == "uint8" else math.inf
+    found = {spec.weighted[0].name: (0.0 if math.isfinite(seen) else -math.inf, seen)}
+    bounds = {"tanh": (-1.0, 1.0), "relu": (0.0, math.inf), "none": (-math.inf, math.inf)}
+    for layer, reader in zip(spec.weighted[:-1], spec.weighted[1:], strict=True):
+        found[reader.name] = bounds[layer.activation]
+    return found
+
+
+def merged(now: Bounds, before: Bounds | None, decay: float) -> Bounds:
+    """Return the union of the current range and the previous one, shrunk by ``decay``."""
+    if before is None:
+        return now
+    return min(now[0], before[0] * decay), max(now[1], before[1] * decay)
+
+
+def widened(bounds: Bounds, margin: float, limit: Bounds) -> Bounds:
+    """Return a range that includes zero, ``margin`` times as wide, within limits."""
+    low = max(min(bounds[0], 0.0) * margin, limit[0])
+    high = min(max(bounds[1], 0.0) * margin, limit[1])
+    # An input that was always zero may change later; any range will do.
+    return (low, high) if low < high else (max(-1.0, limit[0]), min(1.0, limit[1]))
+
+
+def aligned(bounds: Bounds) -> ActivationRange:
+    """Return a range that contains ``bounds`` and has zero as one of its 256 levels exactly.
+
+    The step has at most 16 significant bits. So its multiples up to 255 are exact in float32, and
+    no backend's arithmetic shifts zero.
+    Args:
+        bounds: low <= 0 <= high, low < high.
+    """
+    low, high = bounds
+    ideal = math.floor(255.0 * -low / (high - low))
+    # Each non-empty side gets at least one level.
+    least, most = int(low < 0), 255 - int(high > 0)
+    choices = {min(max(zero, least), most) for zero in (ideal, ideal + 1)}
+    step, zero = min((_step(low, high, zero), zero) for zero in choices)
+    step = max(step, 1e-30)
+    fraction, exponent = math.frexp(step)
+    step = math.ldexp(math.ceil(fraction * 65536.0), exponent - 16)
+    return ActivationRange(-zero * step, (255 - zero) * step)
+
+
+def _step(low: float, high: float, zero: int) -> float:
+    """Return the smallest step that reaches both ends with ``zero`` levels below zero."""
+    return max(-low / max(zero, 1), high / max(255 - zero, 1))

@@ -1,24 +1,95 @@
-"""Base class for one stage of a chain, with one method to write."""
+"""The inputs of a chain at one push, and the base class of its stages, with one method to write."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.compression.context import CompressionContext
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.policy import Floats, Policy, QuantizedArray
+from vinoreward.policies.reference import check_observations
 from vinoreward.policies.spec import PolicySpec
 
+Observations = npt.NDArray[np.generic]
 State = Mapping[str, "npt.NDArray[Any] | int | float"]
 """State of a stage between pushes: arrays and numbers only."""
 
+BATCH = 64
+"""Observations per batch: the patches of a first convolution take 400 kB each."""
 FLOAT, QUANTIZED, COMPILED = range(3)
 """Order of stages: those that need float weights, then quantization, then compilation."""
+
+
+def batches(observations: Observations) -> Iterator[Observations]:
+    """Yield the observations in batches."""
+    for start in range(0, len(observations), BATCH):
+        yield observations[start : start + BATCH]
+
+
+@dataclass(frozen=True)
+class CompressionContext:
+    """One push.
+
+    Attributes:
+        teacher: the learner's policy in full precision at this push. It does not change while the
+            chain runs: the fixed network that AcceRL (section 2.2) distils from.
+        observations: (N, *shape) of recent experience, including resets and exploration. Distill
+            trains on them and Quantize measures ranges on them, so rare ones must be among them.
+        push: number of this push; ``seed`` and ``push`` fix all random choices.
+        seed: of the run.
+        seconds: wall time for distillation. None: each stage makes its configured number of
+            updates, so that the same push gives the same policy.
+        batch: observations per call of the actors' backends.
+        bits: new setting of the chain's quantization, or None for no change.
+        sparsity: new setting of the chain's pruning, or None for no change.
+
+    Raises:
+        InputError: a teacher with NaN or infinite weights, no observations, or unsuitable ones.
+    """
+
+    teacher: Policy
+    observations: Observations = field(repr=False)
+    push: int = 0
+    seed: int = 0
+    seconds: float | None = None
+    batch: int = 1
+    bits: float | None = None
+    sparsity: float | None = None
+
+    def __post_init__(self) -> None:
+        check_finite(self.teacher, "teacher")
+        if len(self.observations) == 0:
+            raise InputError("compression got no observations. Expected at least one.")
+        check_observations(self.teacher.spec, self.observations)
+
+    def random(self) -> np.random.Generator:
+        """Return a generator that is the same for the same push and seed."""
+        return np.random.default_rng([self.seed, self.push])
+
+    def some(self, count: int) -> Observations:
+        """Return about ``count`` observations, evenly spaced; different ones at each push.
+
+        Not a fixed part such as the newest ones, which might never include the rare observations.
+        """
+        every = max(1, len(self.observations) // count)
+        random = np.random.default_rng([self.seed, self.push, count])
+        return self.observations[random.integers(every) :: every]
+
+
+def check_finite(policy: Policy, who: str) -> None:
+    """Raise InputError if a weight of ``policy`` is NaN or infinite; ``who`` names it."""
+    for name, value in policy.parameters.items():
+        numbers = value.scales if isinstance(value, QuantizedArray) else value
+        if not np.isfinite(numbers).all():
+            raise InputError(
+                f"the {who}'s {name} has NaN or infinite values. Expected finite weights: training "
+                "has diverged. Keep the actors' current policy, and lower the learning rate."
+            )
 
 
 class Stage(abc.ABC):
@@ -83,11 +154,38 @@ class Stage(abc.ABC):
         Raises:
             ConfigError: the state is not this stage's.
         """
-        if state:
-            raise ConfigError(
-                f"{type(self).__name__} got the state {sorted(state)}. Expected none; another "
-                "chain saved it."
-            )
+        state_parts(self, state)
+
+
+def state_parts(
+    stage: Stage, state: State, numbers: Sequence[str] = (), parts: Sequence[str] = ()
+) -> dict[str, dict[str, npt.NDArray[Any] | int | float]]:
+    """Return part to name to value of the entries ``PART.NAME`` of a saved state.
+
+    Args:
+        stage: that loads it.
+        state: saved by the stage.
+        numbers: the keys of all other entries.
+        parts: such as ``"kept"``.
+
+    Raises:
+        ConfigError: other entries, or some of ``numbers`` are missing.
+    """
+    found: dict[str, dict[str, npt.NDArray[Any] | int | float]] = {part: {} for part in parts}
+    others = set()
+    for key, value in state.items():
+        part, _, name = key.partition(".")
+        if part in found and name:
+            found[part][name] = value
+        else:
+            others.add(key)
+    if others != set(numbers):
+        wanted = ", ".join((*numbers, *(f"{part}.NAME" for part in parts))) or "none"
+        raise ConfigError(
+            f"{type(stage).__name__} got the state {sorted(state)}. Expected {wanted}; another "
+            "chain saved it."
+        )
+    return found
 
 
 def float_weights(policy: Policy, stage: Stage) -> dict[str, Floats]:

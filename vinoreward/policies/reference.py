@@ -72,32 +72,6 @@ def layer_inputs(policy: Policy, observations: npt.NDArray[np.generic]) -> dict[
     return _run(policy, observations)[1]
 
 
-def _run(
-    policy: Policy, observations: npt.NDArray[np.generic]
-) -> tuple[Floats, dict[str, Floats], Floats | None]:
-    check_observations(policy.spec, observations)
-    parameters = policy.float_parameters()
-    values = observations.astype(np.float32) * np.float32(policy.spec.scale)
-    inputs: dict[str, Floats] = {}
-    for layer in policy.spec.layers:
-        if not isinstance(layer, Dense | Conv):
-            values = values.reshape(len(values), -1)
-            continue
-        inputs[layer.name] = values
-        seen = (
-            quantized(values, policy.ranges[layer.name]) if policy.in_int8(layer.name) else values
-        )
-        values = _apply(
-            layer, seen, parameters[f"{layer.name}.weight"], parameters[f"{layer.name}.bias"]
-        )
-    value = policy.spec.value
-    if value is None:
-        return values, inputs, None
-    features = inputs[policy.spec.layers[-1].name]
-    read = features @ parameters[f"{value.name}.weight"].T + parameters[f"{value.name}.bias"]
-    return values, inputs, read[:, 0]
-
-
 def forward(policy: Policy, observations: npt.NDArray[np.generic]) -> Floats:
     """Return the head's outputs (N, K) for observations (N, *shape).
 
@@ -107,9 +81,17 @@ def forward(policy: Policy, observations: npt.NDArray[np.generic]) -> Floats:
     return _run(policy, observations)[0]
 
 
-def forward_with_value(
-    policy: Policy, observations: npt.NDArray[np.generic]
-) -> tuple[Floats, Floats | None]:
-    """Return the head's outputs (N, K), and values (N,) if there is a value head."""
-    outputs, _, value = _run(policy, observations)
-    return outputs, value
+def _run(policy: Policy, observations: npt.NDArray[np.generic]) -> tuple[Floats, dict[str, Floats]]:
+    check_observations(policy.spec, observations)
+    parameters = policy.float_parameters()
+    values = observations.astype(np.float32) * np.float32(policy.spec.scale)
+    inputs: dict[str, Floats] = {}
+    for layer in policy.spec.layers:
+        name = layer.name
+        if not isinstance(layer, Dense | Conv):
+            values = values.reshape(len(values), -1)
+            continue
+        inputs[name] = values
+        seen = quantized(values, policy.ranges[name]) if policy.in_int8(name) else values
+        values = _apply(layer, seen, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
+    return values, inputs

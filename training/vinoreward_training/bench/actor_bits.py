@@ -18,12 +18,11 @@ import numpy.typing as npt
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import Evaluator
 from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.context import CompressionContext
 from vinoreward.compression.distill import Distill
 from vinoreward.compression.prune import Prune
 from vinoreward.compression.quality import check_policy
 from vinoreward.compression.quantize import Quantize
-from vinoreward.compression.stage import Stage
+from vinoreward.compression.stage import CompressionContext, Stage
 from vinoreward.monitoring import (
     CompressionSetting,
     MonitorBatch,
