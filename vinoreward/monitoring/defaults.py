@@ -130,16 +130,13 @@ def default_strategy(
     largest = SOFTMAX_KL_MAX if head == "logits" else GAUSSIAN_KL_MAX
     unsourced = () if head == "tanh" else (UNSOURCED_KL_MAX,)
     guard = Threshold(
-        (largest, Q_REGRET_MEAN, Q_REGRET_MAX, *unsourced, ESS, RETURN_GAP),
-        (*safer, STOP),
+        (largest, Q_REGRET_MEAN, Q_REGRET_MAX, *unsourced, ESS, RETURN_GAP), (*safer, STOP)
     )
     return Composite([guard, AdaptivePull()])
 
 
 def default_monitor(
-    head: Head,
-    setting: CompressionSetting | None = None,
-    safer: Sequence[Mapping[str, Any]] = (),
+    head: Head, setting: CompressionSetting | None = None, safer: Sequence[Mapping[str, Any]] = ()
 ) -> Monitor:
     """Return the monitor that a training uses by default.
 

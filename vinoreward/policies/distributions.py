@@ -21,6 +21,7 @@ from vinoreward.policies.action_noise import (
 )
 from vinoreward.policies.spec import PolicySpec
 
+Outputs = npt.NDArray[np.floating]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
@@ -83,16 +84,13 @@ class Acted:
     noise: Doubles | None = None
 
 
-def log_softmax(logits: npt.NDArray[np.floating]) -> Doubles:
+def log_softmax(logits: Outputs) -> Doubles:
     """Return log probabilities (N, K) for logits (N, K)."""
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    found: Doubles = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return found
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
-def gaussian(
-    spec: PolicySpec, outputs: npt.NDArray[np.floating], sigma: float
-) -> tuple[Doubles, Doubles]:
+def gaussian(spec: PolicySpec, outputs: Outputs, sigma: float) -> tuple[Doubles, Doubles]:
     """Return means and log standard deviations (N, A) of actions before the tanh.
 
     Args:
@@ -107,9 +105,7 @@ def gaussian(
     return mean, np.clip(log_std, *LOG_STD)
 
 
-def log_probabilities(
-    spec: PolicySpec, outputs: npt.NDArray[np.floating], epsilon: float = 0.0
-) -> Doubles:
+def log_probabilities(spec: PolicySpec, outputs: Outputs, epsilon: float = 0.0) -> Doubles:
     """Return (N, actions) log probabilities of discrete actions, at least -20.
 
     Args:
@@ -126,7 +122,7 @@ def log_probabilities(
 
 def act(
     spec: PolicySpec,
-    outputs: npt.NDArray[np.floating],
+    outputs: Outputs,
     random: np.random.Generator,
     exploration: Exploration = Exploration(),
     before: Doubles | None = None,
@@ -146,8 +142,7 @@ def act(
     count = len(outputs)
     if spec.discrete:
         if exploration.greedy:
-            chosen = outputs.argmax(1).astype(np.int64)
-            return Acted(chosen, np.zeros(count, dtype=np.float32))
+            return Acted(outputs.argmax(1).astype(np.int64), np.zeros(count, dtype=np.float32))
         logs = log_probabilities(spec, outputs, exploration.epsilon)
         # The argmax of logits plus Gumbel noise is a sample from their softmax.
         noisy = logs + random.gumbel(size=logs.shape)
@@ -158,10 +153,8 @@ def act(
     if not exploration.greedy and (exploration.uniform or exploration.noise is not None):
         return _act_after_tanh(spec, outputs, random, exploration, before)
     mean, log_std = gaussian(spec, outputs, exploration.sigma)
-    certain = exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0)
-    if certain:
-        actions = np.tanh(mean).astype(np.float32)
-        return Acted(actions, np.zeros(count, dtype=np.float32))
+    if exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0):
+        return Acted(np.tanh(mean).astype(np.float32), np.zeros(count, dtype=np.float32))
     before = mean + np.exp(log_std) * random.standard_normal(mean.shape)
     actions = np.clip(np.tanh(before), -EDGE, EDGE).astype(np.float32)
     log_mu = _squashed_log_density(actions, mean, log_std)
@@ -170,7 +163,7 @@ def act(
 
 def _act_after_tanh(
     spec: PolicySpec,
-    outputs: npt.NDArray[np.floating],
+    outputs: Outputs,
     random: np.random.Generator,
     exploration: Exploration,
     before: Doubles | None,
@@ -188,7 +181,7 @@ def _act_after_tanh(
     return Acted(actions, log_mu.astype(np.float32), drawn)
 
 
-def _best(spec: PolicySpec, outputs: npt.NDArray[np.floating]) -> Doubles:
+def _best(spec: PolicySpec, outputs: Outputs) -> Doubles:
     if spec.head != "tanh":
         raise ConfigError(
             f"exploration puts noise on the actions of a {spec.head} head. Expected none: the "
@@ -199,7 +192,7 @@ def _best(spec: PolicySpec, outputs: npt.NDArray[np.floating]) -> Doubles:
 
 def _log_density_after_tanh(
     spec: PolicySpec,
-    outputs: npt.NDArray[np.floating],
+    outputs: Outputs,
     actions: npt.NDArray[np.generic],
     exploration: Exploration,
     before: Doubles | None,
@@ -215,9 +208,7 @@ def _log_density_after_tanh(
     return log_density(taken, _best(spec, outputs) + centers, spread)
 
 
-def _squashed_log_density(
-    actions: npt.NDArray[np.floating], mean: Doubles, log_std: Doubles
-) -> Doubles:
+def _squashed_log_density(actions: Outputs, mean: Doubles, log_std: Doubles) -> Doubles:
     """Return the log density (N,) of tanh-squashed Gaussian actions (N, A)."""
     bounded = np.clip(actions.astype(np.float64), -EDGE, EDGE)
     before = np.arctanh(bounded)
@@ -228,7 +219,7 @@ def _squashed_log_density(
 
 def log_prob(
     spec: PolicySpec,
-    outputs: npt.NDArray[np.floating],
+    outputs: Outputs,
     actions: npt.NDArray[np.generic],
     exploration: Exploration = Exploration(),
 ) -> Doubles:
@@ -266,9 +257,7 @@ def log_prob(
 
 
 def entropy(
-    spec: PolicySpec,
-    outputs: npt.NDArray[np.floating],
-    exploration: Exploration = Exploration(),
+    spec: PolicySpec, outputs: Outputs, exploration: Exploration = Exploration()
 ) -> Doubles:
     """Return the entropy (N,) in nats; of the Gaussian before the tanh for continuous actions."""
     if spec.discrete:
@@ -282,8 +271,8 @@ def entropy(
 
 def kl(
     spec: PolicySpec,
-    outputs_p: npt.NDArray[np.floating],
-    outputs_q: npt.NDArray[np.floating],
+    outputs_p: Outputs,
+    outputs_q: Outputs,
     exploration: Exploration = Exploration(),
 ) -> Doubles:
     """Return KL(p || q) in nats for each row (N,); applying tanh to both does not change it.

@@ -70,15 +70,7 @@ class Flatten:
 
 
 Layer = Dense | Conv | Flatten
-_KINDS: Mapping[str, type[Dense] | type[Conv] | type[Flatten]] = {
-    "dense": Dense,
-    "conv": Conv,
-    "flatten": Flatten,
-}
-
-
-def _kind(layer: Layer) -> str:
-    return next(name for name, kind in _KINDS.items() if isinstance(layer, kind))
+_KINDS: Mapping[str, type[Layer]] = {"dense": Dense, "conv": Conv, "flatten": Flatten}
 
 
 @dataclass(frozen=True)
@@ -150,8 +142,7 @@ class PolicySpec:
     @property
     def outputs(self) -> int:
         """K, the number of the head's outputs."""
-        shape = self.shapes()[-1]
-        return shape[0]
+        return self.shapes()[-1][0]
 
     @property
     def discrete(self) -> bool:
@@ -203,7 +194,9 @@ class PolicySpec:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for :meth:`from_dict`."""
         found = asdict(self)
-        found["layers"] = [{"kind": _kind(layer), **asdict(layer)} for layer in self.layers]
+        found["layers"] = [
+            {"kind": type(layer).__name__.lower(), **asdict(layer)} for layer in self.layers
+        ]
         found["observation_shape"] = list(self.observation_shape)
         return found
 
@@ -215,14 +208,13 @@ class PolicySpec:
             ConfigError: data that :meth:`to_dict` does not write.
         """
         try:
-            layers = tuple(
-                _KINDS[layer["kind"]](**{key: layer[key] for key in layer if key != "kind"})
-                for layer in value["layers"]
-            )
             fields: dict[str, Any] = {
                 **value,
                 "observation_shape": tuple(int(side) for side in value["observation_shape"]),
-                "layers": layers,
+                "layers": tuple(
+                    _KINDS[layer["kind"]](**{key: layer[key] for key in layer if key != "kind"})
+                    for layer in value["layers"]
+                ),
                 "value": None if value.get("value") is None else Dense(**value["value"]),
             }
             return cls(**fields)
@@ -288,16 +280,10 @@ def mlp(
         value: whether to add a value head.
     """
     sizes = [observation_size, *hidden]
-    layers: list[Layer] = [
+    layers = [
         Dense(f"dense{index}", sizes[index], sizes[index + 1], activation)
         for index in range(len(hidden))
     ]
-    outputs = actions * (2 if head == "tanh_gaussian" else 1)
-    layers.append(Dense("head", sizes[-1], outputs))
-    return PolicySpec(
-        observation_shape=(observation_size,),
-        layers=tuple(layers),
-        head=head,
-        actions=actions,
-        value=Dense("value", sizes[-1], 1) if value else None,
-    )
+    layers.append(Dense("head", sizes[-1], actions * (2 if head == "tanh_gaussian" else 1)))
+    read = Dense("value", sizes[-1], 1) if value else None
+    return PolicySpec((observation_size,), tuple(layers), head, actions, value=read)

@@ -126,9 +126,7 @@ def header_of(policy: Policy, parameters: object) -> dict[str, Any]:
 
 
 def policy_of(
-    header: Mapping[str, Any],
-    parameters: Mapping[str, Parameter],
-    blob: memoryview | None = None,
+    header: Mapping[str, Any], parameters: Mapping[str, Parameter], blob: memoryview | None = None
 ) -> Policy:
     """Return the policy of a :func:`header_of`; errors of any type if it is damaged."""
     return Policy(

@@ -318,11 +318,7 @@ def unseal(blob: bytes | memoryview | None, header: Mapping[str, Any]) -> memory
 
 def describes(policy: Policy, backend: str) -> dict[str, Any]:
     """Return the header fields that identify a blob's policy and backend."""
-    return {
-        "backend": backend,
-        "network": policy.spec.digest(),
-        "weights": fingerprint(policy),
-    }
+    return {"backend": backend, "network": policy.spec.digest(), "weights": fingerprint(policy)}
 
 
 def fingerprint(policy: Policy) -> int:
