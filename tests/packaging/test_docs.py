@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -218,12 +217,12 @@ def commands(project_root: Path) -> list[str]:
 def test_the_documented_commands_have_these_options(project_root: Path) -> None:
     import tyro
 
+    from vinoreward_training import configs
     from vinoreward_training.cli import COMMANDS
 
     seen = set()
     for line in commands(project_root):
         name, *options = shlex.split(line, comments=True)
-        configs = import_module(f"vinoreward_training.configs.{name.replace('-', '_')}")
         if "--help" not in options:
             tyro.cli(getattr(configs, COMMANDS[name][1]), args=options)
         seen.add(name)
@@ -235,7 +234,6 @@ def test_the_documented_commands_of_actors_are_settled(
 ) -> None:
     """Each line as it stands, up to where training would begin."""
     from vinoreward_training.actors import command as actors
-    from vinoreward_training.actors.resolve import resolve
     from vinoreward_training.cli import main
 
     settled = []
@@ -244,7 +242,7 @@ def test_the_documented_commands_of_actors_are_settled(
     def settle(config: Any) -> int:
         if config.list_presets:
             return run(config)
-        settled.append(resolve(config))
+        settled.append(config)
         return 0
 
     monkeypatch.setattr(actors, "run", settle)

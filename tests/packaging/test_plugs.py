@@ -14,8 +14,8 @@ from vinoreward.policies.policy import random_policy
 from vinoreward.policies.reference import forward
 from vinoreward.policies.spec import mlp
 from vinoreward_training.actors.build import build
-from vinoreward_training.actors.plugs import chain_of
-from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.actors.expressions import chain_of
+from vinoreward_training.configs import ActorsConfig
 
 MODULE = """
 import numpy as np

@@ -8,7 +8,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.configs import TrainConfig
+from vinoreward_training.policy.train import SETTINGS
 
 SMALL: dict[str, Any] = {
     "learning_starts": 40,
@@ -29,7 +30,7 @@ def config(out: Path, **changes: Any) -> TrainConfig:
         "algorithm_kwargs": SMALL,
         "progress": False,
     }
-    return TrainConfig(out=out, **{**settings, **changes})
+    return SETTINGS.of(out=out, **{**settings, **changes})
 
 
 class Corridor(gym.Env[np.ndarray, int]):

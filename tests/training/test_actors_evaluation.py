@@ -30,7 +30,7 @@ from vinoreward.policies.policy import Policy, quantize_array, random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward_training.actors.record import METRICS, Recorder, read_rows
 from vinoreward_training.actors.report import gap_words
-from vinoreward_training.actors.watcher import difference
+from vinoreward_training.actors.run import difference
 from vinoreward_training.tasks.networks import network
 
 # Files

@@ -10,7 +10,7 @@ import pytest
 from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward_training.actors.profile import Measured, crowded, recommend
 from vinoreward_training.cli import main
-from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.configs import ActorsConfig
 
 
 def measured(acting: float, learner: float, push: float | None = None) -> Measured:

@@ -25,12 +25,12 @@ from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError, in
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward_training.actors.build import build
-from vinoreward_training.actors.plugs import chain_of, correctors_of, monitor_of
+from vinoreward_training.actors.expressions import chain_of, correctors_of, monitor_of
 from vinoreward_training.actors.record import METRICS, read_rows
-from vinoreward_training.actors.resolve import recorded, resolve
 from vinoreward_training.actors.run import finished, read_summary
+from vinoreward_training.actors.settings import SETTINGS, recorded
 from vinoreward_training.cli import main
-from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.configs import ActorsConfig
 from vinoreward_training.runs.run_folder import plain
 from vinoreward_training.tasks.networks import network
 
@@ -128,7 +128,7 @@ def test_a_monitor_that_cannot_be_is_refused(text: str, said: str) -> None:
 )
 def test_numbers_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="Expected") as error:
-        resolve(ActorsConfig(**options, explicit=tuple(options)))
+        SETTINGS.of(**options)
     assert next(iter(options)) in str(error.value)
 
 
@@ -176,7 +176,7 @@ def test_a_configuration_that_was_cut_off_is_not_completed_by_defaults(
     lines = (out / "config.yaml").read_text().splitlines(keepends=True)
     (out / "config.yaml").write_text("".join(lines[:kept]))
     with pytest.raises(ConfigError, match=r"lacks the run's .*Expected"):
-        resolve(ActorsConfig(out=out, resume=True))
+        SETTINGS.of(out=out, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_a_run_does_not_go_on_as_something_else(
 ) -> None:
     out = run_folder(tmp_path / "run", **recorded_as)
     with pytest.raises(ConfigError, match="Expected") as error:
-        resolve(ActorsConfig(out=out, resume=True, **given, explicit=tuple(given)))
+        SETTINGS.of(out=out, resume=True, **given)
     assert said in str(error.value)
-    assert resolve(ActorsConfig(out=out, resume=True)).steps == 1000
+    assert SETTINGS.of(out=out, resume=True).steps == 1000
 
 
 @pytest.mark.parametrize(
@@ -345,9 +345,8 @@ def test_an_environment_that_fails_before_training_is_named(
 
 @pytest.mark.parametrize("name", ["seed", "name"])
 def test_what_the_environment_is_given_already_is_no_option_of_it(name: str) -> None:
-    config = ActorsConfig(env_kwargs={name: 1}, explicit=("env_kwargs",))
     with pytest.raises(ConfigError, match=f"env_kwargs with {name},.*Expected"):
-        resolve(config)
+        SETTINGS.of(env_kwargs={name: 1})
 
 
 def test_an_environment_that_needs_options_is_built_with_them() -> None:
@@ -389,7 +388,7 @@ def test_a_finished_run_says_how_to_go_on(
     (out / "summary.json").write_text(json.dumps(summary))
     assert main(["actors", "--resume", "--out", str(out), "--steps", "10"]) == 0
     assert "--steps 2000" in capsys.readouterr().out
-    assert resolve(ActorsConfig(out=out, resume=True)).steps == 1000
+    assert SETTINGS.of(out=out, resume=True).steps == 1000
 
 
 @pytest.mark.parametrize(
@@ -456,7 +455,7 @@ def test_a_file_of_anything_else_is_refused(tmp_path: Path, text: bytes) -> None
     file = tmp_path / "mine.yaml"
     file.write_bytes(text)
     with pytest.raises(ConfigError, match="Expected"):
-        resolve(ActorsConfig(config=file, explicit=("config",)))
+        SETTINGS.of(config=file)
 
 
 @pytest.mark.parametrize("name", ["matplotlib", "safetensors", "tensorboard", "torch"])

@@ -10,9 +10,9 @@ import pytest
 
 from vinoreward.errors import ConfigError
 from vinoreward_training.actors.build import SB3, build, evaluation_options, settings_of
-from vinoreward_training.actors.plugs import chain_of, monitor_of
-from vinoreward_training.actors.resolve import command, presets, resolve
-from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.actors.expressions import chain_of, monitor_of
+from vinoreward_training.actors.settings import SETTINGS, command, presets
+from vinoreward_training.configs import ActorsConfig
 from vinoreward_training.tasks.networks import network
 
 
@@ -21,7 +21,7 @@ def test_every_preset_is_settled_and_fits_its_task() -> None:
     assert {"actorq/cartpole-int8", "actorq/humanoid-walk-int8", "accerl/pong-alpha",
             "accerl/seaquest-int8", "hover/fixed-int8"} <= set(found)  # fmt: skip
     for name in found:
-        config = resolve(ActorsConfig(preset=name))
+        config = SETTINGS.of(preset=name)
         spec = network(config.task, config.network, config.algorithm)
         learner, _ = settings_of(config)
         assert learner.__name__.lower() == config.algorithm
@@ -37,11 +37,7 @@ def test_every_preset_is_settled_and_fits_its_task() -> None:
 def test_what_is_given_wins_over_file_and_preset(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("steps: 777\nactors: 3\nlearner: {gamma: 0.9}\n")
-    found = resolve(
-        ActorsConfig(
-            preset="actorq/cartpole-int8", config=file, actors=1, explicit=("actors", "preset")
-        )
-    )
+    found = SETTINGS.of(preset="actorq/cartpole-int8", config=file, actors=1)
     assert (found.steps, found.actors, found.compress) == (777, 1, "int8 | openvino")
     assert found.learner["gamma"] == 0.9
     assert found.learner["learning_rate"] == 0.00015
@@ -63,7 +59,7 @@ def test_what_is_given_wins_over_file_and_preset(tmp_path: Path) -> None:
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match="Expected") as error:
-        resolve(ActorsConfig(**options, explicit=tuple(options)))
+        SETTINGS.of(**options)
     assert said in str(error.value)
 
 
@@ -74,7 +70,7 @@ def test_a_file_that_cannot_be_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match="Expected"):
-        resolve(ActorsConfig(config=file))
+        SETTINGS.of(config=file)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +112,7 @@ def test_a_files_error_names_what_this_command_takes(tmp_path: Path, text: str, 
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as error:
-        resolve(ActorsConfig(config=file))
+        SETTINGS.of(config=file)
     assert said in str(error.value) and "timesteps" not in str(error.value)
 
 
@@ -152,14 +148,14 @@ def test_a_run_that_recorded_other_names_goes_on(
         f"correctors: null\nmonitor: default\nseed: 0\nexecutor: numpy\nlearner: {recorded}\n"
         "env_kwargs: {}\ntrajectory: 20\n"
     )
-    config = resolve(ActorsConfig(out=tmp_path, resume=True))
+    config = SETTINGS.of(out=tmp_path, resume=True)
     assert config.backend == "numpy"
     settings = settings_of(config)[1]
     assert {name: getattr(settings, name) for name in today} == today
 
 
 def test_a_command_says_what_differs_from_its_preset() -> None:
-    config = resolve(ActorsConfig(preset="actorq/cartpole-int8", actors=2, explicit=("preset",)))
+    config = SETTINGS.of(preset="actorq/cartpole-int8", actors=2)
     words = command(config)
     assert words == "vinoreward actors --preset actorq/cartpole-int8 --actors 2"
     assert "--compress none" in command(config, compress="none")

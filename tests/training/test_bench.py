@@ -35,9 +35,8 @@ from vinoreward_training.bench.trainings import (
     train_to_solved,
     training_seeds,
 )
-from vinoreward_training.configs.bench import BenchConfig
-from vinoreward_training.configs.train import TrainConfig
-from vinoreward_training.runs.settings import resolve
+from vinoreward_training.configs import BenchConfig
+from vinoreward_training.policy.train import SETTINGS
 
 times = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30)
 
@@ -298,7 +297,7 @@ def test_a_training_for_a_row_uses_the_preset_and_goes_on_where_it_was_stopped(
 
     first = trained(40, resume=False)
     settled = yaml.safe_load((tmp_path / "train" / "a" / "config.yaml").read_text(encoding="utf-8"))
-    assert settled["algorithm_kwargs"] == resolve(TrainConfig()).algorithm_kwargs
+    assert settled["algorithm_kwargs"] == SETTINGS.of().algorithm_kwargs
     assert (settled["eval_every"], settled["eval_episodes"]) == (250, 2)
     second = trained(80, resume=True)
     assert (first.steps, second.steps) == (40, 80)

@@ -43,7 +43,7 @@ from vinoreward_training.bench.trainings import (
     overhead_pixels_rows,
     solve_pixels_rows,
 )
-from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.configs import BenchConfig
 from vinoreward_training.data.capture_hover import HoverFrame
 
 HEIGHT, WIDTH, SIZE = 32, 40, 5

@@ -27,7 +27,7 @@ from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_training.cli import main
-from vinoreward_training.configs.capture import CaptureConfig
+from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data import capture
 from vinoreward_training.data.capture_hover import (
     CATEGORIES,
@@ -519,7 +519,7 @@ def test_a_camera_can_be_asked_of_a_derived_environment(tmp_path: Path) -> None:
     capture.run(CaptureConfig(out=tmp_path / "d", env=env_id, frames=3, height=32, width=40))
     assert load_dataset(tmp_path / "d").scene["height"] == 32
     with pytest.raises(ConfigError, match=r"scene height 32.*now asked for scene height 48"):
-        capture.run(CaptureConfig(out=tmp_path / "d", height=48, frames=6, resume=True))
+        capture.run(capture.SETTINGS.of(out=tmp_path / "d", height=48, frames=6, resume=True))
 
 
 def test_an_environments_own_description_of_its_pictures_is_recorded(tmp_path: Path) -> None:
@@ -570,10 +570,10 @@ def test_the_articles_pictures_are_drawn_large_and_resized_as_its_environment_do
     finally:
         scene.close()
     # Pictures of two kinds in one folder would be a data set of neither.
-    small = CaptureConfig(out=out, frames=6, resume=True, explicit=("fidelity",))
+    small = capture.SETTINGS.of(out=out, frames=6, resume=True, fidelity=None)
     with pytest.raises(ConfigError, match="drawn"):
         capture.run(small)
-    capture.run(dataclasses.replace(small, explicit=()))  # as it was recorded
+    capture.run(capture.SETTINGS.of(out=out, frames=6, resume=True))  # as it was recorded
     assert len(rows_of(out)) == 6
 
 

@@ -19,7 +19,7 @@ import pytest
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, ModelNotFoundError, RunFolderError
 from vinoreward.rewards.calibration import clopper_pearson
-from vinoreward_training.configs.demo import DemoConfig
+from vinoreward_training.configs import DemoConfig
 from vinoreward_training.demo.command import (
     CAPTURE_SEED,
     Demo,

@@ -13,7 +13,7 @@ import pytest
 
 from vinoreward.errors import install_command
 from vinoreward_training import doctor
-from vinoreward_training.configs.doctor import DoctorConfig
+from vinoreward_training.configs import DoctorConfig
 from vinoreward_training.doctor import Finding, core_works
 from vinoreward_training.runs.machine import (
     cores,

@@ -64,14 +64,12 @@ from vinoreward_training.classifier.weights import (
     record_of,
 )
 from vinoreward_training.cli import main
-from vinoreward_training.configs.finetune import FinetuneConfig
-from vinoreward_training.configs.quantize import QuantizeConfig
-from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.configs import FinetuneConfig, QuantizeConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
+from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train
 from vinoreward_training.quantize import command as quantize
 from vinoreward_training.runs.fit import CHECKPOINT
-from vinoreward_training.runs.settings import resumed
 
 
 def dataset_of(count: int) -> Dataset:
@@ -498,7 +496,7 @@ def test_a_run_of_before_goes_on_under_its_name(tmp_path: Path) -> None:
     out.mkdir()
     recorded = "data: data/hover\nout: elsewhere\nname: hover-classifier\nimage_size: null\n"
     (out / "config.yaml").write_text(recorded + "resume: false\nepochs: 7\n", encoding="utf-8")
-    found = resumed(FinetuneConfig(out=out, resume=True, learning_rate=0.1))
+    found = finetune.SETTINGS.of(out=out, resume=True, learning_rate=0.1)
     assert (found.name, found.epochs, found.learning_rate) == ("hover-classifier", 7, 0.1)
     assert (found.data, found.out, found.resume) == (Path("data/hover"), out, True)
     for text, words in [
@@ -510,7 +508,7 @@ def test_a_run_of_before_goes_on_under_its_name(tmp_path: Path) -> None:
     ]:
         (out / "config.yaml").write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=words):
-            resumed(FinetuneConfig(out=out, resume=True))
+            finetune.SETTINGS.of(out=out, resume=True)
 
 
 def test_values_that_cannot_work_are_refused(tmp_path: Path) -> None:
@@ -594,4 +592,4 @@ def test_a_classifier_of_nothing_is_useless_and_says_so(
     with pytest.raises(DatasetError, match="at least 200"):
         quantize.run(QuantizeConfig(bundle=path, data=data, force=True))
     with pytest.raises(UselessClassifierError, match="--force"):
-        train(TrainConfig(out=tmp_path / "policy", bundle=str(path), progress=False))
+        train(TRAIN.of(out=tmp_path / "policy", bundle=str(path), progress=False))

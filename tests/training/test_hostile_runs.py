@@ -21,17 +21,15 @@ from vinoreward.errors import (
     VinorewardError,
 )
 from vinoreward_training.actors.record import Recorder, read_rows
-from vinoreward_training.actors.resolve import resolve as resolve_actors
 from vinoreward_training.actors.run import read_summary
+from vinoreward_training.actors.settings import SETTINGS as ACTORS
+from vinoreward_training.classifier.finetune import SETTINGS as FINETUNE
 from vinoreward_training.cli import main
-from vinoreward_training.configs.actors import ActorsConfig
-from vinoreward_training.configs.finetune import FinetuneConfig
-from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.play.actors_run import is_of_actors
 from vinoreward_training.policy.checkpoint import build_model, read_description
+from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train
 from vinoreward_training.runs.curves import EPISODE_COLUMNS, read_table
-from vinoreward_training.runs.settings import resolve, resumed
 
 BOMB = "env_kwargs:\n  a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)
@@ -59,10 +57,10 @@ def test_settings_that_are_a_trap(tmp_path: Path, text: str, words: str) -> None
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     began = time.process_time()
     for read in (
-        lambda: resolve(TrainConfig(config=file)),
-        lambda: resolve(TrainConfig(out=tmp_path, resume=True)),
-        lambda: resolve_actors(ActorsConfig(config=file)),
-        lambda: resumed(FinetuneConfig(out=tmp_path, resume=True)),
+        lambda: TRAIN.of(config=file),
+        lambda: TRAIN.of(out=tmp_path, resume=True),
+        lambda: ACTORS.of(config=file),
+        lambda: FINETUNE.of(out=tmp_path, resume=True),
     ):
         with pytest.raises(ConfigError, match=rf"config\.yaml cannot be read: .*{words}|{words}"):
             read()
@@ -93,7 +91,7 @@ def test_values_of_other_types(tmp_path: Path, changes: dict[str, Any]) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(changes), encoding="utf-8")
     with pytest.raises(ConfigError, match=rf"found {name}=.*Expected .*; (change --|write it)"):
-        resolve(TrainConfig(config=file))
+        TRAIN.of(config=file)
 
 
 DESCRIPTION: dict[str, Any] = {

@@ -17,7 +17,7 @@ from torch import nn
 from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import BundleParityError, ConfigError, PictureMismatchError, VinorewardError
-from vinoreward_training.configs.import_encoder import ImportEncoderConfig
+from vinoreward_training.configs import ImportEncoderConfig
 from vinoreward_training.encoder import import_encoder
 from vinoreward_training.encoder.import_encoder import read_factory
 

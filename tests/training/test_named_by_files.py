@@ -74,12 +74,11 @@ def actors_run(stranger: Stranger, tmp_path_factory: pytest.TempPathFactory) -> 
     from vinoreward.policies.files import save_policy
     from vinoreward.policies.policy import random_policy
     from vinoreward.policies.spec import mlp
-    from vinoreward_training.actors.resolve import recorded, resolve
-    from vinoreward_training.configs.actors import ActorsConfig
+    from vinoreward_training.actors.settings import SETTINGS, recorded
 
     out = tmp_path_factory.mktemp("runs") / "actors"
     save_policy(out, random_policy(mlp(1, 2, head="logits", hidden=(4,), value=True), 0))
-    settled = resolve(ActorsConfig(task=ENV, network="1x4", out=out))
+    settled = SETTINGS.of(task=ENV, network="1x4", out=out)
     text = yaml.safe_dump({**recorded(settled), "out": str(out)})
     (out / "config.yaml").write_text(text, encoding="utf-8")
     return out
@@ -152,22 +151,21 @@ def test_a_file_cannot_say_that_it_is_trusted(
 def test_a_resumed_run_writes_where_it_is_and_nowhere_else(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vinoreward_training.configs.train import TrainConfig
-    from vinoreward_training.runs.settings import resolve
+    from vinoreward_training.policy.train import SETTINGS
 
     path = run / "config.yaml"
     before = path.read_text(encoding="utf-8")
     there = yaml.safe_load(before)
     path.write_text(yaml.safe_dump({**there, "out": str(tmp_path)}), encoding="utf-8")
     # The default's folder is not named on the command line.
-    default = TrainConfig(resume=True, trust_run=True)
+    default = SETTINGS.kind().out
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    run.rename(tmp_path / default.out)
+    run.rename(tmp_path / default)
     try:
-        assert resolve(default).out == default.out
+        assert SETTINGS.of(resume=True, trust_run=True).out == default
     finally:
-        (tmp_path / default.out).rename(run)
+        (tmp_path / default).rename(run)
         path.write_text(before, encoding="utf-8")
 
 

@@ -20,13 +20,12 @@ from vinoreward.errors import (
     RunFolderError,
 )
 from vinoreward_training.cli import main
-from vinoreward_training.configs.play import PlayConfig
-from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.configs import PlayConfig
 from vinoreward_training.play.command import play
 from vinoreward_training.play.film import FILM_WIDTH, captioned, save_film
 from vinoreward_training.policy.checkpoint import load_policy
 from vinoreward_training.policy.evaluate import Moment, evaluate
-from vinoreward_training.policy.train import train
+from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.tasks.environments import make_env
 
 
@@ -36,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "hover"
     small: dict[str, Any] = {"learning_starts": 20, "batch_size": 8}
     train(
-        TrainConfig(
+        SETTINGS.of(
             out=out,
             backend="oracle",
             timesteps=60,

@@ -18,10 +18,9 @@ from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from vinoreward.files import write_json
 from vinoreward.policies.files import save_policy
 from vinoreward.policies.policy import random_policy
-from vinoreward_training.actors.resolve import recorded, resolve
+from vinoreward_training.actors.settings import SETTINGS, recorded
 from vinoreward_training.cli import main
-from vinoreward_training.configs.actors import ActorsConfig
-from vinoreward_training.configs.play import PlayConfig
+from vinoreward_training.configs import PlayConfig
 from vinoreward_training.play.command import play
 from vinoreward_training.play.film import Filmer
 from vinoreward_training.policy.evaluate import Moment
@@ -32,7 +31,7 @@ from vinoreward_training.tasks.networks import network
 def run_of(folder: Path, task: str, spec: Any, **changes: Any) -> Path:
     """A run as vinoreward actors leaves one, with a policy that was never trained."""
     folder.mkdir(exist_ok=True)
-    config = resolve(ActorsConfig(task=task, out=folder, **changes))
+    config = SETTINGS.of(task=task, out=folder, **changes)
     (folder / "config.yaml").write_text(yaml.safe_dump(plain(recorded(config))))
     policy = random_policy(spec, 0).replace(version=3)
     save_policy(folder, policy)

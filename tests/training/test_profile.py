@@ -21,7 +21,7 @@ from vinoreward_training.bench.profile import (
     run,
     shares,
 )
-from vinoreward_training.configs.profile import ProfileConfig
+from vinoreward_training.configs import ProfileConfig
 
 
 @given(st.floats(1e-6, 1e3), st.floats(0, 0.99))

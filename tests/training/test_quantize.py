@@ -27,8 +27,7 @@ from vinoreward.errors import (
 )
 from vinoreward.rewards.classifier import Classifier, unsure
 from vinoreward_training.classifier import finetune
-from vinoreward_training.configs.finetune import FinetuneConfig
-from vinoreward_training.configs.quantize import QuantizeConfig
+from vinoreward_training.configs import FinetuneConfig, QuantizeConfig
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.quantize import command as quantize
 from vinoreward_training.quantize.gate import (

@@ -123,7 +123,7 @@ def test_a_resumed_run_that_failed_at_once_keeps_its_settings(tmp_path: Path) ->
 
 
 def test_what_decides_over_files_is_not_recorded(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, {"a": 1, "explicit": ["a"], "trust_run": True}):
+    with RunFolder(tmp_path, {"a": 1, "trust_run": True}):
         pass
     assert (tmp_path / "config.yaml").read_text(encoding="utf-8") == "a: 1\n"
 

@@ -23,9 +23,8 @@ from vinoreward.errors import (
 )
 from vinoreward.success import Truth
 from vinoreward_training.cli import main
-from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.policy.evaluate import Moment, evaluate
-from vinoreward_training.policy.train import run, train
+from vinoreward_training.policy.train import SETTINGS, run, train
 from vinoreward_training.runs.curves import (
     EPISODE_COLUMNS,
     EVALUATION_COLUMNS,
@@ -208,7 +207,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
 
 @pytest.mark.slow
 def test_sac_solves_the_task_and_stops(tmp_path: Path) -> None:
-    result = train(TrainConfig(out=tmp_path / "run", backend="oracle", progress=False))
+    result = train(SETTINGS.of(out=tmp_path / "run", backend="oracle", progress=False))
     assert result.solved_at is not None
     assert result.solved_at < 8000
     assert result.final.true is not None
@@ -228,7 +227,7 @@ def test_other_algorithms_by_name(tmp_path: Path, algorithm: str) -> None:
     changes = {"timesteps": 128, "eval_every": 64, "checkpoint_every": 64}
     first = config(tmp_path / "run", algorithm=algorithm, algorithm_kwargs=small, **changes)
     assert train(first).steps == 128
-    again = TrainConfig(out=tmp_path / "run", resume=True, timesteps=192)
+    again = SETTINGS.of(out=tmp_path / "run", resume=True, timesteps=192)
     assert train(again).steps == 192
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import tyro
 import yaml
 from toy_environments import HEIGHT, LATENT, save_toy_bundle, save_toy_encoder
 
@@ -20,13 +19,11 @@ from vinoreward.errors import (
     PictureMismatchError,
 )
 from vinoreward.wrappers.encoded import EncodedObservation
-from vinoreward_training.cli import main, named
-from vinoreward_training.configs.play import PlayConfig
-from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.cli import main
+from vinoreward_training.configs import PlayConfig, TrainConfig
 from vinoreward_training.play.command import play
 from vinoreward_training.policy.checkpoint import read_description
-from vinoreward_training.policy.train import train
-from vinoreward_training.runs.settings import resolve
+from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.tasks.environments import load_encoder, make_env, network_sha256
 
 PIXELS = "PandaHoverPixels-v0"
@@ -58,7 +55,7 @@ def config(out: Path, encoder: Bundle | None, **changes: Any) -> TrainConfig:
         "progress": False,
         "encoder": None if encoder is None else str(encoder.path),
     }
-    return TrainConfig(out=out, **{**settings, **changes})
+    return SETTINGS.of(out=out, **{**settings, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +92,7 @@ def test_a_finished_run_is_resumed_through_its_encoder(trained: Path, tmp_path: 
     for file in trained.iterdir():
         if file.is_file() and file.name != "summary.json":
             (out / file.name).write_bytes(file.read_bytes())
-    result = train(TrainConfig(out=out, resume=True, timesteps=60, progress=False))
+    result = train(SETTINGS.of(out=out, resume=True, timesteps=60, progress=False))
     assert result.steps == 60
     recorded = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
     assert recorded["encoder_sha256"] == read_description(trained)["encoder_sha256"]
@@ -109,7 +106,7 @@ def test_another_encoder_is_refused_and_the_same_one_elsewhere_is_not(
     with pytest.raises(ConfigError, match="another encoder"):
         play(PlayConfig(run=trained, encoder=str(other.path), film=0, progress=False))
     with pytest.raises(ConfigError, match="another encoder"):
-        train(TrainConfig(out=trained, resume=True, timesteps=80, encoder=str(other.path)))
+        train(SETTINGS.of(out=trained, resume=True, timesteps=80, encoder=str(other.path)))
     moved = save_toy_encoder(tmp_path / "moved", resize="pil_bilinear")
     settings = {"run": trained, "episodes": 1, "film": 0, "progress": False}
     assert play(PlayConfig(encoder=str(moved.path), **settings)).evaluation.true is not None
@@ -119,7 +116,7 @@ def test_an_encoder_is_not_taken_up_later(tmp_path: Path, encoder: Bundle) -> No
     out = tmp_path / "run"
     train(config(out, None, env="PandaHover-v0"))
     with pytest.raises(ConfigError, match="has none"):
-        train(TrainConfig(out=out, resume=True, timesteps=80, encoder=str(encoder.path)))
+        train(SETTINGS.of(out=out, resume=True, timesteps=80, encoder=str(encoder.path)))
     with pytest.raises(ConfigError, match="trained without"):
         play(PlayConfig(run=out, encoder=str(encoder.path), film=0))
 
@@ -182,19 +179,18 @@ def test_what_is_seen_is_said(
 def test_the_encoder_comes_from_command_line_file_or_preset_like_other_settings(
     tmp_path: Path,
 ) -> None:
-    assert resolve(TrainConfig(env=PIXELS)).encoder is None
+    assert SETTINGS.of(env=PIXELS).encoder is None
     file = tmp_path / "c.yaml"
     file.write_text(f"env: {PIXELS}\nencoder: from-file\nframe_stack: 2\n", encoding="utf-8")
-    found = resolve(TrainConfig(config=file))
+    found = SETTINGS.of(config=file)
     assert (found.env, found.encoder, found.frame_stack) == (PIXELS, "from-file", 2)
     words = ["--config", str(file), "--encoder", "from-line", "--frame-stack", "1"]
-    settings = tyro.cli(TrainConfig, args=words)
-    found = resolve(dataclasses.replace(settings, explicit=named(settings, words)))
+    found = SETTINGS.parse(words, prog="train")
     assert (found.encoder, found.frame_stack) == ("from-line", 1)
 
 
 def test_the_preset_for_pictures_is_used() -> None:
-    found = resolve(TrainConfig(env=PIXELS))
+    found = SETTINGS.of(env=PIXELS)
     assert (found.timesteps, found.algorithm_kwargs["gamma"]) == (20_000, 0.8)
 
 

@@ -25,14 +25,13 @@ from vinoreward.errors import (
     RunFolderError,
 )
 from vinoreward.saved_state import read_state, save_state
-from vinoreward_training.configs.train import TrainConfig
 from vinoreward_training.policy.checkpoint import (
     build_model,
     restore_checkpoint,
     save_checkpoint,
     save_policy,
 )
-from vinoreward_training.policy.train import train
+from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.runs.curves import EPISODE_COLUMNS, read_table
 from vinoreward_training.tasks.environments import make_env
 
@@ -135,7 +134,7 @@ def test_resume_continues_the_tables_and_takes_the_recorded_configuration(tmp_pa
     out = tmp_path / "run"
     train(config(out))
     before = read_table(out / "episodes.csv", EPISODE_COLUMNS)
-    result = train(TrainConfig(out=out, resume=True, timesteps=200, progress=False))
+    result = train(SETTINGS.of(out=out, resume=True, timesteps=200, progress=False))
     assert result.steps == 200
     after = read_table(out / "episodes.csv", EPISODE_COLUMNS)
     assert after[: len(before)] == before
@@ -150,7 +149,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = train(config(out))
     policy = (out / "policy.pt").read_bytes()
-    again = train(TrainConfig(out=out, resume=True))
+    again = train(SETTINGS.of(out=out, resume=True))
     assert (out / "policy.pt").read_bytes() == policy
     assert again.final == first.final
     assert again.steps == first.steps
@@ -167,7 +166,7 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
 def test_resuming_as_another_run_is_refused(tmp_path: Path) -> None:
     train(config(tmp_path))
     with pytest.raises(ConfigError, match="seed"):
-        train(TrainConfig(out=tmp_path, resume=True, seed=5))
+        train(SETTINGS.of(out=tmp_path, resume=True, seed=5))
 
 
 def start(out: Path, *more: str) -> subprocess.Popen[str]:
@@ -197,13 +196,13 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = start(out)
     with pytest.raises(RunFolderError, match=f"process {run.pid}"):
-        train(TrainConfig(out=out, resume=True))
+        train(SETTINGS.of(out=out, resume=True))
     run.kill()
     run.communicate()
     done = torch.load(out / "checkpoint.pt", weights_only=True)["num_timesteps"]
     assert done >= 50
     result = train(
-        TrainConfig(out=out, resume=True, timesteps=done + 60, final_episodes=3, progress=False)
+        SETTINGS.of(out, resume=True, timesteps=done + 60, final_episodes=3, progress=False)
     )
     assert result.steps == done + 60
     rows = read_table(out / "episodes.csv", EPISODE_COLUMNS)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
 import torch
-import tyro
 import yaml
 from toy_environments import save_toy_bundle
 from train_runs import Corridor, config
@@ -21,10 +19,8 @@ from vinoreward.errors import (
     ModelNotFoundError,
     UnknownDeviceError,
 )
-from vinoreward_training.cli import named
-from vinoreward_training.configs.train import TrainConfig
-from vinoreward_training.policy.train import check_device, train
-from vinoreward_training.runs.settings import resolve
+from vinoreward_training.configs import TrainConfig
+from vinoreward_training.policy.train import SETTINGS, check_device, train
 from vinoreward_training.tasks.environments import has_own_reward, make_env
 
 
@@ -34,7 +30,7 @@ def test_command_line_wins_over_file_and_file_over_preset(tmp_path: Path) -> Non
         "timesteps: 500\neval_every: 70\nalgorithm_kwargs: {batch_size: 64, tau: 0.1}\n",
         encoding="utf-8",
     )
-    found = resolve(TrainConfig(config=file, timesteps=8000, algorithm_kwargs={"batch_size": 32}))
+    found = SETTINGS.of(config=file, timesteps=8000, algorithm_kwargs={"batch_size": 32})
     assert (found.timesteps, found.eval_every) == (8000, 70)
     arguments = found.algorithm_kwargs
     assert (arguments["batch_size"], arguments["tau"], arguments["gamma"]) == (32, 0.1, 0.9)
@@ -46,22 +42,19 @@ def test_what_is_named_on_the_command_line_wins_even_where_it_is_the_default(
     file = tmp_path / "c.yaml"
     file.write_text("backend: oracle\nprogress: false\n", encoding="utf-8")
     words = ["--config", str(file), "--eval-every", "500", "--backend=openvino", "--progress"]
-    config = tyro.cli(TrainConfig, args=words)
-    found = resolve(dataclasses.replace(config, explicit=named(config, words)))
+    found = SETTINGS.parse(words, prog="train")
     assert (found.eval_every, found.backend, found.progress) == (500, "openvino", True)
     # The preset's, as it was not named.
     assert found.eval_episodes == 2
-    with pytest.raises(SystemExit):
-        tyro.cli(TrainConfig, args=["--explicit", "seed"], console_outputs=False)
-    silent = resolve(config)
+    silent = SETTINGS.parse(words[:2], prog="train")
     assert (silent.eval_every, silent.backend, silent.progress) == (250, "oracle", False)
 
 
 def test_the_preset_is_that_of_the_environment_and_of_sac() -> None:
-    assert resolve(TrainConfig(env="PandaHoverRandom-v0")).timesteps == 20_000
-    assert resolve(TrainConfig(env="vinoreward:PandaHover-v0")).algorithm_kwargs["gamma"] == 0.9
-    assert resolve(TrainConfig(algorithm="TD3")).algorithm_kwargs == {}
-    assert resolve(TrainConfig(env="CartPole-v1")).timesteps == 8000
+    assert SETTINGS.of(env="PandaHoverRandom-v0").timesteps == 20_000
+    assert SETTINGS.of(env="vinoreward:PandaHover-v0").algorithm_kwargs["gamma"] == 0.9
+    assert SETTINGS.of(algorithm="TD3").algorithm_kwargs == {}
+    assert SETTINGS.of(env="CartPole-v1").timesteps == 8000
 
 
 @pytest.mark.parametrize(
@@ -77,7 +70,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
-        resolve(TrainConfig(config=file))
+        SETTINGS.of(config=file)
 
 
 @pytest.mark.parametrize(
@@ -90,12 +83,12 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
 )
 def test_values_out_of_range_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve(dataclasses.replace(TrainConfig(), **changes))
+        SETTINGS.of(**changes)
 
 
 def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"gone\.yaml"):
-        resolve(TrainConfig(config=tmp_path / "gone.yaml"))
+        SETTINGS.of(config=tmp_path / "gone.yaml")
     with pytest.raises(ConfigError, match="SARSA"):
         train(config(tmp_path / "a", algorithm="SARSA"))
     with pytest.raises(ConfigError, match="NoSuchEnv"):
@@ -207,6 +200,6 @@ def test_the_rl_zoo_example_names_real_arguments() -> None:
 def test_the_rl_zoo_example_says_what_the_preset_says(env: str) -> None:
     path = Path(__file__).parents[2] / "examples" / "rl_zoo" / "sac.yml"
     example = yaml.safe_load(path.read_text(encoding="utf-8"))[env]
-    settled = resolve(TrainConfig(env=env))
+    settled = SETTINGS.of(env=env)
     assert example["n_timesteps"] == settled.timesteps
     assert {name: example[name] for name in settled.algorithm_kwargs} == settled.algorithm_kwargs

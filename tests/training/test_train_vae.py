@@ -23,8 +23,7 @@ from vinoreward.errors import (
     QuantizationRefusedError,
 )
 from vinoreward_training.cli import main
-from vinoreward_training.configs.quantize import QuantizeConfig
-from vinoreward_training.configs.train_vae import TrainVaeConfig
+from vinoreward_training.configs import QuantizeConfig, TrainVaeConfig
 from vinoreward_training.encoder import train_vae
 from vinoreward_training.encoder.training import VaeFit
 from vinoreward_training.quantize import command as quantize

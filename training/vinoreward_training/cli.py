@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.metadata
-import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -77,17 +75,6 @@ def usage() -> str:
     return "\n".join(lines)
 
 
-def named(config: Any, arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the fields of ``config`` that are options on the command line."""
-    options = {argument.split("=", 1)[0].replace("_", "-") for argument in arguments}
-    names = (field.name for field in dataclasses.fields(config))
-    return tuple(
-        name
-        for name in names
-        if options & {f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"}
-    )
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
@@ -106,21 +93,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vinoreward: no command {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
     try:
-        import tyro
+        # Here, so that the top-level help appears at once.
+        from vinoreward_training import configs
+        from vinoreward_training.runs.settings import Settings, command_line
 
         place, title, _ = COMMANDS[name]
         module = importlib.import_module(f"vinoreward_training.{place}")
-        configs = importlib.import_module(f"vinoreward_training.configs.{name.replace('-', '_')}")
-        kind: Any = getattr(configs, title)
-        config = tyro.cli(
-            kind,
-            prog=f"vinoreward {name}",
-            description=inspect.getdoc(kind),
-            args=arguments[1:],
-        )
-        config = with_truths(config)
-        if hasattr(config, "explicit"):
-            config = dataclasses.replace(config, explicit=named(config, arguments[1:]))
+        prog = f"vinoreward {name}"
+        settings: Settings[Any] | None = getattr(module, "SETTINGS", None)
+        if settings is None:
+            config = command_line(getattr(configs, title), arguments[1:], prog=prog)
+        else:
+            config = settings.parse(arguments[1:], prog=prog)
         with terminated_like_interrupted():
             status = int(module.run(config))
         sys.stdout.flush()  # a reader that has gone would be an error at the end of Python
@@ -147,23 +131,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nvinoreward {name}: stopped. What was written is valid.", file=sys.stderr)
         return 130
-
-
-def with_truths(config: Any) -> Any:
-    """Return the configuration with true and false of its tables as what they mean.
-
-    ``--env-kwargs rescale false`` would give the word otherwise, which counts as true.
-    """
-    words = {"true": True, "false": False}
-    tables = {
-        field.name: {
-            key: words.get(value.lower(), value) if isinstance(value, str) else value
-            for key, value in table.items()
-        }
-        for field in dataclasses.fields(config)
-        if isinstance(table := getattr(config, field.name), dict)
-    }
-    return dataclasses.replace(config, **tables) if tables else config
 
 
 if __name__ == "__main__":

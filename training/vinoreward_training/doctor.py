@@ -23,7 +23,7 @@ from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.errors import MissingExtraError, VinorewardError, install_command
 from vinoreward.files import write_json
-from vinoreward_training.configs.doctor import DoctorConfig
+from vinoreward_training.configs import DoctorConfig
 from vinoreward_training.runs.machine import (
     EXTRAS,
     cores,

@@ -8,22 +8,24 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.engine_setup import ENGINES
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.policies.backends.base import BACKENDS
-from vinoreward_training.actors.plugs import chain_of, correctors_of, monitor_of
-from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.actors.expressions import chain_of, correctors_of, monitor_of
+from vinoreward_training.configs import ActorsConfig
+from vinoreward_training.runs.settings import converted
 from vinoreward_training.tasks.lookup import find_task, make_task
-from vinoreward_training.tasks.networks import ALGORITHMS, dense_layers, network
+from vinoreward_training.tasks.networks import dense_layers, network
 from vinoreward_training.tasks.table import Task
 
 if TYPE_CHECKING:
     from vinoreward.actor_learner.acting.environments import EnvironmentSpec
     from vinoreward.actor_learner.learners.base import Learner
-    from vinoreward.actor_learner.trainer import ActorLearnerConfig
+    from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig
     from vinoreward.compression.chain import CompressorChain
     from vinoreward.monitoring import Monitor
 
@@ -60,6 +62,26 @@ class Parts:
     settings: ActorLearnerConfig
     close: Callable[[], None]
 
+    def trainer(self, config: ActorsConfig, folder: Path | None) -> ActorLearner:
+        """Create the training without starting it.
+
+        Args:
+            config: as given to :func:`build`.
+            folder: for checkpoints; None for none.
+        """
+        from vinoreward.actor_learner.trainer import ActorLearner
+
+        return ActorLearner(
+            self.environment,
+            self.learner,
+            self.settings,
+            compressor=self.chain,
+            monitor=self.monitor,
+            evaluation=evaluation_environment(config),
+            folder=folder,
+            resume=config.resume,
+        )
+
 
 def build(config: ActorsConfig) -> Parts:
     """Build all parts of a training; starts no process.
@@ -82,24 +104,9 @@ def build(config: ActorsConfig) -> Parts:
             f"found algorithm={config.algorithm!r}. Expected one of {', '.join(algorithms)}."
         )
     task = find_task(config.task, config.env_kwargs)
-    settings = ActorLearnerConfig(
-        actors=config.actors,
-        environments=config.environments,
-        steps=config.trajectory,
-        engine=config.engine,
-        backend=config.backend,
-        pull_period=config.pull_period,
-        push_period=config.push_period,
-        bits=config.bits,
-        lag=config.lag,
-        max_lag=config.max_lag,
-        max_staleness=config.max_staleness,
-        evaluate_every=config.evaluate_every,
-        evaluation_episodes=config.evaluation_episodes,
-        samples_per_insert=config.samples_per_insert,
-        checkpoint_seconds=config.checkpoint_seconds,
-        seed=config.seed,
-    )
+    names = {field.name for field in dataclasses.fields(ActorLearnerConfig)} & set(vars(config))
+    shared = {name: getattr(config, name) for name in names}
+    settings = ActorLearnerConfig(**{**shared, "steps": config.trajectory})
     head_of = SB3[config.algorithm][1] if config.algorithm in SB3 else config.algorithm
     chain = chain_of(config.compress, config.backend, lambda name: network(task, name, head_of))
     learner, close = learner_of(config, task)
@@ -171,38 +178,25 @@ def _settings(given: Mapping[str, Any], kind: Any, algorithm: str) -> dict[str, 
                 f"--learner has {name!r}, which {algorithm} does not have{hint}. Expected some of "
                 f"{', '.join(known)}."
             )
-        found[name] = _converted(name, value, str(kinds[name]))
+        try:
+            found[name] = _converted(name, value, kinds[name])
+        except ValueError as error:
+            raise ConfigError(f"--learner has {name}={value!r}. Expected {error}.") from error
     return found
 
 
-def _converted(name: str, value: Any, kind: str) -> Any:
+def _converted(name: str, value: Any, hint: Any) -> Any:
     if name == "prioritized":
         from vinoreward.actor_learner.learners.replay import PrioritizedReplay
 
-        fits, kind = isinstance(value, bool), "bool"
-        value = (PrioritizedReplay() if value else None) if fits else value
-    elif "tuple" in kind:
-        value = [value] if isinstance(value, int) else value
-        fits = isinstance(value, list | tuple) and all(
-            isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in value
-        )
-        value = tuple(value) if fits else value
-    elif "bool" in kind:
-        fits = isinstance(value, bool)
-    elif "float" in kind and not ("str" in kind and isinstance(value, str)):
-        if isinstance(value, str) and _POWER.fullmatch(value):
-            value = float(value)
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-        value = float(value) if fits else value
-    elif "int" in kind:
-        fits = isinstance(value, int) and not isinstance(value, bool)
-    else:
-        fits = isinstance(value, str)
-    if not fits:
-        raise ConfigError(
-            f"--learner has {name}={value!r}. Expected {kind.removeprefix('<class ').rstrip('>')}."
-        )
-    return value
+        return PrioritizedReplay() if converted(value, bool) else None
+    if get_origin(hint) is tuple:
+        value = converted([value] if isinstance(value, int) else value, hint)
+        if min(value, default=1) < 1:
+            raise ValueError("whole numbers from 1")
+    elif isinstance(value, str) and _POWER.fullmatch(value) and hint in (float, float | None):
+        value = float(value)
+    return converted(value, hint)
 
 
 def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:
@@ -298,16 +292,4 @@ def evaluation_options(config: ActorsConfig) -> dict[str, Any]:
 
 def evaluation_environment(config: ActorsConfig) -> EnvironmentSpec:
     """Return the evaluation environment."""
-
     return EnvironmentSpec(FACTORY, {"name": config.task, **evaluation_options(config)})
-
-
-__all__ = [
-    "ALGORITHMS",
-    "SB3",
-    "Parts",
-    "build",
-    "evaluation_environment",
-    "evaluation_options",
-    "learner_of",
-]

@@ -1,38 +1,49 @@
-"""``vinoreward actors``: full-precision learner, compressed actors."""
+"""``vinoreward actors``: one training, a profile, or a study of pull periods."""
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+
+from vinoreward.actor_learner.acting.profile import PARTS
+from vinoreward.files import write_json
+from vinoreward_training.actors.plots import draw_study
 from vinoreward_training.actors.profile import profile
-from vinoreward_training.actors.report import gap_words, share_words
-from vinoreward_training.actors.resolve import command, presets, resolve
+from vinoreward_training.actors.record import Row, plain_numbers, read_rows
+from vinoreward_training.actors.report import aligned, gap_words, share_words
 from vinoreward_training.actors.run import read_summary, train
-from vinoreward_training.actors.study import study
-from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.actors.settings import SETTINGS, command, presets, recorded
+from vinoreward_training.configs import ActorsConfig
 from vinoreward_training.policy.evaluate import rate_of
+from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.next_command import again, beside
+from vinoreward_training.runs.report import Section, write_report
+from vinoreward_training.runs.run_folder import RunFolder, plain
 from vinoreward_training.tasks.environments import naming
 
-__all__ = ["ActorsConfig", "run"]
+__all__ = ["SETTINGS", "run"]
+
+Study = Mapping[int, Sequence[Mapping[str, Any]]]
+"""Pull period to the summaries of its runs, one for each seed."""
 
 
 def run(config: ActorsConfig) -> int:
     """Run the command; print the results and the next command."""
-
     if config.list_presets:
         for name, settings in presets().items():
             print(f"{name:<34} {_about(settings)}")
         print("\nnext: vinoreward actors --preset NAME --out runs/NAME")
         return 0
-    settled = resolve(config)
-    if settled.profile_only is not None:
-        profile(settled)
+    if config.profile_only is not None:
+        profile(config)
         return 0
-    if settled.pull_study:
-        return _study(settled)
-    return _train(settled)
+    if config.pull_study:
+        return _study(config)
+    return _train(config)
 
 
 def _about(settings: Mapping[str, object]) -> str:
@@ -46,7 +57,6 @@ def _about(settings: Mapping[str, object]) -> str:
 
 
 def _train(config: ActorsConfig) -> int:
-
     found = train(config)
     if found is None:
         summary = read_summary(config.out)
@@ -91,7 +101,6 @@ def _again(config: ActorsConfig) -> str:
 
 def _next(config: ActorsConfig, updates: int) -> str:
     """Return the next command for the user: the other arm of the comparison."""
-
     if updates == 0:
         return f"{_again(config)} --steps {10 * config.steps}"
     if config.compress == "none":
@@ -104,15 +113,13 @@ def _next(config: ActorsConfig, updates: int) -> str:
 
 
 def _study(config: ActorsConfig) -> int:
-
     try:
         table = study(config)
     except KeyboardInterrupt:
         print(f"\nStopped. Continue with: {command(config, resume=True)}")
         raise
     print()
-    for line in _aligned(table):
-        print(line)
+    print(aligned(table))
     print(f"\nplot:   {config.out / 'pull_study.png'}")
     print(f"report: {config.out / 'report.html'}")
     best = max(table, key=lambda row: float(str(row["return"])))
@@ -122,11 +129,108 @@ def _study(config: ActorsConfig) -> int:
     return 0
 
 
-def _aligned(table: Sequence[Mapping[str, object]]) -> list[str]:
-    columns = list(table[0])
-    lines = [columns, *([str(row[name]) for name in columns] for row in table)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+def run_of(config: ActorsConfig, period: int, seed: int) -> ActorsConfig:
+    """Return the configuration of one run of a study.
+
+    The monitor only watches, because one that changes the pull period would disturb the study.
+    """
+    folder = config.out / f"pull-{period}" / f"seed-{seed}"
+    return dataclasses.replace(
+        config,
+        out=folder,
+        seed=seed,
+        pull_period=period,
+        pull_study=(),
+        monitor="off" if config.compress == "none" and config.bits == 32 else "watch",
+        resume=(folder / "config.yaml").is_file(),
+    )
+
+
+def study(config: ActorsConfig) -> list[dict[str, object]]:
+    """Train once for each pull period and seed; write and print one table and one plot.
+
+    Skips finished runs; with ``resume``, a stopped study continues where it was.
+
+    Raises:
+        ConfigError: invalid settings, or a folder with another run.
+        KeyboardInterrupt: Ctrl-C; the current run has written its checkpoint.
+    """
+    seeds = range(config.seed, config.seed + config.study_seeds)
+    summaries: dict[int, list[dict[str, Any]]] = {period: [] for period in config.pull_study}
+    rows: dict[int, list[list[Row]]] = {period: [] for period in config.pull_study}
+    with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
+        # Seeds in the outer loop, so that all periods see the same load of the machine.
+        for seed in seeds:
+            for period in config.pull_study:
+                one = run_of(config, period, seed)
+                print(f"pull period {period}, seed {seed}", flush=True)
+                train(one)
+                summaries[period].append(read_summary(one.out))
+                rows[period].append(read_rows(one.out))
+        table = table_of(summaries, rows)
+        finals = {period: final_returns(runs) for period, runs in summaries.items()}
+        picture = draw_study(folder / "pull_study.png", rows, finals)
+        write_json(
+            folder / "pull_study.json",
+            plain_numbers(
+                {
+                    "table": table,
+                    "seeds": list(seeds),
+                    "config": plain(recorded(config)),
+                    "machine": describe_machine(),
+                }
+            ),
+        )
+        write_report(
+            folder / "report.html",
+            f"Pull periods: {config.algorithm} on {config.task}",
+            [
+                Section(
+                    "How often to pull weights",
+                    f"Seeds {seeds[0]} to {seeds[-1]}, the same for every period. Returns are of "
+                    "the learner's last policy, without exploration.",
+                    table,
+                    [picture],
+                )
+            ],
+        )
+    return table
+
+
+def final_returns(runs: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the final return of each run from the summaries, NaN for none."""
+    # JSON has no NaN.
+    found = (run["full_return"] for run in runs)
+    return [float("nan") if value is None else float(value) for value in found]
+
+
+def table_of(
+    summaries: Study, rows: Mapping[int, Sequence[Sequence[Row]]]
+) -> list[dict[str, object]]:
+    """Return one row per pull period: means over seeds, and the spread of returns."""
+    table: list[dict[str, object]] = []
+    for period, runs in summaries.items():
+        returns = final_returns(runs)
+        lags = [
+            float(row["learner"]["lag_mean"])
+            for seed in rows[period]
+            for row in seed
+            if row["kind"] == "train" and row["learner"].get("lag_mean") is not None
+        ]
+        cpu = [sum(run["breakdown"]["cpu"][part] for part in PARTS) for run in runs]
+        pulling = [
+            sum(run["breakdown"]["cpu"][part] for part in ("pull", "decode", "load"))
+            for run in runs
+        ]
+        table.append(
+            {
+                "pull period": period,
+                "return": round(float(np.mean(returns)), 2),
+                "of each seed": ", ".join(f"{value:.4g}" for value in returns),
+                "mean lag": round(float(np.mean(lags)), 2) if lags else None,
+                "actor µs per step": round(1e6 * float(np.mean(cpu)), 1),
+                "of which pulling": f"{np.sum(pulling) / max(np.sum(cpu), 1e-12):.0%}",
+                "seconds": round(float(np.mean([run["seconds"] for run in runs])), 1),
+            }
+        )
+    return table

@@ -13,11 +13,10 @@ from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward_training.actors.build import build
 from vinoreward_training.actors.plots import draw_profile
-from vinoreward_training.actors.report import breakdown_rows, share_words
-from vinoreward_training.actors.resolve import command, recorded
-from vinoreward_training.actors.run import make
-from vinoreward_training.actors.watcher import difference
-from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.actors.report import aligned, breakdown_rows, share_words
+from vinoreward_training.actors.run import difference
+from vinoreward_training.actors.settings import command, recorded
+from vinoreward_training.configs import ActorsConfig
 from vinoreward_training.runs.machine import describe_machine, usable_cores
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import RunFolder, plain
@@ -106,7 +105,7 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
     parts = build(dataclasses.replace(config, resume=False, evaluate_every=0))
     bar = tqdm(total=steps, unit="step", disable=not config.progress, desc=config.compress[:20])
     try:
-        owner = make(dataclasses.replace(config, resume=False), parts, None)
+        owner = parts.trainer(dataclasses.replace(config, resume=False), None)
         warm = _Warm(owner, bar, compressed=parts.chain is not None)
         summary = owner.learn(steps, warm)
         if parts.chain is not None and warm.found is None:
@@ -270,12 +269,5 @@ def _pushes(config: ActorsConfig, found: Measured) -> list[str]:
 
 def table(name: str, found: Breakdown) -> str:
     """Return a breakdown as text."""
-    rows = breakdown_rows(found)
-    columns = list(rows[0])
-    cells = [columns, *([str(value) for value in row.values()] for row in rows)]
-    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
-    lines = [f"{name}: {1e6 * found.step_cpu:.0f} µs of processor time per step"]
-    for line in cells:
-        first, *rest = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        lines.append("  " + "  ".join([first, *(cell.strip().rjust(len(cell)) for cell in rest)]))
-    return "\n".join(lines) + "\n"
+    first = f"{name}: {1e6 * found.step_cpu:.0f} µs of processor time per step"
+    return f"{first}\n{aligned(breakdown_rows(found), left=1, indent=2)}\n"

@@ -23,10 +23,10 @@ from vinoreward_training.actors.plots import (
     draw_returns,
 )
 from vinoreward_training.actors.record import plain_numbers
-from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.configs import ActorsConfig
 from vinoreward_training.policy.evaluate import rate_of, rate_row
 from vinoreward_training.runs.machine import describe_machine
-from vinoreward_training.runs.report import Section, write_report
+from vinoreward_training.runs.report import Section, configuration, write_report
 from vinoreward_training.runs.run_folder import plain
 
 Row = Mapping[str, Any]
@@ -133,6 +133,26 @@ def breakdown_rows(found: Breakdown) -> list[dict[str, object]]:
     return rows
 
 
+def aligned(rows: Sequence[Row], *, left: int = 0, indent: int = 0) -> str:
+    """Return a table as lines of text.
+
+    Args:
+        rows: all with the same keys, which head the columns.
+        left: number of columns that are aligned to the left.
+        indent: spaces before each line.
+    """
+    lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        " " * indent
+        + "  ".join(
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
 def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -> None:
     """Write the pictures, ``report.html`` and ``summary.json`` into the run folder."""
     folder, pair = outcome.folder, outcome.pair
@@ -172,14 +192,7 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
     sections += [
         Section("Evaluations", rows=_evaluations(rows)),
         Section("Machine", rows=_machine()),
-        Section(
-            "Configuration",
-            rows=[
-                {"name": name, "value": str(value)}
-                for name, value in plain(config).items()
-                if name != "explicit"
-            ],
-        ),
+        configuration(config),
     ]
     write_report(folder / "report.html", f"Actors: {title}", sections)
     write_json(folder / SUMMARY, plain_numbers(summary_of(config, outcome)))

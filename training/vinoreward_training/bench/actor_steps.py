@@ -35,7 +35,7 @@ from vinoreward_training.bench.rows import (
     speed_row,
     turns,
 )
-from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.configs import BenchConfig
 from vinoreward_training.tasks.lookup import find_task
 from vinoreward_training.tasks.networks import network
 from vinoreward_training.tasks.table import ACTORQ

@@ -26,13 +26,11 @@ from vinoreward.errors import ConfigError, MissingExtraError, RunFolderError
 from vinoreward.files import write_json
 from vinoreward_training.actors.build import build, evaluation_environment
 from vinoreward_training.actors.record import plain_numbers, read_rows
-from vinoreward_training.actors.resolve import recorded, resolve
-from vinoreward_training.actors.run import FINAL_SEED, make
+from vinoreward_training.actors.run import FINAL_SEED, difference
 from vinoreward_training.actors.run import train as train_actors
-from vinoreward_training.actors.watcher import difference
+from vinoreward_training.actors.settings import SETTINGS, recorded
 from vinoreward_training.bench.rows import Row, mean_row, median_row, turns
-from vinoreward_training.configs.actors import ActorsConfig
-from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.configs import ActorsConfig, BenchConfig
 from vinoreward_training.runs.curves import new_figure, save_figure
 from vinoreward_training.runs.run_folder import plain
 from vinoreward_training.tasks.lookup import find_task, make_task
@@ -107,7 +105,7 @@ Arms = Mapping[str, Sequence[Trained]]
 
 def preset(name: str, seed: int, **changes: Any) -> ActorsConfig:
     """Return a preset's settings with some of them changed."""
-    settled = resolve(ActorsConfig(preset=name, seed=seed, explicit=("seed",)))
+    settled = SETTINGS.of(preset=name, seed=seed)
     return dataclasses.replace(settled, **changes)
 
 
@@ -123,7 +121,7 @@ def train(arm: str, config: ActorsConfig, *, greedy: bool = False) -> Trained:
     """
     # Evaluations beside the training would take part of its processors, which are timed.
     parts = build(dataclasses.replace(config, evaluate_every=0))
-    trainer = make(config, parts, None)
+    trainer = parts.trainer(config, None)
     began: list[float] = []
     reached: list[float] = []
     evaluating = 0.0

@@ -13,7 +13,7 @@ from typing import Any
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward.files import write_json, write_text
 from vinoreward_training.bench.rows import Row, markdown
-from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.configs import BenchConfig
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.run_folder import RunFolder, plain
 

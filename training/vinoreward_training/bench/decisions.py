@@ -17,7 +17,7 @@ from vinoreward_training.bench.rows import Row, share_row
 from vinoreward_training.bench.speed import scene_camera
 from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
 from vinoreward_training.classifier.fresh_scenes import evaluate_classifier, fresh_scenes
-from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.configs import BenchConfig
 from vinoreward_training.data.capture_hover import CATEGORIES, draw, take
 
 DEAD_PART = 3

@@ -42,7 +42,7 @@ from vinoreward_training.bench.rows import (
 )
 from vinoreward_training.bench.speed import Stepper, by_hand, one_thread, scene_camera
 from vinoreward_training.classifier.fresh_scenes import fresh_frames, fresh_scenes
-from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.configs import BenchConfig
 from vinoreward_training.data.capture_hover import HoverFrame, hover_frame
 from vinoreward_training.encoder.probe import ProbeError, probe_places
 

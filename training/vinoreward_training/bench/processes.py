@@ -13,7 +13,7 @@ from typing import Any
 from vinoreward.child_python import python_command
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward_training.bench.rows import Row
-from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.configs import BenchConfig
 
 CHECK_SCRIPT = """
 import importlib.util, json, vinoreward

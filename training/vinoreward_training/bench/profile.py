@@ -15,7 +15,7 @@ from vinoreward.files import write_json
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.bench.rows import Clock, quartiles
 from vinoreward_training.bench.speed import Stepper, one_thread
-from vinoreward_training.configs.profile import ProfileConfig
+from vinoreward_training.configs import ProfileConfig
 from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.runs.curves import new_figure, save_figure
 from vinoreward_training.runs.machine import describe_machine

@@ -28,7 +28,7 @@ from vinoreward_training.bench.rows import (
     speed_rows,
 )
 from vinoreward_training.classifier.fresh_scenes import category_of, fresh_scenes
-from vinoreward_training.configs.bench import BenchConfig
+from vinoreward_training.configs import BenchConfig
 from vinoreward_training.data.capture_hover import draw, take
 
 ARTICLE_SHORT_SIDE = 224

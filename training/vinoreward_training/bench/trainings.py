@@ -20,12 +20,10 @@ from vinoreward_training.bench.encoders import (
 )
 from vinoreward_training.bench.rows import Row, median_row, paired_ratios, quartiles, turns
 from vinoreward_training.bench.speed import one_thread
-from vinoreward_training.configs.bench import BenchConfig
-from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.configs import BenchConfig, TrainConfig
 from vinoreward_training.policy.checkpoint import build_model, load_policy
 from vinoreward_training.policy.evaluate import Evaluation, evaluate
-from vinoreward_training.policy.train import train
-from vinoreward_training.runs.settings import resolve
+from vinoreward_training.policy.train import SETTINGS, train
 from vinoreward_training.tasks.environments import make_env
 
 GOAL = 0.95
@@ -77,7 +75,7 @@ def train_to_solved(
     ones of ``vinoreward train``.
     """
     result = train(
-        TrainConfig(
+        SETTINGS.of(
             out=config.out / "train" / name,
             env=env_id,
             timesteps=steps,
@@ -86,7 +84,6 @@ def train_to_solved(
             stop_when_solved=GOAL,
             checkpoint_every=CHECKPOINT_EVERY,
             resume=config.resume,
-            explicit=("final_episodes", "stop_when_solved", "checkpoint_every", "seed"),
             **{"bundle": config.bundle, **settings},
         )
     )
@@ -263,7 +260,7 @@ def _overhead(
     Both use the preset of ``env_id``: a learner of another size would hide or exaggerate the
     reward's share.
     """
-    settled = resolve(TrainConfig(env=env_id, timesteps=config.overhead_steps))
+    settled = SETTINGS.of(env=env_id, timesteps=config.overhead_steps)
     wall: dict[str, list[float]] = {kind: [] for kind in makers}
     cpu: dict[str, list[float]] = {kind: [] for kind in makers}
     for index, kind in turns(list(makers), config.seeds):

@@ -36,7 +36,7 @@ from vinoreward_training.runs.report import Section
 if TYPE_CHECKING:
     from vinoreward.backends.torch_networks import WithPreprocess
     from vinoreward_training.classifier.weights import TrainedOn
-    from vinoreward_training.configs.finetune import FinetuneConfig
+    from vinoreward_training.configs import FinetuneConfig
 
 Dead = dict[str, npt.NDArray[np.float64]]
 """Family of dead-camera frames to their log-odds (M,), not calibrated."""

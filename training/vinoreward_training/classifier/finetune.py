@@ -12,12 +12,12 @@ from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.errors import TooFewNegativesError
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.classifier.bundle import make_bundle
-from vinoreward_training.configs.finetune import FinetuneConfig
+from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices, say_parts
 from vinoreward_training.runs.next_command import again, bundle_name
 from vinoreward_training.runs.run_folder import RunFolder
-from vinoreward_training.runs.settings import refuse, resumed
+from vinoreward_training.runs.settings import Settings, refuse
 
 if TYPE_CHECKING:
     from vinoreward.backends.torch_networks import WithPreprocess
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 USELESS = 3
 """Exit status of a training whose classifier gives no usable reward."""
+
+
+SETTINGS = Settings(FinetuneConfig)
 
 
 def _check(config: FinetuneConfig) -> None:
@@ -87,7 +90,6 @@ def run(config: FinetuneConfig) -> int:
     """
     from vinoreward_training.classifier.weights import record_of
 
-    config = resumed(config)
     _check(config)
     config = replace(config, name=config.name or bundle_name(config.data, "classifier"))
     line = again("finetune", config.out)

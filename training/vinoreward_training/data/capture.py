@@ -19,7 +19,7 @@ from vinoreward_envs.camera.pictures import resized
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEIGHT, PICTURE_WIDTH
 from vinoreward_envs.scene.hover import HoverScene
-from vinoreward_training.configs.capture import CaptureConfig
+from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.capture_hover import hover_frame
 from vinoreward_training.data.capture_play import Balance, RandomPlay
 from vinoreward_training.data.dataset import HELD_OUT_SHARES
@@ -33,7 +33,7 @@ from vinoreward_training.data.dataset_files import (
 )
 from vinoreward_training.runs.next_command import actions_of, after_capture, again
 from vinoreward_training.runs.run_folder import RunFolder
-from vinoreward_training.runs.settings import resumed
+from vinoreward_training.runs.settings import Settings
 from vinoreward_training.tasks.environments import (
     dependencies_named,
     is_hover,
@@ -138,6 +138,9 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     return None, env, about
 
 
+SETTINGS = Settings(CaptureConfig)
+
+
 def _check(config: CaptureConfig) -> None:
     height, width = _size(config)
     if config.frames < 2 or config.seed < 0 or min(height, width) < 16:
@@ -223,7 +226,6 @@ def run(config: CaptureConfig) -> int:
     """
     from tqdm import tqdm
 
-    config = resumed(config)
     _check(config)
     line = again("capture", config.out, *naming(config.env))
     with contextlib.ExitStack() as closing, dependencies_named(config.env):

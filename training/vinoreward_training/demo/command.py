@@ -32,16 +32,18 @@ from vinoreward.files import write_json
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.classifier.finetune import USELESS
 from vinoreward_training.classifier.finetune import run as run_finetune
-from vinoreward_training.configs.capture import CaptureConfig
-from vinoreward_training.configs.demo import DemoConfig
-from vinoreward_training.configs.finetune import FinetuneConfig
-from vinoreward_training.configs.play import PlayConfig
-from vinoreward_training.configs.quantize import QuantizeConfig
-from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.configs import (
+    CaptureConfig,
+    DemoConfig,
+    FinetuneConfig,
+    PlayConfig,
+    QuantizeConfig,
+)
 from vinoreward_training.data.capture import run as run_capture
 from vinoreward_training.data.dataset import HELD_OUT_SHARES
 from vinoreward_training.demo.report import CAPTIONS, SHIPPED, STAGES, compare, demo_sections
 from vinoreward_training.play.command import play as play_policy
+from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train as train_policy
 from vinoreward_training.quantize.command import run as run_quantize
 from vinoreward_training.runs.machine import usable_cores
@@ -328,15 +330,16 @@ class Demo:
     def train(self) -> Facts:
         """Train the policy."""
         config = self.config
+        timesteps = {} if config.timesteps is None else {"timesteps": config.timesteps}
         result = train_policy(
-            TrainConfig(
+            TRAIN.of(
                 out=self.policy,
                 env=config.env,
                 bundle=str(self.bundle),
-                timesteps=config.timesteps,
                 final_episodes=config.episodes,
                 seed=config.seed,
                 resume=_started(self.policy),
+                **timesteps,
             )
         )
         return {"steps": result.steps, "solved_at": result.solved_at}

@@ -13,7 +13,7 @@ from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.classifier.evaluation import average_precision
 from vinoreward_training.classifier.fresh_scenes import evaluate_classifier, fresh_scenes
-from vinoreward_training.configs.demo import DemoConfig
+from vinoreward_training.configs import DemoConfig
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.report import Section
 

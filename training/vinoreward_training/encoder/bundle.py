@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vinoreward.encoders.vae import Vae
-    from vinoreward_training.configs.train_vae import TrainVaeConfig
+    from vinoreward_training.configs import TrainVaeConfig
 
 GOLDEN_FRAMES = 8
 SHOWN_FRAMES = 12

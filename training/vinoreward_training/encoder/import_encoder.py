@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, PictureMismatchError, VinorewardError
-from vinoreward_training.configs.import_encoder import ImportEncoderConfig
+from vinoreward_training.configs import ImportEncoderConfig
 from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.data.frames import LOWEST_COUNT, load_frames
 from vinoreward_training.encoder.bundle import bounds

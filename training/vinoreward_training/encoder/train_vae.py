@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
-from vinoreward_training.configs.train_vae import TrainVaeConfig
+from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset_files import Indices, say_parts
 from vinoreward_training.data.frames import (
     Frames,
@@ -21,13 +21,16 @@ from vinoreward_training.data.frames import (
 from vinoreward_training.encoder.bundle import make_bundle
 from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_train
 from vinoreward_training.runs.run_folder import RunFolder
-from vinoreward_training.runs.settings import refuse, resumed
+from vinoreward_training.runs.settings import Settings, refuse
 from vinoreward_training.tasks.environments import naming
 
 if TYPE_CHECKING:
     from vinoreward.encoders.vae import Vae
 
 ROLLOUT_FRAMES = 4000
+
+
+SETTINGS = Settings(TrainVaeConfig)
 
 
 def _check(config: TrainVaeConfig) -> None:
@@ -85,7 +88,6 @@ def _train(
 
 def run(config: TrainVaeConfig) -> int:
     """Collect frames, train, measure, export and save the bundle; return 0."""
-    config = resumed(config)
     _check(config)
     env = str(config.env or "")
     config = replace(config, name=config.name or bundle_name(config.data or env, "encoder"))

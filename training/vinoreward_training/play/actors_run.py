@@ -25,12 +25,12 @@ from vinoreward.files import read_json
 from vinoreward.policies.files import load_policy
 from vinoreward.policies.policy import Policy
 from vinoreward_training.actors.build import evaluation_options
-from vinoreward_training.actors.resolve import resolve
-from vinoreward_training.configs.actors import ActorsConfig
+from vinoreward_training.actors.settings import SETTINGS
+from vinoreward_training.configs import ActorsConfig
 from vinoreward_training.tasks.lookup import make_task
 
 if TYPE_CHECKING:
-    from vinoreward_training.configs.play import PlayConfig
+    from vinoreward_training.configs import PlayConfig
 
 MOST_FRAMES = 300
 """Maximum frames of a film: a game has thousands of steps, and a frame takes half a megabyte."""
@@ -132,7 +132,7 @@ def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str]:
     if (config.run / "config.yaml").is_file():
         # Use the run's task only if the command line names no other.
         trusted = config.trust_run or config.env is not None
-        run = resolve(ActorsConfig(out=config.run, resume=True, trust_run=trusted))
+        run = SETTINGS.of(out=config.run, resume=True, trust_run=trusted)
         same = config.env is None or config.env == run.task
         return config.env or run.task, evaluation_options(run) if same else {}, run.backend
     if config.env is None:

@@ -17,7 +17,7 @@ import numpy as np
 from vinoreward.errors import ConfigError, MissingDisplayError
 from vinoreward.files import refuse_links, write_json
 from vinoreward.success import Truth
-from vinoreward_training.configs.play import PlayConfig
+from vinoreward_training.configs import PlayConfig
 from vinoreward_training.play.actors_run import MOST_FRAMES, is_of_actors, open_model
 from vinoreward_training.play.film import Filmer, check_film_path, save_film
 from vinoreward_training.policy.checkpoint import load_policy, read_description

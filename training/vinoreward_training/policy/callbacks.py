@@ -15,7 +15,7 @@ from tqdm import tqdm
 from vinoreward.errors import RunFolderError
 from vinoreward.files import read_json, write_json
 from vinoreward.success import Truth, claim_of
-from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint
 from vinoreward_training.policy.evaluate import Evaluation, evaluate
 from vinoreward_training.runs.curves import (

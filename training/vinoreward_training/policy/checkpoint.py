@@ -21,7 +21,7 @@ from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, needed_for
 from vinoreward.files import read_json, write_json
 from vinoreward.saved_state import check_counts, check_names, save_state
-from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.configs import TrainConfig
 from vinoreward_training.runs.run_folder import read_tensors
 from vinoreward_training.runs.settings import typed
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import RunFolderError, UnknownDeviceError, needed_for
+from vinoreward.errors import ConfigError, RunFolderError, UnknownDeviceError, needed_for
 from vinoreward.files import read_json, write_json
 from vinoreward.interrupts import interrupt_between
 from vinoreward.saved_arrays import reason_of
 from vinoreward_training.classifier.evaluation import refuse_useless
-from vinoreward_training.configs.train import TrainConfig
+from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import (
     build_model,
     policy_for,
@@ -24,14 +27,16 @@ from vinoreward_training.policy.checkpoint import (
 from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
 from vinoreward_training.runs.curves import draw_curve
 from vinoreward_training.runs.next_command import again, command
-from vinoreward_training.runs.report import Section, write_report
-from vinoreward_training.runs.run_folder import NEVER_FROM_A_FILE, RunFolder, made, plain
-from vinoreward_training.runs.settings import resolve, settle_encoder, typed
+from vinoreward_training.runs.report import Section, configuration, write_report
+from vinoreward_training.runs.run_folder import RunFolder, made, plain
+from vinoreward_training.runs.settings import PRESETS, Settings, read_yaml, typed
 from vinoreward_training.tasks.environments import (
     check_bundle_used,
     dependencies_named,
+    load_encoder,
     make_env,
     naming,
+    network_sha256,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +54,42 @@ _OF_ENV = (
 """Settings that ``make_env`` takes by the same name, and a policy's description records."""
 _RATES = ("claimed", "true")
 _SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
+_POSITIVE = (
+    "timesteps", "eval_every", "eval_episodes", "final_episodes", "checkpoint_every", "frame_stack",
+)  # fmt: skip
+
+
+def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the preset of an environment; its algorithm's arguments are for SAC."""
+    name = str(settings["env"]).rpartition(":")[2]
+    paths = [path for path in PRESETS.glob("*.yaml") if path.stem == name]
+    found = read_yaml(paths[0], SETTINGS.names) if paths else {}
+    if settings["algorithm"] != "SAC":
+        found.pop("algorithm_kwargs", None)
+    return found
+
+
+def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
+    if before is not None and before.encoder is None and config.encoder is not None:
+        raise ConfigError(
+            f"found encoder={config.encoder!r}, but the run in {config.out} has none. "
+            "Expected none; leave it out, or start another run with --out."
+        )
+    if config.stop_when_solved is not None and not 0 < config.stop_when_solved <= 1:
+        raise ConfigError(
+            f"found stop_when_solved={config.stop_when_solved!r}. Expected a share of episodes "
+            "above 0 and up to 1, or None to use every step; change --stop-when-solved."
+        )
+    return config if config.timesteps else dataclasses.replace(config, timesteps=8000)
+
+
+SETTINGS: Settings[TrainConfig] = Settings(
+    TrainConfig,
+    limits={**dict.fromkeys(_POSITIVE, (1, math.inf)), "threads": (1, 1000)},
+    fixed=("env", "algorithm", "seed", "frame_stack"),
+    preset=_preset,
+    check=_checked,
+)
 
 
 @dataclass(frozen=True)
@@ -79,23 +120,25 @@ def train(config: TrainConfig) -> TrainResult:
         RunFolderError: the folder is in use or cannot be written.
         KeyboardInterrupt: Ctrl-C; a checkpoint was written first.
     """
-    settled = settle_encoder(resolve(config))
-    check_bundle_used(settled.env, settled.bundle, wrap_bundle=settled.wrap_bundle)
-    if settled.bundle is not None and settled.backend != "oracle":
-        metrics = Bundle.load(settled.bundle).spec.metrics
-        refuse_useless(settled.bundle, metrics, force=settled.force)
+    if config.encoder is not None:
+        encoder = load_encoder(config.encoder, config.encoder_sha256)
+        config = dataclasses.replace(config, encoder_sha256=network_sha256(encoder))
+    check_bundle_used(config.env, config.bundle, wrap_bundle=config.wrap_bundle)
+    if config.bundle is not None and config.backend != "oracle":
+        metrics = Bundle.load(config.bundle).spec.metrics
+        refuse_useless(config.bundle, metrics, force=config.force)
     with needed_for("training", "train"):
         import stable_baselines3  # noqa: F401
         import torch
-    check_device(settled.device)
-    torch.set_num_threads(settled.threads)
-    line = again("train", settled.out, *naming(settled.env))
-    with RunFolder(settled.out, settled, resume=settled.resume, again=line) as folder:
-        finished = _finished(folder, settled)
+    check_device(config.device)
+    torch.set_num_threads(config.threads)
+    line = again("train", config.out, *naming(config.env))
+    with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
+        finished = _finished(folder, config)
         if finished is not None:
             return finished
-        with dependencies_named(settled.env):
-            return _train(settled, folder)
+        with dependencies_named(config.env):
+            return _train(config, folder)
 
 
 def _train(config: TrainConfig, folder: Path) -> TrainResult:
@@ -253,14 +296,7 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
                 pictures=[curve],
             ),
             Section("Evaluations", rows=callback.evaluations),
-            Section(
-                "Configuration",
-                rows=[
-                    {"name": name, "value": str(value)}
-                    for name, value in plain(config).items()
-                    if name not in NEVER_FROM_A_FILE
-                ],
-            ),
+            configuration(config),
         ],
     )
     write_json(

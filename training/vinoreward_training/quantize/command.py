@@ -25,7 +25,7 @@ from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
 from vinoreward.rewards.classifier import logit, success_log_odds
 from vinoreward_training.classifier.evaluation import refuse_useless
-from vinoreward_training.configs.quantize import QuantizeConfig
+from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.data.dataset import SPLIT, load_dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.data.frames import load_frames, split_frames

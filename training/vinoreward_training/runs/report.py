@@ -8,9 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import write_text
+from vinoreward_training.runs.run_folder import NEVER_FROM_A_FILE, plain
 
 MEDIA_TYPES = {
     ".png": "image/png",
@@ -68,6 +70,16 @@ class Section:
     """File name to caption; without one the name is the caption."""
     facts: Mapping[str, object] = field(default_factory=dict)
     """Names and values, above the table."""
+
+
+def configuration(config: Any) -> Section:
+    """Return the section with a command's settings."""
+    rows = [
+        {"name": name, "value": str(value)}
+        for name, value in plain(config).items()
+        if name not in NEVER_FROM_A_FILE
+    ]
+    return Section("Configuration", rows=rows)
 
 
 def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:

@@ -23,8 +23,8 @@ from vinoreward.files import open_plain, refuse_links, write_bytes, write_text
 from vinoreward.saved_state import MAX_CHECKPOINT, read_state
 
 CONFIG = "config.yaml"
-NEVER_FROM_A_FILE = ("explicit", "trust_run")
-"""How settings came about is no part of them, and no file says how far it is to be trusted."""
+NEVER_FROM_A_FILE = ("trust_run",)
+"""No file says how far it is to be trusted."""
 
 
 def plain(value: Any) -> Any:

@@ -1,13 +1,16 @@
-"""Where a training's settings come from: command line, file, preset, or the run it continues."""
+"""The settings of a command: command line over file over preset, or over the run it resumes."""
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -15,120 +18,174 @@ from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import MAX_DEPTH, read_plain
 from vinoreward_training.runs.run_folder import CONFIG, NEVER_FROM_A_FILE
-from vinoreward_training.tasks.environments import agree_to_import, load_encoder, network_sha256
+from vinoreward_training.tasks.environments import agree_to_import
 
-if TYPE_CHECKING:
-    from vinoreward_training.configs.train import TrainConfig
-
-DEFAULT_TIMESTEPS = 8000
+PRESETS = Path(str(files("vinoreward_training") / "presets"))
 MAX_YAML = 64 << 10
 """Bytes of a file of settings; the largest preset has three thousand."""
-_POSITIVE = (
-    "timesteps",
-    "eval_every",
-    "eval_episodes",
-    "final_episodes",
-    "checkpoint_every",
-    "threads",
-    "frame_stack",
-)
-MOST_THREADS = 1000
-_FIXED_BY_A_RUN = ("env", "algorithm", "seed", "frame_stack")
-_Config = TypeVar("_Config", bound="TrainConfig")
-_Run = TypeVar("_Run", bound="Settings")
+_DECIDE_THE_BASE = ("out", "config", "preset", "env", "task", "algorithm")
+"""Options that decide what the defaults of the others are."""
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    Path: "a path",
+    dict: "a table of names and values",
+    Any: "a value",
+    object: "a value",
+}
+_Config = TypeVar("_Config")
 
 
-class Settings(Protocol):
-    """What is needed of a configuration to settle it."""
+@dataclass(frozen=True)
+class Settings(Generic[_Config]):
+    """Where the settings of a command come from.
 
-    @property
-    def out(self) -> Path:
-        """The run's folder."""
+    The command line wins over the YAML file of ``--config``, the file over the preset, and the
+    preset over the defaults. With ``--resume``, the configuration that the run recorded takes the
+    place of file and preset. Tables of names and values are merged key by key.
 
-    @property
-    def resume(self) -> bool:
-        """Whether to go on with the run that is there."""
-
-    @property
-    def explicit(self) -> tuple[str, ...]:
-        """What was named on the command line."""
-
-
-def refuse(command: str, config: Any, wrong: Mapping[str, bool]) -> None:
-    """Raise ConfigError for the first of these options of ``vinoreward COMMAND`` that is wrong."""
-    for name, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} {getattr(config, name)} cannot work. Expected a "
-                f"number in the usual range; see vinoreward {command} --help."
-            )
-
-
-def resolve(config: _Config) -> _Config:
-    """Return the configuration with every value settled.
-
-    A value that was named on the command line (``explicit``) or differs from the default wins;
-    then the YAML file's (``config``); then the preset of the environment, if there is one. When a
-    run is resumed, its recorded configuration takes the place of file and preset. Of the two
-    ``kwargs`` each key is settled by itself. An environment's package is imported for a file only
-    if the user agrees.
-
-    Raises:
-        ConfigError: an unknown key, a value of the wrong kind or range, another environment,
-            algorithm or seed than the run that is to be resumed has, or no agreement.
-        ModelNotFoundError: the YAML file is not there.
+    Attributes:
+        kind: the dataclass of the command's options; all have defaults.
+        environment: the option that names an environment. Its package is imported for a file only
+            if the user agrees.
+        limits: option to its least and greatest value; None is allowed beside them.
+        fixed: options that a resumed run cannot change.
+        preset: returns the preset for the settings of command line and file.
+        recorded: returns the settings of a run's file with the options' present names.
+        old: names that only a run's file may have.
+        check: checks the settings, given those that a resumed run recorded, and completes them.
     """
-    defaults = defaults_of(type(config))
-    given = named(config, defaults)
-    base = read_recorded(config, given, defaults, _FIXED_BY_A_RUN)
-    if base is not None:
-        if "encoder" in given and base.get("encoder") is None:
-            raise ConfigError(
-                f"found encoder={given['encoder']!r}, but the run in {config.out} has none. "
-                "Expected none; leave it out, or start another run with --out."
-            )
-    else:
-        file = read_yaml(Path(config.config), defaults) if config.config is not None else {}
-        env = str(given.get("env", file.get("env", defaults["env"])))
-        algorithm = given.get("algorithm", file.get("algorithm", defaults["algorithm"]))
-        base = _merged(preset(env, defaults, str(algorithm)), file)
-    settled = {**defaults, **_merged(base, given)}
-    if "env" not in given:
-        agree_to_import(settled["env"], source_of(config, config.config), trusted=config.trust_run)
-    settled = typed(type(config), settled)
-    if settled["timesteps"] is None:
-        settled["timesteps"] = DEFAULT_TIMESTEPS
-    _check(settled)
-    return dataclasses.replace(config, explicit=(), **settled)
+
+    kind: type[_Config]
+    environment: str = "env"
+    limits: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+    preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
+    recorded: Callable[[dict[str, Any], Path], dict[str, Any]] = lambda settings, path: settings
+    old: tuple[str, ...] = ()
+    check: Callable[[_Config, _Config | None], _Config] = lambda config, before: config
+
+    @property
+    def names(self) -> list[str]:
+        """Options that a file may set."""
+        return [name for name in get_type_hints(self.kind) if name not in NEVER_FROM_A_FILE]
+
+    def of(self, **named: Any) -> _Config:
+        """Return the settings with those named here on top, as on the command line.
+
+        Raises:
+            ConfigError: an unknown key, a value of the wrong type or range, a change that a resumed
+                run does not allow, or no agreement to import a package.
+            ModelNotFoundError: the YAML file is not there.
+        """
+        base, file = self._base(named)
+        return self._settled(self._over(base, named), named, base, file)
+
+    def parse(self, arguments: Sequence[str], *, prog: str) -> _Config:
+        """Return the settings of a command line; raises as :meth:`of` does."""
+        parser = argparse.ArgumentParser(
+            add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
+        )
+        for name in _DECIDE_THE_BASE:
+            parser.add_argument(f"--{name}", nargs="?")  # tyro refuses one without a value
+        parser.add_argument("--resume", action="store_true")
+        named = vars(parser.parse_known_args(arguments)[0])
+        base, file = self._base(named)
+        # With a table as its default, tyro would take the table's own keys only.
+        empty: dict[str, Any] = {n: {} for n, value in vars(base).items() if type(value) is dict}
+        default = self.kind(**{**vars(base), **empty})
+        config = command_line(self.kind, arguments, prog=prog, default=default)
+        return self._settled(self._over(base, vars(config)), named, base, file)
+
+    def _recorded(self, named: Mapping[str, Any]) -> Path | None:
+        """Return the file of the run to resume; None if there is none."""
+        path = Path(named.get("out") or vars(self.kind())["out"]) / CONFIG
+        return path if named.get("resume") and path.is_file() else None
+
+    def _base(self, named: Mapping[str, Any]) -> tuple[_Config, Path | None]:
+        """Return what the named settings are put on, and the file that it is from."""
+        default = self.kind()
+        recorded = self._recorded(named)
+        if recorded is not None:
+            found = self.recorded(read_yaml(recorded, [*self.names, *self.old]), recorded)
+            # The folder is where it is now, whatever the file says.
+            return self._over(default, {**found, "out": recorded.parent}), recorded
+        file = None if named.get("config") is None else Path(named["config"])
+        found = {} if file is None else read_yaml(file, self.names)
+        preset = self.preset({**vars(default), **found, **named})
+        return self._over(default, merged(preset, found)), file
+
+    def _over(self, base: _Config, settings: Mapping[str, Any]) -> _Config:
+        return self.kind(**typed(self.kind, merged(vars(base), settings)))
+
+    def _settled(
+        self, config: _Config, named: Mapping[str, Any], base: _Config, file: Path | None
+    ) -> _Config:
+        found, before = vars(config), vars(base)
+        resumed = self._recorded(named) is not None
+        for name in self.fixed if resumed else ():
+            if found[name] != before[name]:
+                raise ConfigError(
+                    f"found {name}={found[name]!r}, but the run in {found['out']} has "
+                    f"{before[name]!r}. Expected the same; leave it out, or start another run with "
+                    "--out."
+                )
+        for name, (least, most) in self.limits.items():
+            value = found[name]
+            if value is not None and not least <= value <= most:
+                limit = f"at most {most}" if value > most else f"at least {least}"
+                raise ConfigError(
+                    f"found {name}={value}. Expected {limit}; change --{name.replace('_', '-')}."
+                )
+        environment = found.get(self.environment)
+        if file is not None and environment is not None and self.environment not in named:
+            option = f"--{self.environment}"
+            agree_to_import(environment, file, trusted=found["trust_run"], option=option)
+        return self.check(config, base if resumed else None)
 
 
-def resumed(config: _Run) -> _Run:
-    """Return the configuration of a run to go on with: what it recorded, but for what is named.
+def command_line(
+    kind: type[_Config], arguments: Sequence[str], *, prog: str, default: _Config | None = None
+) -> _Config:
+    """Return the options of a command line; on ``--help`` or a usage error, the process exits.
 
-    Where there is no such run it is returned as it is.
-
-    Raises:
-        ConfigError: an unknown key, a value of the wrong kind, or no agreement to the import of an
-            environment's package that only the run names.
+    Args:
+        kind: dataclass of the options; its docstring is the help text.
+        arguments: after the command's name.
+        prog: the command's name.
+        default: values of the options that are not named; None: those of ``kind``.
     """
-    defaults = defaults_of(type(config))
-    given = named(config, defaults)
-    recorded = read_recorded(config, given, defaults, ())
-    if recorded is None:
-        return config
-    settled = typed(type(config), {**defaults, **recorded, **given})
-    if settled.get("env") is not None and "env" not in given:
-        trusted = bool(getattr(config, "trust_run", False))
-        agree_to_import(settled["env"], Path(config.out) / CONFIG, trusted=trusted)
-    return dataclasses.replace(config, **settled)  # type: ignore[type-var]
+    import tyro
+
+    more: dict[str, Any] = {} if default is None else {"default": default}
+    config: _Config = tyro.cli(
+        kind, prog=prog, description=inspect.getdoc(kind), args=list(arguments), **more
+    )
+    # "--env-kwargs rescale false" gives the word otherwise, which counts as true.
+    words = {"true": True, "false": False}
+    tables = {
+        name: {key: words.get(str(item).lower(), item) for key, item in value.items()}
+        for name, value in vars(config).items()
+        if isinstance(value, dict)
+    }
+    return kind(**{**vars(config), **tables})
 
 
-def defaults_of(kind: type[Any]) -> dict[str, Any]:
-    """Return the default of each setting that a file may hold."""
-    return {name: value for name, value in vars(kind()).items() if name not in NEVER_FROM_A_FILE}
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings, later layers over earlier ones; tables key by key."""
+    found: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            below = found.get(name)
+            if isinstance(below, dict) and (value is None or isinstance(value, dict)):
+                value = {**below, **(value or {})}
+            found[name] = value
+    return found
 
 
-def typed(kind: type[Any], settled: Mapping[str, Any]) -> dict[str, Any]:
+def typed(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as the types that the fields of ``kind`` have: YAML has no paths and tuples.
 
     Raises:
@@ -136,115 +193,66 @@ def typed(kind: type[Any], settled: Mapping[str, Any]) -> dict[str, Any]:
     """
     hints = get_type_hints(kind)
     found = {}
-    for name, value in settled.items():
+    for name, value in settings.items():
         if name not in hints:
             raise ConfigError(f"found {shown(name)}. Expected one of {', '.join(hints)}.")
-        hint = str(hints[name])
-        if value is None:
-            fits = type(None) in get_args(hints[name])
-        elif "Literal" in hint:
-            fits = isinstance(value, str) and repr(value) in hint
-        elif "Path" in hint:
-            fits, value = isinstance(value, str | Path), Path(str(value))
-        elif "tuple" in hint:
-            fits = isinstance(value, list | tuple) and all(_whole(item) for item in value)
-            fits = fits and ("..." in hint or len(value) == hint.count("int"))
-            value = tuple(value) if fits else value
-        elif "dict" in hint:
-            fits = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-        elif "bool" in hint:
-            fits = isinstance(value, bool)
-        elif "float" in hint:
-            fits = isinstance(value, int | float) and not isinstance(value, bool)
-            value = float(value) if fits else value
-        elif "int" in hint:
-            fits = _whole(value)
-        else:
-            fits, value = isinstance(value, str | Path), str(value)
-        if not fits:
-            kinds = hints[name].__name__ if isinstance(hints[name], type) else hint
+        try:
+            found[name] = converted(value, hints[name])
+        except ValueError as error:
             raise ConfigError(
-                f"found {name}={shown(settled[name])}. Expected {kinds}; "
-                f"change --{name.replace('_', '-')} or the file."
-            )
-        found[name] = value
+                f"found {name}={shown(value)}. Expected {error}; change "
+                f"--{name.replace('_', '-')} or the file."
+            ) from error
     return found
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def converted(value: Any, hint: Any) -> Any:
+    """Return a plain value as the type of an annotation.
 
-
-def named(config: Settings, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was named on the command line or differs from the default."""
-    return {
-        name: getattr(config, name)
-        for name, value in defaults.items()
-        if name in config.explicit or getattr(config, name) != value
-    }
-
-
-def read_recorded(
-    config: Settings, given: Mapping[str, Any], defaults: dict[str, Any], fixed: Iterable[str]
-) -> dict[str, Any] | None:
-    """Return what the run that is to be resumed recorded; None if there is none.
-
-    Args:
-        config: where the run is, and whether to resume it.
-        given: see :func:`named`.
-        defaults: of all keys.
-        fixed: keys that a run cannot change.
+    Lists become tuples, text becomes a path, and integers become floats. ``True`` is no number.
 
     Raises:
-        ConfigError: one of them was given otherwise, or a key is not known.
+        ValueError: it is of another type; the text says what the annotation allows.
     """
-    path = Path(config.out) / CONFIG
-    if not (config.resume and path.is_file()):
-        return None
-    found = read_yaml(path, defaults)
-    found["out"] = str(config.out)  # where the run is now, and nowhere else
-    for name in fixed:
-        if name in given and given[name] != found.get(name, defaults[name]):
-            raise ConfigError(
-                f"found {name}={given[name]!r}, but the run in {config.out} has "
-                f"{found.get(name)!r}. Expected the same; leave it out, or start another run "
-                "with --out."
-            )
-    return found
+    kind, kinds = get_origin(hint) or hint, get_args(hint)
+    if kind in (Any, object):
+        return value
+    if kind in (Union, UnionType):
+        for each in kinds:
+            try:
+                return converted(value, each)
+            except ValueError:
+                continue
+    elif kind is Literal:
+        if isinstance(value, str | bool) and value in kinds:
+            return value
+    elif kind is tuple and isinstance(value, list | tuple):
+        each_of = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
+        if len(each_of) == len(value):
+            return tuple(map(converted, value, each_of))
+    elif kind is dict and isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return value
+    elif kind is float and type(value) in (int, float):
+        return float(value)
+    elif kind in (Path, str) and isinstance(value, str | Path):
+        return kind(value)
+    elif kind in (bool, int, NoneType) and type(value) is kind:
+        return value
+    raise ValueError(allowed_by(hint))
 
 
-def source_of(config: Settings, file: Path | None) -> Path:
-    """Return the file whose settings count: that of the run to be resumed, else ``file``."""
-    recorded = Path(config.out) / CONFIG
-    return recorded if file is None or (config.resume and recorded.is_file()) else Path(file)
-
-
-def settle_encoder(config: _Config) -> _Config:
-    """Return the configuration with the hash of the encoder's network, checked if recorded.
-
-    Raises:
-        ModelNotFoundError: no such bundle.
-        BundleError: it is damaged.
-        ConfigError: another encoder than the run that is to be resumed has.
-    """
-    if config.encoder is None:
-        return config
-
-    bundle = load_encoder(config.encoder, config.encoder_sha256)
-    return dataclasses.replace(config, encoder_sha256=network_sha256(bundle))
-
-
-def preset(env: str, defaults: dict[str, Any], algorithm: str) -> dict[str, Any]:
-    """Return the preset of an environment id; empty if there is none.
-
-    The presets' algorithm arguments are SAC's and are left out for other algorithms.
-    """
-    folder, name = Path(str(files("vinoreward_training"))) / "presets", env.rsplit(":", 1)[-1]
-    paths = [path for path in folder.glob("*.yaml") if path.stem == name]
-    found = read_yaml(paths[0], defaults) if paths else {}
-    if algorithm != "SAC":
-        found.pop("algorithm_kwargs", None)
-    return found
+def allowed_by(hint: Any) -> str:
+    """Return what values an annotation allows, in words; empty if no plain value."""
+    kind, kinds = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return " or ".join(filter(None, map(allowed_by, kinds)))
+    if kind is Literal:
+        return f"one of {', '.join(map(repr, kinds))}"
+    if kind is tuple:
+        count = "" if kinds[-1] is Ellipsis else f"{len(kinds)} values, each "
+        return f"a list: {count}{allowed_by(kinds[0])}"
+    return _WORDS.get(kind, "")
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -275,15 +283,19 @@ class _PlainLoader(yaml.SafeLoader):
         return found
 
 
-def read_yaml(path: Path, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Read a YAML file whose keys are those of ``defaults``.
+def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
+    """Read a YAML file of settings.
+
+    Args:
+        path: the file.
+        known: the keys that it may have.
 
     Raises:
         ModelNotFoundError: no such file.
         ConfigError: not YAML, not a table, or a key that is not known.
     """
     # The same file serves several commands, and not all of them know the same keys.
-    example = "`timesteps: 8000`" if "timesteps" in defaults else "`steps: 8000`"
+    example = "`timesteps: 8000`" if "timesteps" in known else "`steps: 8000`"
     try:
         found = yaml.load(read_plain(path, MAX_YAML).decode("utf-8"), _PlainLoader) or {}
     except FileNotFoundError as error:
@@ -301,55 +313,25 @@ def read_yaml(path: Path, defaults: dict[str, Any]) -> dict[str, Any]:
             f"{path} holds a {type(found).__name__}. Expected a table of settings; write lines "
             f"such as {example}."
         )
-    unknown = sorted(set(map(str, found)) - set(defaults))
+    unknown = sorted(set(map(str, found)) - set(known))
     if unknown:
-        keys = f"key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}"
+        meant = [difflib.get_close_matches(each.replace("-", "_"), known, 1) for each in unknown]
+        pairs = zip(meant, unknown, strict=True)
+        instead = [f"{nearest[0]} in place of {each}" for nearest, each in pairs if nearest]
+        if len(instead) < len(unknown):
+            instead.append(f"some of {', '.join(known)}")
         raise ConfigError(
-            f"{path} has the unknown {keys}. Expected {_instead(unknown, list(defaults))}; correct "
-            "or remove what is unknown."
+            f"{path} has the unknown key{'s' * (len(unknown) > 1)} {', '.join(unknown)}. Expected "
+            f"{'; '.join(instead)}; correct or remove what is unknown."
         )
     return found
 
 
-def _instead(unknown: Sequence[str], known: Sequence[str]) -> str:
-    """Say which keys are meant; all there are only where that is not clear."""
-    meant = [difflib.get_close_matches(each.replace("-", "_"), known, 1) for each in unknown]
-    pairs = zip(meant, unknown, strict=True)
-    nearest = [f"{found[0]} in place of {each}" for found, each in pairs if found]
-    if len(nearest) < len(unknown):
-        nearest.append(f"some of {', '.join(known)}")
-    return "; ".join(nearest)
-
-
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    merged = {**below, **above}
-    for name in ("env_kwargs", "algorithm_kwargs"):
-        parts = [part.get(name) or {} for part in (below, above)]
-        for part in parts:
-            if not isinstance(part, dict):
-                raise ConfigError(
-                    f"found {name}={part!r}. Expected a table of names and values; write it as one."
-                )
-        merged[name] = {**parts[0], **parts[1]}
-    return merged
-
-
-def _check(settled: dict[str, Any]) -> None:
-    for name in _POSITIVE:
-        value = settled[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+def refuse(command: str, config: Any, wrong: Mapping[str, bool]) -> None:
+    """Raise ConfigError for the first of these options of ``vinoreward COMMAND`` that is wrong."""
+    for name, is_wrong in wrong.items():
+        if is_wrong:
             raise ConfigError(
-                f"found {name}={value!r}. Expected a whole number, at least 1; change "
-                f"--{name.replace('_', '-')}."
+                f"--{name.replace('_', '-')} {getattr(config, name)} cannot work. Expected a "
+                f"number in the usual range; see vinoreward {command} --help."
             )
-    if settled["threads"] > MOST_THREADS:
-        raise ConfigError(
-            f"found threads={settled['threads']}. Expected at most {MOST_THREADS}; change "
-            "--threads."
-        )
-    goal = settled["stop_when_solved"]
-    if goal is not None and not (isinstance(goal, int | float) and 0 < goal <= 1):
-        raise ConfigError(
-            f"found stop_when_solved={goal!r}. Expected a share of episodes above 0 and up to 1, "
-            "or None to use every step; change --stop-when-solved."
-        )

@@ -1,4 +1,4 @@
-"""Options of ``vinoreward actors``; a separate module because the command's parts import it."""
+"""Options of the commands that train and play policies: train, actors, play."""
 
 from __future__ import annotations
 
@@ -8,6 +8,95 @@ from pathlib import Path
 import tyro
 
 Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a policy on the learned reward; write curves, checkpoints and a report.
+
+    Examples:
+        vinoreward train --out runs/hover
+
+        vinoreward train --env PandaHoverRandom-v0 --out runs/random --seed 1
+
+        vinoreward train --env PandaHoverPixels-v0 --encoder panda-hover-encoder --out runs/pixels
+
+        vinoreward train --resume --out runs/hover
+
+        vinoreward train --env CartPole-v1 --algorithm DQN --out runs/cartpole
+
+        vinoreward train --env my_package:MyEnv-v0 --wrap-bundle --bundle my-bundle --out runs/mine
+
+        vinoreward train --config my.yaml --algorithm-kwargs gamma 0.95 batch_size 128
+    """
+
+    out: Path = Path("runs/hover")
+    """Folder for all files of this run."""
+    env: str = "PandaHover-v0"
+    """Gymnasium id; package:Id-v0 imports the package first."""
+    algorithm: str = "SAC"
+    """Stable-Baselines3 algorithm: SAC, TD3, DDPG, DQN, PPO or A2C."""
+    timesteps: int | None = None
+    """Environment steps in all; None: the preset's, else 8000."""
+    seed: int = 0
+    """Seed of weights, exploration and training episodes. One thread, one seed: one curve."""
+    config: Path | None = None
+    """YAML file with these option names (underscores); the command line overrides it."""
+    backend: str = "openvino"
+    """Backend of the classifier: openvino, onnxruntime, torch; oracle rewards the truth instead."""
+    bundle: str | None = None
+    """Name or folder of the classifier's bundle; None: the environment's own."""
+    precision: str = "auto"
+    """fp32, int8, or auto: INT8 if the bundle's gate passed."""
+    wrap_bundle: bool = False
+    """Wrap an environment that has no learned reward in LearnedReward with --bundle."""
+    success_reward: float = 1.0
+    """Reward of a claimed success, with --wrap-bundle."""
+    step_reward: float = 0.0
+    """Reward of any other step, with --wrap-bundle. SAC also maximises entropy: compared with it, a
+    success worth 1 may be too little to end an episode for."""
+    accept_foreign_pictures: bool = False
+    """Let the hover scene use a bundle that does not record the source of its training images: its
+    claims may mean nothing there."""
+    encoder: str | None = None
+    """Name or folder of an encoder's bundle: the policy gets its latent instead of the image. It
+    runs on --backend (OpenVINO for the oracle) with --precision."""
+    frame_stack: int = 1
+    """Number of steps whose latents are stacked, with --encoder."""
+    encoder_sha256: tyro.conf.Suppress[str | None] = None
+    """Hash of the encoder's network, recorded by the run."""
+    truth_key: str | None = None
+    """Key of the true success in info. None finds true_success, the environment's own is_success
+    (which a learned reward moves to original_is_success), success or succeed."""
+    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    """Further arguments of the environment: name value name value ..."""
+    algorithm_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    """Arguments of the algorithm, as Stable-Baselines3 names them."""
+    eval_every: int = 500
+    """Steps between evaluations."""
+    eval_episodes: int = 20
+    """Episodes per evaluation."""
+    final_episodes: int = 100
+    """Episodes of the final evaluation, which also confirms that the task is solved."""
+    stop_when_solved: float | None = 0.95
+    """Stop at this fraction of true success, if the final evaluation confirms it; None: never."""
+    checkpoint_every: int = 1000
+    """Steps between checkpoints."""
+    save_replay: bool = True
+    """Save the replay buffer in checkpoints; with image observations it is large."""
+    resume: bool = False
+    """Continue the run in --out from its last checkpoint, with its recorded configuration."""
+    trust_run: bool = False
+    """Import the package of an environment that only a file (the run's or --config's) names, as in
+    package:Id-v0. This runs its code. Without this option, you are asked."""
+    force: bool = False
+    """Train even with a classifier that its own training found useless."""
+    threads: int = 1
+    """Threads of the learner. More than one does not repeat exactly."""
+    device: str = "cpu"
+    """Torch device of the learner; small networks are fastest on the CPU."""
+    progress: bool = True
+    """Show the progress bar."""
 
 
 @dataclass(frozen=True)
@@ -137,5 +226,52 @@ class ActorsConfig:
     """List the presets and exit."""
     progress: bool = True
     """Show the progress bar."""
-    explicit: tyro.conf.Suppress[tuple[str, ...]] = ()
-    """Names that override file and preset even if their value is the default."""
+
+
+@dataclass(frozen=True)
+class PlayConfig:
+    """Film a trained policy; measure its claimed and true success over many episodes.
+
+    Examples:
+        vinoreward play --run runs/hover
+
+        vinoreward play --run runs/hover --episodes 500 --film 3 --out hover.gif
+
+        vinoreward play --run runs/hover --human
+
+        vinoreward play --run runs/cartpole --compressed
+    """
+
+    run: Path
+    """Folder of a run of vinoreward train or vinoreward actors."""
+    compressed: bool = False
+    """Play the compressed policy of a run of vinoreward actors instead of the full one."""
+    episodes: int = 100
+    """Number of episodes."""
+    film: int = 5
+    """Number of episodes to film, from the first on; 0 for none."""
+    out: Path | None = None
+    """The film, .gif or .mp4 (needs imageio-ffmpeg); None is play.gif in the run's folder."""
+    env: str | None = None
+    """Another environment (or task of actors) with the same spaces; None: as in training."""
+    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    """Arguments of the environment that override those of training: name value name value ..."""
+    backend: str | None = None
+    """Another backend for the classifier; None: as in training."""
+    bundle: str | None = None
+    """Another bundle for the claims; None: as in training."""
+    accept_foreign_pictures: bool = False
+    """Accept a bundle that does not record the source of its images, as in training."""
+    encoder: str | None = None
+    """Current location of the training's encoder; None: unchanged."""
+    trust_run: bool = False
+    """Import the package of an environment that only the run names, as in package:Id-v0. This runs
+    its code. Without this option or --env, you are asked."""
+    truth_key: str | None = None
+    """Key of the truth in info; None: as in training, or found automatically."""
+    human: bool = False
+    """Show a window, which needs a display; makes no film."""
+    seed: int = 1000
+    """Seed of the first episode; increases by 1 per episode."""
+    progress: bool = True
+    """Show the progress bar."""

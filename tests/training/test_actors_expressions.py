@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from vinoreward.compression import Compile, Distill, Prune, Quantize
 from vinoreward.errors import ConfigError
-from vinoreward_training.actors.plugs import chain_of, correctors_of, monitor_of, setting_of
-from vinoreward_training.actors.words import Part, parse
+from vinoreward_training.actors.expressions import (
+    Part,
+    chain_of,
+    correctors_of,
+    monitor_of,
+    parse,
+    setting_of,
+)
 from vinoreward_training.tasks.networks import network
 
 

@@ -1,0 +1,271 @@
+"""Options of the commands that make data and bundles: capture to import-encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class CaptureConfig:
+    """Write labelled images of successes, near misses and traps.
+
+    The result is an image folder (``success/``, ``failure/``) with a table, ``metadata.csv``.
+
+    Examples:
+        vinoreward capture --out data/hover --frames 6000
+        vinoreward capture --resume --out data/hover --frames 20000
+        vinoreward capture --out data/mine --env my_package:MyEnv-v0 --truth-key at_goal
+        vinoreward capture --out data/article --fidelity article
+    """
+
+    out: Path = Path("data/hover")
+    """Folder to write."""
+    env: str = "PandaHoverRandom-v0"
+    """Gymnasium id. In PandaHover and environments derived from its class, the capture places arm
+    and object directly; in others it acts at random."""
+    frames: int = 6000
+    """Number of images."""
+    seed: int = 0
+    """Frame i depends only on the seed and i; in other environments, episode i does."""
+    resume: bool = False
+    """Continue the capture in --out with its recorded configuration, or add --frames to it."""
+    trust_run: bool = False
+    """Import the package of an environment that only the run names, as in package:Id-v0. This runs
+    its code. Without this option, you are asked."""
+    height: int | None = None
+    """Height of a hover image; by default the environment's, 96."""
+    width: int | None = None
+    """Width of a hover image; by default the environment's, 128."""
+    renderer: Literal["fast", "tiny"] | None = None
+    """Camera of the hover scene; by default the environment's, fast."""
+    mesh: Literal["full", "20"] | None = None
+    """Mesh level of the hover scene; by default the environment's, 20."""
+    fidelity: Literal["article"] | None = None
+    """article: the hover images of ``fidelity="article"``, rendered at 960x720 with full meshes and
+    resized by PIL to --height x --width. --renderer fast draws them like tiny, 15 times faster."""
+    truth_key: str | None = None
+    """Key of the truth in ``info``; by default the first of true_success, is_success, success and
+    succeed that exists. With another key than true_success, the capture acts at random also in an
+    environment derived from PandaHover."""
+    per_episode: int = 4
+    """Maximum images of each label per played episode. Fewer means more episodes, which support a
+    lower error rate."""
+    patience: int = 200
+    """Stop after this many episodes in a row without an image to keep."""
+    save_every: int = 500
+    """Save the table after this many images."""
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """Train a success classifier and save it as a bundle.
+
+    Examples:
+        vinoreward finetune --data data/hover --out runs/hover-classifier
+        vinoreward finetune --resume --out runs/hover-classifier
+        vinoreward finetune --data data/mine --success-label good --out runs/mine-classifier
+        vinoreward finetune --data data/more --out runs/better \\
+            --weights runs/hover-classifier/bundle/model.safetensors
+    """
+
+    data: Path = Path("data/hover")
+    """A capture, or any folder with one sub-folder of images per class."""
+    out: Path = Path("runs/hover-classifier")
+    """Run folder; the bundle is written to OUT/bundle."""
+    name: str = ""
+    """Name of the bundle; default: from the data's folder, as hover-classifier from data/hover."""
+    architecture: Literal["squeezenet1_1", "squeezenet1_0"] = "squeezenet1_1"
+    """Network."""
+    weights: Path | None = None
+    """Initial weights (.safetensors, or .pt loaded as data only); default: from scratch."""
+    epochs: int = 12
+    """Passes over the training frames."""
+    batch_size: int = 32
+    """Frames per step."""
+    learning_rate: float = 1e-3
+    """Highest learning rate, after warm-up; decays to 0 along a cosine."""
+    augment: float = 0.3
+    """Strength of colour jitter and noise; 0 for none."""
+    margin: float = 1.0
+    """Weight of the distance loss, if the capture recorded distances; 0 for labels only."""
+    boost: float = 2.0
+    """Oversampling factor of frames near the success distance; 1 for none."""
+    patience: int = 6
+    """Stop after this many epochs without a better validation loss."""
+    target_fpr: float = 0.01
+    """False-positive rate of the threshold, with 95 % confidence."""
+    image_size: tuple[int, int] | None = None
+    """Resize images to HEIGHT WIDTH; default: the images' own size."""
+    success_label: str = "success"
+    """Sub-folder with the successes."""
+    seed: int = 0
+    """Seed of initial weights, order and dead-camera frames; not of the split."""
+    threads: int = 0
+    """Threads of torch; 0 for one per core."""
+    bf16: Literal["auto", "on", "off"] = "auto"
+    """Train in bfloat16 for the first three quarters; auto: if the processor supports it."""
+    resume: bool = False
+    """Continue the run in --out from its last checkpoint, with its recorded configuration."""
+
+
+@dataclass(frozen=True)
+class QuantizeConfig:
+    """Add an INT8 network to a bundle, if it makes the same decisions.
+
+    The INT8 network decides clear cases; the FP32 network looks again at images close to the
+    threshold. The width of that band is chosen on one half of the held-out frames. The gate
+    compares decisions on the other half: the frames closest to the threshold and as many random
+    ones. With too many flips or second looks, the bundle does not change.
+
+    Examples:
+        vinoreward quantize --bundle runs/hover-classifier/bundle --data data/hover
+        vinoreward quantize --bundle runs/mine-classifier/bundle --data data/mine --max-flips 0.001
+    """
+
+    bundle: Path = Path("runs/hover-classifier/bundle")
+    """The bundle's folder. An installed bundle is read-only: copy it first."""
+    data: Path = Path("data/hover")
+    """Images from its later use, preferably its training data."""
+    max_flips: float = 0.005
+    """Maximum fraction of decisions that differ from FP32."""
+    max_second_looks: float = 0.25
+    """Maximum fraction of held-out frames that FP32 looks at again."""
+    boundary: int = 1000
+    """Frames closest to the threshold in the comparison; as many random ones are added."""
+    calibration: int = 300
+    """Training frames for NNCF's calibration of activation ranges."""
+    seed: int = 0
+    """Seed of the random choice of frames."""
+    success_label: str = "success"
+    """Sub-folder of the data with the successes."""
+    force: bool = False
+    """Quantize even a classifier that its training found useless."""
+
+
+@dataclass(frozen=True)
+class TrainVaeConfig:
+    """Train a state encoder (a variational autoencoder) and save it as a bundle.
+
+    Images come from a capture, any folder of images, or a random policy in an environment that
+    renders. If the capture recorded positions, the model card shows how well a linear probe reads
+    them from the latent.
+
+    Examples:
+        vinoreward train-vae --data data/hover --size 64 64 --out runs/encoder
+        vinoreward train-vae --resume --out runs/encoder
+        vinoreward train-vae --data data/hover --beta 300 --places 300 --out runs/encoder
+        vinoreward train-vae --env CartPole-v1 --frames 5000 --size 64 64 --out runs/cartpole
+    """
+
+    data: Path | None = None
+    """A capture, or any folder of images; needs no labels."""
+    env: str | None = None
+    """Instead of --data: act at random in this environment."""
+    frames: int = 0
+    """Frames of the rollout (0: 4000); with --data, the maximum number to read (0: all)."""
+    out: Path = Path("runs/encoder")
+    """Run folder; the bundle is written to OUT/bundle."""
+    name: str = ""
+    """Name of the bundle; default: from the data's folder, as hover-encoder from data/hover, or
+    from the environment."""
+    size: tuple[int, int] | None = None
+    """Resize images to HEIGHT WIDTH; default: the images' own size."""
+    latent: int = 32
+    """Length of the latent vector."""
+    architecture: Literal["spatial_vae", "conv_vae"] = "spatial_vae"
+    """Network: spatial_vae finds keypoints, conv_vae is the usual stack of convolutions."""
+    steps: int = 20_000
+    """Training steps."""
+    batch_size: int = 64
+    """Frames per step."""
+    learning_rate: float = 1e-3
+    """Highest learning rate, after warm-up; decays to 0 along a cosine."""
+    beta: float = 1.0
+    """Weight of the KL divergence; a higher one gives fewer active, broader dimensions."""
+    warmup: float = 0.2
+    """Fraction of the steps over which beta rises from 0."""
+    sigma: float = 0.05
+    """Standard deviation of a pixel, from 0 to 1, that counts as noise."""
+    foreground: float = 0.0
+    """Additional weight of pixels that differ from the mean image."""
+    rare: float = 10.0
+    """Maximum weight of pixels of a rare colour, so that small objects are reconstructed; 1 for
+    none."""
+    denoise: float = 0.0
+    """Standard deviation of noise on the input only, from 0 to 1; 0 for none."""
+    places: float = 0.0
+    """Weight of a linear position probe in the loss (squared error in mm), if the capture recorded
+    positions; 0 uses no labels."""
+    seed: int = 0
+    """Seed of the split, the initial weights, the order and the noise."""
+    threads: int = 0
+    """Threads of torch; 0 for one per core."""
+    bf16: Literal["auto", "on", "off"] = "auto"
+    """Train in bfloat16 for the first three quarters; auto: if the processor supports it."""
+    resume: bool = False
+    """Continue the run in --out from its last checkpoint, with its recorded configuration."""
+    trust_run: bool = False
+    """Import the package of an environment that only the run names, as in package:Id-v0. This runs
+    its code. Without this option, you are asked."""
+
+
+@dataclass(frozen=True)
+class ImportEncoderConfig:
+    """Make a bundle from an encoder that was trained elsewhere.
+
+    Accepts an ONNX file, an OpenVINO .xml, or a state dict with a function that builds its module.
+    Pass one image with the original encoder's latent: this verifies colour order, value range and
+    size.
+
+    Examples:
+        vinoreward import-encoder --model encoder.onnx --pictures frames --out bundles/mine \\
+            --golden frame.png --expected latent.npy
+        vinoreward import-encoder --model encoder.onnx --pictures frames --out bundles/mine \\
+            --crop 0 16 96 96
+        vinoreward import-encoder --model weights.pt --module mypackage.nets:make_encoder \\
+            --size 64 64 --posterior --pictures frames --out bundles/mine
+    """
+
+    model: Path
+    """An .onnx, an .xml (with its .bin), or a state dict (.pt, .pth, .safetensors)."""
+    pictures: Path
+    """A folder of typical images: they define the bounds of the latent and the golden frames."""
+    out: Path
+    """The new bundle's folder."""
+    name: str | None = None
+    """Name of the bundle; default: the model file's name."""
+    module: str | None = None
+    """For a state dict: PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, which builds the module."""
+    size: tuple[int, int] | None = None
+    """HEIGHT WIDTH of the encoder's input, if the file does not define it."""
+    posterior: bool | None = None
+    """Whether it outputs means and log variances; default: from the file's outputs."""
+    latent: int | None = None
+    """Length of the latent vector, if the outputs do not define it."""
+    outputs: tuple[str, ...] = ()
+    """Names of the outputs: the vector, or means then log variances; default: the file's."""
+    color_order: Literal["RGB", "BGR"] = "RGB"
+    """Colour order in the encoder's training."""
+    layout: Literal["NCHW", "NHWC"] | None = None
+    """Layout of the encoder's input, if the file does not define it."""
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Per channel, in units of pixel / scale."""
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """Per channel, in units of pixel / scale."""
+    scale: float = 255.0
+    """Divisor of pixels: 255 for an encoder trained on 0 to 1, 1 for one trained on 0 to 255."""
+    crop: tuple[int, int, int, int] | None = None
+    """TOP LEFT HEIGHT WIDTH: crop each image first, as in training."""
+    resize: bool = True
+    """Resize images to the encoder's size; otherwise another size is an error."""
+    stretch: bool = False
+    """Allow images of another aspect ratio, if the encoder was trained on stretched ones. Otherwise
+    they are an error, because positions in the image would shift."""
+    golden: Path | None = None
+    """One image whose latent is known."""
+    expected: Path | None = None
+    """Its latent, a .npy file of D numbers (the means)."""
+    overwrite: bool = False
+    """Replace an existing bundle."""
