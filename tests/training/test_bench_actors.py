@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from vinoreward_training.actors.resolve import presets
 
 from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward.policies.wire import encode
+from vinoreward_training.actors.settings import presets
 from vinoreward_training.bench import actor_bits as bench_actor_bits
 from vinoreward_training.bench import actor_trainings as rows
 from vinoreward_training.bench.actor_bits import Variant, draw, verdict
