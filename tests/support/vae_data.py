@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vinoreward_training.data.frames import Frames
+from vinoreward_training.data.dataset import Frames
 
 SIZE = (32, 40)
 BLUE = (20, 20, 230)

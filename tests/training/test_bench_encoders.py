@@ -107,7 +107,7 @@ def test_the_probe_finds_what_the_latent_holds_and_leaves_absent_objects_out() -
 
 
 def test_scenes_to_fit_on_are_not_those_to_judge_on() -> None:
-    from vinoreward_training.classifier.fresh_scenes import fresh_frames
+    from vinoreward_training.data.capture_hover import fresh_frames
 
     fitted = {frame.gripper for frame in captured_frames(8, 3, None)}
     assert fitted.isdisjoint({frame.gripper for frame in fresh_frames(8, 3)})

@@ -18,9 +18,8 @@ from PIL import Image
 
 from vinoreward.errors import DatasetError, InputError
 from vinoreward.picture_files import read_picture
-from vinoreward_training.data.dataset import load_dataset, split_by_episode
+from vinoreward_training.data.dataset import load_dataset, load_frames, split_by_episode
 from vinoreward_training.data.dataset_files import free_memory, stack_pictures
-from vinoreward_training.data.frames import load_frames
 
 
 def picture(path: Path, value: int, size: tuple[int, int] = (16, 20)) -> None:

@@ -53,7 +53,6 @@ from vinoreward_training.classifier.training import (
     augment,
     loss_of,
     margin_targets,
-    predict,
     sampling_shares,
 )
 from vinoreward_training.classifier.weights import (
@@ -69,7 +68,7 @@ from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_epi
 from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train
 from vinoreward_training.quantize import command as quantize
-from vinoreward_training.runs.fit import CHECKPOINT
+from vinoreward_training.runs.fit import CHECKPOINT, predict
 
 
 def dataset_of(count: int) -> Dataset:

@@ -18,10 +18,14 @@ from vinoreward.errors import (
     ConfigError,
     DatasetError,
 )
-from vinoreward_training.data.frames import load_frames, split_frames
-from vinoreward_training.encoder.bundle import bounds
-from vinoreward_training.encoder.export import encode
-from vinoreward_training.encoder.loss import PixelWeights, divergence, reconstruction
+from vinoreward_training.data.dataset import load_frames, split_frames
+from vinoreward_training.encoder.probe import bounds
+from vinoreward_training.encoder.training import (
+    PixelWeights,
+    divergence,
+    encode,
+    reconstruction,
+)
 
 # Frames
 

@@ -22,11 +22,15 @@ from vinoreward.errors import (
     OutputError,
     RunFolderError,
 )
-from vinoreward_training.data.frames import split_frames
+from vinoreward_training.data.dataset import split_frames
 from vinoreward_training.encoder import training
-from vinoreward_training.encoder.export import decode, encode
-from vinoreward_training.encoder.loss import PlaceReader
-from vinoreward_training.encoder.training import VaeFit, VaeRecipe
+from vinoreward_training.encoder.training import (
+    PlaceReader,
+    VaeFit,
+    VaeRecipe,
+    decode,
+    encode,
+)
 from vinoreward_training.runs.fit import CHECKPOINT
 
 

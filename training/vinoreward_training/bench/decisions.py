@@ -16,9 +16,9 @@ from vinoreward_envs.scene.hover import HoverScene
 from vinoreward_training.bench.rows import Row, share_row
 from vinoreward_training.bench.speed import scene_camera
 from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
-from vinoreward_training.classifier.fresh_scenes import evaluate_classifier, fresh_scenes
+from vinoreward_training.classifier.evaluation import evaluate_classifier
 from vinoreward_training.configs import BenchConfig
-from vinoreward_training.data.capture_hover import CATEGORIES, draw, take
+from vinoreward_training.data.capture_hover import CATEGORIES, draw, fresh_scenes, take
 
 DEAD_PART = 3
 """Dead-camera frames of the bench: neither validation's (1) nor test's (2)."""

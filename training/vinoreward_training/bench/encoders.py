@@ -41,9 +41,13 @@ from vinoreward_training.bench.rows import (
     wall_and_cpu,
 )
 from vinoreward_training.bench.speed import Stepper, by_hand, one_thread, scene_camera
-from vinoreward_training.classifier.fresh_scenes import fresh_frames, fresh_scenes
 from vinoreward_training.configs import BenchConfig
-from vinoreward_training.data.capture_hover import HoverFrame, hover_frame
+from vinoreward_training.data.capture_hover import (
+    HoverFrame,
+    fresh_frames,
+    fresh_scenes,
+    hover_frame,
+)
 from vinoreward_training.encoder.probe import ProbeError, probe_places
 
 ENVIRONMENT = "PandaHoverPixels-v0"
@@ -118,7 +122,7 @@ def _networks(folder: Path, side: int, pictures: Pictures) -> dict[str, Any]:
     import torch
 
     from vinoreward.encoders.vae import build_encoder
-    from vinoreward_training.encoder.export import MEAN, STD, export_encoder
+    from vinoreward_training.encoder.bundle import MEAN, STD, export_encoder
 
     torch.manual_seed(0)
     encoder = build_encoder("conv_vae", side, side, 2 * LATENT).eval()

@@ -27,9 +27,8 @@ from vinoreward_training.bench.rows import (
     speed_row,
     speed_rows,
 )
-from vinoreward_training.classifier.fresh_scenes import category_of, fresh_scenes
 from vinoreward_training.configs import BenchConfig
-from vinoreward_training.data.capture_hover import draw, take
+from vinoreward_training.data.capture_hover import draw, fresh_category, fresh_scenes, take
 
 ARTICLE_SHORT_SIDE = 224
 """The article resizes its picture to this on the shorter side."""
@@ -39,7 +38,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 SCENES = (
     "a quarter each success, near miss within 10 cm, far, and object removed or moved after arrival"
 )
-"""The scenes of :func:`vinoreward_training.classifier.fresh_scenes.category_of`, in words."""
+"""The scenes of :func:`vinoreward_training.data.capture_hover.fresh_category`, in words."""
 
 
 class Stepper:
@@ -246,7 +245,7 @@ def camera_rows(config: BenchConfig) -> list[Row]:
         greys: dict[str, list[float]] = {name: [] for name in cameras}
         claims: dict[str, list[bool]] = {name: [] for name in cameras}
         for index in tqdm(range(config.scenes), desc="camera", unit="scene"):
-            category = category_of(index)
+            category = fresh_category(index)
             random = np.random.default_rng([config.seed, 2, index])
             take(scene, draw(category, random), category)
             joints, pose = scene.joints, scene.object_pose

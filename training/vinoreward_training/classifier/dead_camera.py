@@ -38,14 +38,6 @@ def _noise(random: Random, shape: tuple[int, ...]) -> Values:
     return np.repeat(random.standard_normal((*shape[:2], 1)), 3, axis=2)
 
 
-def _black(random: Random, source: Picture) -> Values:
-    return np.full(source.shape, float(random.integers(0, 4)) * (random.random() < 0.5))
-
-
-def _grey(random: Random, source: Picture) -> Values:
-    return np.full(source.shape, random.uniform(0, 255))
-
-
 def _constant(random: Random, source: Picture) -> Values:
     return np.broadcast_to(_colour(random), source.shape).copy()
 
@@ -61,10 +53,6 @@ def _dark(random: Random, source: Picture) -> Values:
     return values
 
 
-def _gaussian(random: Random, source: Picture) -> Values:
-    return _colour(random) + _noise(random, source.shape) * random.uniform(3, 100)
-
-
 def _uniform(random: Random, source: Picture) -> Values:
     low, high = np.sort(random.uniform(0, 256, 2)) if random.random() < 0.5 else (0.0, 256.0)
     grey = random.random() < 0.5
@@ -73,7 +61,7 @@ def _uniform(random: Random, source: Picture) -> Values:
 
 
 def _salt_and_pepper(random: Random, source: Picture) -> Values:
-    values = np.broadcast_to(_colour(random), source.shape).copy()
+    values = _constant(random, source)
     hit = random.random(source.shape[:2]) < random.uniform(0.005, 1)
     white = random.random(source.shape[:2]) < random.uniform(0, 1)
     values[hit] = np.where(white[hit], 255.0, 0.0)[:, None]
@@ -149,11 +137,15 @@ def _exposure(random: Random, source: Picture) -> Values:
 
 
 FAMILIES: dict[str, Maker] = {
-    "black": _black,
-    "grey": _grey,
+    "black": lambda random, source: np.full(
+        source.shape, float(random.integers(0, 4)) * (random.random() < 0.5)
+    ),
+    "grey": lambda random, source: np.full(source.shape, random.uniform(0, 255)),
     "constant colour": _constant,
     "dark with sensor noise": _dark,
-    "Gaussian noise": _gaussian,
+    "Gaussian noise": lambda random, source: (
+        _colour(random) + _noise(random, source.shape) * random.uniform(3, 100)
+    ),
     "uniform noise": _uniform,
     "salt and pepper": _salt_and_pepper,
     "coarse blocks": _blocks,
@@ -229,7 +221,7 @@ def _hot_pixels(random: Random, source: Picture) -> Values:
 
 def _message(random: Random, source: Picture) -> Values:
     """``No signal``: a box with lines of writing on one colour."""
-    values = np.broadcast_to(_colour(random), source.shape).copy()
+    values = _constant(random, source)
     height, width = source.shape[:2]
     tall, wide = int(height * random.uniform(0.1, 0.4)), int(width * random.uniform(0.2, 0.7))
     top, left = int(random.integers(height - tall)), int(random.integers(width - wide))
@@ -264,21 +256,15 @@ UNSEEN_FAMILIES: dict[str, Maker] = {
 
 
 def dead_frames(
-    families: Sequence[str],
-    images: npt.NDArray[np.uint8],
-    failures: npt.NDArray[np.int64],
-    random: Random,
-) -> npt.NDArray[np.uint8]:
-    """Draw one frame of each named family.
+    families: Sequence[str], images: Picture, failures: npt.NDArray[np.int64], random: Random
+) -> Picture:
+    """Draw one frame of each named family: (len(families), H, W, 3).
 
     Args:
         families: names in ``FAMILIES`` or ``UNSEEN_FAMILIES``; repeat a name for several.
-        images: (N, H, W, 3) uint8; gives the size, and what is damaged.
+        images: (N, H, W, 3); gives the size, and what is damaged.
         failures: numbers of the images that may be damaged.
         random: decides everything.
-
-    Returns:
-        (len(families), H, W, 3) uint8.
     """
     makers = FAMILIES | UNSEEN_FAMILIES
     frames = np.empty((len(families), *images.shape[1:]), dtype=np.uint8)
@@ -289,13 +275,8 @@ def dead_frames(
 
 
 def of_step(
-    step: int,
-    count: int,
-    images: npt.NDArray[np.uint8],
-    failures: npt.NDArray[np.int64],
-    *,
-    seed: int,
-) -> npt.NDArray[np.uint8]:
+    step: int, count: int, images: Picture, failures: npt.NDArray[np.int64], *, seed: int
+) -> Picture:
     """Draw the ``count`` frames of a training step: the families in turn.
 
     They depend on the seed and the step alone, so a resumed training sees the same.
@@ -307,22 +288,17 @@ def of_step(
 
 def held_out(
     part: int,
-    images: npt.NDArray[np.uint8],
+    images: Picture,
     failures: npt.NDArray[np.int64],
     *,
     seed: int,
     count: int = HELD_OUT,
     families: Sequence[str] = tuple(FAMILIES),
-) -> Iterator[tuple[str, npt.NDArray[np.uint8]]]:
-    """Draw frames that no training step draws; yield (family, (count, H, W, 3) uint8).
+) -> Iterator[tuple[str, Picture]]:
+    """Draw frames that no training step draws; yield each family and ``count`` frames of it.
 
-    Args:
-        part: 1 for validation, 2 for test, other numbers for other uses.
-        images: as in :func:`dead_frames`.
-        failures: likewise; of that part.
-        seed: decides the frames.
-        count: frames of each family.
-        families: which.
+    ``part`` is 1 for validation, 2 for test, another number for another use; ``failures`` are of
+    that part. For the others see :func:`dead_frames`.
     """
     for number, family in enumerate(families):
         random = np.random.default_rng([_SALT, seed, part, number])

@@ -14,6 +14,7 @@ from vinoreward.rewards.calibration import clopper_pearson, negatives_needed
 
 if TYPE_CHECKING:
     from vinoreward.rewards.calibration import Threshold
+    from vinoreward.rewards.classifier import Classifier
 
 LOWEST_THRESHOLD = 0.5
 """Where classes are far apart, nearly any threshold keeps the false-positive rate of the data, and
@@ -44,20 +45,19 @@ def log_loss(log_odds: Floats, labels: Labels) -> float:
     return float(np.mean(np.logaddexp(0.0, -signs * log_odds)))
 
 
-def _cumulative(scores: Floats, labels: Labels) -> tuple[Floats, Floats, Floats]:
-    """Return (thresholds, true positives, false positives) at each distinct score, falling."""
+def _cumulative(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
+    """Return (true positives, false positives) at each distinct score, falling."""
     order = np.argsort(-scores, kind="stable")
     ranked, hits = scores[order], labels[order] == 1
     # Equal scores are decided together.
     last = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
-    true = np.cumsum(hits)[last].astype(np.float64)
-    false = np.cumsum(~hits)[last].astype(np.float64)
-    return ranked[last], true, false
+    true, false = np.cumsum(hits)[last], np.cumsum(~hits)[last]
+    return true.astype(np.float64), false.astype(np.float64)
 
 
 def average_precision(scores: Floats, labels: Labels) -> float:
     """Return the area under the precision-recall steps; 0 without a success."""
-    _, true, false = _cumulative(np.asarray(scores, dtype=np.float64), labels)
+    true, false = _cumulative(scores, labels)
     if true[-1] == 0:
         return 0.0
     recall = np.concatenate([[0.0], true / true[-1]])
@@ -66,7 +66,7 @@ def average_precision(scores: Floats, labels: Labels) -> float:
 
 def roc_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
     """Return (false-positive rates, recalls), from (0, 0) to (1, 1)."""
-    _, true, false = _cumulative(np.asarray(scores, dtype=np.float64), labels)
+    true, false = _cumulative(scores, labels)
     return (
         np.concatenate([[0.0], false / max(1.0, false[-1])]),
         np.concatenate([[0.0], true / max(1.0, true[-1])]),
@@ -75,7 +75,7 @@ def roc_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
 
 def pr_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
     """Return (recalls, precisions) by falling threshold."""
-    _, true, false = _cumulative(np.asarray(scores, dtype=np.float64), labels)
+    true, false = _cumulative(scores, labels)
     return true / max(1.0, true[-1]), true / (true + false)
 
 
@@ -176,11 +176,7 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for ``metrics.verdict`` of a bundle."""
-        return {
-            "level": self.level,
-            "reasons": list(self.reasons),
-            "advice": list(self.advice),
-        }
+        return {"level": self.level, "reasons": [*self.reasons], "advice": [*self.advice]}
 
     def bullets(self) -> str:
         """Return reasons and advice as a Markdown list."""
@@ -300,4 +296,43 @@ def refuse_useless(name: str, metrics: Mapping[str, Any], *, force: bool) -> Non
         f"the training of {name} ended with the verdict useless{': ' * bool(why)}{why}. Expected "
         "a classifier that claims successes; train a better one (its README.md says what to try), "
         "or use this one all the same with --force."
+    )
+
+
+@dataclass(frozen=True)
+class FreshResult:
+    """How a classifier did on fresh scenes."""
+
+    rates: Rates
+    categories: list[dict[str, object]]
+    """One row per category."""
+    decisions: npt.NDArray[np.bool_]
+    """(N,), in the order of the scenes."""
+    probabilities: npt.NDArray[np.float32]
+    """(N,) float32."""
+
+
+def evaluate_classifier(
+    classifier: Classifier,
+    images: npt.NDArray[np.uint8],
+    labels: Labels,
+    categories: npt.NDArray[np.str_],
+) -> FreshResult:
+    """Let a classifier decide labelled scenes one by one, the way an environment asks.
+
+    Args:
+        classifier: on the backend and precision to be judged.
+        images: (N, H, W, 3) uint8.
+        labels: (N,) 1 = success.
+        categories: (N,).
+    """
+    probabilities = np.concatenate(
+        [classifier.probability(images[index : index + 1]) for index in range(len(images))]
+    )
+    decisions = probabilities >= np.float32(classifier.threshold)
+    return FreshResult(
+        rates=rates(decisions, labels),
+        categories=per_category(decisions, labels, categories.tolist()),
+        decisions=decisions,
+        probabilities=probabilities,
     )

@@ -6,22 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.errors import TooFewNegativesError
 from vinoreward.rewards.calibration import negatives_needed
-from vinoreward_training.classifier.bundle import make_bundle
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.data.dataset_files import Indices, say_parts
 from vinoreward_training.runs.next_command import again, bundle_name
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings, refuse
-
-if TYPE_CHECKING:
-    from vinoreward.backends.torch_networks import WithPreprocess
-    from vinoreward_training.classifier.weights import TrainedOn
 
 USELESS = 3
 """Exit status of a training whose classifier gives no usable reward."""
@@ -48,32 +42,36 @@ def _check(config: FinetuneConfig) -> None:
     )
 
 
-def _train(
-    config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], folder: Path
-) -> tuple[WithPreprocess, list[dict[str, float]]]:
-    """Return the network in its best state, and one record per epoch."""
+def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], folder: Path) -> int:
+    """Train, calibrate, export and save the bundle; return the exit status."""
     import torch
 
     from vinoreward.backends.torch_networks import WithPreprocess, build
-    from vinoreward_training.classifier.training import (
-        ChannelsLast,
-        ClassifierFit,
-        ClassifierRecipe,
-    )
-    from vinoreward_training.classifier.weights import load_weights
+    from vinoreward_training.classifier import training, weights
+    from vinoreward_training.classifier.bundle import make_bundle
 
-    recipe = ClassifierRecipe.of(config, len(parts[0]))
+    before, unseen = None, None
+    if config.weights is not None and config.weights.is_file():  # else named where it is loaded
+        before = weights.read_record(config.weights)
+        unseen = weights.check_unseen(before, config.weights, dataset, parts)
+        print(f"held-out frames new to the weights: {unseen}")
+    recipe = training.ClassifierRecipe.of(config, len(parts[0]))
     net = build(config.architecture, 2)
     if config.weights is not None:
-        fresh = load_weights(net, config.weights)
+        fresh = weights.load_weights(net, config.weights)
         print(f"weights from {config.weights}; left fresh: {', '.join(fresh) or 'none'}")
     inner = WithPreprocess(net, IMAGENET_MEAN, IMAGENET_STD)
-    module = ChannelsLast(inner)
-    fit = ClassifierFit(module, dataset, parts[0], parts[1], recipe, folder, resume=config.resume)
+    module, (train, validation, _) = training.ChannelsLast(inner), parts
+    fit = training.ClassifierFit(
+        module, dataset, train, validation, recipe, folder, resume=config.resume
+    )
     fit.show("finetune")
     net.to(memory_format=torch.contiguous_format)
     inner.eval()
-    return inner, fit.history
+    started = config.weights is not None
+    record = weights.record_of(dataset, parts[0], started=started, before=before)
+    verdict = make_bundle(config, dataset, parts, folder, inner, fit.history, record, unseen)
+    return USELESS if verdict.level == "useless" else 0
 
 
 def run(config: FinetuneConfig) -> int:
@@ -88,8 +86,6 @@ def run(config: FinetuneConfig) -> int:
             that these data hold out.
         TooFewNegativesError: too few failures for the target.
     """
-    from vinoreward_training.classifier.weights import record_of
-
     _check(config)
     config = replace(config, name=config.name or bundle_name(config.data, "classifier"))
     line = again("finetune", config.out)
@@ -100,26 +96,7 @@ def run(config: FinetuneConfig) -> int:
         parts = split_by_episode(dataset)
         _enough(config, dataset, parts[1])
         say_parts(dataset.images, parts)
-        before, unseen = _before(config, dataset, parts)
-        inner, history = _train(config, dataset, parts, folder)
-        started = config.weights is not None
-        record = record_of(dataset, parts[0], started=started, before=before)
-        verdict = make_bundle(config, dataset, parts, folder, inner, history, record, unseen)
-    return USELESS if verdict.level == "useless" else 0
-
-
-def _before(
-    config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices]
-) -> tuple[TrainedOn | None, str | None]:
-    """Return what the given weights were trained on, and what that means for these data."""
-    from vinoreward_training.classifier.weights import check_unseen, read_record
-
-    if config.weights is None or not config.weights.is_file():
-        return None, None  # a missing file is named where it is loaded
-    before = read_record(config.weights)
-    unseen = check_unseen(before, config.weights, dataset, parts)
-    print(f"held-out frames new to the weights: {unseen}")
-    return before, unseen
+        return _train(config, dataset, parts, folder)
 
 
 def _enough(config: FinetuneConfig, dataset: Dataset, validation: Indices) -> None:

@@ -20,7 +20,14 @@ from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_training.classifier.dead_camera import SHARE, held_out, of_step
 from vinoreward_training.classifier.evaluation import average_precision, log_loss
 from vinoreward_training.data.dataset import SPLIT, Dataset
-from vinoreward_training.runs.fit import Fit, Indices, Recipe, Record, steps_per_epoch
+from vinoreward_training.runs.fit import (
+    Fit,
+    Indices,
+    Recipe,
+    Record,
+    predict,
+    steps_per_epoch,
+)
 
 SAVE_EVERY = 250
 """Steps between checkpoints within an epoch."""
@@ -28,7 +35,6 @@ MARGIN_SCALE = 0.003
 """Metres beyond the success distance that one unit of log-odds stands for."""
 MARGIN_LIMIT = 6.0
 """Log-odds asked for far from the boundary; more would only train confidence."""
-
 
 Floats = npt.NDArray[np.float32]
 
@@ -71,29 +77,10 @@ class ChannelsLast(nn.Module):
         return logits
 
 
-def predict(module: nn.Module, images: npt.NDArray[np.uint8], *, batch_size: int = 128) -> Floats:
-    """Return the logits (N, K) of uint8 pictures (N, H, W, 3), in evaluation mode."""
-    training = module.training
-    module.eval()
-    parts = []
-    with torch.inference_mode():
-        for start in range(0, len(images), batch_size):
-            parts.append(module(torch.from_numpy(images[start : start + batch_size])).numpy())
-    module.train(training)
-    return np.concatenate(parts).astype(np.float32)
-
-
 class ClassifierFit(Fit):
-    """One training of a classifier.
+    """One training of a classifier: uint8 pictures (N, H, W, 3) to logits (N, 2).
 
-    Args:
-        module: uint8 pictures (N, H, W, 3) to logits (N, 2); trained in place.
-        dataset: all frames.
-        train: indices to train on.
-        validation: indices that decide when to stop and which weights are kept.
-        recipe: how.
-        folder: holds the checkpoint.
-        resume: continue from the checkpoint if there is one.
+    The frames with the indices ``validation`` decide when to stop and which weights are kept.
 
     Raises:
         ModelCorruptError: the checkpoint cannot be read.
@@ -137,9 +124,8 @@ class ClassifierFit(Fit):
             clip=5.0,
             patience=recipe.patience,
             shares=shares if np.ptp(shares) > 0 else None,
+            resume=resume,
         )
-        if resume:
-            self._load()
 
     def _about(self) -> dict[str, Any]:
         return {"dataset": self._data.sha256, "split": SPLIT}
@@ -214,11 +200,10 @@ def judged_dead(
         seed: of the training.
     """
     failures = part[dataset.labels[part] == 0]
-    found = {}
-    for family, images in held_out(number, dataset.images, failures, seed=seed):
-        logits = predict(module, images).astype(np.float64)
-        found[family] = logits[:, 1] - logits[:, 0]
-    return found
+    return {
+        family: np.diff(predict(module, images).astype(np.float64))[:, 0]
+        for family, images in held_out(number, dataset.images, failures, seed=seed)
+    }
 
 
 def augment(pictures: Tensor, strength: float, random: torch.Generator) -> Tensor:

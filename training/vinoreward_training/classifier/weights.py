@@ -57,12 +57,12 @@ def load_weights(net: nn.Module, path: Path) -> list[str]:
     own = net.state_dict()
     # torchvision's head is a Sequential with dropout first, ours starts with the convolution.
     renamed = {
-        name.replace("classifier.1.", "classifier.0."): value for name, value in given.items()
+        name.replace("classifier.1.", "classifier.0.").removeprefix("net."): value
+        for name, value in given.items()
     }
-    given = {name.removeprefix("net."): value for name, value in renamed.items()}
     fits = {
         name: value
-        for name, value in given.items()
+        for name, value in renamed.items()
         if name in own and own[name].shape == value.shape
     }
     if not fits:
@@ -98,21 +98,12 @@ class TrainedOn:
 
     def to_text(self) -> str:
         """Return the record as it stands in a file of weights."""
-        return json.dumps(
-            self.facts()
-            | {
-                "limit": self.limit,
-                "sample": base64.b64encode(self.sample.astype(">u8").tobytes()).decode("ascii"),
-            }
-        )
+        sample = base64.b64encode(self.sample.astype(">u8").tobytes()).decode("ascii")
+        return json.dumps(self.facts() | {"limit": self.limit, "sample": sample})
 
     def facts(self) -> dict[str, Any]:
-        """Return what a bundle says about it: ``split``, ``datasets`` and ``complete``."""
-        return {
-            "split": self.split,
-            "datasets": list(self.datasets),
-            "complete": self.complete,
-        }
+        """Return what a bundle says about it."""
+        return {"split": self.split, "datasets": list(self.datasets), "complete": self.complete}
 
     def share_of(self, keys: Keys) -> float:
         """Return the share of the pictures (K,) that were trained on, as the sample shows it."""
@@ -120,7 +111,7 @@ class TrainedOn:
         return float(np.isin(judged, self.sample).mean()) if len(judged) else 0.0
 
 
-def picture_keys(images: npt.NDArray[np.uint8]) -> Keys:
+def _picture_keys(images: npt.NDArray[np.uint8]) -> Keys:
     """Return a hash (N,) uint64 of the content of each picture (N, H, W, 3)."""
     size = repr(images.shape[1:]).encode()
     digests = [
@@ -133,15 +124,15 @@ def picture_keys(images: npt.NDArray[np.uint8]) -> Keys:
 def record_of(
     dataset: Dataset, train: npt.NDArray[np.int64], *, started: bool, before: TrainedOn | None
 ) -> TrainedOn:
-    """Return the record of a training.
+    """Return the record of a training on the frames ``train`` of a dataset.
 
     Args:
-        dataset: what was trained on.
-        train: numbers of the frames that were.
+        dataset: all frames.
+        train: numbers of those trained on.
         started: whether it began with weights rather than at random.
         before: the record of those weights, None where they have none.
     """
-    keys = np.unique(picture_keys(dataset.images[train]))
+    keys = np.unique(_picture_keys(dataset.images[train]))
     datasets = [dataset.sha256]
     limit = 2**64 - 1
     if before is not None:
@@ -214,8 +205,8 @@ def check_unseen(
             f"not known: {path.name} carries no record of what it was trained on. If it has seen "
             "these pictures, the rates here are too good"
         )
-    held = picture_keys(dataset.images[np.concatenate(parts[1:])])
-    own = picture_keys(dataset.images[parts[0]])
+    held = _picture_keys(dataset.images[np.concatenate(parts[1:])])
+    own = _picture_keys(dataset.images[parts[0]])
     share = record.share_of(held[~np.isin(held, own)])
     if share > TOLERATED:
         raise DatasetError(

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import math
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEI
 from vinoreward_envs.scene.hover import HoverScene
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.capture_hover import hover_frame
-from vinoreward_training.data.capture_play import Balance, RandomPlay
+from vinoreward_training.data.capture_play import RandomPlay
 from vinoreward_training.data.dataset import HELD_OUT_SHARES
 from vinoreward_training.data.dataset_files import (
     ABOUT,
@@ -59,24 +60,10 @@ def _hover(
         if frame.object is not None:
             row["object_x"], row["object_y"] = (f"{value:.6f}" for value in frame.object)
         row["distance"] = f"{frame.distance:.6f}"
-        image = frame.image
-        if env is None:  # the article's pictures are drawn at another size than they are kept at
-            image = resized(image, int(spec["height"]), int(spec["width"]))
-        table.add([(image, row)])
+        # The article's pictures are drawn at another size than they are kept at.
+        kept = resized(frame.image, spec["height"], spec["width"]) if env is None else frame.image
+        table.add([(kept, row)])
         yield 1
-
-
-def _played(config: CaptureConfig, env: Any, truth: Truth, table: Table) -> Iterator[int]:
-    """Play at random; see :mod:`vinoreward_training.data.capture_play`."""
-    from tqdm import tqdm
-
-    wins = config.frames // 2
-    kept = table.count("success"), table.count("failure")
-    balance = Balance(wins, config.frames - wins, config.per_episode, *kept)
-    play = RandomPlay(
-        env, config.env, truth=truth, seed=config.seed, patience=config.patience, say=tqdm.write
-    )
-    return play.fill(table, balance)
 
 
 def article_camera(renderer: Literal["fast", "tiny"] = "fast") -> CameraSpec:
@@ -184,11 +171,13 @@ def _describe(
     truth: Truth | None,
     actions: str,
     complete: bool,
-) -> dict[str, Any]:
-    counts: dict[str, int] = {}
-    for row in table.rows.values():
-        for name in {row["label"], f"category:{row['category']}"}:
-            counts[name] = counts.get(name, 0) + 1
+) -> None:
+    """Write ``dataset.json``."""
+    counts = Counter(
+        name
+        for row in table.rows.values()
+        for name in (row["label"], f"category:{row['category']}")
+    )
     about: dict[str, Any] = {"format": FORMAT}
     if table.rows:
         shape = read_picture(config.out / next(iter(table.rows))).shape
@@ -197,7 +186,7 @@ def _describe(
         about |= {"per_episode": config.per_episode, "actions": actions}
         if truth.key is not None:
             about["truth_key"] = truth.key
-    return about | {
+    about |= {
         "scene": scene,
         "env": config.env,
         "seed": config.seed,
@@ -206,6 +195,7 @@ def _describe(
         "counts": dict(sorted(counts.items())),
         "complete": complete,
     }
+    write_json(config.out / ABOUT, about)
 
 
 def _holds_nothing(folder: Path) -> bool:
@@ -243,12 +233,12 @@ def run(config: CaptureConfig) -> int:
             if scene is None:
                 truth = Truth(config.truth_key or before.get("truth_key"))
                 actions = actions_of(env.action_space)
-                work = _played(config, env, truth, table)
+                work = RandomPlay(env, config, truth, tqdm.write).fill(table)
             else:
                 work = _hover(config, scene, env, about, table)
             complete = False
             # Written first, so that a capture killed at any moment can be read and resumed.
-            write_json(folder / ABOUT, _describe(config, table, about, truth, actions, False))
+            _describe(config, table, about, truth, actions, complete)
             try:
                 with tqdm(
                     total=config.frames, initial=len(table.rows), desc="capture", unit="frame"
@@ -262,9 +252,7 @@ def run(config: CaptureConfig) -> int:
                 complete = True
             finally:
                 table.save()
-                write_json(
-                    folder / ABOUT, _describe(config, table, about, truth, actions, complete)
-                )
+                _describe(config, table, about, truth, actions, complete)
     print(_summary(config, table))
     print(f"next: {after_capture(config.out, table.count('failure'))}")
     return 0

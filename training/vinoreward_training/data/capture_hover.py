@@ -6,6 +6,7 @@ gives the same pictures however often a capture was stopped.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import (
     FIXED_OBJECT,
     HOVER_HEIGHT,
@@ -22,11 +24,10 @@ from vinoreward_envs.constants import (
     WORKSPACE_HIGH,
     WORKSPACE_LOW,
 )
+from vinoreward_envs.scene.hover import HoverScene
 
 if TYPE_CHECKING:
     import gymnasium
-
-    from vinoreward_envs.scene.hover import HoverScene
 
 CATEGORIES = ("success", "near_miss", "far", "absent", "elsewhere", "home", "moved_after_arrival")
 """Every kind of hover frame; all but the first are failures."""
@@ -36,6 +37,8 @@ HEIGHT_TOLERANCE = 0.01
 """A gripper further than this (metres) from hover height is not hovering."""
 FIXED_SHARE = 0.1
 """Share of scenes with the object about where ``PandaHover-v0`` has it: policies train there."""
+FRESH = 0xF4E5
+"""Mixed into the seed, so that no capture's frame is drawn again whatever its seed."""
 
 Point = tuple[float, float]
 Random = np.random.Generator
@@ -91,31 +94,20 @@ def _object(random: Random) -> Point:
     return _anywhere(random, OBJECT_MARGIN)
 
 
-def _inside(point: Point) -> bool:
-    return all(
-        low <= value <= high
-        for low, value, high in zip(WORKSPACE_LOW, point, WORKSPACE_HIGH, strict=True)
-    )
-
-
 def _around(random: Random, centre: Point, radius: Callable[[Random], float]) -> Point:
     """Draw a point of the workspace at a random angle and ``radius`` from ``centre``."""
     while True:
         angle, distance = random.uniform(0, 2 * math.pi), radius(random)
         point = (centre[0] + distance * math.cos(angle), centre[1] + distance * math.sin(angle))
-        if _inside(point):
+        if all(np.less_equal(WORKSPACE_LOW, point)) and all(np.less_equal(point, WORKSPACE_HIGH)):
             return point
-
-
-def _distance(first: Point, second: Point) -> float:
-    return math.hypot(first[0] - second[0], first[1] - second[1])
 
 
 def _away(random: Random, gripper: Point) -> Point:
     """Draw an object position that is no near miss of ``gripper``."""
     while True:
         point = _object(random)
-        if _distance(point, gripper) > NEAR_MISS_DISTANCE:
+        if math.dist(point, gripper) > NEAR_MISS_DISTANCE:
             return point
 
 
@@ -225,3 +217,46 @@ def hover_frame(
     env.reset(seed=int(np.random.default_rng([seed, index, 0xE5]).integers(2**31)))
     hover: Any = env.unwrapped
     return take(hover.scene, placement, category, env.render)
+
+
+def fresh_category(index: int) -> str:
+    """Return the category of fresh scene ``index``: a quarter each of success, near miss, far,
+    and object removed or moved away after the arm arrived.
+    """
+    if index % 4 < 3:
+        return ("success", "near_miss", "far")[index % 4]
+    return ("absent", "moved_after_arrival")[(index // 4) % 2]
+
+
+def fresh_frames(count: int, seed: int, *, camera: CameraSpec | None = None) -> list[HoverFrame]:
+    """Draw scenes for evaluation, with their places; the same as :func:`fresh_scenes`."""
+    with contextlib.closing(HoverScene(camera=camera or CameraSpec())) as scene:
+        frames = []
+        for index in range(count):
+            category = fresh_category(index)
+            random = np.random.default_rng([FRESH, seed, index])
+            frames.append(take(scene, draw(category, random), category))
+        return frames
+
+
+def fresh_scenes(
+    count: int = 2000, seed: int = 1, *, camera: CameraSpec | None = None
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.str_]]:
+    """Draw scenes that no capture has seen, for evaluation.
+
+    Successes are uniform in the success disc and near misses uniform in the ring around it.
+
+    Args:
+        count: how many.
+        seed: decides them all.
+        camera: what takes the pictures; the default camera if None.
+
+    Returns:
+        pictures (N, H, W, 3) uint8, labels (N,) int64 with 1 = success, categories (N,) strings.
+    """
+    frames = fresh_frames(count, seed, camera=camera)
+    return (
+        np.stack([frame.image for frame in frames]),
+        np.array([frame.success for frame in frames], dtype=np.int64),
+        np.array([frame.category for frame in frames]),
+    )

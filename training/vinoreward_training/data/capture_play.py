@@ -23,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, DatasetError
+from vinoreward.picture_files import read_picture
 from vinoreward.success import Truth
-from vinoreward_training.data.dataset_files import Row, Table, make_row, save_picture
+from vinoreward_training.configs import CaptureConfig
+from vinoreward_training.data.dataset_files import Row, Table, make_row, rendered, save_picture
 
 LONGEST = 10_000
 """Steps after which an episode that does not end is left."""
@@ -125,33 +127,21 @@ class RandomPlay:
 
     Args:
         env: renders ``rgb_array``.
-        name: of the environment, for messages.
+        config: an episode depends on its seed and on the episode's number only; after ``patience``
+            episodes in a row that add nothing it gives up.
         truth: reads it from ``info``.
-        seed: an episode depends on it and on the episode's number only.
-        patience: give up after so many episodes in a row that add nothing.
         say: prints advice.
     """
 
     def __init__(
-        self,
-        env: Any,
-        name: str,
-        *,
-        truth: Truth,
-        seed: int,
-        patience: int,
-        say: Callable[[str], object] = print,
+        self, env: Any, config: CaptureConfig, truth: Truth, say: Callable[[str], object]
     ) -> None:
-        self._env = env
-        self._name = name
-        self.truth = truth
-        self._seed = seed
-        self._patience = patience
-        self._say = say
+        self._env, self._name, self._config = env, config.env, config
+        self._truth, self._say = truth, say
         self._repeats = True
         self._info: Mapping[str, Any] = {}
 
-    def fill(self, table: Table, balance: Balance) -> Iterator[int]:
+    def fill(self, table: Table) -> Iterator[int]:
         """Add pictures until both labels have theirs; yield how many each episode added.
 
         All chosen pictures of an episode are added or none, so that a capture that was stopped
@@ -161,17 +151,20 @@ class RandomPlay:
             DatasetError: too many episodes in a row added nothing.
             ConfigError: no truth in ``info``, or no picture from ``render()``.
         """
+        config, kept = self._config, (table.count("success"), table.count("failure"))
+        wins = config.frames // 2
+        balance = Balance(wins, config.frames - wins, config.per_episode, *kept)
+        patience, main_seed = config.patience, config.seed
         episode = max((int(row["episode"]) + 1 for row in table.rows.values()), default=0)
         barren, advised = 0, False
         while not balance.complete:
-            seed = int(np.random.default_rng([self._seed, episode]).integers(2**31))
-            random = np.random.default_rng([self._seed, episode, 0xC4])
+            seed = int(np.random.default_rng([main_seed, episode]).integers(2**31))
+            random = np.random.default_rng([main_seed, episode, 0xC4])
             found = self._episode(table.folder, seed, balance, random)
             if found:
                 pairs: list[tuple[Picture, Row]] = []
                 for step, (image, category) in sorted(found.items()):
-                    success = category == "success"
-                    file = f"{episode:06d}-{step:05d}.png"
+                    file, success = f"{episode:06d}-{step:05d}.png", category == "success"
                     pairs.append((image, make_row(file, success, category, episode, seed)))
                 table.add(pairs)
                 wins = sum(category == "success" for _, category in found.values())
@@ -179,10 +172,15 @@ class RandomPlay:
                 balance.kept_failures += len(found) - wins
                 yield len(found)
             barren = 0 if found else barren + 1
-            if not advised and barren and barren == min(EARLY, self._patience - 1):
+            if not advised and barren and barren == min(EARLY, patience - 1):
                 advised = True
-                self._say(self._advice(barren, balance))
-            if barren >= self._patience:
+                self._say(
+                    f"{barren} episodes of {self._name} in a row gave no {balance.missing} with "
+                    f"--truth-key {self._truth.key} (info has "
+                    f"{', '.join(sorted(map(str, self._info)))}). Capture gives up after "
+                    f"{patience}; to try another key or environment, stop it with Ctrl-C."
+                )
+            if barren >= patience:
                 raise DatasetError(self._given_up(table, barren, balance))
             episode += 1
 
@@ -200,7 +198,7 @@ class RandomPlay:
                 if truth != truths[step]:
                     break
                 if step in chosen:
-                    found[step] = (self._picture(), chosen[step])
+                    found[step] = (rendered(self._env, self._name), chosen[step])
                 if len(found) == len(chosen):
                     return found
             self._repeats = False
@@ -215,19 +213,16 @@ class RandomPlay:
         self, folder: Path, seed: int, balance: Balance, random: np.random.Generator
     ) -> dict[int, tuple[Picture, str]]:
         """Draw every step, onto the disk, and choose when the episode is over."""
-        from PIL import Image
-
         with tempfile.TemporaryDirectory(prefix=".episode-", dir=folder) as drawn:
             truths = []
             # Not named as pictures: what a kill leaves here is no part of the dataset.
             for step, truth in self._play(seed):
                 truths.append(truth)
-                save_picture(Path(drawn) / f"{step}.drawn", self._picture())
-            found = {}
-            for step, category in choose(truths, balance, random).items():
-                with Image.open(Path(drawn) / f"{step}.drawn", formats=("PNG",)) as image:
-                    found[step] = (np.array(image, dtype=np.uint8), category)
-            return found
+                save_picture(Path(drawn) / f"{step}.drawn", rendered(self._env, self._name))
+            return {
+                step: (read_picture(Path(drawn) / f"{step}.drawn"), category)
+                for step, category in choose(truths, balance, random).items()
+            }
 
     def _play(self, seed: int) -> Iterator[tuple[int, bool]]:
         """Play one episode; yield each step's number and whether it is a success."""
@@ -236,29 +231,12 @@ class RandomPlay:
         for step in range(LONGEST):
             _, _, terminated, truncated, info = self._env.step(self._env.action_space.sample())
             self._info = info
-            success = self.truth(info)
+            success = self._truth(info)
             if success is None:
-                raise ConfigError(f"{self._name}: {self.truth.missing(info)}")
+                raise ConfigError(f"{self._name}: {self._truth.missing(info)}")
             yield step, success
             if terminated or truncated:
                 return
-
-    def _picture(self) -> Picture:
-        image = np.array(self._env.render())
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
-            raise ConfigError(
-                f"{self._name} renders {image.dtype} {image.shape}. Expected uint8 (height, width, "
-                "3) pictures from render_mode='rgb_array'."
-            )
-        return image
-
-    def _advice(self, barren: int, balance: Balance) -> str:
-        return (
-            f"{barren} episodes of {self._name} in a row gave no {balance.missing} with "
-            f"--truth-key {self.truth.key} (info has {', '.join(sorted(map(str, self._info)))}). "
-            f"Capture gives up after {self._patience}; to try another key or environment, stop it "
-            "with Ctrl-C."
-        )
 
     def _given_up(self, table: Table, barren: int, balance: Balance) -> str:
         kept = f"{balance.kept_successes} successes, {balance.kept_failures} failures"
@@ -270,7 +248,7 @@ class RandomPlay:
             rest = f"Nothing is kept in {table.folder}: try another --env or --truth-key there"
         return (
             f"{barren} episodes of {self._name} played at random gave no {balance.missing} "
-            f"(--truth-key {self.truth.key}). Expected both labels now and then. {rest}; use an "
+            f"(--truth-key {self._truth.key}). Expected both labels now and then. {rest}; use an "
             "environment that random play solves sometimes; wait longer with --patience; or put "
             f"pictures of your own into {table.folder}/success and {table.folder}/failure."
         )

@@ -1,8 +1,9 @@
-"""Labelled pictures in memory: our captures and any other image folder."""
+"""Pictures in memory: labelled ones, and pictures alone with the places of things."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from vinoreward_training.data.dataset_files import (
     MAX_NAME,
     METADATA,
     SUFFIXES,
+    Indices,
     check_there,
     number,
     pictures_below,
@@ -26,7 +28,14 @@ from vinoreward_training.data.dataset_files import (
 SPLIT = "episode hash 1"
 """Name of the way :func:`split_by_episode` splits; recorded wherever a split was used."""
 HELD_OUT_SHARES = (0.15, 0.15)
-"""Shares of the episodes that go to validation and to test."""
+"""Shares of a dataset's episodes that go to validation and to test."""
+FRAME_SHARES = (0.05, 0.1)
+"""The same of frames without labels, at least one episode each."""
+LOWEST_COUNT = 64
+"""Frames to train an encoder on, at least."""
+
+Images = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -49,11 +58,11 @@ class Dataset:
             capture's seed); None where that is not recorded.
     """
 
-    images: npt.NDArray[np.uint8]
-    labels: npt.NDArray[np.int64]
-    episodes: npt.NDArray[np.int64]
+    images: Images
+    labels: Indices
+    episodes: Indices
     categories: npt.NDArray[np.str_]
-    distances: npt.NDArray[np.float64]
+    distances: Floats
     files: tuple[str, ...]
     scene: dict[str, Any]
     sha256: str
@@ -74,6 +83,67 @@ class Dataset:
         for name in np.unique(self.categories):
             values[f"category:{name}"] = int((self.categories == name).sum())
         return values
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Pictures and, where they were recorded, the places of things.
+
+    Attributes:
+        images: ``(N, H, W, 3)`` uint8 RGB.
+        episodes: ``(N,)`` int64; frames of one episode share a number.
+        places: name to ``(N, 2)`` float64 metres, NaN where the thing is absent; empty where
+            nothing was recorded.
+        scene: what drew the pictures (empty when unknown).
+        sha256: hash of pixels, episodes and places.
+        source: the folder or environment they came from.
+        resized: whether they were resized (PIL bilinear) to get here.
+        seed: of the capture or rollout, if known.
+    """
+
+    images: Images
+    episodes: Indices
+    places: dict[str, Floats]
+    scene: dict[str, Any]
+    sha256: str
+    source: str
+    resized: bool = False
+    seed: int | None = None
+
+    @classmethod
+    def hashed(
+        cls, images: Images, episodes: Sequence[int], places: dict[str, Floats], **facts: Any
+    ) -> Frames:
+        """Return frames with their hash; ``facts`` are the other attributes.
+
+        Raises:
+            DatasetError: too few pictures.
+        """
+        if len(images) < LOWEST_COUNT:
+            raise DatasetError(
+                f"{facts['source']} gives {len(images)} pictures. Expected at least {LOWEST_COUNT} "
+                "to train an encoder on, better thousands; capture more, or raise --frames."
+            )
+        numbers = np.array(episodes, dtype=np.int64)
+        digest = hashlib.sha256(str(images.shape).encode())
+        digest.update(np.ascontiguousarray(images).data)
+        digest.update(numbers.tobytes())
+        for name in sorted(places):
+            digest.update(name.encode() + places[name].tobytes())
+        return cls(images, numbers, places, sha256=digest.hexdigest(), **facts)
+
+
+def _check_folder(folder: Path, kind: str) -> None:
+    if not folder.is_dir():
+        raise DatasetError(
+            f"{folder} is not a folder. Expected a capture or {kind}; make one with: vinoreward "
+            f"capture --out {folder}"
+        )
+
+
+def _no_pictures(folder: Path, remedy: str) -> DatasetError:
+    suffixes = ", ".join(sorted(SUFFIXES))
+    return DatasetError(f"{folder} holds no pictures. Expected {suffixes} files{remedy}.")
 
 
 Entry = tuple[str, int, str, int, float]
@@ -127,18 +197,12 @@ def load_dataset(
             table that cannot be right, a link out of the folder, more than fits into memory.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise DatasetError(
-            f"{folder} is not a folder. Expected a capture or an image folder with one folder per "
-            f"class; make one with: vinoreward capture --out {folder}"
-        )
+    _check_folder(folder, "an image folder with one folder per class")
     recorded = (folder / METADATA).is_file()
     entries = (_from_metadata if recorded else _from_folders)(folder, success_label)
     if not entries:
-        raise DatasetError(
-            f"{folder} holds no pictures. Expected {', '.join(sorted(SUFFIXES))} files in one "
-            f"folder per class, e.g. {folder}/success and {folder}/failure."
-        )
+        per_class = f" in one folder per class, e.g. {folder}/success and {folder}/failure"
+        raise _no_pictures(folder, per_class)
     files, marks, categories, episodes, distances = zip(*entries, strict=True)
     labels = np.array(marks, dtype=np.int64)
     if len(np.unique(labels)) < 2:
@@ -170,6 +234,64 @@ def load_dataset(
     )
 
 
+def _recorded(folder: Path, limit: int | None) -> tuple[list[str], list[int], dict[str, Floats]]:
+    """Return the first files of a capture, episodes and places; NAME_x, NAME_y are one of NAME."""
+    rows = list(read_table(folder))
+    columns = rows[0][1] if rows else ()
+    names = (name[:-2] for name in columns if name.endswith("_x") and f"{name[:-2]}_y" in columns)
+    places = {}
+    for name in sorted(names):
+        found = [[number(folder, n, row[f"{name}_{axis}"]) for axis in "xy"] for n, row in rows]
+        values = np.array(found[:limit])
+        values[~np.isfinite(values)] = np.nan
+        if np.isfinite(values).all(1).any():
+            places[name] = values
+    files, episodes = [row["file"] for _, row in rows], [int(row["episode"]) for _, row in rows]
+    return files[:limit], episodes[:limit], places
+
+
+def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int = 0) -> Frames:
+    """Read every picture below a folder into memory; labels are not needed and not used.
+
+    A capture's ``metadata.csv`` gives episodes and places. Without it every picture counts as its
+    own episode and nothing is known of places.
+
+    Args:
+        folder: a capture or any folder with pictures, at any depth.
+        size: (height, width) to resize to with PIL's bilinear filter; by default all pictures must
+            have one size already.
+        limit: read at most so many, 0 for all: the first ones of a capture, else evenly chosen.
+
+    Raises:
+        DatasetError: no folder, too few pictures, a broken one, several sizes, a table that cannot
+            be right, a link out of the folder, more than fits into memory.
+    """
+    folder = Path(folder)
+    _check_folder(folder, "a folder of pictures")
+    places: dict[str, Floats] = {}
+    if (folder / METADATA).is_file():
+        files, episodes, places = _recorded(folder, limit or None)
+        check_there(folder, files)
+    else:
+        files = pictures_below(folder)
+        if limit and limit < len(files):
+            files = [files[index * len(files) // limit] for index in range(limit)]
+        episodes = list(range(len(files)))
+    if not files:
+        raise _no_pictures(folder, "; capture some, or give another folder with --data")
+    about = read_about(folder)
+    images, resized = stack_pictures(folder, files, size)
+    return Frames.hashed(
+        images,
+        episodes,
+        places,
+        scene=about.get("scene", {}),
+        source=str(folder),
+        resized=resized,
+        seed=about.get("seed"),
+    )
+
+
 def _origin(about: dict[str, Any]) -> str | None:
     """Return what makes a capture's episodes together with their numbers, None if not recorded.
 
@@ -184,7 +306,7 @@ def _origin(about: dict[str, Any]) -> str | None:
     return f"{name} seed {seed}"
 
 
-def _identities(dataset: Dataset) -> tuple[list[bytes], npt.NDArray[np.int64]]:
+def _identities(dataset: Dataset) -> tuple[list[bytes], Indices]:
     """Return what names each episode wherever it turns up, and (N,) the episode of each frame."""
     numbers, first, inverse = np.unique(dataset.episodes, return_index=True, return_inverse=True)
     if dataset.origin is not None:
@@ -197,9 +319,7 @@ def _identities(dataset: Dataset) -> tuple[list[bytes], npt.NDArray[np.int64]]:
     return [hashlib.sha256(dataset.images[index].tobytes()).digest() for index in first], inverse
 
 
-def split_by_episode(
-    dataset: Dataset,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
     """Return the indices of (train, validation, test); no episode is in two of them.
 
     A hash of what makes an episode decides, and nothing else: no seed, and none of the other
@@ -207,9 +327,6 @@ def split_by_episode(
     on some capture have never seen a held-out frame of it or of a larger one. A capture's episode
     is its scene or environment, the capture's seed and its number; without such a record it is the
     content of the episode's first picture.
-
-    Args:
-        dataset: what to split.
 
     Raises:
         DatasetError: a part would lack one of the classes.
@@ -233,3 +350,23 @@ def split_by_episode(
                 "either are needed; capture more episodes."
             )
     return parts[0], parts[1], parts[2]
+
+
+def split_frames(frames: Frames, *, seed: int) -> tuple[Indices, Indices, Indices]:
+    """Return the indices of (train, validation, test); the seed alone decides, by episode.
+
+    Raises:
+        DatasetError: fewer than three episodes.
+    """
+    numbers, inverse = np.unique(frames.episodes, return_inverse=True)
+    if len(numbers) < 3:
+        raise DatasetError(
+            f"{frames.source} has {len(numbers)} episodes. Expected at least 3, for training, "
+            "validation and test; capture more, or raise --frames."
+        )
+    order = np.random.default_rng([seed, 0xE2C0]).permutation(len(numbers))
+    counts = [max(1, round(len(numbers) * share)) for share in FRAME_SHARES]
+    validation, test, train = (
+        np.flatnonzero(np.isin(inverse, some)) for some in np.split(order, np.cumsum(counts))
+    )
+    return train, validation, test

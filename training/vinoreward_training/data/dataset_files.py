@@ -20,23 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.reader import parse, plain
-from vinoreward.errors import BundleError, DatasetError, InputError, RunFolderError
+from vinoreward.errors import BundleError, ConfigError, DatasetError, InputError, RunFolderError
 from vinoreward.files import is_inside, open_plain, open_to_read, read_plain, write_text
 from vinoreward.picture_files import read_picture, shown_name
+from vinoreward_envs.camera.pictures import resized
 
 Indices = npt.NDArray[np.int64]
 COLUMNS = (
-    "file",
-    "label",
-    "category",
-    "episode",
-    "seed",
-    "gripper_x",
-    "gripper_y",
-    "object_x",
-    "object_y",
-    "distance",
-)
+    "file", "label", "category", "episode", "seed",
+    "gripper_x", "gripper_y", "object_x", "object_y", "distance",
+)  # fmt: skip
 Row = dict[str, str]
 """A row of a capture's table."""
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
@@ -224,7 +217,7 @@ def stack_pictures(
     first, _ = _read(folder, files[0], size)
     _check_memory(folder, len(files), first.shape[:2])
     images = np.empty((len(files), *first.shape), dtype=np.uint8)
-    resized = False
+    any_resized = False
     # Decoding PNG releases the interpreter lock, so a few threads help.
     with ThreadPoolExecutor(max_workers=4) as pool:
         pictures = pool.map(lambda file: _read(folder, file, size), files)
@@ -238,23 +231,19 @@ def stack_pictures(
                     f"one size; give --image-size {height} {width} to resize them all."
                 )
             images[index] = picture
-            resized |= changed
-    return images, resized
+            any_resized |= changed
+    return images, any_resized
 
 
 def _read(
     folder: Path, file: str, size: tuple[int, int] | None
 ) -> tuple[npt.NDArray[np.uint8], bool]:
-    from PIL import Image
-
     try:
         image = read_picture(inside(folder, file))
     except InputError as error:
         raise DatasetError(f"{error} (capture --resume makes its own anew.)") from error
-    if size is None or image.shape[:2] == size:
-        return image, False
-    changed = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    return np.asarray(changed, dtype=np.uint8), True
+    changed = image if size is None else resized(image, *size)
+    return changed, changed is not image
 
 
 def _check_memory(folder: Path, count: int, size: tuple[int, ...]) -> None:
@@ -292,14 +281,26 @@ def free_memory() -> int | None:
         with contextlib.suppress(OSError, ValueError):
             most, now = ((group / name).read_text(encoding="ascii") for name in (limit, used))
             # The files' cache counts as used and is given back where it is needed.
-            found.append(int(most) - int(now) + _cache(group / limit))
+            stat = ((group / limit).parent / "memory.stat").read_text(encoding="ascii")
+            facts = dict(line.split()[:2] for line in stat.splitlines())
+            found.append(int(most) - int(now) + int(facts.get("inactive_file", 0)))
     return max(0, min(found)) if found else None
 
 
-def _cache(limit: Path) -> int:
-    stat = (limit.parent / "memory.stat").read_text(encoding="ascii")
-    facts = dict(line.split()[:2] for line in stat.splitlines())
-    return int(facts.get("inactive_file", 0))
+def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:
+    """Return a copy of the picture (H, W, 3) uint8 that an environment of that name renders.
+
+    Raises:
+        ConfigError: it renders something else.
+    """
+    image = np.array(env.render())
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+        raise ConfigError(
+            f"{name} renders {image.dtype} {image.shape}. Expected uint8 (height, width, 3) "
+            "pictures from render_mode='rgb_array'; give another environment, or a folder of "
+            "pictures with --data."
+        )
+    return image
 
 
 def save_picture(path: Path, image: npt.NDArray[np.uint8]) -> None:

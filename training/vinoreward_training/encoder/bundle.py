@@ -5,27 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import nn
 
+from vinoreward.backends.convert import quiet_exporter
+from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
+from vinoreward.encoders.vae import Vae
 from vinoreward.files import atomic_path
+from vinoreward_training.configs import TrainVaeConfig
+from vinoreward_training.data.dataset import Frames
 from vinoreward_training.data.dataset_files import Indices, read_about
-from vinoreward_training.data.frames import Frames
-from vinoreward_training.encoder.probe import ProbeError, probe_places
+from vinoreward_training.encoder.probe import ProbeError, bounds, probe_places
+from vinoreward_training.encoder.training import decode, encode
 from vinoreward_training.runs.curves import new_figure, save_figure
 from vinoreward_training.runs.next_command import origin
-from vinoreward_training.runs.publish import publish, versions
-from vinoreward_training.runs.report import Section, bullets
+from vinoreward_training.runs.publish import export_checked, publish, spread, weights_of
+from vinoreward_training.runs.report import Section
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from vinoreward.encoders.vae import Vae
-    from vinoreward_training.configs import TrainVaeConfig
-
+MEAN = STD = (0.5, 0.5, 0.5)
+"""Of the encoder's input, in units of 0 to 1: it sees pictures from -1 to 1."""
 GOLDEN_FRAMES = 8
 SHOWN_FRAMES = 12
 TRAVERSED = 10
@@ -38,8 +41,6 @@ NO_PLACES = (
     "Where things are was not recorded with these pictures, so nothing is known about how well "
     "this encoder serves control; only how well pictures are made from it."
 )
-
-
 PROBED = (
     "A linear map from the latent to places on the table, fitted on training frames and judged on "
     "frames of other episodes. Frames without the thing are left out."
@@ -53,52 +54,26 @@ LIMITS = (
     "It knows the pictures it was trained on: another camera, size, light or object needs new "
     "frames and a new training. The decoder is for looking; nothing at run time needs it."
 )
-INT8_TITLE = "## In INT8"
 
 Floats = npt.NDArray[np.float32]
 Pictures = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What held-out frames say about an encoder.
-
-    Attributes:
-        mean: (N, D) of every frame that was encoded.
-        which: (N,) their indices.
-        std: (D,) mean posterior standard deviation on held-out frames.
-        low: (D,) stated bounds.
-        high: (D,) likewise.
-        errors: of the linear probe; empty where no places are known.
-        held_out: figures for the card and the spec.
-    """
+class _Measured:
+    """What held-out frames say about an encoder."""
 
     mean: Floats
-    which: Indices
-    std: Floats
-    low: Floats
-    high: Floats
+    """(N, D) of every frame that was encoded."""
+    encoding: Encoding
     errors: list[ProbeError]
+    """Of the linear probe; empty where no places are known."""
     held_out: dict[str, Any]
+    """Figures for the card and the spec."""
 
 
-def bounds(means: Floats, std: Floats) -> tuple[Floats, Floats]:
-    """Return bounds (D,) that hold every vector seen, with room for what was not.
-
-    Args:
-        means: (N, D) of training and held-out frames.
-        std: (D,) of the posterior; a sampled vector stays inside too, but for one in thousands.
-    """
-    low, high = means.min(0), means.max(0)
-    room = 0.25 * (high - low) + 4.0 * std
-    return (low - room).astype(np.float32), (high + room).astype(np.float32)
-
-
-def measure(vae: Vae, frames: Frames, parts: Sequence[Indices]) -> Measured:
+def _measure(vae: Vae, frames: Frames, train: Indices, test: Indices) -> _Measured:
     """Encode frames, fit the probe on training ones and judge it on the test part."""
-    from vinoreward_training.encoder.export import decode, encode
-
-    train, _, test = parts
     fitted = train[:: max(1, -(-len(train) // PROBE_FRAMES))]
     which = np.concatenate([fitted, test])
     mean, log_variance = encode(vae.encoder, frames.images[which])
@@ -115,12 +90,11 @@ def measure(vae: Vae, frames: Frames, parts: Sequence[Indices]) -> Measured:
     off = decode(vae.decoder, held_mean[looked]).astype(np.float64)
     off -= frames.images[test[looked]]
     ends = np.arange(len(which))
-    return Measured(
+    return _Measured(
         mean=mean,
-        which=which,
-        std=std,
-        low=low,
-        high=high,
+        encoding=Encoding(
+            low=tuple(map(float, low)), high=tuple(map(float, high)), std=tuple(map(float, std))
+        ),
         errors=probe_places(
             mean,
             {name: places[which] for name, places in frames.places.items()},
@@ -137,45 +111,38 @@ def measure(vae: Vae, frames: Frames, parts: Sequence[Indices]) -> Measured:
     )
 
 
-def draw(folder: Path, vae: Vae, frames: Frames, test: Indices, found: Measured) -> list[Path]:
+def _draw(folder: Path, vae: Vae, originals: Pictures, means: Floats) -> list[Path]:
     """Write ``reconstructions.png`` and ``traversals.png``; return their paths."""
-    from vinoreward_training.encoder.export import decode, encode
-
     folder.mkdir(exist_ok=True)
-    shown = test[:: max(1, len(test) // SHOWN_FRAMES)][:SHOWN_FRAMES]
-    originals = frames.images[shown]
     latents = encode(vae.encoder, originals)[0]
+    made = decode(vae.decoder, latents)
+    difference = np.abs(originals.astype(np.int16) - made).clip(0, 127) * 2
+    half = -(-len(originals) // 2)
+    reconstructions = [
+        row[part]
+        for part in (slice(0, half), slice(-half, None))
+        for row in (originals, made, 255 - difference.astype(np.uint8))
+    ]
     # From the first frame shown, one number at a time, between its 2nd and 98th percentile.
-    order = np.argsort(-found.mean.var(0))[:TRAVERSED]
-    low, high = np.quantile(found.mean, [0.02, 0.98], axis=0)
-    rows = []
-    for number in order:
+    low, high = np.quantile(means, [0.02, 0.98], axis=0)
+    traversals = []
+    for number in np.argsort(-means.var(0))[:TRAVERSED]:
         moved = np.repeat(latents[:1], 9, axis=0)
         moved[:, number] = np.linspace(low[number], high[number], 9)
-        rows.append(decode(vae.decoder, moved))
+        traversals.append(decode(vae.decoder, moved))
     return [
-        draw_reconstructions(
-            folder / "reconstructions.png", originals, decode(vae.decoder, latents)
-        ),
-        draw_traversals(folder / "traversals.png", rows),
+        _save_tiled(folder / "reconstructions.png", reconstructions),
+        _save_tiled(folder / "traversals.png", traversals),
     ]
 
 
-def _tiled(rows: Sequence[Pictures], gap: int = 2) -> Pictures:
-    """Return rows of pictures (N, H, W, 3) as one picture, with white between them."""
-    padded = [
-        np.concatenate(
-            [np.pad(one, ((0, gap), (0, gap), (0, 0)), constant_values=255) for one in row], axis=1
-        )
-        for row in rows
-    ]
-    return np.concatenate(padded, axis=0)
-
-
-def _save(path: Path, picture: Pictures, *, least: int = 900) -> Path:
+def _save_tiled(path: Path, rows: Sequence[Pictures], *, gap: int = 2, least: int = 900) -> Path:
+    """Write rows of pictures (N, H, W, 3) as one PNG at least so wide, with white between them."""
     from PIL import Image
 
-    image = Image.fromarray(picture)
+    edge = ((0, 0), (0, gap), (0, gap), (0, 0))
+    padded = [np.concatenate([*np.pad(row, edge, constant_values=255)], axis=1) for row in rows]
+    image = Image.fromarray(np.concatenate(padded, axis=0))
     factor = max(1, round(least / image.width))
     image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
     with atomic_path(path) as part:
@@ -183,35 +150,8 @@ def _save(path: Path, picture: Pictures, *, least: int = 900) -> Path:
     return path
 
 
-def draw_reconstructions(path: Path, originals: Pictures, made: Pictures) -> Path:
-    """Write originals (N, H, W, 3), what the decoder makes of them, and the differences below.
-
-    Args:
-        path: PNG to write.
-        originals: uint8.
-        made: uint8, of the same shape.
-    """
-    difference = np.abs(originals.astype(np.int16) - made).clip(0, 127) * 2
-    rows = [originals, made, 255 - difference.astype(np.uint8)]
-    half = -(-len(originals) // 2)
-    return _save(
-        path,
-        _tiled([row[part] for part in (slice(0, half), slice(-half, None)) for row in rows]),
-    )
-
-
-def draw_traversals(path: Path, rows: Sequence[Pictures]) -> Path:
-    """Write one row of pictures (K, H, W, 3) per latent number, from low to high."""
-    return _save(path, _tiled(rows))
-
-
-def draw_losses(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
-    """Write the parts of the loss, and the numbers in use, by step.
-
-    Args:
-        path: PNG to write.
-        history: records of :class:`vinoreward_training.encoder.training.VaeFit`.
-    """
+def _draw_losses(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
+    """Write the parts of the loss, and the numbers in use, by step."""
     figure = new_figure(10.0, 3.4)
     steps = [record["step"] for record in history]
     for axes, name, scale in zip(
@@ -229,19 +169,37 @@ def draw_losses(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
     return save_figure(figure, path)
 
 
-def probe_rows(errors: Sequence[ProbeError]) -> list[dict[str, object]]:
-    """Return the probe's table."""
-    return [
-        {
-            "place of": error.name,
-            "mean error, mm": f"{error.mean_mm:.2f}",
-            "95 % below, mm": f"{error.p95_mm:.2f}",
-            "R2": f"{error.r2:.4f}",
-            "knowing nothing, mm": f"{error.chance_mm:.0f}",
-            "held-out frames": error.frames,
-        }
-        for error in errors
-    ]
+def export_encoder(encoder: nn.Module, path: Path, images: Pictures) -> float:
+    """Write the ONNX file, checked on both runtimes; return its largest difference from torch.
+
+    Args:
+        encoder: normalised float pictures to (N, 2 D).
+        path: to write.
+        images: (N, H, W, 3) uint8, a few to compare on.
+
+    Raises:
+        OutputError: the exported network does not compute what was trained.
+    """
+    expected = np.concatenate(encode(encoder, images), axis=1)
+    whole = WithPreprocess(encoder.to(memory_format=torch.contiguous_format), MEAN, STD).eval()
+    return export_checked(whole, path, images, expected)
+
+
+def _export_decoder(decoder: nn.Module, path: Path, latent_size: int) -> None:
+    """Write the decoder as ONNX: ``latent`` (N, D) float32 to ``pictures`` (N, 3, H, W), 0 to 1."""
+    decoder = decoder.to(memory_format=torch.contiguous_format).eval()
+    with atomic_path(path) as part, quiet_exporter(), torch.no_grad():
+        torch.onnx.export(
+            decoder,
+            (torch.zeros(2, latent_size),),
+            str(part),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+            input_names=["latent"],
+            output_names=["pictures"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+        )
 
 
 def make_bundle(
@@ -253,28 +211,18 @@ def make_bundle(
     history: Sequence[dict[str, float]],
 ) -> None:
     """Measure, export and write bundle and report."""
-    from safetensors.torch import save as safetensors_bytes
-
-    from vinoreward_training.encoder.export import (
-        MEAN,
-        STD,
-        encode,
-        export_decoder,
-        export_encoder,
-    )
-
-    def weights(module: nn.Module) -> bytes:
-        state = {name: value.contiguous() for name, value in module.state_dict().items()}
-        return bytes(safetensors_bytes(state))
-
-    test = parts[2]
-    found = measure(vae, frames, parts)
-    golden = frames.images[test[:: max(1, len(test) // GOLDEN_FRAMES)][:GOLDEN_FRAMES]]
-    compared = frames.images[test[:: max(1, len(test) // 64)][:64]]
+    train, _, test = parts
+    found = _measure(vae, frames, train, test)
+    held = found.held_out
+    golden = spread(frames.images, test, GOLDEN_FRAMES)
+    compared = spread(frames.images, test, 64)
     difference = export_encoder(vae.encoder, folder / "model.onnx", compared)
-    export_decoder(vae.decoder, folder / "decoder.onnx", config.latent)
-    drawn = draw(folder / "pictures", vae, frames, test, found)
-    drawn.append(draw_losses(folder / "pictures" / "losses.png", history))
+    _export_decoder(vae.decoder, folder / "decoder.onnx", config.latent)
+    shown = spread(frames.images, test, SHOWN_FRAMES)
+    drawn = [
+        *_draw(folder / "pictures", vae, shown, found.mean),
+        _draw_losses(folder / "pictures" / "losses.png", history),
+    ]
     height, width = frames.images.shape[1:3]
     spec = BundleSpec(
         name=config.name,
@@ -289,14 +237,10 @@ def make_bundle(
             resize="pil_bilinear" if frames.resized else "none",
             scene=frames.scene,
         ),
-        encoding=Encoding(
-            low=tuple(map(float, found.low)),
-            high=tuple(map(float, found.high)),
-            std=tuple(map(float, found.std)),
-        ),
+        encoding=found.encoding,
         architecture=config.architecture,
         metrics={
-            "held_out": found.held_out,
+            "held_out": held,
             "probe": {error.name: asdict(error) for error in found.errors},
             "export_difference": difference,
             "history": list(history),
@@ -311,7 +255,6 @@ def make_bundle(
             **origin({"env": config.env} if config.data is None else read_about(config.data)),
             "split_seed": config.seed,
         },
-        versions=versions(),
     )
     labels = (
         f" + {config.places:g} * squared error in mm of recorded places, read linearly: "
@@ -319,7 +262,17 @@ def make_bundle(
         if config.places > 0
         else "; no labels"
     )
-    held = found.held_out
+    probed: list[dict[str, object]] = [
+        {
+            "place of": error.name,
+            "mean error, mm": f"{error.mean_mm:.2f}",
+            "95 % below, mm": f"{error.p95_mm:.2f}",
+            "R2": f"{error.r2:.4f}",
+            "knowing nothing, mm": f"{error.chance_mm:.0f}",
+            "held-out frames": error.frames,
+        }
+        for error in found.errors
+    ]
     publish(
         folder,
         "State encoder",
@@ -331,7 +284,7 @@ def make_bundle(
                 facts={
                     "network": f"{config.architecture}, {height}x{width} pixels to "
                     f"{config.latent} numbers (mean and log variance of each), FP32",
-                    "trained on": f"{len(parts[0])} frames, dataset {frames.sha256[:12]}, seed "
+                    "trained on": f"{len(train)} frames, dataset {frames.sha256[:12]}, seed "
                     f"{config.seed}",
                     "steps": f"{config.steps} of {config.batch_size} frames",
                     "loss": f"sum of squares / (2 * {config.sigma:g}^2) + {config.beta:g} * KL"
@@ -341,11 +294,7 @@ def make_bundle(
                     "exported network's largest difference from torch": f"{difference:.2g}",
                 },
             ),
-            Section(
-                "What the numbers know",
-                PROBED if found.errors else NO_PLACES,
-                probe_rows(found.errors),
-            ),
+            Section("What the numbers know", PROBED if found.errors else NO_PLACES, probed),
             Section(
                 "On held-out frames",
                 facts={
@@ -362,9 +311,9 @@ def make_bundle(
         spec,
         {
             "model.onnx": folder / "model.onnx",
-            "model.safetensors": weights(vae.encoder),
+            "model.safetensors": weights_of(vae.encoder),
             "decoder.onnx": folder / "decoder.onnx",
-            "decoder.safetensors": weights(vae.decoder),
+            "decoder.safetensors": weights_of(vae.decoder),
         },
         (golden, np.concatenate(encode(vae.encoder, golden), axis=1)),
     )
@@ -374,14 +323,3 @@ def make_bundle(
             f"linear probe, {error.name}: mean error {error.mean_mm:.2f} mm, 95 % below "
             f"{error.p95_mm:.2f} mm, R2 {error.r2:.4f}, {error.frames} held-out frames{verdict}"
         )
-
-
-def with_int8(card: str, facts: Mapping[str, str]) -> str:
-    """Return a card with a section on INT8 at its end, in place of an earlier one.
-
-    Args:
-        card: Markdown.
-        facts: what the gate measured, in words.
-    """
-    kept = card.partition(f"\n{INT8_TITLE}\n")[0].rstrip()
-    return f"{kept}\n\n{INT8_TITLE}\n\n{bullets(facts)}\n"

@@ -10,17 +10,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.schema import Encoding, Picture
 from vinoreward.errors import ConfigError, PictureMismatchError, VinorewardError
 from vinoreward_training.configs import ImportEncoderConfig
+from vinoreward_training.data.dataset import LOWEST_COUNT, load_frames
 from vinoreward_training.data.dataset_files import read_about
-from vinoreward_training.data.frames import LOWEST_COUNT, load_frames
-from vinoreward_training.encoder.bundle import bounds
+from vinoreward_training.encoder.probe import bounds
 from vinoreward_training.runs.next_command import after_bundle, origin
 
 MAX_PICTURES = 500
@@ -89,17 +90,6 @@ def read_factory(text: str) -> Callable[[], Any]:
     return factory  # type: ignore[no-any-return]
 
 
-def _golden(config: ImportEncoderConfig) -> tuple[Path, Path] | None:
-    if (config.golden is None) != (config.expected is None):
-        raise ConfigError(
-            f"--golden is {config.golden} and --expected is {config.expected}. Expected both: a "
-            "picture and the latent that the original encoder makes of it; or neither."
-        )
-    if config.golden is None or config.expected is None:
-        return None
-    return config.golden, config.expected
-
-
 @contextmanager
 def _in_options() -> Iterator[None]:
     """Let errors name this command's options where they name the library's arguments."""
@@ -112,19 +102,10 @@ def _in_options() -> Iterator[None]:
         raise type(error)(text) from error
 
 
-def with_measured_bounds(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Bundle:
-    """Return the bundle with bounds, and the posterior's deviation, as typical pictures have them.
-
-    Args:
-        bundle: of an encoder, not saved yet.
-        pictures: (N, h, w, 3) uint8 RGB.
-
-    Raises:
-        ConfigError: the bundle is not of an encoder.
-    """
-    encoding, size = bundle.spec.encoding, bundle.spec.latent_size
-    if encoding is None or size is None:
-        raise ConfigError(f"{bundle.path} is of kind {bundle.spec.kind}. Expected an encoder.")
+def _measured(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Encoding:
+    """Return bounds, and the posterior's deviation, as typical pictures (N, h, w, 3) have them."""
+    encoding = cast(Encoding, bundle.spec.encoding)
+    size = len(encoding.low)
     with bundle.backend("openvino", precision="fp32", verify=False) as backend:
         outputs = backend.infer(bundle.prepare(pictures))
     means = outputs[:, :size]
@@ -134,33 +115,24 @@ def with_measured_bounds(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Bun
     low, high = bounds(means, std)
     # A number that no picture moves still needs an interval.
     room = np.maximum(0.0, 1e-3 - (high - low))
-    measured = dataclasses.replace(
+    return dataclasses.replace(
         encoding,
-        low=tuple(float(value) for value in low - room),
-        high=tuple(float(value) for value in high + room),
-        std=tuple(float(value) for value in std) if encoding.posterior else None,
+        low=tuple(map(float, low - room)),
+        high=tuple(map(float, high + room)),
+        std=tuple(map(float, std)) if encoding.posterior else None,
     )
-    return Bundle(path=bundle.path, spec=dataclasses.replace(bundle.spec, encoding=measured))
 
 
-def _from_there(bundle: Bundle, pictures: Path) -> Bundle:
-    """Return the bundle with what the pictures' folder says of their environment."""
-    known = origin(read_about(pictures))
-    spec = dataclasses.replace(bundle.spec, dataset={**bundle.spec.dataset, **known})
-    return dataclasses.replace(bundle, spec=spec)
-
-
-def _typical(config: ImportEncoderConfig, bundle: Bundle) -> npt.NDArray[np.uint8]:
+def _typical(config: ImportEncoderConfig, picture: Picture) -> npt.NDArray[np.uint8]:
     """Return typical pictures (N, h, w, 3) uint8; the bundle crops and resizes them."""
-    picture = bundle.spec.picture
     # A few as they are, to see their size; many large ones would fill the memory.
     few = load_frames(config.pictures, limit=LOWEST_COUNT).images
     height, width = few.shape[1:3]
+    wanted = (picture.height, picture.width)
+    _check_aspect(config, config.crop[2:] if config.crop else (height, width), wanted)
     if config.crop is None:
-        _check_aspect(config, (height, width), (picture.height, picture.width))
-        size = (picture.height, picture.width) if config.resize else None
+        size = wanted if config.resize else None
         return load_frames(config.pictures, size=size, limit=MAX_PICTURES).images
-    _check_aspect(config, config.crop[2:], (picture.height, picture.width))
     count = max(LOWEST_COUNT, min(MAX_PICTURES, MAX_BYTES // (height * width * 3)))
     return load_frames(config.pictures, limit=count).images
 
@@ -168,7 +140,7 @@ def _typical(config: ImportEncoderConfig, bundle: Bundle) -> npt.NDArray[np.uint
 def _check_aspect(
     config: ImportEncoderConfig, size: tuple[int, int], wanted: tuple[int, int]
 ) -> None:
-    """Refuse to squeeze pictures, unless that was said to be right."""
+    """Refuse to squeeze pictures without ``--stretch``."""
     (height, width), (rows, columns) = size, wanted
     # Within a pixel: sides are whole numbers.
     same = abs(height * columns / width - rows) < 1 or abs(width * rows / height - columns) < 1
@@ -190,6 +162,11 @@ def _check_aspect(
 
 def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
     """Return the bundle in memory; a module is exported to ``onnx_path``."""
+    if (config.golden is None) != (config.expected is None):
+        raise ConfigError(
+            f"--golden is {config.golden} and --expected is {config.expected}. Expected both: a "
+            "picture and the latent that the original encoder makes of it; or neither."
+        )
     facts: dict[str, Any] = {
         "posterior": config.posterior,
         "latent_size": config.latent,
@@ -199,7 +176,7 @@ def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
         "color_order": config.color_order,
         "crop": config.crop,
         "resize": "pil_bilinear" if config.resize else "none",
-        "golden": _golden(config),
+        "golden": config.golden and (config.golden, config.expected),
         "name": config.name or config.model.stem,
     }
     height, width = config.size or (None, None)
@@ -226,21 +203,23 @@ def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
 def run(config: ImportEncoderConfig) -> int:
     """Describe, check, measure bounds and save; return 0."""
     with tempfile.TemporaryDirectory() as folder, _in_options():
-        bundle = _from_there(_described(config, Path(folder) / "model.onnx"), config.pictures)
-        pictures = _typical(config, bundle)
-        saved = with_measured_bounds(bundle, pictures).save(
+        bundle = _described(config, Path(folder) / "model.onnx")
+        dataset = {**bundle.spec.dataset, **origin(read_about(config.pictures))}
+        pictures = _typical(config, bundle.spec.picture)
+        encoding = _measured(bundle, pictures)
+        spec = dataclasses.replace(bundle.spec, dataset=dataset, encoding=encoding)
+        saved = dataclasses.replace(bundle, spec=spec).save(
             config.out, pictures[:GOLDEN_PICTURES], overwrite=config.overwrite
         )
-    encoding = saved.spec.encoding
-    kind = "means and variances" if encoding is not None and encoding.posterior else "one vector"
+    compared = (
+        "the golden picture's latent is right."
+        if config.golden
+        else "not compared with the original: give --golden and --expected for that."
+    )
     print(
-        f"bundle {saved.path}: {saved.spec.picture.height} x {saved.spec.picture.width} pixels to "
-        f"{saved.spec.latent_size} numbers ({kind}); "
-        + (
-            "the golden picture's latent is right."
-            if config.golden
-            else "not compared with the original: give --golden and --expected for that."
-        )
+        f"bundle {saved.path}: {spec.picture.height} x {spec.picture.width} pixels to "
+        f"{spec.latent_size} numbers "
+        f"({'means and variances' if encoding.posterior else 'one vector'}); {compared}"
     )
     print(f"next: {after_bundle(saved.path, config.pictures)}")
     return 0

@@ -1,4 +1,5 @@
-"""The linear probe: how well a latent vector says where things are.
+"""What latent vectors are like: their bounds, and a linear probe of how well they say where things
+are.
 
 A policy that sees the latent has to find gripper and object in it. The plainest measure of how hard
 that is: a linear map from the latent to each place, fitted on training frames, judged on held-out
@@ -62,6 +63,20 @@ class ProbeError:
     chance_mm: float
     frames: int
     fitted_on: int
+
+
+def bounds(
+    means: npt.NDArray[np.float32], std: npt.NDArray[np.float32]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return bounds (D,) that hold every vector seen, with room for what was not.
+
+    Args:
+        means: (N, D) of training and held-out frames.
+        std: (D,) of the posterior; a sampled vector stays inside too, but for one in thousands.
+    """
+    low, high = means.min(0), means.max(0)
+    room = 0.25 * (high - low) + 4.0 * std
+    return (low - room).astype(np.float32), (high + room).astype(np.float32)
 
 
 def fit_probe(latents: Floats, places: Floats) -> Probe:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
+from vinoreward_envs.camera.pictures import resized
 from vinoreward_training.configs import TrainVaeConfig
-from vinoreward_training.data.dataset_files import Indices, say_parts
-from vinoreward_training.data.frames import (
-    Frames,
-    check_size,
-    load_frames,
-    rollout_frames,
-    split_frames,
-)
-from vinoreward_training.encoder.bundle import make_bundle
+from vinoreward_training.data.dataset import Frames, load_frames, split_frames
+from vinoreward_training.data.dataset_files import Indices, rendered, say_parts
 from vinoreward_training.runs.next_command import after_bundle, again, bundle_name, to_train
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings, refuse
-from vinoreward_training.tasks.environments import naming
-
-if TYPE_CHECKING:
-    from vinoreward.encoders.vae import Vae
+from vinoreward_training.tasks.environments import make_env, naming
 
 ROLLOUT_FRAMES = 4000
 
@@ -59,23 +53,78 @@ def _check(config: TrainVaeConfig) -> None:
             "seed": config.seed < 0,
         },
     )
-    check_size(config.size)
+    if config.size is not None:
+        _check_size(config.size)
 
 
-def _frames(config: TrainVaeConfig) -> Frames:
-    if config.data is not None:
-        return load_frames(config.data, size=config.size, limit=config.frames)
+def _check_size(size: tuple[int, ...]) -> None:
+    if not all(32 <= side <= 1024 for side in size):
+        raise ConfigError(
+            f"--size {size[0]} {size[1]} cannot work. Expected sides of 32 to 1024 pixels."
+        )
 
-    return rollout_frames(
-        str(config.env), config.frames or ROLLOUT_FRAMES, size=config.size, seed=config.seed
+
+def _rollout(config: TrainVaeConfig) -> Frames:
+    """Act at random in an environment and keep what it renders; the same for the same seed."""
+    from tqdm import tqdm
+
+    env_id, count = str(config.env), config.frames or ROLLOUT_FRAMES
+    env = make_env(env_id, {"render_mode": "rgb_array"}, backend="oracle")
+    images = np.empty((0, 1, 1, 3), np.uint8)
+    changed = False
+    episodes: list[int] = []
+    places: list[dict[str, tuple[float, float]]] = []
+    try:
+        env.action_space.seed(config.seed)
+        info = env.reset(seed=config.seed)[1]
+        episode = 0
+        for index in tqdm(range(count), desc=f"rollout of {env_id}", unit="frame"):
+            drawn = rendered(env, env_id)
+            picture = drawn if config.size is None else resized(drawn, *config.size)
+            changed |= picture is not drawn
+            if index == 0:
+                images = np.empty((count, *picture.shape), dtype=np.uint8)
+            images[index] = picture
+            episodes.append(episode)
+            places.append(_places(env, info))
+            _, _, terminated, truncated, info = env.step(env.action_space.sample())
+            if terminated or truncated:
+                info = env.reset()[1]
+                episode += 1
+        scene = getattr(env.unwrapped, "picture_scene", None)
+    finally:
+        env.close()
+    nowhere = (math.nan, math.nan)
+    names = sorted({name for found in places for name in found})
+    return Frames.hashed(
+        images,
+        episodes,
+        {name: np.array([found.get(name, nowhere) for found in places]) for name in names},
+        scene=dict(scene) if isinstance(scene, Mapping) else {},
+        source=env_id,
+        resized=changed,
+        seed=config.seed,
     )
 
 
-def _train(
-    config: TrainVaeConfig, frames: Frames, parts: Sequence[Indices], folder: Path
-) -> tuple[Vae, list[dict[str, float]]]:
-    """Return the trained network and one record per evaluation."""
+def _places(env: Any, info: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return every ``NAME_xy`` of two numbers in ``info``, and our scenes' gripper and object."""
+    found = {
+        name.removesuffix("_xy"): value
+        for name, value in info.items()
+        if name.endswith("_xy") and np.shape(value) == (2,)
+    }
+    scene: Any = getattr(env.unwrapped, "scene", None)
+    if scene is not None and hasattr(scene, "gripper") and hasattr(scene, "object_xy"):
+        found["gripper"] = scene.gripper[:2]
+        if scene.object_xy is not None:
+            found["object"] = scene.object_xy
+    return {name: (float(place[0]), float(place[1])) for name, place in found.items()}
+
+
+def _train(config: TrainVaeConfig, frames: Frames, parts: Sequence[Indices], folder: Path) -> None:
     from vinoreward.encoders.vae import build_vae
+    from vinoreward_training.encoder.bundle import make_bundle
     from vinoreward_training.encoder.training import VaeFit, VaeRecipe
 
     recipe = VaeRecipe.of(config, len(parts[0]))
@@ -83,7 +132,7 @@ def _train(
     vae = build_vae(config.architecture, height, width, config.latent)
     fit = VaeFit(vae, frames, parts[0], parts[1], recipe, folder, resume=config.resume)
     fit.show("train-vae")
-    return vae, fit.history
+    make_bundle(config, frames, parts, folder, vae, fit.history)
 
 
 def run(config: TrainVaeConfig) -> int:
@@ -93,8 +142,11 @@ def run(config: TrainVaeConfig) -> int:
     config = replace(config, name=config.name or bundle_name(config.data or env, "encoder"))
     line = again("train-vae", config.out, *naming(env))
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
-        frames = _frames(config)
-        check_size((frames.images.shape[1], frames.images.shape[2]))
+        if config.data is None:
+            frames = _rollout(config)
+        else:
+            frames = load_frames(config.data, size=config.size, limit=config.frames)
+        _check_size(frames.images.shape[1:3])
         if config.places > 0 and not frames.places:
             raise ConfigError(
                 f"--places {config.places:g} was given, but {frames.source} records no places. "
@@ -104,8 +156,7 @@ def run(config: TrainVaeConfig) -> int:
         parts = split_frames(frames, seed=config.seed)
         known = ", ".join(frames.places) or "nothing"
         say_parts(frames.images, parts, f"; places known of: {known}")
-        vae, history = _train(config, frames, parts, folder)
-        make_bundle(config, frames, parts, folder, vae, history)
+        _train(config, frames, parts, folder)
         bundle = Bundle.load(folder / "bundle", verify=False)
         following = (
             to_train(bundle.path, bundle.spec)

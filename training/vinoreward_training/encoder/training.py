@@ -1,4 +1,11 @@
-"""How an encoder is trained: the loss of a step, and what validation frames say."""
+"""How an encoder is trained: which pixels count, the loss of a step, what validation frames say.
+
+A small thing on a large table is a few pixels: an autoencoder that leaves it out loses next to
+nothing. Two weights mend that without labels. A pixel counts more where it differs from the mean of
+all pictures (what moves), and more where its colour is rare (what is small).
+
+Where a capture recorded places, a third part can ask that they be read linearly from the latent.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +16,155 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vinoreward.encoders.vae import Vae
 from vinoreward.errors import DatasetError, ModelCorruptError
-from vinoreward_training.data.frames import Frames
-from vinoreward_training.encoder.export import normalised, planes
-from vinoreward_training.encoder.loss import PixelWeights, PlaceReader, divergence, reconstruction
-from vinoreward_training.runs.fit import Fit, Indices, Recipe, Record
+from vinoreward_training.data.dataset import Frames
+from vinoreward_training.runs.fit import Fit, Indices, Recipe, Record, predict
 
 RECORD_EVERY = 500
 """Steps between evaluations on validation frames, and between checkpoints."""
 MEASURED_FRAMES = 4000
 """Training frames on which pixel weights are measured."""
 VALIDATION_FRAMES = 1024
+DIFFERENT = 0.06
+"""A channel that is so far from the mean picture, in units of 0 to 1, makes a pixel foreground."""
+COMMON = 0.01
+"""A colour that fills this share of all pixels, or more, is not rare."""
+LEVELS = 8
+"""Per channel, when colours are counted."""
+
+Floats = npt.NDArray[np.float32]
+
+
+def planes(images: npt.NDArray[np.uint8]) -> Tensor:
+    """Return pictures (N, H, W, 3) uint8 as (N, 3, H, W) floats from 0 to 1, channels last."""
+    owned = np.require(images, requirements=["C", "W"])
+    return torch.from_numpy(owned).permute(0, 3, 1, 2).to(torch.float32) / 255.0
+
+
+def normalised(pictures: Tensor) -> Tensor:
+    """Return pictures from -1 to 1 for pictures from 0 to 1: mean and standard deviation 0.5."""
+    return (pictures - 0.5) / 0.5
+
+
+def encode(encoder: nn.Module, images: npt.NDArray[np.uint8]) -> tuple[Floats, Floats]:
+    """Return means and log variances, (N, D) each, of uint8 pictures (N, H, W, 3)."""
+    output = predict(encoder, images, lambda part: normalised(planes(part)), batch_size=256)
+    mean, log_variance = np.split(output, 2, axis=1)
+    return mean, log_variance
+
+
+def decode(decoder: nn.Module, latents: Floats) -> npt.NDArray[np.uint8]:
+    """Return pictures (N, H, W, 3) uint8 for latents (N, D)."""
+    values = np.ascontiguousarray(latents, dtype=np.float32)
+    made = predict(decoder, values, batch_size=len(values))
+    pictures: npt.NDArray[np.uint8] = np.rint(made.clip(0, 1) * 255).astype(np.uint8)
+    return pictures.transpose(0, 2, 3, 1)
+
+
+def _colours(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Return the coarse colour (N, H, W) of pictures (N, H, W, 3), 0 to 511."""
+    coarse = (images >> 5).astype(np.int64)
+    found: npt.NDArray[np.int64] = (coarse[..., 0] * LEVELS + coarse[..., 1]) * LEVELS
+    return found + coarse[..., 2]
+
+
+@dataclass(frozen=True)
+class PixelWeights:
+    """How much each pixel counts; measured once on training frames.
+
+    Attributes:
+        average: (3, H, W) float32 mean picture, in units of 0 to 1.
+        rarity: (512,) float32 weight of each coarse colour.
+        foreground: added to the weight of a pixel that differs from the mean picture.
+    """
+
+    average: Tensor
+    rarity: Tensor
+    foreground: float
+
+    @classmethod
+    def measure(
+        cls, images: npt.NDArray[np.uint8], *, foreground: float, rare: float
+    ) -> PixelWeights:
+        """Count colours and average pictures (N, H, W, 3) uint8.
+
+        Args:
+            images: training frames; a few thousand are enough.
+            foreground: see the attribute; 0 for none.
+            rare: highest weight of a rare colour, 1 for none. The weight is in inverse proportion
+                to the share of pixels that have the colour.
+        """
+        counts = np.zeros(LEVELS**3, dtype=np.int64)
+        total = np.zeros(images.shape[1:], dtype=np.float64)
+        for start in range(0, len(images), 256):
+            part = images[start : start + 256]
+            counts += np.bincount(_colours(part).reshape(-1), minlength=LEVELS**3)
+            total += part.sum(0, dtype=np.int64)
+        share = np.maximum(counts / counts.sum(), 1e-9)
+        average = torch.from_numpy((total / (255.0 * len(images))).astype(np.float32))
+        return cls(
+            average=average.permute(2, 0, 1).contiguous(),
+            rarity=torch.from_numpy(np.clip(COMMON / share, 1.0, rare).astype(np.float32)),
+            foreground=foreground,
+        )
+
+    def of(self, images: npt.NDArray[np.uint8], targets: Tensor) -> Tensor:
+        """Return weights (N, 1, H, W) of uint8 pictures, and of the same as :func:`planes`."""
+        differs = (targets - self.average).abs().amax(1, keepdim=True) > DIFFERENT
+        weights = 1.0 + self.foreground * differs.float()
+        return weights * self.rarity[torch.from_numpy(_colours(images))][:, None]
+
+
+def reconstruction(made: Tensor, targets: Tensor, weights: Tensor | float, sigma: float) -> Tensor:
+    """Return the weighted sum of squares over 2 sigma squared, mean over the batch.
+
+    Args:
+        made: (N, 3, H, W), what the decoder made.
+        targets: (N, 3, H, W) in units of 0 to 1.
+        weights: (N, 1, H, W), or one number.
+        sigma: standard deviation of a pixel that counts as noise, in units of 0 to 1.
+    """
+    return (weights * (made - targets) ** 2).sum((1, 2, 3)).mean() / (2.0 * sigma**2)
+
+
+def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """Return the KL divergence (D,) of (N, D) from the standard normal, in nats, batch mean."""
+    return (-0.5 * (1.0 + log_variance - mean**2 - log_variance.exp())).mean(0)
+
+
+class PlaceReader(nn.Module):
+    """A linear map from latent means to places, trained with the autoencoder and then thrown away.
+
+    What it asks of the encoder is what :mod:`vinoreward_training.encoder.probe` measures, there
+    with a map fitted anew and on held-out frames.
+
+    Args:
+        latent_size: D.
+        places: (N, P) float64 metres of training frames, NaN where a thing is absent.
+    """
+
+    def __init__(self, latent_size: int, places: npt.NDArray[np.float64]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(latent_size, places.shape[1])
+        with torch.no_grad():
+            self.linear.bias.copy_(torch.from_numpy(np.nanmean(places, axis=0)))
+
+    def squared_error(self, mean: Tensor, places: npt.NDArray[np.float64]) -> Tensor:
+        """Return the squared distance in square millimetres, summed over things, batch mean.
+
+        Args:
+            mean: (B, D).
+            places: (B, P) metres; absent things do not count.
+        """
+        truth = torch.from_numpy(places).float()
+        shown = torch.isfinite(truth)
+        apart = 1000.0 * (self.linear(mean) - truth.nan_to_num())
+        return torch.where(shown, apart, torch.zeros(())).square().sum(1).mean()
 
 
 @dataclass(frozen=True)
@@ -46,16 +187,7 @@ class VaeRecipe(Recipe):
 
 
 class VaeFit(Fit):
-    """One training of an encoder.
-
-    Args:
-        vae: trained in place.
-        frames: all frames.
-        train: indices to train on.
-        validation: indices for the curves.
-        recipe: how.
-        folder: holds the checkpoint.
-        resume: continue from the checkpoint if there is one.
+    """One training of an encoder; the curves are of the frames with the indices ``validation``.
 
     Raises:
         ModelCorruptError: the checkpoint cannot be read or is of another network.
@@ -84,14 +216,12 @@ class VaeFit(Fit):
         )
         vae.set_average(self._weights.average)
         parameters = list(vae.parameters())
-        reader, self._places = None, np.zeros((len(frames.images), 0))
+        self.reader: PlaceReader | None = None
         if recipe.places > 0:
-            self._places = np.concatenate(
-                [frames.places[name] for name in sorted(frames.places)], 1
-            )
-            reader = PlaceReader(vae.latent_size, self._places[train])
-            parameters += reader.parameters()
-        self._places_reader = reader
+            names = sorted(frames.places)
+            self._places = np.concatenate([frames.places[name] for name in names], 1)
+            self.reader = PlaceReader(vae.latent_size, self._places[train])
+            parameters += self.reader.parameters()
         super().__init__(
             vae,
             torch.optim.Adam(parameters, lr=recipe.learning_rate),
@@ -102,10 +232,8 @@ class VaeFit(Fit):
             every=RECORD_EVERY,
             save_every=RECORD_EVERY,
             clip=1e4,
-            reader=reader,
+            resume=resume,
         )
-        if resume:
-            self._load()
 
     def _about(self) -> dict[str, Any]:
         return {"frames": self._frames.sha256, "recipe": dict(vars(self.recipe))}
@@ -145,8 +273,8 @@ class VaeFit(Fit):
         divergences = divergence(mean, log_variance)
         loss = picture + self._beta() * divergences.sum()
         parts = {"reconstruction": float(picture.detach()), "kl": float(divergences.detach().sum())}
-        if self._places_reader is not None:
-            places = self._places_reader.squared_error(mean, self._places[batch])
+        if self.reader is not None:
+            places = self.reader.squared_error(mean, self._places[batch])
             loss = loss + recipe.places * places
             parts["places_mm2"] = float(places.detach())
         return loss, parts
@@ -171,7 +299,6 @@ class VaeFit(Fit):
                 per_number += share * divergence(mean, log_variance)
         totals["kl"] = float(per_number.sum())
         totals["active"] = float((per_number > 0.05).sum())
-        self.vae.train()
         record = {"step": float(self.step), "rate": self._rate(self.step)}
         record |= {f"train_{name}": value for name, value in losses[-1].items()}
         return record | {f"val_{name}": value for name, value in totals.items()}, None

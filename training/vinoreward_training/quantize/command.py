@@ -26,10 +26,14 @@ from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedErro
 from vinoreward.rewards.classifier import logit, success_log_odds
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import QuantizeConfig
-from vinoreward_training.data.dataset import SPLIT, load_dataset, split_by_episode
+from vinoreward_training.data.dataset import (
+    SPLIT,
+    load_dataset,
+    load_frames,
+    split_by_episode,
+    split_frames,
+)
 from vinoreward_training.data.dataset_files import Indices
-from vinoreward_training.data.frames import load_frames, split_frames
-from vinoreward_training.encoder.bundle import with_int8
 from vinoreward_training.encoder.probe import fit_probe, judge_probe
 from vinoreward_training.quantize.gate import (
     MAX_MOVED,
@@ -43,6 +47,7 @@ from vinoreward_training.quantize.gate import (
     halves,
 )
 from vinoreward_training.runs.next_command import to_train
+from vinoreward_training.runs.report import bullets
 
 if TYPE_CHECKING:
     from vinoreward.backends.network import NetworkSpec
@@ -56,6 +61,7 @@ LOWEST_HELD = {"classifier": 200, "encoder": 50}
 HELD_FRAMES = 2000
 """Held-out frames that an encoder is compared on, at most."""
 PROBE_FRAMES = 4000
+CARD_TITLE = "## In INT8"
 
 Images = npt.NDArray[np.uint8]
 
@@ -80,23 +86,23 @@ def _some(indices: Indices, count: int, seed: int, purpose: int) -> Indices:
     return np.sort(np.random.default_rng([seed, purpose]).permutation(indices)[:count])
 
 
-def _calibration(config: QuantizeConfig, train: Indices) -> Indices:
-    return _some(train, config.calibration, config.seed, 0xCA1)
-
-
-def _held(config: QuantizeConfig, kind: str, *parts: Indices) -> Indices:
-    held = np.concatenate(parts)
+def _split(
+    config: QuantizeConfig, kind: str, parts: tuple[Indices, Indices, Indices]
+) -> tuple[Indices, Indices]:
+    """Return the frames to calibrate on, and those held out."""
+    held = np.concatenate(parts[1:])
     if len(held) < LOWEST_HELD[kind]:
         raise DatasetError(
             f"{config.data} leaves {len(held)} held-out frames. Expected at least "
             f"{LOWEST_HELD[kind]} to compare decisions or latents on; capture more."
         )
-    return held
+    return _some(parts[0], config.calibration, config.seed, 0xCA1), held
 
 
 @contextlib.contextmanager
-def _quantized(network: NetworkSpec, images: Images, *, exact_bias: bool) -> Iterator[NetworkSpec]:
+def _quantized(bundle: Bundle, images: Images, *, exact_bias: bool) -> Iterator[NetworkSpec]:
     """Quantize on prepared pictures; yield a network whose file is there within the block."""
+    network = bundle.network("fp32")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.int8.onnx"
         print(f"NNCF on {len(images)} frames ...", flush=True)
@@ -105,20 +111,11 @@ def _quantized(network: NetworkSpec, images: Images, *, exact_bias: bool) -> Ite
 
 
 def compare(
-    config: QuantizeConfig,
-    bundle: Bundle,
-    int8: NetworkSpec,
-    images: Images,
-    episodes: Indices,
+    config: QuantizeConfig, bundle: Bundle, int8: NetworkSpec, images: Images, episodes: Indices
 ) -> GateResult:
-    """Run both networks on held-out frames and judge the INT8 one by its decisions.
+    """Judge an INT8 network by its decisions on held-out frames, against the bundle's FP32 one.
 
-    Args:
-        config: the limits.
-        bundle: whose FP32 network and threshold count.
-        int8: the network to judge.
-        images: ``(N, H, W, 3)`` uint8 as :meth:`Bundle.prepare` returns them.
-        episodes: ``(N,)``.
+    ``images`` ``(N, H, W, 3)`` are as :meth:`Bundle.prepare` returns them, ``episodes`` ``(N,)``.
 
     Raises:
         QuantizationRefusedError: above a limit, or the frames cannot show it.
@@ -148,11 +145,10 @@ def _classifier(config: QuantizeConfig, bundle: Bundle) -> str:
             "note: this bundle was trained when data were split otherwise. If it was trained on "
             "these data, some of the frames compared were among those it was trained on."
         )
-    train, *rest = split_by_episode(dataset)
-    held, calibration = np.sort(_held(config, "classifier", *rest)), _calibration(config, train)
+    calibration, held = _split(config, "classifier", split_by_episode(dataset))
+    held = np.sort(held)
     images = bundle.prepare(dataset.images)
-    network = bundle.network("fp32")
-    with _quantized(network, images[calibration], exact_bias=False) as int8:
+    with _quantized(bundle, images[calibration], exact_bias=False) as int8:
         found = compare(config, bundle, int8, images[held], dataset.episodes[held])
         add_int8(
             bundle,
@@ -193,11 +189,10 @@ def _encoder(config: QuantizeConfig, bundle: Bundle, encoding: Encoding) -> str:
     picture = bundle.spec.picture
     resized = picture.resize != "none" and picture.crop is None
     frames = load_frames(config.data, size=(picture.height, picture.width) if resized else None)
-    split_seed = bundle.spec.dataset.get("split_seed", config.seed)
-    train, *rest = split_frames(frames, seed=int(split_seed))
-    held = _some(_held(config, "encoder", *rest), HELD_FRAMES, config.seed, 0x4E1D)
-    calibration = _calibration(config, train)
-    fitted = _some(train, PROBE_FRAMES, config.seed, 0x9120)
+    parts = split_frames(frames, seed=int(bundle.spec.dataset.get("split_seed", config.seed)))
+    calibration, held = _split(config, "encoder", parts)
+    held = _some(held, HELD_FRAMES, config.seed, 0x4E1D)
+    fitted = _some(parts[0], PROBE_FRAMES, config.seed, 0x9120)
     network = bundle.network("fp32")
     # Prepared in parts: all frames twice in memory would be too much.
     shown = bundle.prepare(frames.images[held])
@@ -218,7 +213,7 @@ def _encoder(config: QuantizeConfig, bundle: Bundle, encoding: Encoding) -> str:
 
     fp32_mm, posterior = probe_mm(before), encoding.std is not None
     to_nncf = bundle.prepare(frames.images[calibration])
-    with _quantized(network, to_nncf, exact_bias=True) as int8:
+    with _quantized(bundle, to_nncf, exact_bias=True) as int8:
         print(f"INT8 on the held-out frames, {' and '.join(BACKENDS)} ...", flush=True)
         found = {}
         for name in BACKENDS:
@@ -235,6 +230,8 @@ def _encoder(config: QuantizeConfig, bundle: Bundle, encoding: Encoding) -> str:
             f"linear probe, {name}": f"{fp32_mm[name]:.2f} mm in FP32, {error:.2f} mm in INT8"
             for name, error in worst.probe_mm.items()
         }
+        # In place of an earlier section on INT8.
+        card = (card_of(bundle.path) or "").partition(f"\n{CARD_TITLE}\n")[0].rstrip()
         add_int8(
             bundle,
             int8.path,
@@ -256,14 +253,13 @@ def _encoder(config: QuantizeConfig, bundle: Bundle, encoding: Encoding) -> str:
                 },
             ),
             outputs_of(int8, BACKENDS[0], bundle.golden.images),
-            card=with_int8(card_of(bundle.path) or "", facts | probed),
+            card=f"{card}\n\n{CARD_TITLE}\n\n{bullets(facts | probed)}\n",
         )
-    lines = [
+    text = (
         f"INT8 moves {worst.beyond} of {worst.frames} held-out frames by more than one unit; "
-        f"{worst.mean_units:.3f} units on average.",
-        *(f"{name}: {errors}" for name, errors in probed.items()),
-    ]
-    return "\n".join(lines)
+        f"{worst.mean_units:.3f} units on average."
+    )
+    return "\n".join([text, *(f"{name}: {errors}" for name, errors in probed.items())])
 
 
 def run(config: QuantizeConfig) -> int:
@@ -297,13 +293,12 @@ def run(config: QuantizeConfig) -> int:
     bundle = Bundle.load(config.bundle)
     try:
         if bundle.spec.encoding is not None:
-            told = _encoder(config, bundle, bundle.spec.encoding)
+            print(_encoder(config, bundle, bundle.spec.encoding))
         else:
             refuse_useless(str(config.bundle), bundle.spec.metrics, force=config.force)
-            told = _classifier(config, bundle)
+            print(_classifier(config, bundle))
     except QuantizationRefusedError:
         print(f"next: {to_train(bundle.path, bundle.spec)}")  # in FP32, which works all the same
         raise
-    print(told)
     print(f"next: {to_train(bundle.path, bundle.spec)}")
     return 0

@@ -41,17 +41,13 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Flips:
-    """Decisions that differ between two networks.
-
-    Attributes:
-        count: frames whose decision differs.
-        frames: frames compared.
-        high: one-sided 95 % Clopper-Pearson upper bound of the share.
-    """
+    """Decisions that differ between two networks."""
 
     count: int
     frames: int
+    """Frames compared."""
     high: float
+    """One-sided 95 % Clopper-Pearson upper bound of the share."""
 
     @property
     def share(self) -> float:
@@ -64,23 +60,20 @@ class Flips:
 
 @dataclass(frozen=True)
 class GateResult:
-    """What the gate found on the second half; of several backends the worst.
-
-    Attributes:
-        band: half-width of the second look in log-odds; None where INT8 needs none.
-        flips: with the second look (as it will be used), on the boundary-rich set.
-        alone: without it, on the same frames.
-        looks_boundary: share of second looks on the boundary-rich set.
-        looks_all: share of second looks on all frames of the half.
-        by_backend: each backend's flips with the second look.
-    """
+    """What the gate measured on the second half; of several backends the worst."""
 
     band: float | None
+    """Half-width of the second look in log-odds; None where INT8 needs none."""
     flips: Flips
+    """With the second look (as it will be used), on the boundary-rich set."""
     alone: Flips
+    """Without it, on the same frames."""
     looks_boundary: float
+    """Share of second looks on the boundary-rich set."""
     looks_all: float
+    """Share of second looks on all frames of the half."""
     by_backend: dict[str, Flips]
+    """Each backend's flips with the second look."""
 
 
 def count_flips(before: Bools, after: Bools) -> Flips:
@@ -109,12 +102,7 @@ def boundary_rich(
 
 
 def halves(episodes: npt.NDArray[np.int64], *, seed: int) -> Bools:
-    """Return (N,) bool, True for the frames of a random half of the episodes.
-
-    Args:
-        episodes: (N,) number of each frame's episode.
-        seed: decides which.
-    """
+    """Return (N,) bool, True for the frames of a random half of the episodes (N,)."""
     numbers = np.random.default_rng([seed, 0xBA2D]).permutation(np.unique(episodes))
     return np.isin(episodes, numbers[: len(numbers) // 2])
 
@@ -173,47 +161,10 @@ def gate(
     Raises:
         QuantizationRefusedError: above either limit, or FP32 decides nearly all frames alike.
     """
-
-    def rich(half: Bools) -> npt.NDArray[np.int64]:
-        frames = np.flatnonzero(half)
-        return frames[boundary_rich(before[frames], threshold, boundary=boundary, seed=seed)]
-
-    judged, rest = rich(~first), np.flatnonzero(~first)
+    rest = np.flatnonzero(~first)
+    judged = rest[boundary_rich(before[rest], threshold, boundary=boundary, seed=seed)]
     decided = before >= threshold
-    _check_telling(decided[judged], max_flips)
-    alone = {
-        name: count_flips(decided[judged], (values >= threshold)[judged])
-        for name, values in after.items()
-    }
-    if _worst(alone).high <= max_flips:
-        return GateResult(None, _worst(alone), _worst(alone), 0.0, 0.0, alone)
-    band = choose_band(
-        before[first], {name: values[first] for name, values in after.items()}, threshold,
-        boundary=boundary,
-    )  # fmt: skip
-    again = {name: unsure(values, threshold, band) for name, values in after.items()}
-    flips = {
-        name: count_flips(
-            decided[judged],
-            (np.where(again[name], before, values) >= threshold)[judged],
-        )
-        for name, values in after.items()
-    }
-    found = GateResult(
-        band=band,
-        flips=_worst(flips),
-        alone=_worst(alone),
-        looks_boundary=max(float(mask[judged].mean()) for mask in again.values()),
-        looks_all=max(float(mask[rest].mean()) for mask in again.values()),
-        by_backend=flips,
-    )
-    _check(found, max_flips=max_flips, max_second_looks=max_second_looks)
-    return found
-
-
-def _check_telling(decided: Bools, max_flips: float) -> None:
-    """Refuse frames on which a network that decides all alike would pass the gate."""
-    claims, frames = int(decided.sum()), len(decided)
+    claims, frames = int(decided[judged].sum()), len(judged)
     if min(claims, frames - claims) <= max_flips * frames:
         raise QuantizationRefusedError(
             f"FP32 claims success on {claims} of the {frames} frames to compare, so an INT8 "
@@ -223,47 +174,58 @@ def _check_telling(decided: Bools, max_flips: float) -> None:
             "it claims nothing there."
         )
 
+    def flips_of(log_odds: Mapping[str, Floats]) -> tuple[dict[str, Flips], Flips]:
+        flips = {
+            name: count_flips(decided[judged], (values >= threshold)[judged])
+            for name, values in log_odds.items()
+        }
+        return flips, max(flips.values(), key=lambda each: each.share)
 
-def _check(found: GateResult, *, max_flips: float, max_second_looks: float) -> None:
-    if found.flips.share > max_flips:
-        counts = ", ".join(f"{name} {flips.count}" for name, flips in found.by_backend.items())
+    by_backend, alone = flips_of(after)
+    if alone.high <= max_flips:
+        return GateResult(None, alone, alone, 0.0, 0.0, by_backend)
+    band = choose_band(
+        before[first], {name: values[first] for name, values in after.items()}, threshold,
+        boundary=boundary,
+    )  # fmt: skip
+    again = {name: unsure(values, threshold, band) for name, values in after.items()}
+    by_backend, flips = flips_of(
+        {name: np.where(again[name], before, values) for name, values in after.items()}
+    )
+    looks_all = max(float(mask[rest].mean()) for mask in again.values())
+    if flips.share > max_flips:
+        counts = ", ".join(f"{name} {each.count}" for name, each in by_backend.items())
         raise QuantizationRefusedError(
-            f"INT8 flips {found.flips} of the decisions although FP32 looks again within "
-            f"{found.band:.3g} log-odds of the threshold ({counts}; without a second look "
-            f"{found.alone}). Expected at most {max_flips:.2%}; the bundle is unchanged and stays "
+            f"INT8 flips {flips} of the decisions although FP32 looks again within "
+            f"{band:.3g} log-odds of the threshold ({counts}; without a second look "
+            f"{alone}). Expected at most {max_flips:.2%}; the bundle is unchanged and stays "
             "FP32. Train longer or on more frames, or accept more with --max-flips."
         )
-    if found.looks_all > max_second_looks:
+    if looks_all > max_second_looks:
         raise QuantizationRefusedError(
-            f"INT8 is unsure (within {found.band:.3g} log-odds of the threshold) about "
-            f"{found.looks_all:.1%} of the held-out frames, and FP32 would have to look at them "
+            f"INT8 is unsure (within {band:.3g} log-odds of the threshold) about "
+            f"{looks_all:.1%} of the held-out frames, and FP32 would have to look at them "
             f"again. Expected at most {max_second_looks:.1%}, above which INT8 gains little; the "
             "bundle is unchanged and stays FP32. Train longer or on more frames, or accept more "
             "with --max-second-looks or --max-flips."
         )
-
-
-def _worst(flips: Mapping[str, Flips]) -> Flips:
-    return max(flips.values(), key=lambda found: found.share)
+    looks_boundary = max(float(mask[judged].mean()) for mask in again.values())
+    return GateResult(band, flips, alone, looks_boundary, looks_all, by_backend)
 
 
 @dataclass(frozen=True)
 class Moved:
-    """How far a backend's INT8 latents are from the FP32 ones, over frames.
-
-    Attributes:
-        frames: compared.
-        beyond: those that moved by more than one unit in any dimension.
-        mean_units: mean absolute difference over frames and dimensions, in units.
-        max_units: the largest one.
-        probe_mm: name to mean error of the probe on the INT8 latents; empty where unknown.
-    """
+    """How far a backend's INT8 latents are from the FP32 ones."""
 
     frames: int
+    """Frames compared."""
     beyond: int
+    """Frames that moved by more than one unit in any dimension."""
     mean_units: float
+    """Mean absolute difference over frames and dimensions."""
     max_units: float
     probe_mm: dict[str, float]
+    """Name to mean error of the probe on the INT8 latents; empty where unknown."""
 
     @property
     def share(self) -> float:

@@ -70,8 +70,9 @@ class Recipe:
 class Fit(abc.ABC):
     """One training: a network, its optimiser and where it stands.
 
-    A subclass says what a step's loss is, how the rate moves, what an evaluation finds, and what a
-    checkpoint has to be of.
+    A subclass defines a step's loss, the learning rate, an evaluation, and what a checkpoint has to
+    be of. It may set ``reader``, a module that is trained too and thrown away, before this one's
+    ``__init__``.
 
     Args:
         module: trained in place.
@@ -85,11 +86,12 @@ class Fit(abc.ABC):
         clip: largest norm of the gradient.
         patience: epochs without a better score before training stops; None: never.
         shares: (N,) how often each frame is drawn; None: each once an epoch.
-        reader: trained with the module, and thrown away.
+        resume: continue from the checkpoint if there is one.
     """
 
     POSTFIX: tuple[str, ...] = ()
     """What the progress bar shows of an evaluation."""
+    reader: nn.Module | None = None
 
     def __init__(
         self,
@@ -105,10 +107,9 @@ class Fit(abc.ABC):
         clip: float,
         patience: int | None = None,
         shares: npt.NDArray[np.float64] | None = None,
-        reader: nn.Module | None = None,
+        resume: bool = False,
     ) -> None:
         self.module = module
-        self._reader = reader
         self.steps = steps
         self.step = 0
         self.history: list[Record] = []
@@ -123,6 +124,8 @@ class Fit(abc.ABC):
         self._best_loss, self._best_epoch = math.inf, -1
         self._order: tuple[int, Indices] | None = None
         self._per_epoch = steps_per_epoch(train, recipe)
+        if resume:
+            self._load()
 
     @abc.abstractmethod
     def _loss(self, batch: Indices, random: torch.Generator) -> tuple[Tensor, Record]:
@@ -153,7 +156,7 @@ class Fit(abc.ABC):
         state = {
             **self._about(),
             "model": self.module.state_dict(),
-            "reader": None if self._reader is None else self._reader.state_dict(),
+            "reader": None if self.reader is None else self.reader.state_dict(),
             "optimiser": self._optimiser.state_dict(),
             "step": self.step,
             "best_loss": self._best_loss,
@@ -172,8 +175,8 @@ class Fit(abc.ABC):
         self._check(state, path)
         try:
             self.module.load_state_dict(state["model"])
-            if self._reader is not None:
-                self._reader.load_state_dict(state["reader"])
+            if self.reader is not None:
+                self.reader.load_state_dict(state["reader"])
             self._optimiser.load_state_dict(state["optimiser"])
             self.step, self.history = int(state["step"]), list(state["history"])
             self._best_loss = float(state.get("best_loss", math.inf))
@@ -299,6 +302,23 @@ class Fit(abc.ABC):
                         writer.add_scalar(name.replace("_", "/", 1), value, place)
 
             self.run(on_step, on_record)
+
+
+def predict(
+    module: nn.Module,
+    inputs: npt.NDArray[Any],
+    prepare: Callable[[npt.NDArray[Any]], Tensor] = torch.from_numpy,
+    *,
+    batch_size: int = 128,
+) -> npt.NDArray[np.float32]:
+    """Return a module's outputs (N, ...) for inputs (N, ...), in evaluation mode and in batches."""
+    training = module.training
+    module.eval()
+    starts = range(0, len(inputs), batch_size)
+    with torch.inference_mode():
+        parts = [module(prepare(inputs[at : at + batch_size])).float().numpy() for at in starts]
+    module.train(training)
+    return np.concatenate(parts)
 
 
 def steps_per_epoch(train: Indices, recipe: Recipe) -> int:

@@ -11,45 +11,23 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = (
-    "vinoreward",
-    "gymnasium",
-    "numpy",
-    "openvino",
-    "pillow",
-    "warp-lang",
-    "pybullet",
-    "onnxruntime",
-    "torch",
-    "torchvision",
-    "onnx",
-    "nncf",
-    "stable-baselines3",
-)
+    "vinoreward", "gymnasium", "numpy", "openvino", "pillow", "warp-lang", "pybullet",
+    "onnxruntime", "torch", "torchvision", "onnx", "nncf", "stable-baselines3",
+)  # fmt: skip
 """Distributions whose versions bear on the figures."""
 
 EXTRAS = {
     "panda": ("warp-lang", "pybullet"),
     "onnxruntime": ("onnxruntime",),
     "train": (
-        "torch",
-        "torchvision",
-        "onnx",
-        "onnxscript",
-        "onnxruntime",
-        "nncf",
-        "scipy",
-        "safetensors",
-        "stable-baselines3",
-        "tensorboard",
-        "matplotlib",
-        "imageio",
-        "imageio-ffmpeg",
-        "psutil",
+        "torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "nncf", "scipy",
+        "safetensors", "stable-baselines3", "tensorboard", "matplotlib", "imageio",
+        "imageio-ffmpeg", "psutil",
     ),
     "dm-control": ("dm-control",),  # it needs MuJoCo itself
     "atari": ("ale-py",),
     "ray": ("ray",),
-}
+}  # fmt: skip
 """Extra to its distributions."""
 
 CPU_FEATURES = {
