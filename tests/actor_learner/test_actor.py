@@ -11,7 +11,7 @@ from plain_links import CARTPOLE, PlainLink, acted, policy_of
 
 from vinoreward.actor_learner.acting.environments import Environments, EnvironmentSpec
 from vinoreward.actor_learner.acting.profile import COUNTERS, Breakdown
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,

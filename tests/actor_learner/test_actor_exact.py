@@ -9,8 +9,7 @@ import pytest
 from plain_links import CARTPOLE, PlainLink, acted, policy_of
 
 from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
-from vinoreward.actor_learner.transport.link import CompressorLink, Weights
+from vinoreward.actor_learner.transport.link import ActorSettings, CompressorLink, Weights
 from vinoreward.actor_learner.transport.trajectory import (
     COMPRESSED,
 )

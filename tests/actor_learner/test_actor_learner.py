@@ -29,7 +29,7 @@ from vinoreward.actor_learner.learners.base import Consumption
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.sampler import Sampler
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.graph import Compile

@@ -18,7 +18,7 @@ from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.engines.base import EngineError
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,

@@ -38,7 +38,7 @@ def nothing_left() -> Iterator[None]:
 class TestSettings:
     def test_the_chain_is_left_as_it_was_made(self) -> None:
         chain = CompressorChain().add(Prune(0.5)).add(Quantize("w4"))
-        from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+        from vinoreward.actor_learner.transport.link import ActorSettings
 
         for monitor in (None, Monitor([KL("max", "pi_mu")])):
             controller = Controller(impala(), settings(pull_period=7), chain, monitor)
@@ -51,7 +51,7 @@ class TestSettings:
             )
 
     def test_what_the_user_set_stays(self) -> None:
-        from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+        from vinoreward.actor_learner.transport.link import ActorSettings
 
         chain = CompressorChain().add(Prune(0.5)).add(Quantize("int8"))
         monitor = Monitor(
@@ -67,7 +67,7 @@ class TestSettings:
         )
 
     def test_a_switch_names_the_version_it_holds_from(self) -> None:
-        from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+        from vinoreward.actor_learner.transport.link import ActorSettings
 
         monitor = Monitor([KL("max", "pi_mu")])
         controller = Controller(impala(), settings(), CompressorChain(), monitor)

@@ -14,7 +14,7 @@ from engine_runs import check_nothing_left
 from vinoreward.actor_learner.compressed_share import WINDOW, CompressedShare
 from vinoreward.actor_learner.compressor import MISSED, TEACHING, Pace
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.distill import Distill

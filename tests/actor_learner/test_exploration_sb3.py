@@ -23,7 +23,7 @@ from vinoreward.actor_learner.config import ActorLearnerConfig
 from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.learners.sb3 import SB3Config, SB3Learner
 from vinoreward.actor_learner.learners.sb3_network import policy_of
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.errors import ConfigError
 from vinoreward.policies import action_noise
 from vinoreward.policies.distributions import Exploration, act, log_prob

@@ -28,11 +28,11 @@ from engine_runs import (
 from faulty_environments import ENDS, Widens
 
 from vinoreward.actor_learner.engines.local.engine import LocalEngine
-from vinoreward.actor_learner.engines.local.links import Inbox, send
+from vinoreward.actor_learner.engines.local.processes import Inbox, send
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.segments import SharedMemoryError
-from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.distill import Distill
 from vinoreward.compression.graph import Compile
@@ -187,7 +187,8 @@ class TestActing:
         def published(told_bits: int) -> tuple[int, float]:
             told = config(spec, "CartPole-v1", bits=told_bits)
             with started(told) as engine:
-                lease = engine._memory.full.attach(engine._memory.full.spec, 1).pull_if_newer()
+                store = engine._memory.stores[FULL_PRECISION]
+                lease = store.attach(store.spec, 1).pull_if_newer()
                 assert lease is not None
                 size = lease.payload.size
                 (one,) = take(engine)

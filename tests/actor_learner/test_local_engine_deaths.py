@@ -29,8 +29,8 @@ from engine_runs import (
 from faulty_environments import Remembers, pushes_counted
 
 from vinoreward.actor_learner.engines.base import EngineError
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
-from vinoreward.actor_learner.transport.trajectory import COMPRESSED
+from vinoreward.actor_learner.transport.link import ActorSettings
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.policies.policy import Policy
 
@@ -84,7 +84,7 @@ class TestDeath:
     def test_the_dead_hold_no_weights(self) -> None:
         with started(config(actors=2, restarts=0)) as engine:
             take(engine, 2, evenly=True)
-            full = engine._memory.full
+            full = engine._memory.stores[FULL_PRECISION]
             assert full.leased(0) == 0
             os.kill(process_named("actor 0").pid, signal.SIGKILL)
             event(engine)

@@ -30,10 +30,9 @@ from vinoreward.actor_learner.engines.base import Engine, EngineError
 from vinoreward.actor_learner.engines.ray import cluster as ray_cluster
 from vinoreward.actor_learner.engines.ray.cluster import ADDRESS, NAMESPACE, found_address
 from vinoreward.actor_learner.engines.ray.engine import RayEngine
-from vinoreward.actor_learner.engines.ray.requests import trajectory_in
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig, Progress
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.errors import InputError, MissingExtraError
@@ -492,4 +491,4 @@ class TestWithoutRay:
     def test_a_trajectory_of_another_size(self) -> None:
         spec = config().trajectory
         with pytest.raises(InputError, match="the same version of vinoreward"):
-            trajectory_in(spec, np.zeros(spec.nbytes - 1, np.uint8))
+            spec.view(np.zeros(spec.nbytes - 1, np.uint8))

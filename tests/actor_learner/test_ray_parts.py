@@ -15,28 +15,26 @@ from engine_runs import NUMBERED, PATIENCE, config, random_policy, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vinoreward.actor_learner.engines.ray.requests import (
-    Arrived,
-    MessageQueue,
-    TrajectoryRequests,
-)
+from vinoreward.actor_learner.engines.ray import engine
+from vinoreward.actor_learner.engines.ray.requests import MessageQueue, TrajectoryRequests
 from vinoreward.actor_learner.engines.ray.state import (
     Identity,
-    Known,
     Look,
     Published,
     Publisher,
+    Query,
     State,
 )
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
-from vinoreward.actor_learner.transport.link import SETTINGS
-from vinoreward.actor_learner.transport.trajectory import COMPRESSED
+from vinoreward.actor_learner.transport.link import SETTINGS, ActorSettings
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Batch
 from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION as FULL
 
 
-def arrived(actor: int, sequence: int) -> Arrived:
-    return Arrived(config().trajectory.empty(actor), sequence)
+def arrive(requests: TrajectoryRequests, actor: int, sequence: int) -> None:
+    trajectory = config().trajectory.empty(actor)
+    trajectory.versions[...] = sequence
+    requests.arrived(trajectory, sequence)
 
 
 class TestRequests:
@@ -58,19 +56,19 @@ class TestRequests:
         asked: list[int] = []
         requests = TrajectoryRequests(size, actors, slots, limiter, asked.append)
         requests.ask()
-        taken: list[Arrived] = []
+        taken: list[Batch] = []
         steps = samples = 0
         sequence = [0] * actors
         for move in moves:
             if asked and move % 4:
                 actor = asked.pop(move % len(asked))
-                requests.arrived(arrived(actor, sequence[actor]))
+                arrive(requests, actor, sequence[actor])
                 sequence[actor] += 1
                 steps += size
             found = requests.take(1, timeout=0.0, stop=lambda: False, evenly=False)
-            taken += found or []
+            taken += [] if found is None else [found]
             if taken and move % 3 == 0:
-                requests.release([taken.pop()])
+                taken.pop().close()
             if limiter.can_sample(steps, samples, sample):
                 samples += sample
                 requests.sampled(sample)
@@ -80,15 +78,16 @@ class TestRequests:
                 asked[:] = [actor for actor in asked if actor != dead]
                 requests.opened(dead)
             for actor in range(actors):
-                held = sum(one.trajectory.actor == actor for one in taken)
+                held = sum(one.actor == actor for (one,) in taken)
                 assert asked.count(actor) + held <= slots
             inserted = steps + size * len(asked)
             assert inserted <= 18 or limiter.surplus(inserted, samples) <= limiter.error_buffer
-        requests.release(taken)
+        for batch in taken:
+            batch.close()
         while (
             found := requests.take(1, timeout=0.0, stop=lambda: False, evenly=False)
         ) is not None:
-            requests.release(found)
+            found.close()
         # With everything given back, somebody can always go on.
         assert asked or limiter.can_sample(steps, samples, sample)
 
@@ -96,14 +95,14 @@ class TestRequests:
         requests = TrajectoryRequests(9, 2, 3, None, lambda actor: None)
         requests.ask()
         for actor, sequence in [(1, 1), (1, 0), (0, 2), (0, 0), (1, 2)]:
-            requests.arrived(arrived(actor, sequence))
+            arrive(requests, actor, sequence)
         assert requests.take(6, timeout=0.0, stop=lambda: False, evenly=True) is None
-        requests.arrived(arrived(0, 1))
+        arrive(requests, 0, 1)
         found = requests.take(4, timeout=0.0, stop=lambda: False, evenly=True)
         assert found is not None
-        order = [(one.trajectory.actor, one.sequence) for one in found]
+        order = [(one.actor, one.versions[0, 0]) for one in found]
         assert order == [(0, 0), (1, 0), (0, 1), (1, 1)]
-        assert requests.waiting == 2
+        assert requests.ready() == 2
         assert requests.rollouts == [3, 3]
 
 
@@ -182,37 +181,37 @@ class TestState:
     def test_newest_wins_and_an_older_generation_is_sent_away(self) -> None:
         async def talk() -> None:
             state = State(2)
-            first = Known(0, 0, -1, -1)
+            first = Query(0, 0, -1, -1)
             born = (await state.look()).born
             assert await state.pull(first, FULL, -1, 0.0) == ((born, False, -1, None), None)
             waiting = asyncio.ensure_future(state.pull(first, FULL, -1, PATIENCE))
             await state.publish(SETTINGS, Published(0, b"{}", None))
             await state.publish(FULL, Published(5, b"five", None))
-            pulled = await waiting
-            assert pulled.latest == (5, b"five", None)
-            assert pulled.told == (born, False, 5, (0, b"{}", None))
+            reply, latest = await waiting
+            assert latest == (5, b"five", None)
+            assert reply == (born, False, 5, (0, b"{}", None))
             await state.publish(FULL, Published(4, b"late", None))
             assert (await state.latest(FULL)) == (5, b"five", None)
             assert await state.everyone_has(1, 5, False)
             assert not await state.everyone_has(2, 5, False)
             assert not await state.everyone_has(1, 5, True)
-            told = await state.sync(Known(1, 0, 5, 0), 3, None, 0.0)
+            told = await state.sync(Query(1, 0, 5, 0), 3, None, 0.0)
             assert told == (born, False, 5, None)
             assert await state.everyone_has(2, 5, False)
             look = await state.look()
             assert look.silence[0] == float("inf") > look.silence[1] >= 0
             # Replaced while it waits: it is told to end, and does not count any more.
-            waiting_too = asyncio.ensure_future(state.sync(Known(1, 0, 5, 0), 4, None, PATIENCE))
+            waiting_too = asyncio.ensure_future(state.sync(Query(1, 0, 5, 0), 4, None, PATIENCE))
             await asyncio.sleep(0)
             await state.replace(1, 1)
             assert (await waiting_too).stopped
             assert not await state.everyone_has(2, 5, False)
             assert (await state.look()).silence[1] == float("inf")
-            await state.sync(Known(1, 0, 9, 0), 5, None, 0.0)
+            await state.sync(Query(1, 0, 9, 0), 5, None, 0.0)
             assert (await state.look()).generations == (0, 1)
             assert not await state.everyone_has(2, 5, False)
             await state.stop()
-            assert (await state.pull(first, FULL, 5, PATIENCE)).told.stopped
+            assert (await state.pull(first, FULL, 5, PATIENCE))[0].stopped
 
         asyncio.run(talk())
 
@@ -255,7 +254,7 @@ class TestStateLost:
         def learner_publishes() -> None:
             ask("publish", SETTINGS, Published(0, ActorSettings().to_json(), None))
             ask("publish", FULL, Published(5, b"five", np.empty(0, np.uint8)))
-            ask("pull", Known(0, 0, -1, 0), FULL, -1, 0.0)  # so does the actor
+            ask("pull", Query(0, 0, -1, 0), FULL, -1, 0.0)  # so does the actor
 
         learner_publishes()
         messages = SimpleNamespace(put=lambda message: None)
@@ -291,16 +290,16 @@ class Answers:
 
 def test_nobody_is_silent_because_the_state_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has heard of no sign of life yet; what an idle actor has sent is long ago by then."""
-    processes = pytest.importorskip("vinoreward.actor_learner.engines.ray.processes")
+    pytest.importorskip("ray")
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: clock.now))
     told, state, actor = config(), Answers(), Answers()
     requests = TrajectoryRequests(9, 1, 2, None, lambda number: worker.ask())
-    watch = processes.StateWatch(state, lambda: None)
+    watch = engine.StateWatch(state, lambda: None)
     cluster = SimpleNamespace(
         ray=None, remote=lambda *a, **b: SimpleNamespace(remote=lambda *c: actor)
     )
-    worker = processes.RayWorker("actor 0", 0, cluster, told, state, watch, requests)
+    worker = engine.RayWorker("actor 0", 0, told, cluster, state, watch, requests)
 
     def looked(born: str, silence: float) -> float:
         clock.now += 1.0
@@ -316,7 +315,7 @@ def test_nobody_is_silent_because_the_state_was_lost(monkeypatch: pytest.MonkeyP
     buffer = np.zeros(told.trajectory.nbytes, np.uint8)
     actor.asked["next"].set_result((json.dumps(sent).encode(), buffer))
     assert looked("first", float("inf")) == 0.0
-    assert worker.counters["steps"] == 9
+    assert worker.counter("steps") == 9
     clock.now += 100.0
     assert looked("first", 0.5) == 0.5
     assert looked("second", float("inf")) == float("inf")

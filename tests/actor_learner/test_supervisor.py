@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from engine_runs import config
 
 from vinoreward.actor_learner.engines.supervisor import (
     END_PATIENCE,
@@ -60,11 +62,15 @@ class House:
         self.supervisor = Supervisor(
             self.workers,
             self.wait,
-            actors=2,
-            heartbeat=HEARTBEAT,
-            start_timeout=START_TIMEOUT,
-            restarts=restarts,
-            all_needed=all_needed,
+            dataclasses.replace(
+                config(
+                    actors=2,
+                    heartbeat=HEARTBEAT,
+                    restarts=restarts,
+                    lag=0 if all_needed else None,
+                ),
+                start_timeout=START_TIMEOUT,
+            ),
             clock=lambda: self.now,
         )
         for worker in self.workers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import numpy as np
 import pytest
@@ -63,13 +62,11 @@ def test_a_policy_travels_without_a_copy() -> None:
     parts = [part for _, part in encoded.parts]
     capacity = WeightStore.capacity_for(encoded.header, parts)
     with WeightStore.create(1, capacity) as store:
-        store.publish(encoded.header, parts, version=3, source=7, checksum=True)
+        store.publish(encoded.header, parts, version=3)
         lease = reader(store).pull_if_newer()
         assert lease is not None
         with lease:
-            assert (lease.version, lease.source) == (3, 7)
-            assert 0 <= time.monotonic() - lease.published_at < 60
-            assert lease.intact()
+            assert lease.version == 3
             assert lease.payload.ctypes.data % 64 == 0
             assert not lease.payload.flags.writeable
             found = decode(lease.header, lease.payload)
@@ -142,14 +139,6 @@ def test_what_cannot_be_published_is_refused_and_the_latest_stays(store: WeightS
         WeightStore.create(255, 64)
     lease = reader(store).pull_if_newer()
     assert lease is not None and lease.version == 4
-
-
-def test_a_checksum_shows_a_changed_byte(store: WeightStore) -> None:
-    store.publish(b"h", weights(1), version=1, checksum=True)
-    lease = reader(store).pull_if_newer()
-    assert lease is not None and lease.intact()
-    lease.writable_payload[77] ^= 1
-    assert not lease.intact()
 
 
 class Leases(RuleBasedStateMachine):

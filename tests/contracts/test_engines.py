@@ -20,7 +20,7 @@ from vinoreward.actor_learner.engines.ray.cluster import ADDRESS, Cluster
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.graph import Compile

@@ -20,7 +20,7 @@ from vinoreward.actor_learner.engines.base import EngineConfig
 from vinoreward.actor_learner.engines.local.engine import LocalEngine
 from vinoreward.actor_learner.engines.supervisor import Event
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.policies.policy import Policy

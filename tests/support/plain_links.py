@@ -10,8 +10,7 @@ import numpy as np
 
 from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
-from vinoreward.actor_learner.transport.link import ActorLink, Weights
+from vinoreward.actor_learner.transport.link import ActorLink, ActorSettings, Weights
 from vinoreward.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,

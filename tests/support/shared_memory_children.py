@@ -20,11 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.transport.control_block import ControlBlock, ControlSpec
-from vinoreward.actor_learner.transport.ring_slots import RingSpec
 from vinoreward.actor_learner.transport.segments import Segment, SegmentSpec
+from vinoreward.actor_learner.transport.sync import ControlBlock, ControlSpec
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
-from vinoreward.actor_learner.transport.trajectory_ring import TrajectoryRing
+from vinoreward.actor_learner.transport.trajectory_ring import RingSpec, TrajectoryRing, state_of
 from vinoreward.actor_learner.transport.weight_store import WeightStore, WeightStoreSpec
 from vinoreward.errors import SharedMemoryError
 
@@ -208,12 +207,34 @@ def number_of(trajectory: Trajectory) -> int | None:
     return number
 
 
+def write(
+    ring: TrajectoryRing,
+    trajectory: Trajectory,
+    timeout: float | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> bool:
+    """Copy a trajectory into a free slot; False after a timeout or a stop."""
+    slot = ring.acquire(timeout, stop)
+    if slot is None:
+        return False
+    arrays = slot.arrays()
+    for name, array in trajectory.arrays().items():
+        arrays[name][...] = array
+    ring.commit()
+    return True
+
+
+def states(ring: TrajectoryRing) -> tuple[int, ...]:
+    """The state of every slot."""
+    return tuple(state_of(ring.words[ring.slot_line(slot)]) for slot in range(ring.spec.slots))
+
+
 def write_many(
     connection: Connection, spec: RingSpec, control: ControlSpec, actor: int, count: int
 ) -> None:
     ring, words = TrajectoryRing.attach(spec, actor), ControlBlock.attach(control)
     for number in range(count):
-        if not ring.write(marked(number), timeout=60, stop=lambda: words.stopped):
+        if not write(ring, marked(number), timeout=60, stop=lambda: words.stopped):
             break
         words.add(actor, "inserts")
         words.beat(actor)
@@ -223,23 +244,17 @@ def write_many(
 def write_one_and_a_half(connection: Connection, spec: RingSpec, actor: int) -> None:
     """Commit number 1, write half of 2, and, if told to, go on as if nothing had happened."""
     ring = TrajectoryRing.attach(spec, actor)
-    ring.write(marked(1))
+    write(ring, marked(1))
     slot = ring.acquire()
     if slot is None:
         return
-    for array in slot.trajectory.arrays().values():
+    for array in slot.arrays().values():
         array[: SPEC.steps // 2] = 1
     connection.send("half")
     connection.recv()
-    fill(slot.trajectory, 2)
+    fill(slot, 2)
     try:
-        slot.commit()
+        ring.commit()
         connection.send("committed")
     except SharedMemoryError as error:
         connection.send(str(error))
-
-
-def take_and_hold(connection: Connection, spec: RingSpec) -> None:
-    batch = TrajectoryRing.attach(spec).take(1)
-    connection.send(None if batch is None else number_of(batch.trajectories[0]))
-    time.sleep(600)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 
 WINDOW = 50

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
-from vinoreward.actor_learner.transport.link import NONE, CompressorLink
+from vinoreward.actor_learner.transport.link import NONE, ActorSettings, CompressorLink
 from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.quality import Run, check_policy

@@ -15,7 +15,7 @@ from vinoreward.actor_learner.config import ActorLearnerConfig
 from vinoreward.actor_learner.engines.supervisor import Event
 from vinoreward.actor_learner.learners.base import Learner, outputs_of
 from vinoreward.actor_learner.policy_cache import PolicyCache, Pushed
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.errors import ConfigError

@@ -26,7 +26,7 @@ from vinoreward.actor_learner.observation_buffer import ObservationBuffer, Total
 from vinoreward.actor_learner.policy_cache import Pushed
 from vinoreward.actor_learner.progress import Progress, Summary
 from vinoreward.actor_learner.sampler import Sampler
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.errors import InputError, OutputError
 from vinoreward.monitoring.strategy import FULL_BITS

@@ -10,8 +10,7 @@ from vinoreward.actor_learner.acting.environments import Environments, Environme
 from vinoreward.actor_learner.acting.network import Acting, ActorNetwork, Refused
 from vinoreward.actor_learner.acting.profile import COUNTERS as PROFILE_COUNTERS
 from vinoreward.actor_learner.acting.profile import Stopwatch
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
-from vinoreward.actor_learner.transport.link import NONE, ActorLink, plain
+from vinoreward.actor_learner.transport.link import NONE, ActorLink, ActorSettings, plain
 from vinoreward.actor_learner.transport.sync import wait_until
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
 from vinoreward.errors import OutputError, VinorewardError

@@ -1,27 +1,23 @@
-"""What an engine does for a learner; the same for processes on one machine and for a cluster."""
+"""The interface of engines, for processes on one machine and on a cluster."""
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.actor import COUNTERS, ActorConfig
 from vinoreward.actor_learner.compressor import CompressorConfig
-from vinoreward.actor_learner.engines.supervisor import Messages, Supervisor, Worker
+from vinoreward.actor_learner.engines.supervisor import Messages, Supervisor
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
-from vinoreward.actor_learner.transport.link import OBSERVATIONS, SETTINGS
-from vinoreward.actor_learner.transport.trajectory import (
-    FULL_PRECISION,
-    Trajectory,
-    TrajectorySpec,
-)
+from vinoreward.actor_learner.transport.link import OBSERVATIONS, SETTINGS, ActorSettings
+from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION, Batch, TrajectorySpec
 from vinoreward.closing import Closing
 from vinoreward.errors import VinorewardError
 from vinoreward.policies.policy import Policy
@@ -39,20 +35,20 @@ def not_running() -> EngineError:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What an engine is told once.
+    """Settings of an engine.
 
     Attributes:
-        actor: what every actor does.
-        trajectory: sizes of what they send.
-        compressor: what the compressor does, None for none.
+        actor: settings of every actor.
+        trajectory: sizes of the trajectories that actors send.
+        compressor: settings of the compressor, None for none.
         limiter: samples per insert; None lets actors run as far ahead as there is room.
-        slots_per_actor: trajectories of one actor that may wait to be taken.
+        slots_per_actor: trajectories of one actor that may wait for the learner.
         bits: communication quantization of the learner's weights: 32, 16, or 2 to 8.
-        observations: rows that the compressor is given at most.
-        heartbeat: seconds without a sign of life after which a process counts as hung.
+        observations: maximum number of rows for the compressor.
+        heartbeat: seconds of silence after which a process counts as hung.
         start_timeout: seconds that a process may take to start.
-        restarts: times that each process may be replaced within a minute of its work; time in which
-            it hands nothing over (it hangs, or does not start) is none.
+        restarts: maximum restarts of each process within a minute of its work. Time in which it
+            hands nothing over (it hangs, or does not start) does not count as work.
     """
 
     actor: ActorConfig
@@ -66,19 +62,41 @@ class EngineConfig:
     start_timeout: float = 120.0
     restarts: int = 3
 
+    def process_names(self) -> list[str]:
+        """Return a name for each process: actors in order, then the compressor if there is one."""
+        names = [f"actor {number}" for number in range(self.actor.actors)]
+        return names if self.compressor is None else [*names, "compressor"]
+
+    def compressor_of(self, generation: int) -> CompressorConfig | None:
+        """Return the compressor's settings; a replacement resumes from its saved state."""
+        if self.compressor is None or generation == 0:
+            return self.compressor
+        return dataclasses.replace(self.compressor, resume=True)
+
+
+class TrajectorySource(Protocol):
+    """Where trajectories of all actors arrive in the learner's process."""
+
+    def ready(self) -> int:
+        """Return the number of trajectories that can be taken now."""
+
+    def take(
+        self, count: int, *, timeout: float, stop: Callable[[], bool], evenly: bool
+    ) -> Batch | None:
+        """Wait for trajectories; see :meth:`Engine.take`. None after a stop, too."""
+
 
 class Engine(Closing):
     """Runs actors and compressor; a context manager that leaves nothing behind.
 
-    What is the same everywhere is written here, or is the supervisor's. Nine methods are an
-    engine's own, as four kinds of traffic go between its processes, each by a way of its own:
-    processes begin and end (:meth:`_open`, :meth:`close`), the newest of a store goes to all of
-    them (:meth:`_publish`), compressed weights come back (:meth:`compressed_policy`,
-    :meth:`everyone_has`), and experience does (:meth:`take`, :meth:`waiting`, :meth:`sampled`,
-    :meth:`counters`).
+    An engine implements seven members, because its processes exchange four kinds of data in ways of
+    their own: processes start and end (:meth:`_open`, :meth:`close`), the newest content of a store
+    goes to all of them (:meth:`_publish`), compressed weights come back
+    (:meth:`compressed_policy`, :meth:`_have`), and so do trajectories (:attr:`_source`,
+    :meth:`sampled`). The rest is here or in the supervisor.
 
     Args:
-        config: what actors and compressor do.
+        config: settings of actors and compressor.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -94,16 +112,16 @@ class Engine(Closing):
         observations: npt.NDArray[np.generic],
         bits: int | None = None,
     ) -> None:
-        """Start all processes with first weights (version 0, or the one resumed from).
+        """Start all processes with the first weights (version 0, or that of a resume).
 
         Args:
             policy: in full precision.
             settings: the first ones.
             observations: for the compressor.
-            bits: of a weight on its way; None: as configured.
+            bits: per weight on the wire; None: as configured.
 
         Raises:
-            ConfigError: another number of bits.
+            ConfigError: an invalid number of bits.
             EngineError: there is no cluster, or its first process does not start.
             SharedMemoryError: there is not enough; nothing was started.
         """
@@ -120,31 +138,17 @@ class Engine(Closing):
 
     @abc.abstractmethod
     def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> Supervisor:
-        """Prepare all that processes share, for what is to be published; start none yet."""
+        """Prepare what processes share, with room for these; do not start any process yet."""
 
     def _settle(self) -> None:
-        """Wait until what was published first is where processes find it."""
-
-    def _supervise(
-        self, workers: Sequence[Worker], wait: Callable[[Sequence[Worker], float], None]
-    ) -> Supervisor:
-        config = self._config
-        return Supervisor(
-            workers,
-            wait,
-            actors=config.actor.actors,
-            heartbeat=config.heartbeat,
-            start_timeout=config.start_timeout,
-            restarts=config.restarts,
-            all_needed=config.actor.lag is not None,
-        )
+        """Wait until the first publications have arrived where processes find them."""
 
     def publish(self, policy: Policy, bits: int | None = None) -> None:
-        """Make weights the latest; does not wait for anybody.
+        """Make weights the latest; does not wait.
 
         Args:
             policy: in full precision.
-            bits: of a weight on its way; None: as configured.
+            bits: per weight on the wire; None: as configured.
         """
         encoded = encode(policy, bits=self._config.bits if bits is None else bits)
         self._publish(FULL_PRECISION, policy.version, encoded)
@@ -159,7 +163,7 @@ class Engine(Closing):
         self._number(OBSERVATIONS, Encoded(header, ((0, payload),), payload.size))
 
     def configure(self, settings: ActorSettings) -> None:
-        """Change what actors and compressor do."""
+        """Change the settings of actors and compressor."""
         self._settings = settings
         self._number(SETTINGS, Encoded(settings.to_json(), (), 0))
 
@@ -169,17 +173,20 @@ class Engine(Closing):
 
     @abc.abstractmethod
     def _publish(self, store: int, version: int, encoded: Encoded) -> None:
-        """Make something the latest of a store of :mod:`vinoreward.actor_learner.transport.link`.
+        """Make something the latest content of a store; does not wait.
 
-        Does not wait. Its arrays may change as soon as this returns. Whoever sees this also sees
-        what was published in other stores before.
+        The arrays may change as soon as this returns. A process that sees this also sees what was
+        published in other stores before. For the stores, see
+        :mod:`vinoreward.actor_learner.transport.link`.
         """
 
+    @property
     @abc.abstractmethod
-    def take(
-        self, count: int, *, timeout: float, evenly: bool = False
-    ) -> AbstractContextManager[Sequence[Trajectory]] | None:
-        """Wait for trajectories; None after ``timeout`` seconds.
+    def _source(self) -> TrajectorySource:
+        """Where trajectories arrive."""
+
+    def take(self, count: int, *, timeout: float, evenly: bool = False) -> Batch | None:
+        """Wait for trajectories, the oldest first; None after ``timeout`` seconds.
 
         Args:
             count: how many.
@@ -187,37 +194,54 @@ class Engine(Closing):
             evenly: the same number from every actor, in an order that does not depend on time.
 
         Raises:
-            EngineError: no actor can be kept running; with the reason one of them gave.
+            ConfigError: more than there is room for, or evenly and not a multiple of the actors.
+            EngineError: no actor can be kept running; includes an actor's error report.
         """
+        batch = self._source.take(count, timeout=timeout, stop=self._stopped, evenly=evenly)
+        if batch is None:
+            self._raise()
+        return batch
 
-    @abc.abstractmethod
     def waiting(self) -> int:
-        """Return how many trajectories can be taken at once."""
+        """Return the number of trajectories that can be taken now."""
+        return self._source.ready()
 
     @abc.abstractmethod
     def sampled(self, count: int) -> None:
-        """Say that the learner has used so many more transitions; for the limiter."""
+        """Count transitions that the learner has sampled; for the limiter."""
 
-    @abc.abstractmethod
     def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
-        """Return counters of all actors, summed; of trajectories that have been handed over.
+        """Return sums of all actors' counters, of the trajectories that have arrived.
 
         Args:
-            names: which; few cost less.
+            names: of the counters; few cost less.
         """
+        workers = self._running.workers
+        return {name: sum(worker.counter(name) for worker in workers) for name in names}
+
+    def everyone_has(self, version: int) -> bool:
+        """Return whether no process needs an older version any more, for a fixed lag.
+
+        That is: every actor has pulled this version, from whichever network the settings say, and
+        if they enable compression for it (:meth:`ActorSettings.enabled_at`), its compressed form is
+        published.
+        """
+        compressing = self._config.compressor is not None and self._settings.enabled_at(version)
+        return self._have(version, compressing)
 
     @abc.abstractmethod
-    def everyone_has(self, version: int) -> bool:
-        """Whether nobody needs a version any more, for a fixed lag.
+    def _have(self, version: int, compressed: bool) -> bool:
+        """Return whether all actors have pulled a version, and its compressed form is published.
 
-        That is: every actor has pulled it, from whichever network the settings say, and if those
-        enable compression for it (:meth:`ActorSettings.enabled_at`), its compressed form is out.
+        Args:
+            version: the learner's.
+            compressed: whether there is to be a compressed form.
         """
 
     def pulled(self) -> Sequence[int]:
-        """Return the newest version that each process has pulled, of any weights; -1 for none.
+        """Return the newest version of any weights that each process has pulled; -1 for none.
 
-        Actors in order, then the compressor if there is one. On Ray as of a moment ago.
+        Actors in order, then the compressor if there is one. On Ray up to half a second old.
         """
         return [] if self._supervisor is None else [w.pulled for w in self._supervisor.workers]
 
@@ -225,18 +249,18 @@ class Engine(Closing):
     def compressed_policy(self) -> Policy | None:
         """Return a copy of the latest compressed policy, None if there is none.
 
-        May be called by another thread than all else, until :meth:`close`.
+        The only method that another thread may call, until :meth:`close`.
         """
 
     def messages(self) -> Messages:
-        """Return what came in since the last look.
+        """Return what processes sent, and what happened to them, since the last call.
 
         Raises:
             EngineError: see :meth:`take`.
         """
-        found = self._running.messages()
+        messages = self._running.messages()
         self._raise()
-        return found
+        return messages
 
     @property
     def _running(self) -> Supervisor:
@@ -253,4 +277,4 @@ class Engine(Closing):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End all processes and free what they shared; may be called more than once."""
+        """End all processes and free what they share; may be called twice."""

@@ -1,6 +1,6 @@
-"""Looks after an engine's processes: deaths, hangs, restarts within a budget, messages.
+"""Supervises an engine's processes: deaths, hangs, restarts within a budget, messages.
 
-The same for processes of one machine and of a cluster: both are a :class:`Worker` here.
+Processes of one machine and of a cluster are both a :class:`Worker` here.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vinoreward.actor_learner.acting.environments import Episode
 from vinoreward.actor_learner.acting.network import Refused
 from vinoreward.actor_learner.transport.link import NONE
 from vinoreward.errors import VinorewardError
 
+if TYPE_CHECKING:
+    from vinoreward.actor_learner.engines.base import EngineConfig
+
 MINUTE = 60.0
 WATCH_EVERY = 0.1
-"""Seconds between two looks at signs of life; a death is noticed at once."""
+"""Seconds between two checks for signs of life; a death is noticed at once."""
 END_PATIENCE = 3.0
 SAVE_PATIENCE = 10.0
-"""Seconds that processes are given to end by themselves; a compressor may be in mid-work, and has
-its state to write down."""
+"""Seconds that processes have to end by themselves; longer for a compressor, which may be in the
+middle of its work and has a state to save."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,13 @@ class Event:
 
 @dataclass
 class Messages:
-    """What came in since the last look.
+    """What processes sent, and what happened to them, since the last call.
 
     Attributes:
         episodes: (actor, episode) pairs.
         compressor: its reports, see :mod:`vinoreward.actor_learner.compressor`.
         events: what happened to processes.
-        refused: (actor, weights) pairs: compressed ones that it could not act with.
+        refused: (actor, weights) pairs: compressed weights that an actor could not use.
     """
 
     episodes: list[tuple[int, Episode]] = field(default_factory=list)
@@ -64,17 +67,16 @@ class Messages:
 
 
 class RestartBudget:
-    """So many restarts of a process within a minute of its work.
+    """Limits the restarts of a process within a minute of its work.
 
-    Its work is the time from a start to the last thing that it handed over: a trajectory, or
-    compressed weights. What comes after that is not counted, nor is a life in which nothing was
-    handed over, however long it took to end. A process that hangs is noticed only after a
-    heartbeat, one that never begins after the start timeout, and a minute of the clock would be
-    over before either could happen often; here each of them brings the end nearer, whatever these
-    times are. One that works for minutes between two crashes may go on for ever.
+    Work is the time from a start to the last trajectory, or compressed weights, that the process
+    handed over. The time after that does not count, and a process that handed nothing over has not
+    worked, however long it lived. A minute of the clock would not do: a hang is noticed only after
+    a heartbeat, and a failed start only after the start timeout, so neither could happen often
+    within it. A process that works for minutes between two crashes is restarted for ever.
 
     Args:
-        limit: how many.
+        limit: restarts.
         clock: seconds.
     """
 
@@ -82,9 +84,9 @@ class RestartBudget:
         self._limit = limit
         self._clock = clock
         self._since = clock()
-        """When the process was started, or handed something over."""
+        """Time of the last start or of the last thing handed over."""
         self._work = 0.0
-        """Seconds, of all those that have had this place."""
+        """Seconds of all generations."""
         self._spent: deque[float] = deque()
 
     def worked(self) -> None:
@@ -94,7 +96,7 @@ class RestartBudget:
         self._since = now
 
     def spend(self) -> bool:
-        """Count a restart, which is to follow at once; False if there were too many."""
+        """Count a restart, which is to follow at once; return False if there were too many."""
         while self._spent and self._work - self._spent[0] > MINUTE:
             self._spent.popleft()
         if len(self._spent) >= self._limit:
@@ -105,10 +107,10 @@ class RestartBudget:
 
 
 def error_report(error: BaseException) -> str:
-    """Return what a process says of the error that ends it.
+    """Return a process's report of the error that ends it.
 
-    An error of :mod:`vinoreward.errors` says what was found, expected and to be done, on one line;
-    of anything else only the traceback says where it came from.
+    One line for an error of :mod:`vinoreward.errors`, which says what to do. A traceback for all
+    others, as nothing else says where they come from.
     """
     if isinstance(error, VinorewardError):
         return " ".join(str(error).split())
@@ -133,13 +135,13 @@ class Ended(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What is seen of a worker's process.
+    """State of a worker's process.
 
     Attributes:
-        silence: seconds since it last gave a sign of life; infinity before the first.
-        handed: how much this worker's processes have handed over, ever; for the restart budget.
+        silence: seconds since its last sign of life; infinity before the first.
+        handed: number of things that this worker's processes have handed over, in all generations.
         messages: (kind, value) pairs that it has sent since the last look.
-        ended: None while it runs. All that it sent before is in ``messages`` then.
+        ended: None while it runs. ``messages`` then includes its last ones.
     """
 
     silence: float
@@ -149,18 +151,18 @@ class Status(NamedTuple):
 
 
 class Worker(abc.ABC):
-    """A place for a process, and the one that has it now.
+    """A slot for a process: the present one is replaced when it dies or hangs.
 
-    Three methods, as a supervisor does three things with a process that nothing else can tell it
-    how to: starts it, looks at it, and kills it. What follows from a look is the supervisor's.
+    An engine implements three methods, because each kind of process is started, looked at and
+    killed in its own way. The supervisor does the rest.
 
     Args:
         name: such as ``"actor 0"``.
         number: of the process, from 0; compressors come after all actors.
 
     Attributes:
-        generation: how many times the process was replaced.
-        started: when the present one was started.
+        generation: number of replacements.
+        started: when the present process was started.
         abandoned: it is not started again.
         waits_for: where to see what a process that could not be started yet waits for; such a
             process has not failed. Empty if there is one.
@@ -187,11 +189,11 @@ class Worker(abc.ABC):
 
     @abc.abstractmethod
     def look(self) -> Status:
-        """Return what is seen of the process; never waits."""
+        """Return the state of the process; never waits."""
 
     @abc.abstractmethod
     def kill(self) -> bool:
-        """End the process, also a stopped one, and take back what it held for the next generation.
+        """End the process, also a stopped one, and free what it held for the next generation.
 
         Returns:
             Whether it is gone. One that hangs inside the kernel is not.
@@ -202,54 +204,49 @@ class Worker(abc.ABC):
         """The newest version of any weights that the present process has pulled, -1 for none."""
         return NONE
 
+    def counter(self, name: str) -> int:
+        """Return a counter of all its processes."""
+        return 0
+
 
 class Supervisor:
-    """Looks after workers until it is closed: replaces what dies or hangs, collects messages.
+    """Supervises workers until it is closed: replaces what dies or hangs, collects messages.
 
     Args:
-        workers: not started yet, by number.
-        wait: returns as soon as one of the workers that it is given has something new, or after so
-            many seconds.
-        actors: how many of the workers are actors.
-        heartbeat: seconds of silence after which a process counts as hung.
-        start_timeout: seconds that a process may take to start.
-        restarts: of each process within a minute of its work.
-        all_needed: no process can be done without.
+        workers: by number, none of them started; actors first.
+        wait: returns as soon as one of the given workers has something new, or after so many
+            seconds.
+        config: number of actors, heartbeat, start timeout, restarts; with a fixed lag, no process
+            can be missing.
         clock: seconds.
+
+    Attributes:
+        failure: why training cannot continue, in words.
     """
 
     def __init__(
         self,
         workers: Sequence[Worker],
         wait: Callable[[Sequence[Worker], float], None],
-        *,
-        actors: int,
-        heartbeat: float,
-        start_timeout: float,
-        restarts: int,
-        all_needed: bool,
+        config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.workers = tuple(workers)
+        self.failure = ""
         self._wait = wait
-        self._actors = actors
-        self._heartbeat, self._start_timeout = heartbeat, start_timeout
-        self._restarts = restarts
-        self._all_needed = all_needed
+        self._config = config
         self._clock = clock
-        self._budgets = [RestartBudget(restarts, clock) for _ in self.workers]
+        self._budgets = [RestartBudget(config.restarts, clock) for _ in self.workers]
         self._handed = [0] * len(self.workers)
         self._reports = [""] * len(self.workers)
-        """The last report that any process of a worker sent."""
+        """The last report from any process of a worker."""
         self._lock = threading.Lock()
         self._messages = Messages()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self.failure = ""
-        """Why training cannot go on, in words."""
 
     def start(self) -> None:
-        """Start all processes, and a thread that looks after them.
+        """Start all processes, and a thread that supervises them.
 
         Raises:
             OSError: the system has no room for them; call :meth:`close`.
@@ -266,20 +263,20 @@ class Supervisor:
     def messages(self) -> Messages:
         """Return what came in since the last call."""
         with self._lock:
-            found, self._messages = self._messages, Messages()
-        return found
+            messages, self._messages = self._messages, Messages()
+        return messages
 
-    def tell(self, who: str, what: str) -> None:
+    def add_event(self, who: str, what: str) -> None:
         """Add an event to the messages."""
         with self._lock:
             self._messages.events.append(Event(who, what))
 
     def fail(self, why: str) -> None:
-        """Say why training cannot go on; the first reason counts."""
+        """Note why training cannot continue; the first reason counts."""
         self.failure = self.failure or why
 
     def close(self) -> None:
-        """Wait for processes that were told to stop, then end them."""
+        """Wait for processes that were asked to stop, then kill them."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -287,22 +284,21 @@ class Supervisor:
         start = self._clock()
         # Messages are read to the end: a process that cannot send does not end.
         while left := [worker for worker in self.workers if self._ending(worker)]:
-            saving = any(worker.number >= self._actors for worker in left)
+            saving = any(worker.number >= self._config.actor.actors for worker in left)
             if self._clock() - start > (SAVE_PATIENCE if saving else END_PATIENCE):
                 break
-            with contextlib.suppress(VinorewardError):  # of which the learner was told already
+            with contextlib.suppress(VinorewardError):  # the learner has it already
                 self._wait(left, WATCH_EVERY)
         for worker in self.workers:
             worker.kill()
 
     def _ending(self, worker: Worker) -> bool:
-        """Whether to wait for a process's own end."""
+        """Return whether to wait for the process to end by itself."""
         try:
             status = self._read(worker)
         except VinorewardError:
             return False  # what it sends cannot be read
-        # One that is still importing has nothing to put in order, and does not look at what it is
-        # told.
+        # A process that is still importing has nothing to save, and does not see the stop flag.
         return status.ended is None and status.silence < math.inf
 
     # In the thread
@@ -352,21 +348,22 @@ class Supervisor:
         return status
 
     def _check(self, worker: Worker, silence: float) -> None:
-        now = self._clock()
+        config, now = self._config, self._clock()
         waited = now - worker.started
         if silence < math.inf:
-            if silence > self._heartbeat:
-                self._replace(worker, Ended(f"gave no sign of life for {self._heartbeat:g} s"))
-        elif waited > self._start_timeout:
+            if silence > config.heartbeat:
+                self._replace(worker, Ended(f"gave no sign of life for {config.heartbeat:g} s"))
+        elif waited > config.start_timeout:
             what = f"did not start in {waited:.0f} s"
             if worker.waits_for:
-                self.tell(worker.name, f"{what} ({worker.waits_for}); it may yet")
+                self.add_event(worker.name, f"{what} ({worker.waits_for}); it may yet")
                 worker.started = now
             else:
                 self._replace(worker, Ended(what))
 
     def _replace(self, worker: Worker, ended: Ended) -> None:
-        """Start a successor, or do without if there were too many."""
+        """Start a successor, or continue without one if there were too many."""
+        config = self._config
         self._reports[worker.number] = ended.report or self._reports[worker.number]
         if not worker.kill():
             self.fail(
@@ -377,21 +374,21 @@ class Supervisor:
         worker.generation += 1
         if self._budgets[worker.number].spend():
             self._start(worker)
-            self.tell(worker.name, f"{ended.why}; replaced by generation {worker.generation}")
+            self.add_event(worker.name, f"{ended.why}; replaced by generation {worker.generation}")
             return
         worker.abandoned = True
-        nobody = all(each.abandoned for each in self.workers[: self._actors])
-        if nobody or self._all_needed:
+        nobody = all(each.abandoned for each in self.workers[: config.actor.actors])
+        if nobody or config.actor.lag is not None:
             but = "" if nobody else "; with a fixed lag nothing can go on without it"
             self.fail(self._too_often(worker, ended.why, but))
         else:
-            self.tell(worker.name, f"{ended.why}; replaced too often, training goes on without it")
+            what = f"{ended.why}; replaced too often, training goes on without it"
+            self.add_event(worker.name, what)
 
     def _too_often(self, worker: Worker, why: str, but: str) -> str:
-        times = self._restarts + 1
-        what = f"{worker.name} ended {times} times within a minute of work"
+        what = f"{worker.name} ended {self._config.restarts + 1} times within a minute of work"
         report = self._reports[worker.number] or why + worker.hint
-        # Nothing is said twice: neither a sentence nor that there was none.
+        # Say nothing twice: neither a sentence nor that there was none.
         if report.strip() == why:
             return f"{what} ({why}). Expected it to run{but}."
         about = "" if report.strip().rstrip(".") == why else f" ({why})"

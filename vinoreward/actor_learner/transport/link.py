@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.transport.actor_settings import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory
+from vinoreward.errors import InputError
+from vinoreward.policies.action_noise import ActionNoise
+from vinoreward.policies.distributions import Exploration
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import Bytes, decode
 
@@ -29,6 +31,77 @@ STORES = ("full", "compressed", "settings", "observations")
 LONGEST_PUSH = 300.0
 """Maximum seconds that the compressor may work between two calls of its link. Until then a thread
 sends its heartbeats; a stopped process sends none."""
+
+
+@dataclass(frozen=True)
+class ActorSettings:
+    """How to act and how to compress; the learner changes them during training.
+
+    Attributes:
+        alpha: probability that an actor uses the compressed network for its next block of steps.
+        pull_period: steps of one environment between two checks for newer weights.
+        enabled: whether there is any compression.
+        since: first version with the current ``enabled``; before it, the opposite.
+        bits: per weight; None for full precision.
+        sparsity: fraction of neurons removed.
+        epsilon: see :class:`~vinoreward.policies.distributions.Exploration`.
+        sigma: likewise; of the actor that explores most.
+        uniform: likewise.
+        noise: likewise; the same for all actors.
+        save: number of requests to the compressor to save its state.
+    """
+
+    alpha: float = 1.0
+    pull_period: int = 100
+    enabled: bool = True
+    bits: int | None = 8
+    sparsity: float = 0.0
+    epsilon: float = 0.0
+    sigma: float = 0.0
+    uniform: bool = False
+    noise: ActionNoise | None = None
+    save: int = 0
+    since: int = 0
+
+    def enabled_at(self, version: int) -> bool:
+        """Return whether weights of that learner version are compressed."""
+        return self.enabled == (version >= self.since)
+
+    def exploration(self, actor: int, actors: int) -> Exploration:
+        """Return an actor's exploration.
+
+        Sigmas are spread evenly over the actors, increasing, as in ActorQ.
+        """
+        return Exploration(
+            epsilon=self.epsilon,
+            sigma=self.sigma * (actor + 1) / actors,
+            uniform=self.uniform,
+            noise=self.noise,
+        )
+
+    def to_json(self) -> bytes:
+        """Return the settings as JSON."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> ActorSettings:
+        """Return settings from JSON.
+
+        Raises:
+            InputError: not what :meth:`to_json` writes.
+        """
+        try:
+            values = json.loads(text)
+            if values["noise"] is not None:
+                lists = {name: tuple(values["noise"][name]) for name in ("mean", "sigma", "start")}
+                noise: dict[str, Any] = {**values["noise"], **lists}
+                values["noise"] = ActionNoise(**noise)
+            return cls(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"cannot read the settings ({error!r}). Expected JSON of the same version of "
+                "vinoreward."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -84,9 +157,9 @@ class Link(abc.ABC):
 
     def settings(self) -> ActorSettings:
         """Return the latest settings; cheap."""
-        found = self.pull(SETTINGS, self._settings[0])
-        if found is not None:
-            self._settings = (found.version, ActorSettings.from_json(found.header))
+        newer = self.pull(SETTINGS, self._settings[0])
+        if newer is not None:
+            self._settings = (newer.version, ActorSettings.from_json(newer.header))
         return self._settings[1]
 
 
@@ -108,7 +181,7 @@ class ActorLink(Link):
 
     @abc.abstractmethod
     def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Hand over the trajectory of :meth:`begin`.
+        """Send the trajectory of :meth:`begin`.
 
         Args:
             counts: to add to this actor's counters.
@@ -128,11 +201,11 @@ class CompressorLink(Link):
 
     def observations(self) -> npt.NDArray[np.generic] | None:
         """Return a copy of recent observations (N, *shape), or None if there are none."""
-        found = self.pull(OBSERVATIONS, self._seen)
-        if found is not None:
-            about = json.loads(found.header)
-            self._seen = found.version
-            self._rows = found.payload.view(about["dtype"]).reshape(about["shape"])
+        newer = self.pull(OBSERVATIONS, self._seen)
+        if newer is not None:
+            about = json.loads(newer.header)
+            self._seen = newer.version
+            self._rows = newer.payload.view(about["dtype"]).reshape(about["shape"])
         return None if self._rows is None else self._rows.copy()
 
 

@@ -26,6 +26,7 @@ import os
 import re
 import secrets
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -71,6 +72,15 @@ def _unlink(named: shared_memory.SharedMemory, pid: int) -> None:
     if os.getpid() == pid:
         with contextlib.suppress(FileNotFoundError):
             named.unlink()
+
+
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[int]:
+    descriptor = os.open(_FOLDER / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _mapped(descriptor: int, size: int) -> mmap.mmap:
@@ -139,15 +149,12 @@ class Segment(Closing):
 
     @staticmethod
     def _reserve(name: str, size: int) -> mmap.mmap:
-        descriptor = os.open(_FOLDER / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
+        with _opened(name) as descriptor:
             # Marks the file as in use for processes that cannot see our pid (another container).
             # The mapping duplicates the descriptor, so the lock lasts until this process ends.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(descriptor, 0, size)
             return _mapped(descriptor, size)
-        finally:
-            os.close(descriptor)
 
     @classmethod
     def attach(cls, spec: SegmentSpec) -> Segment:
@@ -161,22 +168,19 @@ class Segment(Closing):
                 f"{spec.name!r} is not a segment's name. Expected the spec of Segment.create."
             )
         try:
-            descriptor = os.open(_FOLDER / spec.name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with _opened(spec.name) as descriptor:
+                size = os.fstat(descriptor).st_size
+                if size >= spec.size:
+                    return cls(spec, _mapped(descriptor, spec.size))
         except OSError as error:
             raise SharedMemoryError(
                 f"cannot open shared memory {spec.name}: {error.strerror or error}. Expected its "
                 "creator to be still running; start the run again."
             ) from error
-        try:
-            size = os.fstat(descriptor).st_size
-            if size < spec.size:
-                raise SharedMemoryError(
-                    f"shared memory {spec.name} has {size} bytes. Expected {spec.size}; another "
-                    "program changed it. Start the run again."
-                )
-            return cls(spec, _mapped(descriptor, spec.size))
-        finally:
-            os.close(descriptor)
+        raise SharedMemoryError(
+            f"shared memory {spec.name} has {size} bytes. Expected {spec.size}; another program "
+            "changed it. Start the run again."
+        )
 
     def _open(self) -> mmap.mmap:
         if self._mapping is None:
@@ -236,19 +240,17 @@ def _alive(pid: int) -> bool:
 
 
 def _in_use(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
+    with _opened(path.name) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
-def leftovers() -> tuple[str, ...]:
-    """Return the names of this user's segments whose creators have ended."""
-    found: list[str] = []
+def remove_leftovers() -> tuple[str, ...]:
+    """Remove this user's segments whose creators have ended; return their names."""
+    removed: list[str] = []
     for path in sorted(_FOLDER.glob(PREFIX + "*")):
         match = _NAME.fullmatch(path.name)
         if match is None or _alive(int(match.group(1))):
@@ -256,13 +258,6 @@ def leftovers() -> tuple[str, ...]:
         # Another clean-up or the tracker may be faster; leave other users' files alone.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             if path.stat().st_uid == os.geteuid() and not _in_use(path):
-                found.append(path.name)
-    return tuple(found)
-
-
-def remove_leftovers() -> tuple[str, ...]:
-    """Remove dead processes' shared memory; return the names."""
-    names = leftovers()
-    for name in names:
-        (_FOLDER / name).unlink(missing_ok=True)
-    return names
+                path.unlink()
+                removed.append(path.name)
+    return tuple(removed)

@@ -5,15 +5,17 @@ All arrays are time-major, (T, B, ...): T steps of the B environments of one act
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.transport.segments import aligned
+from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.spec import PolicySpec
 
@@ -68,18 +70,8 @@ class Trajectory:
         return Trajectory(**copies, actor=self.actor, generation=self.generation)
 
 
-ARRAYS = (
-    "observations",
-    "actions",
-    "rewards",
-    "terminated",
-    "truncated",
-    "next_observations",
-    "log_mu",
-    "behaviour",
-    "versions",
-    "network",
-)
+ARRAYS = tuple(field.name for field in dataclasses.fields(Trajectory))[:-2]
+"""Names of the arrays of a :class:`Trajectory`."""
 
 
 @dataclass(frozen=True)
@@ -199,10 +191,28 @@ class TrajectorySpec:
         last = self.fields()[ARRAYS[-1]]
         return aligned(last.offset + last.nbytes)
 
+    def view(
+        self, buffer: npt.NDArray[np.uint8], actor: int = 0, generation: int = 0
+    ) -> Trajectory:
+        """Return a trajectory whose arrays are views of (nbytes,) uint8.
+
+        Raises:
+            InputError: another number of bytes.
+        """
+        if buffer.dtype != np.uint8 or buffer.shape != (self.nbytes,):
+            raise InputError(
+                f"a trajectory came as {buffer.dtype}{buffer.shape}. Expected "
+                f"uint8({self.nbytes},): install the same version of vinoreward on every machine."
+            )
+        arrays = {
+            name: buffer[at.offset : at.offset + at.nbytes].view(at.dtype).reshape(at.shape)
+            for name, at in self.fields().items()
+        }
+        return Trajectory(**arrays, actor=actor, generation=generation)
+
     def empty(self, actor: int = 0, generation: int = 0) -> Trajectory:
         """Return a new trajectory of zeros."""
-        arrays = {name: np.zeros(at.shape, at.dtype) for name, at in self.fields().items()}
-        return Trajectory(**arrays, actor=actor, generation=generation)
+        return self.view(np.zeros(self.nbytes, np.uint8), actor, generation)
 
     def check(self, trajectory: Trajectory) -> None:
         """Refuse a trajectory with invalid data.
@@ -236,3 +246,70 @@ class TrajectorySpec:
             raise InputError(
                 f"{name} of a trajectory range from {least} to {most}. Expected {low} to {high}."
             )
+
+
+class Batch(Closing, Sequence[Trajectory]):
+    """Trajectories that the learner took; closing it releases their memory to the actors.
+
+    They are read-only, and invalid afterwards.
+
+    Args:
+        trajectories: in the order of :func:`choose`.
+        release: called once.
+    """
+
+    def __init__(self, trajectories: Sequence[Trajectory], release: Callable[[], None]) -> None:
+        self._trajectories = tuple(trajectories)
+        self._release: Callable[[], None] | None = release
+
+    def __len__(self) -> int:
+        return len(self._trajectories)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._trajectories[index]
+
+    def close(self) -> None:
+        """Release the trajectories; may be called twice."""
+        release, self._release, self._trajectories = self._release, None, ()
+        if release is not None:
+            release()
+
+
+_Item = TypeVar("_Item")
+
+
+def choose(
+    ready: Sequence[tuple[int, Any, _Item]], count: int, actors: int, evenly: bool
+) -> list[_Item]:
+    """Return the trajectories that the learner takes; none if there are too few.
+
+    Args:
+        ready: (actor, order among this actor's, trajectory), the oldest first.
+        count: to take.
+        actors: number of actors.
+        evenly: take equally many from every actor, ordered by (round, actor) instead of time, so
+            that the result does not depend on the actors' speed.
+    """
+    if not evenly:
+        return [item for _, _, item in ready[:count]] if len(ready) >= count else []
+    share = count // actors
+    lines = [
+        sorted((one for one in ready if one[0] == actor), key=lambda one: one[1])[:share]
+        for actor in range(actors)
+    ]
+    if any(len(line) < share for line in lines):
+        return []
+    return [line[turn][2] for turn in range(share) for line in lines]
+
+
+def check_count(count: int, slots: int, actors: int, evenly: bool) -> None:
+    """Raise if the learner can never take so many trajectories at once.
+
+    Raises:
+        ConfigError: more than there are slots, or evenly and not a multiple of the actors.
+    """
+    if not 1 <= count <= slots or (evenly and count % actors):
+        raise ConfigError(
+            f"cannot take {count} trajectories at once{' evenly' if evenly else ''}. Expected "
+            f"1 to {slots}; evenly, a multiple of {actors}."
+        )

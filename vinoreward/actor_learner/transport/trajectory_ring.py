@@ -17,44 +17,100 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from vinoreward.actor_learner.transport.ring_slots import (
-    COMMITTED_AT,
-    FREE,
-    GENERATION,
-    NEXT_SEQUENCE,
-    READING,
-    READY,
-    SEQUENCE,
+import numpy as np
+
+from vinoreward.actor_learner.transport.segments import (
+    ALIGNMENT,
+    LINE_WORDS,
     WORD,
-    WRITING,
-    RingSlots,
-    RingSpec,
-    generation_of,
-    state_of,
-    word_of,
+    InSegment,
+    Segment,
+    SegmentSpec,
 )
-from vinoreward.actor_learner.transport.segments import Segment, SegmentSpec
 from vinoreward.actor_learner.transport.sync import fence, wait_until
-from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
-from vinoreward.closing import Closing
+from vinoreward.actor_learner.transport.trajectory import (
+    Batch,
+    Trajectory,
+    TrajectorySpec,
+    check_count,
+    choose,
+)
 from vinoreward.errors import ConfigError, SharedMemoryError
 
+FREE, WRITING, READY, READING = range(4)
+# Words of a slot's control line.
+_STATE, _SEQUENCE, _COMMITTED_AT = range(3)
+# Words of an actor's control line.
+_GENERATION, _NEXT_SEQUENCE, _ACCEPTED_BELOW = range(3)
 
-class TrajectoryRing(RingSlots):
+_STATE_BITS = 8
+
+
+def word_of(state: int, generation: int) -> int:
+    """Return a slot's word."""
+    return generation << _STATE_BITS | state
+
+
+def state_of(word: int) -> int:
+    """Return the state in a slot's word."""
+    return word & ((1 << _STATE_BITS) - 1)
+
+
+def _generation_of(word: int) -> int:
+    return word >> _STATE_BITS
+
+
+@dataclass(frozen=True)
+class RingSpec:
+    """The information needed to attach to a ring; plain data.
+
+    Attributes:
+        segment: its memory.
+        trajectories: contents of a slot.
+        actors: processes that may write, numbered from 0.
+        slots_per_actor: number of each actor's own slots.
+    """
+
+    segment: SegmentSpec
+    trajectories: TrajectorySpec
+    actors: int
+    slots_per_actor: int
+
+    @property
+    def slots(self) -> int:
+        """Total number of slots."""
+        return self.actors * self.slots_per_actor
+
+    @property
+    def control_bytes(self) -> int:
+        """Bytes before the first slot: a line per actor and a line per slot."""
+        return ALIGNMENT * (self.actors + self.slots)
+
+
+class TrajectoryRing(InSegment):
     """Fixed slots of trajectories with several writing processes and one reading process.
 
     ``create`` it in the parent and ``attach`` it in spawned children: as actor ``i``, which writes,
     or without an actor's number as the learner, which reads.
+
+    Attributes:
+        spec: to attach with.
+        words: the control lines of actors and slots.
+        generation: of this actor.
     """
 
     def __init__(self, segment: Segment, spec: RingSpec, actor: int | None = None) -> None:
         if actor is not None and not 0 <= actor < spec.actors:
             raise ConfigError(f"the ring has no actor {actor}. Expected 0 to {spec.actors - 1}.")
-        super().__init__(segment, spec)
+        super().__init__(segment)
+        self.spec = spec
+        self.words = segment.words(0, spec.control_bytes // WORD)
+        self.generation = 0 if actor is None else self.words[LINE_WORDS * actor + _GENERATION]
         self._actor = actor
-        self._writing: WriteSlot | None = None
-        self.generation = 0 if actor is None else self.words[self.actor_line(actor) + GENERATION]
+        self._writing: int | None = None
+        self._views: dict[int, Trajectory] = {}
 
     @classmethod
     def create(
@@ -86,13 +142,32 @@ class TrajectoryRing(RingSlots):
         """
         return cls(Segment.attach(spec.segment), spec, actor)
 
-    def acquire(
-        self, timeout: float | None = None, stop: Callable[[], bool] | None = None
-    ) -> WriteSlot | None:
-        """Wait for a free slot of this actor; None after ``timeout`` seconds or a stop.
+    def slot_line(self, slot: int) -> int:
+        """Return the index of a slot's first word."""
+        return LINE_WORDS * (self.spec.actors + slot)
+
+    def _own(self, actor: int) -> range:
+        count = self.spec.slots_per_actor
+        return range(actor * count, (actor + 1) * count)
+
+    def _view(self, slot: int, generation: int) -> Trajectory:
+        found = self._views.get(slot)
+        if found is None or found.generation != generation:
+            spec = self.spec.trajectories
+            start = self.spec.control_bytes + slot * spec.nbytes
+            buffer = self._segment.array(start, (spec.nbytes,), np.uint8)
+            buffer.flags.writeable = self._actor is not None
+            found = spec.view(buffer, slot // self.spec.slots_per_actor, generation)
+            self._views[slot] = found
+        return found
+
+    # An actor writes
+
+    def _writer(self) -> int:
+        """Return this actor's number.
 
         Raises:
-            ConfigError: attached without an actor's number, or the last slot is still open.
+            ConfigError: attached without one.
             SharedMemoryError: this actor was replaced and must end.
         """
         if self._actor is None:
@@ -100,90 +175,114 @@ class TrajectoryRing(RingSlots):
                 "a ring without an actor's number cannot write. Expected TrajectoryRing.attach("
                 "spec, actor=i)."
             )
-        if self._writing is not None:
-            raise ConfigError(
-                "a slot of this actor is still open. Expected commit() or close() before the next "
-                "acquire()."
-            )
-        own = self.own(self._actor)
-        if not wait_until(lambda: self._first_free(own) is not None, timeout, stop):
-            return None
-        self._check_current()
-        slot = self._first_free(own)
-        if slot is None:  # only if another process writes as this actor
-            return None
-        fence()  # the learner's last access to the slot is over
-        self.words[self.slot_line(slot) + WORD] = word_of(WRITING, self.generation)
-        trajectory = self.trajectory(slot, self._actor, self.generation, writable=True)
-        self._writing = WriteSlot(self, slot, trajectory)
-        return self._writing
+        self._check_current(self._actor)
+        return self._actor
 
-    def _first_free(self, own: range) -> int | None:
-        for slot in own:
-            if state_of(self.words[self.slot_line(slot) + WORD]) == FREE:
-                return slot
-        return None
-
-    def _check_current(self) -> None:
-        if self._actor is None:
-            return
-        current = self.words[self.actor_line(self._actor) + GENERATION]
+    def _check_current(self, actor: int) -> None:
+        current = self.words[LINE_WORDS * actor + _GENERATION]
         if current != self.generation:
             raise SharedMemoryError(
-                f"actor {self._actor} of generation {self.generation} was replaced by generation "
+                f"actor {actor} of generation {self.generation} was replaced by generation "
                 f"{current}. Expected the older process to be dead; it must end now."
             )
 
-    def finish(self, written: WriteSlot, *, ready: bool) -> None:
-        """Close the open slot; :class:`WriteSlot` calls this."""
-        if self._writing is not written or self._actor is None:
-            raise ConfigError("this slot is already closed. Expected one commit() or close().")
-        self._writing = None
-        self._check_current()
-        line = self.slot_line(written.slot)
-        if self.words[line + WORD] != word_of(WRITING, self.generation):
-            raise SharedMemoryError(
-                f"slot {written.slot} of actor {self._actor} changed its owner during the write. "
-                "Expected one process per actor; the trajectory is dropped."
-            )
-        if not ready:
-            self.words[line + WORD] = word_of(FREE, self.generation)
-            return
-        actor_line = self.actor_line(self._actor)
-        sequence = self.words[actor_line + NEXT_SEQUENCE]
-        self.words[line + SEQUENCE] = sequence
-        self.words[line + COMMITTED_AT] = time.monotonic_ns()
-        fence()  # a process that sees READY sees the whole trajectory
-        self.words[line + WORD] = word_of(READY, self.generation)
-        # After the state: see accepts().
-        self.words[actor_line + NEXT_SEQUENCE] = sequence + 1
+    @property
+    def committed(self) -> int:
+        """Number of trajectories that this actor and its predecessors have committed."""
+        return self.words[LINE_WORDS * self._writer() + _NEXT_SEQUENCE]
 
-    def write(
-        self,
-        trajectory: Trajectory,
-        timeout: float | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> bool:
-        """Copy a trajectory into a free slot; False after ``timeout`` seconds or a stop.
+    def acquire(
+        self, timeout: float | None = None, stop: Callable[[], bool] | None = None
+    ) -> Trajectory | None:
+        """Wait for a free slot of this actor; None after ``timeout`` seconds or a stop.
+
+        Returns:
+            Writable views with old contents: write every element, then :meth:`commit`.
 
         Raises:
-            InputError: the spec refuses it (:meth:`TrajectorySpec.check`); the slot stays free.
-            SharedMemoryError: this actor has been replaced and must end.
+            ConfigError: attached without an actor's number, or the last slot is still open.
+            SharedMemoryError: this actor was replaced and must end.
         """
-        self.spec.trajectories.check(trajectory)
-        slot = self.acquire(timeout, stop)
+        own = self._own(self._writer())
+        if self._writing is not None:
+            raise ConfigError(
+                "a slot of this actor is still open. Expected commit() before the next acquire()."
+            )
+        free: list[int] = []
+
+        def any_free() -> bool:
+            words = ((slot, self.words[self.slot_line(slot) + _STATE]) for slot in own)
+            free[:] = [slot for slot, word in words if state_of(word) == FREE]
+            return bool(free)
+
+        if not wait_until(any_free, timeout, stop):
+            return None
+        self._writer()
+        fence()  # the learner's last access to the slot is over
+        slot = self._writing = free[0]
+        self.words[self.slot_line(slot) + _STATE] = word_of(WRITING, self.generation)
+        return self._view(slot, self.generation)
+
+    def commit(self) -> None:
+        """Hand the trajectory of :meth:`acquire` to the learner.
+
+        Raises:
+            InputError: NaN or a value out of range; the slot stays open.
+            SharedMemoryError: this actor was replaced and must end.
+            ConfigError: no slot is open.
+        """
+        slot = self._writing
         if slot is None:
-            return False
-        with slot:
-            slots = slot.trajectory.arrays()
-            for name, array in trajectory.arrays().items():
-                slots[name][...] = array
-            slot.commit(check=False)
-        return True
+            raise ConfigError("no slot is open. Expected one commit() after each acquire().")
+        self.spec.trajectories.check(self._view(slot, self.generation))
+        self._writing = None
+        actor = self._writer()
+        line = self.slot_line(slot)
+        if self.words[line + _STATE] != word_of(WRITING, self.generation):
+            raise SharedMemoryError(
+                f"slot {slot} of actor {actor} changed its owner during the write. "
+                "Expected one process per actor; the trajectory is dropped."
+            )
+        following = LINE_WORDS * actor + _NEXT_SEQUENCE
+        sequence = self.words[following]
+        self.words[line + _SEQUENCE] = sequence
+        self.words[line + _COMMITTED_AT] = time.monotonic_ns()
+        fence()  # a process that sees READY sees the whole trajectory
+        self.words[line + _STATE] = word_of(READY, self.generation)
+        self.words[following] = sequence + 1  # after the state: see _accepts()
+
+    # The learner reads
+
+    def _accepts(self, line: int, actor: int) -> bool:
+        """Return whether a READY slot may be read: not if a replaced process marked it later."""
+        # Of an older generation, accept only what was committed before the replacement. _SEQUENCE
+        # is incremented after READY is stored, so a late READY always has too high a number.
+        own = LINE_WORDS * actor
+        return (
+            _generation_of(self.words[line + _STATE]) == self.words[own + _GENERATION]
+            or self.words[line + _SEQUENCE] < self.words[own + _ACCEPTED_BELOW]
+        )
+
+    def _ready(self) -> list[tuple[int, int, int]]:
+        """Return (actor, sequence, slot) of all READY slots, oldest first."""
+        found = []
+        for slot in range(self.spec.slots):
+            line = self.slot_line(slot)
+            word = self.words[line + _STATE]
+            if state_of(word) != READY:
+                continue
+            fence()
+            actor = slot // self.spec.slots_per_actor
+            if self._accepts(line, actor):
+                committed = self.words[line + _COMMITTED_AT]
+                found.append((committed, actor, self.words[line + _SEQUENCE], slot))
+            else:
+                self.words[line + _STATE] = word_of(FREE, _generation_of(word))
+        return [one[1:] for one in sorted(found)]
 
     def ready(self) -> int:
         """Return the number of READY trajectories; called only by the learner."""
-        return len(self.waiting())
+        return len(self._ready())
 
     def take(
         self,
@@ -199,108 +298,50 @@ class TrajectoryRing(RingSlots):
             count: at most the number of slots.
             timeout: seconds; None for no limit.
             stop: called about every millisecond while waiting.
-            evenly: take equally many from every actor, ordered by (round, actor) instead of time,
-                so that the result does not depend on the actors' speed.
+            evenly: see :func:`~vinoreward.actor_learner.transport.trajectory.choose`.
 
         Raises:
             ConfigError: more than the ring has, or not a multiple of the actors.
         """
-        if not 1 <= count <= self.spec.slots or (evenly and count % self.spec.actors):
-            raise ConfigError(
-                f"cannot take {count} trajectories at once{' evenly' if evenly else ''}. Expected "
-                f"1 to {self.spec.slots}; evenly, a multiple of {self.spec.actors}."
-            )
+        actors = self.spec.actors
+        check_count(count, self.spec.slots, actors, evenly)
         chosen: list[int] = []
 
         def enough() -> bool:
-            chosen[:] = self._choose(count, evenly)
-            return len(chosen) == count
+            chosen[:] = choose(self._ready(), count, actors, evenly)
+            return bool(chosen)
 
         if not wait_until(enough, timeout, stop):
             return None
         taken = []
         for slot in chosen:
-            line = self.slot_line(slot)
-            generation = generation_of(self.words[line + WORD])
-            self.words[line + WORD] = word_of(READING, generation)
-            actor = slot // self.spec.slots_per_actor
-            taken.append(self.trajectory(slot, actor, generation, writable=False))
-        return Batch(self, tuple(chosen), tuple(taken))
+            place = self.slot_line(slot) + _STATE
+            generation = _generation_of(self.words[place])
+            self.words[place] = word_of(READING, generation)
+            taken.append(self._view(slot, generation))
+        return Batch(taken, lambda: self._release(chosen))
 
-    def _choose(self, count: int, evenly: bool) -> list[int]:
-        ready = self.waiting()
-        if evenly:
-            share = count // self.spec.actors
-            lines = [
-                sorted(found[2:] for found in ready if found[1] == actor)[:share]
-                for actor in range(self.spec.actors)
-            ]
-            if any(len(line) < share for line in lines):
-                return []
-            return [line[turn][1] for turn in range(share) for line in lines]
-        return [slot for _, _, _, slot in ready[:count]]
-
-    def give_back(self, slots: tuple[int, ...]) -> None:
-        """Release slots; called by :class:`Batch`."""
+    def _release(self, slots: list[int]) -> None:
         fence()  # the learner's last access ends before an actor may write
         for slot in slots:
-            line = self.slot_line(slot)
-            self.words[line + WORD] = word_of(FREE, generation_of(self.words[line + WORD]))
+            place = self.slot_line(slot) + _STATE
+            self.words[place] = word_of(FREE, _generation_of(self.words[place]))
 
+    # The supervisor replaces
 
-class WriteSlot(Closing):
-    """A slot that one actor fills in place; a ``with`` block abandons it unless committed.
+    def reclaim(self, actor: int) -> int:
+        """Free a dead actor's half-written slots; return its successor's generation.
 
-    Attributes:
-        slot: its number.
-        trajectory: writable views with old contents: write every element.
-    """
-
-    def __init__(self, ring: TrajectoryRing, slot: int, trajectory: Trajectory) -> None:
-        self.slot = slot
-        self.trajectory = trajectory
-        self._ring = ring
-        self._open = True
-
-    def commit(self, *, check: bool = True) -> None:
-        """Hand the trajectory to the learner.
-
-        Args:
-            check: first check for NaN and values out of range; the slot stays open on an error.
-
-        Raises:
-            InputError: the spec refuses the trajectory.
-            SharedMemoryError: this actor was replaced and must end.
-            ConfigError: the slot is already closed.
+        Committed slots stay. Call this after the process is dead (joined) and before its successor
+        attaches; kill a process that is merely silent first.
         """
-        if check:
-            self._ring.spec.trajectories.check(self.trajectory)
-        self._open = False
-        self._ring.finish(self, ready=True)
-
-    def close(self) -> None:
-        """Abandon the slot if it was not committed."""
-        if self._open:
-            self._open = False
-            self._ring.finish(self, ready=False)
-
-
-class Batch(Closing):
-    """Trajectories taken by the learner; a context manager that releases their slots.
-
-    Attributes:
-        trajectories: read-only views, oldest first; invalid after :meth:`close`.
-    """
-
-    def __init__(
-        self, ring: TrajectoryRing, slots: tuple[int, ...], trajectories: tuple[Trajectory, ...]
-    ) -> None:
-        self.trajectories = trajectories
-        self._slots = slots
-        self._ring = ring
-
-    def close(self) -> None:
-        """Release the slots to their actors."""
-        slots, self._slots, self.trajectories = self._slots, (), ()
-        if slots:
-            self._ring.give_back(slots)
+        line = LINE_WORDS * actor
+        generation = self.words[line + _GENERATION] + 1
+        self.words[line + _ACCEPTED_BELOW] = self.words[line + _NEXT_SEQUENCE]
+        self.words[line + _GENERATION] = generation
+        fence()
+        for slot in self._own(actor):
+            place = self.slot_line(slot) + _STATE
+            if state_of(self.words[place]) == WRITING:
+                self.words[place] = word_of(FREE, generation)
+        return generation

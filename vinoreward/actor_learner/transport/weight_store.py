@@ -12,8 +12,6 @@ changed, but a reader with pointers into the slot reads continuously.
 
 from __future__ import annotations
 
-import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +22,7 @@ import numpy.typing as npt
 from vinoreward.actor_learner.transport.segments import (
     ALIGNMENT,
     LINE_WORDS,
+    WORD,
     InSegment,
     Segment,
     SegmentSpec,
@@ -40,25 +39,23 @@ _SLOT_BITS = 8
 MAX_READERS = (1 << _SLOT_BITS) - 2
 LATEST = 0
 # Words of a slot's control line.
-VERSION, SOURCE, HEADER, PAYLOAD, CHECKSUM, PUBLISHED = range(6)
-NO_CHECKSUM = -1  # a CRC-32 is not negative
+VERSION, HEADER, PAYLOAD = range(3)
 
 Array = npt.NDArray[Any]
 _HEADER_SLACK = 4096  # bytes; later headers contain longer numbers
 
 
-def word_of(version: int, slot: int) -> int:
+def _word_of(version: int, slot: int) -> int:
     """Return the word for a publication; never 0, which means none."""
     return (version + 1) << _SLOT_BITS | slot
 
 
-def version_of(word: int) -> int:
+def _version_of(word: int) -> int:
     """Return the version in a word; -1 for 0."""
     return (word >> _SLOT_BITS) - 1
 
 
-def slot_of(word: int) -> int:
-    """Return the slot in a word."""
+def _slot_of(word: int) -> int:
     return word & ((1 << _SLOT_BITS) - 1)
 
 
@@ -102,7 +99,7 @@ class WeightStore(InSegment):
         super().__init__(segment)
         self.spec = spec
         self._reader = reader
-        self._words = segment.words(0, spec.control_bytes // 8)
+        self._words = segment.words(0, spec.control_bytes // WORD)
         self._slots = [
             segment.array(spec.control_bytes + slot * spec.capacity, (spec.capacity,), np.uint8)
             for slot in range(spec.slots)
@@ -149,17 +146,9 @@ class WeightStore(InSegment):
     @property
     def latest_version(self) -> int:
         """The newest published version, -1 if none. Costs one load."""
-        return version_of(self._words[LATEST])
+        return _version_of(self._words[LATEST])
 
-    def publish(
-        self,
-        header: bytes,
-        arrays: Sequence[Array],
-        *,
-        version: int,
-        source: int | None = None,
-        checksum: bool = False,
-    ) -> None:
+    def publish(self, header: bytes, arrays: Sequence[Array], *, version: int) -> None:
         """Publish weights as the latest; never waits. Only one process may publish.
 
         Args:
@@ -167,16 +156,14 @@ class WeightStore(InSegment):
             arrays: any numeric dtype and strides; stored one after the other, each aligned to 64
                 bytes.
             version: above every published version.
-            source: the learner's version from which they were made; ``version`` by default.
-            checksum: store a CRC-32 for :meth:`Lease.intact` (1 ms for 4 MB).
 
         Raises:
             ConfigError: more bytes than a slot has, or a version that is not newer.
         """
         latest = self._words[LATEST]
-        if version <= version_of(latest) or version < 0:
+        if version <= _version_of(latest) or version < 0:
             raise ConfigError(
-                f"cannot publish version {version} after {version_of(latest)}. Expected a higher "
+                f"cannot publish version {version} after {_version_of(latest)}. Expected a higher "
                 "one; after a resume, continue from latest_version."
             )
         start = aligned(len(header))
@@ -201,14 +188,11 @@ class WeightStore(InSegment):
         for offset, array in zip(offsets, arrays, strict=True):
             part = payload[offset : offset + array.nbytes]
             part.view(array.dtype).reshape(array.shape)[...] = array
-        self._words[line + SOURCE] = version if source is None else source
         self._words[line + HEADER] = len(header)
         self._words[line + PAYLOAD] = end
-        self._words[line + CHECKSUM] = zlib.crc32(payload.data) if checksum else NO_CHECKSUM
-        self._words[line + PUBLISHED] = time.monotonic_ns()
         self._words[line + VERSION] = version + 1
         fence()  # the slot is complete before readers can find it
-        self._words[LATEST] = word_of(version, slot)
+        self._words[LATEST] = _word_of(version, slot)
         fence()  # the next publication reads leases after readers could see this one
 
     def _line(self, slot: int) -> int:
@@ -219,7 +203,7 @@ class WeightStore(InSegment):
 
     def _free_slot(self, latest: int) -> int:
         words = (self._words[self._lease_place(reader)] for reader in range(self.spec.readers))
-        taken = {slot_of(word) for word in (latest, *words) if word}
+        taken = {_slot_of(word) for word in (latest, *words) if word}
         free = [slot for slot in range(self.spec.slots) if slot not in taken]
         return min(free, key=lambda slot: self._words[self._line(slot) + VERSION])
 
@@ -239,11 +223,11 @@ class WeightStore(InSegment):
             )
         words = self._words
         word = words[LATEST]
-        if word == 0 or version_of(word) <= have:
+        if word == 0 or _version_of(word) <= have:
             return None
         place = self._lease_place(self._reader)
         if self._lease is not None:
-            self._lease.invalidate()
+            self._lease.view = None  # not released: the new lease replaces it
         while True:
             words[place] = word
             fence()  # publish the lease before reading the latest again
@@ -251,10 +235,12 @@ class WeightStore(InSegment):
             if again == word:
                 break
             word = again
-        line = self._line(slot_of(word))
-        self._lease = Lease(
-            self, words[line : line + LINE_WORDS].tolist(), self._slots[slot_of(word)]
-        )
+        slot = _slot_of(word)
+        line, data = self._line(slot), self._slots[slot]
+        header = data[: words[line + HEADER]].tobytes()
+        start = aligned(len(header))
+        payload = data[start : start + words[line + PAYLOAD]]
+        self._lease = Lease(self, words[line + VERSION] - 1, header, payload)
         return self._lease
 
     def wait_newer(
@@ -274,7 +260,7 @@ class WeightStore(InSegment):
 
     def leased(self, reader: int) -> int:
         """Return the version that a reader leases; -1 if none."""
-        return version_of(self._words[self._lease_place(reader)])
+        return _version_of(self._words[self._lease_place(reader)])
 
     def reclaim(self, reader: int) -> None:
         """Free the lease of a reader whose process is dead (joined, not merely silent)."""
@@ -286,30 +272,25 @@ class Lease(Closing):
 
     Attributes:
         version: of this publication.
-        source: the learner's version from which the weights were made.
-        published_at: seconds of ``time.monotonic()``, comparable between processes.
         header: as published.
+        view: the published arrays; None after the end of the lease.
     """
 
-    def __init__(self, store: WeightStore, words: Sequence[int], slot: Array) -> None:
-        self.version = words[VERSION] - 1
-        self.source = words[SOURCE]
-        self.published_at = words[PUBLISHED] / 1e9
-        self.header = slot[: words[HEADER]].tobytes()
-        start = aligned(words[HEADER])
-        self._checksum = words[CHECKSUM]
+    def __init__(self, store: WeightStore, version: int, header: bytes, view: Array) -> None:
+        self.version = version
+        self.header = header
+        self.view: Array | None = view
         self._store = store
-        self._view: Array | None = slot[start : start + words[PAYLOAD]]
 
     @property
     def writable_payload(self) -> Array:
         """The same memory, for libraries that require writable arrays. Never write to it."""
-        if self._view is None:
+        if self.view is None:
             raise SharedMemoryError(
                 f"the lease of version {self.version} has ended. Pull again; drop views of the old "
                 "one first."
             )
-        return self._view
+        return self.view
 
     @property
     def payload(self) -> Array:
@@ -322,18 +303,8 @@ class Lease(Closing):
         view.flags.writeable = False
         return view
 
-    def intact(self) -> bool:
-        """Return whether the payload matches its checksum (True if it has none)."""
-        if self._checksum == NO_CHECKSUM:
-            return True
-        return zlib.crc32(self.writable_payload.data) == self._checksum
-
-    def invalidate(self) -> None:
-        """End the lease without releasing the slot: the next pull replaces it."""
-        self._view = None
-
     def close(self) -> None:
         """Release the slot; views of the payload become invalid."""
-        if self._view is not None:
-            self._view = None
+        if self.view is not None:
+            self.view = None
             self._store.end(self)

@@ -1,14 +1,10 @@
-"""Links of local processes: shared memory for weights and experience, a pipe for small messages.
+"""Links of local processes: shared memory for weights and trajectories, a pipe for small messages.
 
-Messages are lines of JSON and not the framing of ``Connection.send_bytes``: a child that is stopped
-in the middle of a message would then stop whoever waits for the rest of it, and that is the thread
-that should notice.
+And what child processes run with them; so nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,8 +12,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
+from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
+from vinoreward.actor_learner.engines.local.processes import reporting, send
 from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.transport.control_block import ControlBlock, ControlSpec
 from vinoreward.actor_learner.transport.link import (
     LONGEST_PUSH,
     OBSERVATIONS,
@@ -27,106 +25,49 @@ from vinoreward.actor_learner.transport.link import (
     Link,
     Weights,
 )
-from vinoreward.actor_learner.transport.ring_slots import NEXT_SEQUENCE, RingSpec
 from vinoreward.actor_learner.transport.segments import aligned
-from vinoreward.actor_learner.transport.sync import wait_until
+from vinoreward.actor_learner.transport.sync import ControlBlock, ControlSpec, wait_until
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
-from vinoreward.actor_learner.transport.trajectory_ring import TrajectoryRing, WriteSlot
+from vinoreward.actor_learner.transport.trajectory_ring import RingSpec, TrajectoryRing
 from vinoreward.actor_learner.transport.weight_store import WeightStore, WeightStoreSpec
 from vinoreward.errors import ConfigError
+from vinoreward.policies.backends.base import BackendOutputs
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import encode
 
 BEAT_EVERY = 0.1
-"""Seconds between two signs of life of a compressor that works."""
+"""Seconds between two signs of life of a compressor at work."""
 PULLED = "pulled"
-"""Counter: the newest version of any network that a process has had, plus 1."""
-CHUNK = 1 << 16
+"""Counter: the newest version of any network that a process has pulled, plus 1."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Where everything that processes share lies: plain data.
+    """What processes need to attach to the shared memory: plain data.
 
     Attributes:
-        control: heartbeats, counters, stop.
-        full: the learner's weights.
-        compressed: the compressor's.
-        settings: JSON, no arrays.
-        observations: for the compressor.
+        control: heartbeats, counters, stop flag.
+        stores: by number.
         ring: trajectories.
     """
 
     control: ControlSpec
-    full: WeightStoreSpec
-    compressed: WeightStoreSpec
-    settings: WeightStoreSpec
-    observations: WeightStoreSpec
+    stores: Mapping[int, WeightStoreSpec]
     ring: RingSpec
 
-
-def send(pipe: Connection, kind: str, value: Any) -> None:
-    """Write a message; waits while the pipe is full.
-
-    Args:
-        pipe: writing end.
-        kind: such as ``"episodes"``.
-        value: plain data.
-
-    Raises:
-        OSError: nobody reads any more.
-    """
-    data = memoryview(json.dumps({"kind": kind, "value": value}).encode() + b"\n")
-    while data:
-        data = data[os.write(pipe.fileno(), data) :]
-
-
-class Inbox:
-    """Reads messages; never waits.
-
-    Args:
-        pipe: reading end; closed by :meth:`close`, or when there can be no more.
-    """
-
-    def __init__(self, pipe: Connection) -> None:
-        os.set_blocking(pipe.fileno(), False)
-        self._pipe: Connection | None = pipe
-        self._rest = b""
-
-    @property
-    def pipe(self) -> Connection | None:
-        """What to wait for, None when there can be no more."""
-        return self._pipe
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the messages that are complete; what a dead child cut off is dropped."""
-        while self._pipe is not None:
-            try:
-                data = os.read(self._pipe.fileno(), CHUNK)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            if not data:
-                self.close()
-                break
-            self._rest += data
-        *lines, self._rest = self._rest.split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def close(self) -> None:
-        """Read no more."""
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+    def readers(self, process: int) -> dict[int, int]:
+        """Return the number that a process has as a reader of each store that it reads."""
+        if process < self.ring.actors:
+            return dict.fromkeys((FULL_PRECISION, COMPRESSED, SETTINGS), process)
+        return {FULL_PRECISION: process, SETTINGS: process, OBSERVATIONS: 0}
 
 
 class _LocalLink(Link):
-    """What both kinds have in common.
+    """What actors and compressor have in common.
 
     Args:
-        shared: where everything lies.
-        process: number of this process in the control block, and of its leases.
+        shared: the memory.
+        process: number of this process.
         pipe: to the learner's process.
     """
 
@@ -135,22 +76,19 @@ class _LocalLink(Link):
         self._pipe = pipe
         self._control = ControlBlock.attach(shared.control)
         self._stores = {
-            FULL_PRECISION: WeightStore.attach(shared.full, process),
-            SETTINGS: WeightStore.attach(shared.settings, process),
+            store: WeightStore.attach(shared.stores[store], reader)
+            for store, reader in shared.readers(process).items()
         }
 
     @property
     def stopped(self) -> bool:
-        """See :attr:`Link.stopped`."""
         self._control.beat(self._process)
         return self._control.stopped
 
     def report(self, kind: str, value: Any) -> None:
-        """See :meth:`Link.report`: JSON, so that what is read is only data."""
         send(self._pipe, kind, value)
 
     def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
-        """See :meth:`Link.pull`; counts weights as pulled."""
         opened = self._stores[store]
         if wait:
             lease = opened.wait_newer(have, stop=lambda: self.stopped)
@@ -159,39 +97,22 @@ class _LocalLink(Link):
         if lease is None:
             return None
         if store in (FULL_PRECISION, COMPRESSED):
-            # Not the lease's word: that may be written and then taken back for a newer one.
+            # Not read from the lease: that may be stored and then replaced by a newer one.
             had = self._control.count(self._process, PULLED)
             self._control.add(self._process, PULLED, max(0, lease.version + 1 - had))
         return Weights(lease.header, lease.writable_payload, lease.version)
 
 
-class LocalActorLink(_LocalLink, ActorLink):
-    """An actor's; see :class:`ActorLink`.
-
-    Args:
-        shared: where everything lies.
-        actor: its number.
-        pipe: to the learner's process.
-        limiter: samples per insert, if limited.
-    """
-
+class _LocalActorLink(_LocalLink, ActorLink):
     def __init__(
         self, shared: Shared, actor: int, pipe: Connection, limiter: SamplesPerInsert | None
     ) -> None:
         super().__init__(shared, actor, pipe)
-        self._stores[COMPRESSED] = WeightStore.attach(shared.compressed, actor)
-        self._ring = TrajectoryRing.attach(shared.ring, actor)
         self._limiter = limiter
-        self._slot: WriteSlot | None = None
-
-    @property
-    def rollouts(self) -> int:
-        """Trajectories that this actor and those before it have handed over."""
-        return self._ring.words[self._ring.actor_line(self._process) + NEXT_SEQUENCE]
+        self.ring = TrajectoryRing.attach(shared.ring, actor)
 
     @property
     def learner_version(self) -> int:
-        """See :attr:`ActorLink.learner_version`."""
         return self._control.learner_version
 
     def _may_insert(self) -> bool:
@@ -203,36 +124,22 @@ class LocalActorLink(_LocalLink, ActorLink):
         )
 
     def begin(self) -> Trajectory | None:
-        """See :meth:`ActorLink.begin`."""
-        if not self._may_insert() and not wait_until(self._may_insert, stop=lambda: self.stopped):
+        if not wait_until(self._may_insert, stop=lambda: self.stopped):
             return None
-        self._slot = self._ring.acquire(stop=lambda: self.stopped)
-        return None if self._slot is None else self._slot.trajectory
+        return self.ring.acquire(stop=lambda: self.stopped)
 
     def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
-        """See :meth:`ActorLink.commit`."""
-        if self._slot is not None:
-            self._slot.commit()
-            self._slot = None
+        self.ring.commit()
         if episodes:
             self.report("episodes", episodes)
         for name, value in counts.items():
             self._control.add(self._process, name, value)
 
 
-class LocalCompressorLink(_LocalLink, CompressorLink):
-    """The compressor's; see :class:`CompressorLink`.
-
-    Args:
-        shared: where everything lies.
-        process: its number in the control block.
-        pipe: to the learner's process.
-    """
-
+class _LocalCompressorLink(_LocalLink, CompressorLink):
     def __init__(self, shared: Shared, process: int, pipe: Connection) -> None:
         super().__init__(shared, process, pipe)
-        self._out = WeightStore.attach(shared.compressed)
-        self._stores[OBSERVATIONS] = WeightStore.attach(shared.observations, 0)
+        self._out = WeightStore.attach(shared.stores[COMPRESSED])
         self._looked = time.monotonic()
         threading.Thread(target=self._beat, name="vinoreward signs of life", daemon=True).start()
 
@@ -244,14 +151,12 @@ class LocalCompressorLink(_LocalLink, CompressorLink):
 
     @property
     def stopped(self) -> bool:
-        """See :attr:`Link.stopped`."""
         self._looked = time.monotonic()
         return super().stopped
 
     def publish(self, policy: Policy) -> None:
-        """See :meth:`CompressorLink.publish`."""
         if policy.version <= self._out.latest_version:
-            return  # made already, by a compressor that died after that
+            return  # published by a compressor that died after that
         encoded = encode(policy, packed=False)  # actors read it where it lies
         size, room = aligned(len(encoded.header)) + encoded.size, self._out.spec.capacity
         if size > room:
@@ -263,3 +168,27 @@ class LocalCompressorLink(_LocalLink, CompressorLink):
         self._out.publish(
             encoded.header, [part for _, part in encoded.parts], version=policy.version
         )
+
+
+def run_actor(
+    config: ActorConfig,
+    shared: Shared,
+    limiter: SamplesPerInsert | None,
+    number: int,
+    generation: int,
+    pipe: Connection,
+) -> None:
+    """Run one actor in a child process until training is over."""
+    with reporting(pipe):
+        link = _LocalActorLink(shared, number, pipe, limiter)
+        Actor(config, link, number, generation, link.ring.committed).run()
+
+
+def run_compressor(
+    config: CompressorConfig, shared: Shared, process: int, batch: int, pipe: Connection
+) -> None:
+    """Run the compressor in a child process until training is over."""
+    with reporting(pipe):
+        link = _LocalCompressorLink(shared, process, pipe)
+        with BackendOutputs(batch) as outputs:
+            Compressor(config, link, batch, outputs).run()

@@ -1,11 +1,12 @@
-"""Child processes: starting and ending them, what they report, and what they run.
+"""Child processes: starting and ending them, what they report, and the one of evaluations.
 
-Children import this module too, so nothing heavy stands at the top.
+Children import this module too, so nothing heavy is imported at the top.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
@@ -16,39 +17,85 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator, receive_policy
-from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
-from vinoreward.actor_learner.engines.local.links import (
-    Inbox,
-    LocalActorLink,
-    LocalCompressorLink,
-    Shared,
-    send,
-)
 from vinoreward.actor_learner.engines.supervisor import Ended, error_report, in_short
-from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.child_python import forget_safe_path, starting_processes
 from vinoreward.interrupts import STOPS
-from vinoreward.policies.backends.base import BackendOutputs
 
 TERMINATED_GRACE = 30.0
-"""Seconds after SIGTERM in which the learner may save what it has, and end this process itself."""
+"""Seconds after SIGTERM in which the learner may save its state and end this process."""
 SIGN_EVERY = 0.5
 """Seconds between two signs of life of an evaluation."""
 FAILED = 3
 """Exit status of a process that reported its error."""
 JOIN_TIMEOUT = 5.0
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+CHUNK = 1 << 16
+
+
+def send(pipe: Connection, kind: str, value: Any) -> None:
+    """Write a message as a line of JSON; waits while the pipe is full.
+
+    Not with ``Connection.send_bytes``: if a child was stopped in the middle of a message, the
+    supervisor's thread would wait for the rest, and would not notice that the child hangs.
+
+    Args:
+        pipe: writing end.
+        kind: such as ``"episodes"``.
+        value: plain data.
+
+    Raises:
+        OSError: the reading end is closed.
+    """
+    data = memoryview(json.dumps({"kind": kind, "value": value}).encode() + b"\n")
+    while data:
+        data = data[os.write(pipe.fileno(), data) :]
+
+
+class Inbox:
+    """Reads messages; never waits.
+
+    Args:
+        pipe: reading end; closed by :meth:`close`, or when there can be no more.
+
+    Attributes:
+        pipe: to wait for, None when there can be no more.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        os.set_blocking(pipe.fileno(), False)
+        self.pipe: Connection | None = pipe
+        self._rest = b""
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the complete messages; half a message of a dead child is dropped."""
+        while self.pipe is not None:
+            try:
+                data = os.read(self.pipe.fileno(), CHUNK)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+                break
+            self._rest += data
+        *lines, self._rest = self._rest.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """Close the pipe."""
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = None
 
 
 @contextlib.contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Let children started in this block not be interrupted before they say what they want of it.
+def _without_interrupts() -> Iterator[None]:
+    """Block Ctrl-C and SIGTERM in children started in this block, until they handle them.
 
-    Ctrl-C reaches all processes of a terminal, SIGTERM often all of a job: also those that are
-    still importing.
+    Both often reach all processes of a terminal or of a job, also those that are still importing.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
@@ -62,7 +109,7 @@ class Child:
 
     Args:
         name: such as ``"actor 0"``.
-        entry: what it runs; its last argument is a pipe to report to.
+        entry: the function that it runs; its last argument is a pipe to report to.
     """
 
     def __init__(self, name: str, entry: Callable[..., None]) -> None:
@@ -92,7 +139,7 @@ class Child:
                 daemon=True,
             )
             # They share the cores: each computes on one thread.
-            with starting_processes(dict.fromkeys(THREADS, "1")), without_interrupts():
+            with starting_processes(dict.fromkeys(THREADS, "1")), _without_interrupts():
                 self._process.start()
         finally:
             writing.close()
@@ -104,26 +151,23 @@ class Child:
 
     @property
     def handles(self) -> list[Any]:
-        """What becomes ready when the process ends or says something."""
-        found: list[Any] = []
-        if self._process is not None:
-            found.append(self._process.sentinel)
-        if self._inbox is not None and self._inbox.pipe is not None:
-            found.append(self._inbox.pipe)
-        return found
+        """What becomes ready when the process ends or sends something."""
+        pipe = None if self._inbox is None else self._inbox.pipe
+        sentinel = None if self._process is None else self._process.sentinel
+        return [handle for handle in (sentinel, pipe) if handle is not None]
 
     def messages(self) -> list[tuple[str, Any]]:
-        """Return kinds and values of what it said; an error is kept for :meth:`ended`."""
-        found = []
+        """Return kinds and values of what it sent; its error report goes to :meth:`ended`."""
+        messages = []
         for message in [] if self._inbox is None else self._inbox.read():
             if message["kind"] == "error":
                 self._error = str(message["value"])
             else:
-                found.append((str(message["kind"]), message["value"]))
-        return found
+                messages.append((str(message["kind"]), message["value"]))
+        return messages
 
     def ended(self) -> Ended:
-        """Return in words how the process ended; read its messages first."""
+        """Return how the process ended; read its messages first."""
         code = None if self._process is None else self._process.exitcode
         if self._error:
             return Ended(in_short(self._error), self._error)
@@ -132,12 +176,12 @@ class Child:
         )
 
     def kill(self) -> None:
-        """End the process, if there is one; does not wait for that."""
+        """Kill the process, if there is one; does not wait for its end."""
         if self._process is not None:
             self._process.kill()
 
     def end(self) -> bool:
-        """End the process now, whatever it does, also if it is stopped; return whether it is gone.
+        """Kill the process, also a stopped one, and wait for its end; return whether it is gone.
 
         Only a process that hangs inside the kernel is not.
         """
@@ -158,55 +202,36 @@ class Child:
 
 
 def _end_with_parent() -> None:
-    """End this process as soon as the learner's is gone: nothing is left to act for."""
+    """End this process as soon as the learner's process has ended."""
     parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    wait([parent.sentinel])
-    os._exit(1)
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _end_later(number: int, frame: object) -> None:
-    """End this process if the learner, which has been asked to end as well, does not do it."""
+    """End this process if the learner, which got SIGTERM as well, does not do so in time."""
     late = threading.Timer(TERMINATED_GRACE, os._exit, (1,))
     late.daemon = True
     late.start()
 
 
-def _prepare() -> None:
+@contextlib.contextmanager
+def reporting(pipe: Connection) -> Iterator[None]:
+    """Run a child's work in this block; on an error, send its report and end the process."""
     forget_safe_path()
-    # The learner decides what Ctrl-C and SIGTERM mean; they reach all processes of a terminal, or
-    # of a job, at once. Until here they were blocked (see Child.start).
+    # The learner handles Ctrl-C and SIGTERM; they reach all processes of a terminal, or of a job,
+    # at once. Until here they were blocked (see Child.start).
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end_later)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-@contextlib.contextmanager
-def _reporting(pipe: Connection) -> Iterator[None]:
-    """Send what is to be said of whatever goes wrong, then end; the supervisor decides."""
     try:
         yield
-    except BaseException as error:  # noqa: BLE001  (nothing is swallowed: the learner is told)
+    except BaseException as error:  # noqa: BLE001  (nothing is swallowed: the learner gets it)
         with contextlib.suppress(OSError):
             send(pipe, "error", error_report(error))
         os._exit(FAILED)
-
-
-def run_actor(
-    config: ActorConfig,
-    shared: Shared,
-    limiter: SamplesPerInsert | None,
-    number: int,
-    generation: int,
-    pipe: Connection,
-) -> None:
-    """Run one actor until training is over."""
-    _prepare()
-    with _reporting(pipe):
-        link = LocalActorLink(shared, number, pipe, limiter)
-        Actor(config, link, number, generation, link.rollouts).run()
 
 
 def run_evaluator(
@@ -216,30 +241,18 @@ def run_evaluator(
     requests: Connection,
     pipe: Connection,
 ) -> None:
-    """Play each pair of policies that is asked for until this process is ended."""
-    _prepare()
-    with _reporting(pipe):
-        told = 0.0
+    """Evaluate each pair of policies that arrives, until this process is ended."""
+    with reporting(pipe):
+        last_sign = 0.0
 
-        def stepped() -> None:
-            nonlocal told
-            if time.monotonic() - told > SIGN_EVERY:
-                told = time.monotonic()
+        def on_step() -> None:
+            nonlocal last_sign
+            if time.monotonic() - last_sign > SIGN_EVERY:
+                last_sign = time.monotonic()
                 send(pipe, "alive", None)
 
         seeds = range(FIRST_SEED, FIRST_SEED + episodes)
-        with Evaluator(environment, backend, stepped) as evaluator:
+        with Evaluator(environment, backend, on_step) as evaluator:
             while (full := receive_policy(requests)) is not None:
                 pair = evaluator.pair(full, receive_policy(requests), seeds)
                 send(pipe, "evaluated", pair.to_dict())
-
-
-def run_compressor(
-    config: CompressorConfig, shared: Shared, process: int, batch: int, pipe: Connection
-) -> None:
-    """Run the compressor until training is over."""
-    _prepare()
-    with _reporting(pipe):
-        link = LocalCompressorLink(shared, process, pipe)
-        with BackendOutputs(batch) as outputs:
-            Compressor(config, link, batch, outputs).run()

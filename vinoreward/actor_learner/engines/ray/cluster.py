@@ -1,4 +1,4 @@
-"""Finding a Ray cluster, or starting one on this machine for as long as a training runs."""
+"""Finds a Ray cluster, or starts one on this machine for the time of a training."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NAMESPACE = "vinoreward"
 CONNECT_TIMEOUT = 5.0
 HEAD_EVERY = 1.0
 HEAD_PATIENCE = 30.0
-"""Seconds for which nobody answers at the cluster's head until it counts as lost; one that is
-started again meanwhile, as Ray can with Redis, costs nothing."""
+"""Seconds without an answer from the cluster's head after which it counts as lost. A head that is
+started again earlier, as Ray can with Redis, does no harm."""
 _STARTED = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
 """Where ``ray start`` notes the address."""
 _QUIET = {
@@ -33,12 +33,12 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _JOINED = {
-    # Ray ends the whole process without a word when it has not reached the head for 60 s, which
-    # may be shorter than one update. HeadWatch lets the learner save what it has.
+    # By default Ray ends this process without a word after 60 s without the head, which may be
+    # shorter than one update. HeadWatch lets the learner save its state.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",
 }
 _OWN = {
-    # Processes are started when they are asked for, and no others that would idle beside them.
+    # No idle processes beside those that are asked for.
     "RAY_prestart_worker_first_driver": "0",
     # They share the processors.
     **dict.fromkeys(THREADS, "1"),
@@ -58,20 +58,20 @@ def import_ray() -> Any:
 
 @contextlib.contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set variables that are not set, while Ray reads them and hands them to its processes."""
-    mine = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(mine)
+    """Set environment variables that are not set, while Ray reads and passes them on."""
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in mine:
+        for name in added:
             os.environ.pop(name, None)
 
 
 def _without_current_folder() -> Any:
-    """Return a job whose processes do not look for modules in the current folder.
+    """Return a job whose processes do not search the current folder for modules.
 
-    Ray puts it first, whatever is in it. The workers get the learner's own path.
+    Ray searches it first, whatever is in it. The processes get the learner's own path.
     """
     from ray.job_config import JobConfig
 
@@ -83,7 +83,7 @@ def _without_current_folder() -> Any:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the sentence of Ray's explanation that says why, without a full stop."""
+    """Return the sentence with the reason from Ray's message, without a full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     because = [line for line in lines if "because" in line]
     line = (because or lines or [type(error).__name__])[0]
@@ -91,14 +91,14 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def ray_told(what: str) -> Iterator[None]:
-    """Turn Ray's errors within the block into ours.
+def ray_errors(what: str) -> Iterator[None]:
+    """Replace Ray's errors within the block by ours.
 
     Args:
-        what: could not be done; the beginning of the sentence.
+        what: failed; the beginning of the message.
 
     Raises:
-        EngineError: Ray raised an error of its own, which is the cause.
+        EngineError: its cause is Ray's error.
     """
     ray = import_ray()
     try:
@@ -111,19 +111,19 @@ def ray_told(what: str) -> Iterator[None]:
 
 
 def found_address() -> str | None:
-    """Return where a cluster runs that is meant to be found; None if there is none.
+    """Return the address of a cluster that others may join; None if there is none.
 
     Raises:
         EngineError: nothing answers at ``RAY_ADDRESS``.
     """
-    told = os.environ.get(ADDRESS, "")
-    if told:
-        if told != "auto" and told != "local" and not _answers(told):
+    named = os.environ.get(ADDRESS, "")
+    if named:
+        if named not in ("auto", "local") and not _answers(named):
             raise EngineError(
-                f"nothing answers at {ADDRESS}={told}. Expected HOST:PORT of a Ray cluster: run "
+                f"nothing answers at {ADDRESS}={named}. Expected HOST:PORT of a Ray cluster: run "
                 "`ray start --head` there, or unset the variable to train on this machine alone."
             )
-        return None if told == "local" else told
+        return None if named == "local" else named
     # Not Ray's own "auto", which would also join what another training has started for itself.
     try:
         started = _STARTED.read_text().strip()
@@ -133,7 +133,7 @@ def found_address() -> str | None:
 
 
 def _answers(address: str) -> bool:
-    """Whether somebody listens there; Ray itself would try for minutes."""
+    """Return whether a port is open there; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
@@ -143,13 +143,13 @@ def _answers(address: str) -> bool:
 
 
 class HeadWatch:
-    """A thread that looks whether somebody answers at the cluster's head.
+    """A thread that checks whether the cluster's head answers.
 
-    Without the head actors and learner work on for a while, until Ray ends their processes.
+    Without the head, actors and learner continue for a while, until Ray ends their processes.
 
     Args:
         address: HOST:PORT of the head.
-        lost: is told, once, in words.
+        lost: called once, with a sentence.
     """
 
     def __init__(self, address: str, lost: Callable[[str], None]) -> None:
@@ -178,17 +178,17 @@ class HeadWatch:
 
 
 class Cluster:
-    """A connection to Ray; ends what it has begun and nothing else.
+    """A connection to Ray; ends what it has started and nothing else.
 
     The cluster is, in this order: the one that this process is connected to already; the one that
     ``RAY_ADDRESS`` names; one that was started on this machine with ``ray start``; a new one on
-    this machine, with a processor for each process that will ask for one, idle or not.
+    this machine, with a processor for each process that will ask for one.
 
     Args:
-        processes: that will run on it.
+        processes: number of processes that will run on it.
 
     Raises:
-        EngineError: nothing answers at ``RAY_ADDRESS``, or nothing that can be used.
+        EngineError: nothing answers at ``RAY_ADDRESS``, or a cluster that cannot be used.
         MissingExtraError: Ray is not installed.
     """
 
@@ -210,7 +210,7 @@ class Cluster:
             quiet["job_config"] = _without_current_folder()
         address = found_address()
         if address is None:
-            with _environment(_OWN), ray_told("Ray cannot be started on this machine"):
+            with _environment(_OWN), ray_errors("Ray cannot be started on this machine"):
                 self.ray.init(
                     address="local",
                     num_cpus=max(os.cpu_count() or 1, processes),
@@ -238,7 +238,7 @@ class Cluster:
         return int(self.ray.cluster_resources().get("CPU", 0))
 
     def remote(self, kind: type, **options: Any) -> Any:
-        """Return a class that Ray runs in a process of its own."""
+        """Return a class whose instances Ray runs in processes of their own."""
         return self.ray.remote(**options)(kind)
 
     def beside_us(self) -> Any:

@@ -20,36 +20,297 @@ environment that is given as ``module:function`` has to be importable on all of 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
+import sys
+import threading
+import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.acting.actor import COUNTERS
-from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError, not_running
-from vinoreward.actor_learner.engines.ray.cluster import Cluster, HeadWatch, import_ray, ray_told
-from vinoreward.actor_learner.engines.ray.requests import Arrived, TrajectoryRequests
-from vinoreward.actor_learner.engines.ray.state import Published, Publisher, State
-from vinoreward.actor_learner.engines.supervisor import END_PATIENCE, Supervisor
-from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
+from vinoreward.actor_learner.engines.base import (
+    Engine,
+    EngineConfig,
+    EngineError,
+    TrajectorySource,
+    not_running,
+)
+from vinoreward.actor_learner.engines.ray.cluster import (
+    Cluster,
+    HeadWatch,
+    import_ray,
+    ray_errors,
+    reason_of,
+)
+from vinoreward.actor_learner.engines.ray.requests import Message, TrajectoryRequests
+from vinoreward.actor_learner.engines.ray.state import Identity, Look, Published, Publisher, State
+from vinoreward.actor_learner.engines.supervisor import (
+    END_PATIENCE,
+    Ended,
+    Status,
+    Supervisor,
+    Worker,
+    in_short,
+)
+from vinoreward.actor_learner.transport.link import NONE
+from vinoreward.actor_learner.transport.trajectory import COMPRESSED
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import Encoded, decode
 
-if TYPE_CHECKING:
-    from vinoreward.actor_learner.engines.ray.processes import RayWorker
-
 ANSWER_TIMEOUT = 60.0
-"""Seconds that the state actor may take to answer: it may be in the middle of a restart."""
+"""Seconds that the state actor may take to answer: it may be restarting."""
+LOOK_EVERY = 0.25
+"""Seconds between two checks of signs of life; a death is reported at once."""
+SLOWEST_BEAT = 0.5
+"""Maximum seconds between two signs of life."""
+
+
+class _Answer(NamedTuple):
+    """An answer of a process to ``"placed"``, ``"next"`` or ``"ended"``."""
+
+    question: str
+    generation: int
+    future: Future[Any]
+
+
+class StateWatch:
+    """Reads the signs of life from the state actor, and wakes the supervisor.
+
+    Args:
+        state: handle of the state actor.
+        lost: called when the state actor has started anew, empty.
+
+    Attributes:
+        look: the latest signs of life.
+        woken: set when a process has answered.
+    """
+
+    def __init__(self, state: Any, lost: Callable[[], None]) -> None:
+        self._state, self._lost = state, lost
+        self._asked: Future[Any] | None = None
+        self._next = 0.0
+        self.woken = threading.Event()
+        self.look: Look | None = None
+
+    def wait(self, workers: Sequence[Worker], seconds: float) -> None:
+        """Wait until a process or the state actor has answered.
+
+        Raises:
+            EngineError: the state actor is gone for good.
+        """
+        if self._asked is None and time.monotonic() >= self._next:
+            self._asked = future = self._state.look.remote().future()
+            future.add_done_callback(lambda _: self.woken.set())
+        self.woken.wait(seconds)
+        self.woken.clear()
+        asked = self._asked
+        if asked is None or not asked.done():
+            return
+        self._asked, self._next = None, time.monotonic() + LOOK_EVERY
+        error = asked.exception()
+        if error is not None:
+            self._next = math.inf
+            raise EngineError(
+                f"the process that keeps the latest weights is gone ({reason_of(error)}). "
+                "Expected Ray to run on; look at it with `ray status`, then go on from the "
+                "last checkpoint."
+            )
+        before, self.look = self.look, asked.result()
+        if before is not None and before.born != self.look.born:
+            self._lost()
+            for worker in workers:
+                if isinstance(worker, RayWorker):
+                    worker.forget()
+
+
+class RayWorker(Worker):
+    """An actor, or the compressor: on one thread and one processor, anywhere in the cluster.
+
+    A compressor that saves its state runs on the learner's machine.
+
+    Args:
+        name: such as ``"actor 0"``.
+        number: of the process.
+        config: the engine's.
+        cluster: that runs it.
+        state: handle of the state actor.
+        watch: has its signs of life.
+        requests: of trajectories.
+
+    Attributes:
+        processors: that it asks the cluster for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        config: EngineConfig,
+        cluster: Cluster,
+        state: Any,
+        watch: StateWatch,
+        requests: TrajectoryRequests,
+    ) -> None:
+        super().__init__(name, number)
+        self._config, self._cluster = config, cluster
+        self._state, self._watch, self._requests = state, watch, requests
+        self._acts = number < config.actor.actors
+        if self._acts:
+            requests.lost(number)  # until there is a process to ask
+        # Its state goes to the learner's disk, from where a resumed run reads it. There it asks for
+        # no processor, as actors may have taken all.
+        saves = config.compressor is not None and config.compressor.folder is not None
+        self._beside = not self._acts and saves
+        self.processors = 0 if self._beside else 1
+        self._arguments: list[Any] = []
+        self._handle: Any = None
+        self._answers: deque[_Answer] = deque()
+        """Ray adds them in a thread of its own; the supervisor's thread reads them."""
+        self._last_message = -math.inf
+        self._handed = 0
+        self._before: Counter[str] = Counter()
+        """Counters of the predecessors."""
+        self._counters: Counter[str] = Counter()
+        """Counters of all processes so far."""
+
+    @ray_errors("Ray failed")
+    def start(self) -> None:
+        """See :meth:`Worker.start`; returns before there is a process."""
+        self.waits_for = "`ray status` shows what it waits for"
+        self._last_message = -math.inf
+        if self.generation > 0:
+            # Ends a predecessor that lives on, on a node that Ray does not reach any more.
+            self._state.replace.remote(self.number, self.generation)
+        self._handle = self._new_process()
+        self._ask("placed")
+        self._ask("ended")
+        if self._acts:
+            self._requests.opened(self.number)
+        else:
+            self.ask()
+
+    def _new_process(self) -> Any:
+        from vinoreward.actor_learner.engines.ray import links  # imports Ray
+
+        config = self._config
+        process = self._cluster.remote(
+            links.RayProcess,
+            num_cpus=self.processors,
+            # The supervisor restarts it: it counts generations and keeps to the budget.
+            max_restarts=0,
+            scheduling_strategy=self._cluster.beside_us() if self._beside else "SPREAD",
+            # No runtime environment, which would double the time to start: Ray itself sets
+            # OMP_NUM_THREADS to num_cpus before anything is imported.
+        )
+        identity = Identity(
+            self._state,
+            self.number,
+            self.generation,
+            self._requests.rollouts[self.number] if self._acts else 0,
+            beat=min(SLOWEST_BEAT, config.heartbeat / 4),
+            exact=config.actor.lag is not None,
+        )
+        if self._acts:
+            spec = config.trajectory
+            return process.remote(sys.path, links.run_actor, identity, config.actor, spec)
+        # A reference in a list: only the process itself resolves it, once it has these paths. It
+        # may contain classes of the user's.
+        self._arguments = [self._cluster.ray.put(config.compressor_of(self.generation))]
+        batch = config.actor.environments
+        return process.remote(sys.path, links.run_compressor, identity, self._arguments, batch)
+
+    def ask(self) -> None:
+        """Ask the process for its next message."""
+        self._ask("next")
+
+    def _ask(self, question: str) -> None:
+        handle, generation = self._handle, self.generation
+        if handle is None:
+            return
+
+        def answered(future: Future[Any]) -> None:
+            self._answers.append(_Answer(question, generation, future))
+            self._watch.woken.set()
+
+        getattr(handle, question).remote().future().add_done_callback(answered)
+
+    def look(self) -> Status:
+        """See :meth:`Worker.look`."""
+        messages: list[tuple[str, Any]] = []
+        ended = Ended("ended") if self._handle is None else None
+        while self._answers:
+            question, generation, future = self._answers.popleft()
+            if generation != self.generation or self._handle is None:
+                continue  # of a predecessor
+            error = future.exception()
+            if error is not None:
+                ended = ended or Ended(reason_of(error), str(error))
+            elif question == "placed":
+                self.waits_for, self.started = "", time.monotonic()
+            elif question == "ended":
+                report: str = future.result()
+                ended = Ended(in_short(report) if report else "ended", report)
+            else:
+                messages += self._read(future.result())
+        return Status(self._silence(), self._handed, messages, ended)
+
+    def _read(self, message: Message) -> list[tuple[str, Any]]:
+        header, buffer = message
+        about = json.loads(header)
+        self._last_message = time.monotonic()
+        self._handed += 1
+        if buffer is None:
+            self.ask()
+        else:
+            self._counters = self._before + Counter(about["counters"])
+            trajectory = self._config.trajectory.view(buffer, self.number, self.generation)
+            self._requests.arrived(trajectory, about["sequence"])
+        return [(kind, value) for kind, value in about["reports"]]
+
+    def _silence(self) -> float:
+        # A process may hang before it has sent its first sign of life to the state actor.
+        since = time.monotonic() - self._last_message
+        look = self._watch.look
+        if look is None or look.generations[self.number] != self.generation:
+            return since
+        return min(look.silence[self.number], since)
+
+    def forget(self) -> None:
+        """Forget signs of life: a state actor that started anew has none yet."""
+        self._last_message, self.started = -math.inf, time.monotonic()
+
+    def kill(self) -> bool:
+        """See :meth:`Worker.kill`; Ray frees the rest."""
+        if self._acts:
+            self._requests.lost(self.number)
+        if self._handle is not None:
+            self._cluster.ray.kill(self._handle, no_restart=True)
+            self._handle = None
+        self._before = self._counters
+        return True
+
+    @property
+    def pulled(self) -> int:
+        """See :attr:`Worker.pulled`."""
+        look = self._watch.look
+        return NONE if look is None else look.pulled[self.number]
+
+    def counter(self, name: str) -> int:
+        """See :meth:`Worker.counter`."""
+        return self._counters[name]
 
 
 class RayEngine(Engine):
     """Runs actors and compressor on a Ray cluster.
 
     Args:
-        config: what they do.
+        config: settings of actors and compressor.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -73,14 +334,9 @@ class RayEngine(Engine):
 
     # Starting and ending
 
-    @ray_told("actors could not be started on Ray")
+    @ray_errors("actors could not be started on Ray")
     def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> Supervisor:
-        from vinoreward.actor_learner.engines.ray.processes import RayWorker, StateWatch
-
-        config = self._config
-        names = [f"actor {number}" for number in range(config.actor.actors)]
-        if config.compressor is not None:
-            names.append("compressor")
+        config, names = self._config, self._config.process_names()
         self._cluster = cluster = Cluster(len(names))
         self._state = cluster.remote(
             State,
@@ -91,12 +347,12 @@ class RayEngine(Engine):
             name=f"vinoreward-{uuid.uuid4().hex[:12]}",
             scheduling_strategy=cluster.beside_us(),
         ).remote(len(names))
-        watch = StateWatch(self._state, self._state_lost)
+        watch = StateWatch(self._state, self._resend)
         self._workers = [
-            RayWorker(name, number, cluster, config, self._state, watch, self._requests)
+            RayWorker(name, number, config, cluster, self._state, watch, self._requests)
             for number, name in enumerate(names)
         ]
-        supervisor = self._supervise(self._workers, watch.wait)
+        supervisor = Supervisor(self._workers, watch.wait, config)
         self._head = HeadWatch(cluster.head, supervisor.fail)
         self._publisher = Publisher(self._send, supervisor.fail)
         return supervisor
@@ -113,7 +369,7 @@ class RayEngine(Engine):
         self._raise()
         asking = sum(worker.processors for worker in self._workers)
         if cluster.processors < asking:
-            self._running.tell(
+            self._running.add_event(
                 "ray",
                 f"the cluster has {cluster.processors} processors for {asking} processes: "
                 "some wait until there are more",
@@ -136,10 +392,11 @@ class RayEngine(Engine):
         self._state.stop.remote()
         if self._supervisor is not None:
             self._supervisor.close()
-        if self._publisher is not None:
-            self._publisher.close()
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            publisher.close()
         with contextlib.suppress(ray.exceptions.RayError):
-            # What it was asked before is answered then.
+            # It answers earlier requests first.
             ray.get(self._state.look.remote(), timeout=END_PATIENCE)
         ray.kill(self._state, no_restart=True)
 
@@ -151,32 +408,16 @@ class RayEngine(Engine):
         # The payload is a copy: the learner may change its weights while this is on its way.
         self._publisher.publish(store, version, encoded.header, encoded.payload())
 
-    def take(
-        self, count: int, *, timeout: float, evenly: bool = False
-    ) -> AbstractContextManager[Sequence[Trajectory]] | None:
-        """See :meth:`Engine.take`."""
-        taken = self._requests.take(count, timeout=timeout, stop=self._stopped, evenly=evenly)
-        if taken is None:
-            self._raise()
-            return None
-        return _open(self._requests, taken)
-
-    def waiting(self) -> int:
-        """See :meth:`Engine.waiting`."""
-        return self._requests.waiting
+    @property
+    def _source(self) -> TrajectorySource:
+        return self._requests
 
     def sampled(self, count: int) -> None:
         """See :meth:`Engine.sampled`."""
         self._requests.sampled(count)
 
-    def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
-        """See :meth:`Engine.counters`. Those of what has come, not of what is on its way."""
-        return {name: sum(worker.counters[name] for worker in self._workers) for name in names}
-
-    def everyone_has(self, version: int) -> bool:
-        """See :meth:`Engine.everyone_has`."""
+    def _have(self, version: int, compressed: bool) -> bool:
         self._raise()
-        compressed = self._config.compressor is not None and self._settings.enabled_at(version)
         answer = self._state.everyone_has.remote(self._config.actor.actors, version, compressed)
         return bool(self._answer(answer))
 
@@ -190,21 +431,13 @@ class RayEngine(Engine):
 
     # The state actor
 
-    @ray_told("the process that keeps the latest weights does not answer")
+    @ray_errors("the process that keeps the latest weights does not answer")
     def _answer(self, reference: Any) -> Any:
         return import_ray().get(reference, timeout=ANSWER_TIMEOUT)
 
     def _send(self, store: int, published: Published) -> None:
         self._answer(self._state.publish.remote(store, published))
 
-    def _state_lost(self) -> None:
+    def _resend(self) -> None:
         if self._publisher is not None:
             self._publisher.resend()
-
-
-@contextlib.contextmanager
-def _open(requests: TrajectoryRequests, taken: list[Arrived]) -> Iterator[Sequence[Trajectory]]:
-    try:
-        yield tuple(one.trajectory for one in taken)
-    finally:
-        requests.release(taken)

@@ -1,8 +1,8 @@
-"""The one place of a training on Ray that everybody asks: latest weights, settings, signs of life.
+"""The state actor of a training on Ray: latest weights and settings, and signs of life.
 
-It holds references and versions, never a queue: whoever publishes rebinds a name, whoever pulls
-gets the newest there is, and a process that is slow can neither hold back nor lose newer weights.
-What the learner publishes goes there in a thread of its own.
+It holds references and versions, never a queue: whoever publishes replaces the latest, whoever
+pulls gets the latest, and a slow process can neither hold back nor lose newer weights. The learner
+publishes from a thread of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,22 +23,22 @@ from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECI
 from vinoreward.policies.wire import Bytes
 
 INLINE_BYTES = 64 << 10
-"""What is smaller travels in the answer itself (Ray's own limit is 100 KB): one journey, not two.
-"""
+"""Smaller payloads travel in the answer itself (Ray's own limit is 100 KB), which saves a round
+trip."""
 FETCH_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a process is.
+    """Constants of a process.
 
     Attributes:
         state: handle of the state actor.
         process: number.
-        generation: how many times it was replaced.
-        rollouts: trajectories that those before it have handed over.
+        generation: number of replacements.
+        rollouts: trajectories from its predecessors.
         beat: seconds between two signs of life.
-        exact: it has to hear of every version of the learner's at once.
+        exact: it needs every version of the learner's at once.
     """
 
     state: Any
@@ -49,13 +50,13 @@ class Identity:
 
 
 class Published(NamedTuple):
-    """The latest of one store.
+    """The latest content of a store.
 
     Attributes:
         version: of the learner for weights, counted up for everything else.
         header: JSON.
-        body: (bytes,) uint8 if that is little, which saves a second journey, otherwise a list with
-            one ObjectRef of it: a reference by itself would be resolved on its way.
+        body: (bytes,) uint8 if small, which saves a round trip, otherwise a list with one ObjectRef
+            of it: Ray would resolve a reference by itself on its way.
     """
 
     version: int
@@ -72,9 +73,9 @@ class Published(NamedTuple):
         return cls(version, header, [ray.put(payload)])
 
     def fetch(self) -> Bytes | None:
-        """Return the payload, read-only and not copied where it is on this machine.
+        """Return the payload, read-only, without a copy if it is on this machine.
 
-        None if it is lost: the process that had put it there has died.
+        None if it is lost: the process that published it has died.
         """
         body: Any = self.body
         if isinstance(body, list):
@@ -85,18 +86,34 @@ class Published(NamedTuple):
                 body = ray.get(body[0], timeout=FETCH_TIMEOUT)
             except RayError:
                 return None
-        found: Bytes = body
-        return found
+        payload: Bytes = body
+        return payload
 
 
-class Told(NamedTuple):
-    """What a process is told whenever it asks for anything.
+class Query(NamedTuple):
+    """The part of a process's requests that is always the same.
 
     Attributes:
-        born: changes when the state was lost and started anew, empty: whoever has published
+        process: number.
+        generation: number of replacements.
+        pulled: newest version of any weights that it has pulled, -1 for none.
+        settings: version of its settings, -1 for none.
+    """
+
+    process: int
+    generation: int
+    pulled: int
+    settings: int
+
+
+class Reply(NamedTuple):
+    """The part of the answers to a process that is always the same.
+
+    Attributes:
+        born: changes when the state actor was lost and starts anew, empty: whoever has published
             something has to do so again.
         stopped: training is over, or this process has been replaced.
-        learner_version: updates that the learner has made.
+        learner_version: number of the learner's updates.
         settings: None if there are no newer ones. Those for the learner's version are there
             before it is.
     """
@@ -107,42 +124,14 @@ class Told(NamedTuple):
     settings: Published | None
 
 
-class Pulled(NamedTuple):
-    """What a pull gives.
-
-    Attributes:
-        told: besides.
-        latest: None if there is nothing newer.
-    """
-
-    told: Told
-    latest: Published | None
-
-
-class Known(NamedTuple):
-    """Who asks, and what it knows already.
-
-    Attributes:
-        process: number.
-        generation: how many times it was replaced.
-        pulled: newest version of any weights that it has had, -1 for none.
-        settings: version of those it has, -1 for none.
-    """
-
-    process: int
-    generation: int
-    pulled: int
-    settings: int
-
-
 class Look(NamedTuple):
-    """What the learner's process sees.
+    """Signs of life, for the learner's process.
 
     Attributes:
-        born: see :class:`Told`.
-        generations: of every process, the latest that was heard of.
+        born: see :class:`Reply`.
+        generations: the latest known generation of every process.
         silence: seconds since each of these last gave a sign of life, infinity for never.
-        pulled: newest version of any weights that each has had, -1 for none.
+        pulled: newest version of any weights that each has pulled, -1 for none.
     """
 
     born: str
@@ -153,23 +142,23 @@ class Look(NamedTuple):
 
 @dataclass
 class _Signs:
-    """Of one process's latest generation."""
+    """Signs of life of a process's latest generation."""
 
     generation: int = 0
     beats: int = 0
-    beaten: float = -math.inf
+    last_beat: float = -math.inf
     pulled: int = NONE
 
     def of(self, generation: int) -> bool:
-        """Whether the signs of that generation count; forgets those of an older one."""
+        """Return whether this generation is the latest; a newer one resets the signs."""
         if generation > self.generation:
             self.generation, self.beats = generation, 0
-            self.beaten, self.pulled = -math.inf, NONE
+            self.last_beat, self.pulled = -math.inf, NONE
         return generation == self.generation
 
 
 class State:
-    """Runs as one Ray actor; every method is quick or waits without holding up the others.
+    """Runs as one Ray actor; every method is quick, or waits without blocking the others.
 
     Args:
         processes: actors and compressor, numbered from 0.
@@ -199,35 +188,40 @@ class State:
         latest = self._stores.get(store)
         return latest if latest is not None and latest.version > have else None
 
-    @property
-    def _learner_version(self) -> int:
-        latest = self._stores.get(FULL_PRECISION)
-        return NONE if latest is None else latest.version
-
     async def publish(self, store: int, published: Published) -> None:
-        """Rebind a store, unless something newer is there already."""
-        # The same version again: its object died with the compressor that had published it.
+        """Replace the content of a store, unless it is newer."""
+        # The same version may come again, after its object died with the compressor.
         if self._newer(store, published.version) is None:
             self._stores[store] = published
             self._wake()
 
-    def _told(self, known: Known) -> Told:
-        return Told(
-            self._born,
-            self._stopped or self._signs[known.process].generation > known.generation,
-            self._learner_version,
-            self._newer(SETTINGS, known.settings),
-        )
-
     async def latest(self, store: int) -> Published | None:
-        """Return the latest of a store, None if there is nothing."""
+        """Return the latest content of a store, None if there is nothing."""
         return self._stores.get(store)
 
-    async def pull(self, known: Known, store: int, have: int, patience: float) -> Pulled:
-        """Return what is newer than version ``have``; waits ``patience`` seconds for it.
+    def _reply(self, query: Query) -> Reply:
+        latest = self._stores.get(FULL_PRECISION)
+        return Reply(
+            self._born,
+            self._stopped or self._signs[query.process].generation > query.generation,
+            NONE if latest is None else latest.version,
+            self._newer(SETTINGS, query.settings),
+        )
+
+    def _note(self, query: Query) -> _Signs | None:
+        signs = self._signs[query.process]
+        if not signs.of(query.generation):
+            return None
+        signs.pulled = max(signs.pulled, query.pulled)
+        return signs
+
+    async def pull(
+        self, query: Query, store: int, have: int, patience: float
+    ) -> tuple[Reply, Published | None]:
+        """Return what is newer than version ``have``, or None after ``patience`` seconds.
 
         Args:
-            known: who asks.
+            query: who asks.
             store: number.
             have: version in use, -1 for none.
             patience: seconds; 0 to look once.
@@ -235,41 +229,34 @@ class State:
         await self._until(lambda: self._newer(store, have) is not None, patience)
         latest = self._newer(store, have)
         if latest is not None and store in (FULL_PRECISION, COMPRESSED):
-            # Whoever has the reference has the weights: it keeps them from being freed.
-            known = known._replace(pulled=max(known.pulled, latest.version))
-        self._note(known)
-        return Pulled(self._told(known), latest)
+            # A process with the reference has the weights: it keeps them from being freed.
+            query = query._replace(pulled=max(query.pulled, latest.version))
+        self._note(query)
+        return self._reply(query), latest
 
-    def _note(self, known: Known) -> _Signs | None:
-        signs = self._signs[known.process]
-        if not signs.of(known.generation):
-            return None
-        signs.pulled = max(signs.pulled, known.pulled)
-        return signs
-
-    async def sync(self, known: Known, beats: int, version: int | None, patience: float) -> Told:
-        """Take a process's sign of life; answer at once if there is something to tell it.
+    async def sync(self, query: Query, beats: int, version: int | None, patience: float) -> Reply:
+        """Note a process's sign of life; answer at once if there is news for it.
 
         Args:
-            known: who.
-            beats: steps of its loop; what has stopped counting is hung, however alive it looks.
-            version: the learner's that it knows of, None if it need not hear of others soon.
+            query: who.
+            beats: steps of its loop; if this does not change, the process hangs.
+            version: the learner's that it knows; None if it does not need new ones at once.
             patience: seconds after which to answer in any case.
         """
-        signs = self._note(known)
+        signs = self._note(query)
         if signs is not None and beats != signs.beats:
-            signs.beats, signs.beaten = beats, time.monotonic()
+            signs.beats, signs.last_beat = beats, time.monotonic()
 
-        def something() -> bool:
-            told = self._told(known)
-            later = version is not None and told.learner_version > version
-            return told.stopped or later or told.settings is not None
+        def news() -> bool:
+            reply = self._reply(query)
+            later = version is not None and reply.learner_version > version
+            return reply.stopped or later or reply.settings is not None
 
-        await self._until(something, patience)
-        return self._told(known)
+        await self._until(news, patience)
+        return self._reply(query)
 
     async def replace(self, process: int, generation: int) -> None:
-        """Say that a process's generation is another now; an older one that still lives ends."""
+        """Set the latest generation of a process; an older one that still lives ends."""
         self._signs[process].of(generation)
         self._wake()
 
@@ -285,12 +272,12 @@ class State:
         return Look(
             self._born,
             tuple(signs.generation for signs in self._signs),
-            tuple(now - signs.beaten for signs in self._signs),
+            tuple(now - signs.last_beat for signs in self._signs),
             tuple(signs.pulled for signs in self._signs),
         )
 
     async def stop(self) -> None:
-        """Tell everybody that training is over."""
+        """Tell all processes that training is over."""
         self._stopped = True
         self._wake()
 
@@ -299,71 +286,61 @@ class State:
 
 
 class Publisher:
-    """Sends one thing at a time; of a store that is published faster, the newest.
+    """Publishes from a thread, one store at a time; skips all but the newest of each store.
 
-    Settings and observations go before weights: they hold for what is published after them.
+    Settings and observations go before weights: they apply to what is published after them.
 
     Args:
-        send: brings something to a store of the state actor and waits until it is there.
-        failed: is told why it cannot go on.
+        send: puts something into a store of the state actor and waits until it is there.
+        failed: called with the reason if it cannot continue.
     """
 
     def __init__(
         self, send: Callable[[int, Published], None], failed: Callable[[str], None]
     ) -> None:
         self._send, self._failed = send, failed
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._waiting: dict[int, tuple[int, bytes, Bytes] | Published] = {}
         self._last: dict[int, Published] = {}
-        self._busy = False
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="vinoreward publisher", daemon=True)
-        self._thread.start()
+        self._broken = False
+        self._thread = ThreadPoolExecutor(1, "vinoreward publisher")
 
     def publish(self, store: int, version: int, header: bytes, payload: Bytes) -> None:
-        """Send this next; does not wait. The payload must not change any more."""
-        with self._changed:
+        """Publish this next; does not wait. The payload must not change any more."""
+        with self._lock:
             self._waiting[store] = (version, header, payload)
-            self._changed.notify_all()
+        self._thread.submit(self._send_next)
 
     def resend(self) -> None:
-        """Send everything again that has nothing newer waiting."""
-        with self._changed:
+        """Publish the last content of every store again, unless something newer waits."""
+        with self._lock:
             self._waiting = {**self._last, **self._waiting}
-            self._changed.notify_all()
+        for _ in STORES:
+            self._thread.submit(self._send_next)
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything has been sent; False after ``timeout`` seconds."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._closing or not (self._waiting or self._busy), timeout
-            )
+        try:
+            self._thread.submit(lambda: None).result(timeout)
+        except TimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         """End the thread; what waits is not sent."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closing or bool(self._waiting))
-                if self._closing:
-                    return
-                store = min(self._waiting, key=lambda each: each == FULL_PRECISION)
-                parcel = self._waiting.pop(store)
-                self._busy = True
-            try:
-                if not isinstance(parcel, Published):
-                    parcel = Published.of(*parcel)
-                self._send(store, parcel)
-                self._last[store] = parcel
-            except Exception as error:  # noqa: BLE001  (the learner's thread raises it)
-                self._failed(f"{STORES[store]} could not be published: {error}")
+    def _send_next(self) -> None:
+        with self._lock:
+            if not self._waiting or self._broken:
                 return
-            finally:
-                with self._changed:
-                    self._busy = False
-                    self._changed.notify_all()
+            store = min(self._waiting, key=lambda each: each == FULL_PRECISION)
+            content = self._waiting.pop(store)
+        try:
+            if not isinstance(content, Published):
+                content = Published.of(*content)
+            self._send(store, content)
+            self._last[store] = content
+        except Exception as error:  # noqa: BLE001  (the learner's thread raises it)
+            self._broken = True
+            self._failed(f"{STORES[store]} could not be published: {error}")
