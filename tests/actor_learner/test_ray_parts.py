@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vinoreward.actor_learner.engines.ray import engine
-from vinoreward.actor_learner.engines.ray.requests import MessageQueue, TrajectoryRequests
+from vinoreward.actor_learner.engines.ray.requests import TrajectoryRequests
 from vinoreward.actor_learner.engines.ray.state import (
     Identity,
     Look,
@@ -29,6 +29,7 @@ from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.link import SETTINGS, ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Batch
 from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION as FULL
+from vinoreward.errors import InputError
 
 
 def arrive(requests: TrajectoryRequests, actor: int, sequence: int) -> None:
@@ -106,34 +107,31 @@ class TestRequests:
         assert requests.rollouts == [3, 3]
 
 
-class TestMessageQueue:
+class TestProcess:
     def test_messages_go_to_who_asked_first(self) -> None:
+        links = pytest.importorskip("vinoreward.actor_learner.engines.ray.links")
+
+        def work(process: Any) -> None:
+            process.put((b"0", None))
+            assert process.wait_asked(lambda: False)
+            for text in (b"1", b"2", b"3"):
+                process.put((text, None))
+            raise InputError("over")
+
         async def asking() -> list[bytes]:
-            messages = MessageQueue()
-
-            def work() -> None:
-                messages.put((b"0", None))
-                assert messages.wait_asked(lambda: False)
-                for text in (b"1", b"2", b"3"):
-                    messages.put((text, None))
-                messages.end("over")
-
-            thread = threading.Thread(target=work)
-            first = messages.next()
-            thread.start()
-            ended = asyncio.ensure_future(messages.ended())
-            found = [await first, *(await asyncio.gather(*(messages.next() for _ in range(3))))]
-            assert await ended == await messages.ended() == "over"
-            thread.join()
+            process = links.RayProcess([], work)
+            first = asyncio.ensure_future(process.next())
+            ended = asyncio.ensure_future(process.ended())
+            await process.placed()
+            found = [await first, *(await asyncio.gather(*(process.next() for _ in range(3))))]
+            assert await ended == await process.ended() == "over"
             return [text for text, _ in found]
 
         assert asyncio.run(asking()) == [b"0", b"1", b"2", b"3"]
 
     def test_nobody_asks(self) -> None:
-        async def waiting() -> bool:
-            return MessageQueue().wait_asked(lambda: True)
-
-        assert not asyncio.run(waiting())
+        links = pytest.importorskip("vinoreward.actor_learner.engines.ray.links")
+        assert not links.RayProcess([], print).wait_asked(lambda: True)
 
 
 class TestPublisher:

@@ -35,14 +35,9 @@ middle of its work and has a state to save."""
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a process, in words.
+    """Something that happened to a process, in words."""
 
-    Attributes:
-        who: such as ``"actor 0"``.
-        what: in words.
-    """
-
-    who: str
+    who: str  # such as "actor 0"
     what: str
 
     def __str__(self) -> str:
@@ -51,19 +46,12 @@ class Event:
 
 @dataclass
 class Messages:
-    """What processes sent, and what happened to them, since the last call.
+    """What processes sent, and what happened to them, since the last call."""
 
-    Attributes:
-        episodes: (actor, episode) pairs.
-        compressor: its reports, see :mod:`vinoreward.actor_learner.compressor`.
-        events: what happened to processes.
-        refused: (actor, weights) pairs: compressed weights that an actor could not use.
-    """
-
-    episodes: list[tuple[int, Episode]] = field(default_factory=list)
-    compressor: list[dict[str, Any]] = field(default_factory=list)
+    episodes: list[tuple[int, Episode]] = field(default_factory=list)  # with the actor's number
+    compressor: list[dict[str, Any]] = field(default_factory=list)  # see its module
     events: list[Event] = field(default_factory=list)
-    refused: list[tuple[int, Refused]] = field(default_factory=list)
+    refused: list[tuple[int, Refused]] = field(default_factory=list)  # with the actor's number
 
 
 class RestartBudget:
@@ -123,31 +111,19 @@ def in_short(report: str) -> str:
 
 
 class Ended(NamedTuple):
-    """How a process ended.
+    """How a process ended."""
 
-    Attributes:
-        why: in short.
-        report: its :func:`error_report`; empty if it sent none.
-    """
-
-    why: str
-    report: str = ""
+    why: str  # in short
+    report: str = ""  # its error_report(); empty if it sent none
 
 
 class Status(NamedTuple):
-    """State of a worker's process.
+    """State of a worker's process."""
 
-    Attributes:
-        silence: seconds since its last sign of life; infinity before the first.
-        handed: number of things that this worker's processes have handed over, in all generations.
-        messages: (kind, value) pairs that it has sent since the last look.
-        ended: None while it runs. ``messages`` then includes its last ones.
-    """
-
-    silence: float
-    handed: int
-    messages: Sequence[tuple[str, Any]] = ()
-    ended: Ended | None = None
+    silence: float  # seconds since its last sign of life; infinity before the first
+    handed: int  # things that this worker's processes have handed over, in all generations
+    messages: Sequence[tuple[str, Any]] = ()  # (kind, value) since the last look
+    ended: Ended | None = None  # None while it runs; the messages include its last ones
 
 
 class Worker(abc.ABC):
@@ -159,24 +135,22 @@ class Worker(abc.ABC):
     Args:
         name: such as ``"actor 0"``.
         number: of the process, from 0; compressors come after all actors.
-
-    Attributes:
-        generation: number of replacements.
-        started: when the present process was started.
-        abandoned: it is not started again.
-        waits_for: where to see what a process that could not be started yet waits for; such a
-            process has not failed. Empty if there is one.
-        hint: where to look if the process ended without a report.
     """
 
     hint = ""
+    """Where to look if the process ended without a report."""
+    waits_for = ""
+    """Where to see what a process that could not be started yet waits for; it has not failed. Empty
+    if there is a process."""
+    generation = 0
+    """Number of replacements."""
+    started = 0.0
+    """Time of the last start."""
+    abandoned = False
+    """It is not started again."""
 
     def __init__(self, name: str, number: int) -> None:
         self.name, self.number = name, number
-        self.generation = 0
-        self.started = 0.0
-        self.abandoned = False
-        self.waits_for = ""
 
     @abc.abstractmethod
     def start(self) -> None:

@@ -51,15 +51,10 @@ _NAME = re.compile(re.escape(PREFIX) + r"(\d+)_[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class SegmentSpec:
-    """The information needed to attach to a segment; plain data.
+    """The information needed to attach to a segment; plain data."""
 
-    Attributes:
-        name: file name in /dev/shm.
-        size: bytes.
-    """
-
-    name: str
-    size: int
+    name: str  # of the file in /dev/shm
+    size: int  # bytes
 
 
 def aligned(size: int, alignment: int = ALIGNMENT) -> int:

@@ -59,17 +59,11 @@ def wait_until(
 
 @dataclass(frozen=True)
 class ControlSpec:
-    """The information needed to attach to a control block; plain data.
-
-    Attributes:
-        segment: its memory.
-        processes: number of processes with heartbeat and counters, numbered from 0.
-        counters: names of each process's counters.
-    """
+    """The information needed to attach to a control block; plain data."""
 
     segment: SegmentSpec
-    processes: int
-    counters: tuple[str, ...]
+    processes: int  # with heartbeat and counters, numbered from 0
+    counters: tuple[str, ...]  # names of each process's counters
 
 
 class ControlBlock(InSegment):
@@ -105,11 +99,7 @@ class ControlBlock(InSegment):
 
     @classmethod
     def attach(cls, spec: ControlSpec) -> ControlBlock:
-        """Open a block that another process created.
-
-        Raises:
-            SharedMemoryError: it is gone.
-        """
+        """Open a block that another process created; see :meth:`Segment.attach`."""
         return cls(Segment.attach(spec.segment), spec)
 
     @property

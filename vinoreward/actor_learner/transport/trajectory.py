@@ -76,17 +76,11 @@ ARRAYS = tuple(field.name for field in dataclasses.fields(Trajectory))[:-2]
 
 @dataclass(frozen=True)
 class Field:
-    """Position of one array in a slot.
+    """Position of one array in a slot."""
 
-    Attributes:
-        shape: with T and B.
-        dtype: name.
-        offset: bytes from the slot's start, a multiple of 64.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # with T and B
     dtype: str
-    offset: int
+    offset: int  # bytes from the slot's start, a multiple of 64
 
     @property
     def nbytes(self) -> int:

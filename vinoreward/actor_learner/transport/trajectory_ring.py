@@ -64,18 +64,11 @@ def _generation_of(word: int) -> int:
 
 @dataclass(frozen=True)
 class RingSpec:
-    """The information needed to attach to a ring; plain data.
-
-    Attributes:
-        segment: its memory.
-        trajectories: contents of a slot.
-        actors: processes that may write, numbered from 0.
-        slots_per_actor: number of each actor's own slots.
-    """
+    """The information needed to attach to a ring; plain data."""
 
     segment: SegmentSpec
-    trajectories: TrajectorySpec
-    actors: int
+    trajectories: TrajectorySpec  # contents of a slot
+    actors: int  # processes that may write, numbered from 0
     slots_per_actor: int
 
     @property
@@ -92,13 +85,8 @@ class RingSpec:
 class TrajectoryRing(InSegment):
     """Fixed slots of trajectories with several writing processes and one reading process.
 
-    ``create`` it in the parent and ``attach`` it in spawned children: as actor ``i``, which writes,
-    or without an actor's number as the learner, which reads.
-
-    Attributes:
-        spec: to attach with.
-        words: the control lines of actors and slots.
-        generation: of this actor.
+    ``create`` it in the parent and ``attach`` it in spawned children: as actor ``i``, which writes
+    as its present generation, or without an actor's number as the learner, which reads.
     """
 
     def __init__(self, segment: Segment, spec: RingSpec, actor: int | None = None) -> None:
@@ -135,11 +123,7 @@ class TrajectoryRing(InSegment):
 
     @classmethod
     def attach(cls, spec: RingSpec, actor: int | None = None) -> TrajectoryRing:
-        """Open a ring that another process created; an actor gets its current generation.
-
-        Raises:
-            SharedMemoryError: it is gone.
-        """
+        """Open a ring that another process created; see :meth:`Segment.attach`."""
         return cls(Segment.attach(spec.segment), spec, actor)
 
     def slot_line(self, slot: int) -> int:

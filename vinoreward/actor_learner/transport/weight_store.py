@@ -61,17 +61,11 @@ def _slot_of(word: int) -> int:
 
 @dataclass(frozen=True)
 class WeightStoreSpec:
-    """The information needed to attach to a store; plain data.
-
-    Attributes:
-        segment: its memory.
-        readers: processes that may lease, numbered from 0.
-        capacity: bytes per slot, for header and arrays.
-    """
+    """The information needed to attach to a store; plain data."""
 
     segment: SegmentSpec
-    readers: int
-    capacity: int
+    readers: int  # processes that may lease, numbered from 0
+    capacity: int  # bytes per slot, for header and arrays
 
     @property
     def slots(self) -> int:
@@ -130,11 +124,7 @@ class WeightStore(InSegment):
 
     @classmethod
     def attach(cls, spec: WeightStoreSpec, reader: int | None = None) -> WeightStore:
-        """Open a store that another process created.
-
-        Raises:
-            SharedMemoryError: it is gone.
-        """
+        """Open a store that another process created; see :meth:`Segment.attach`."""
         return cls(Segment.attach(spec.segment), spec, reader)
 
     @staticmethod
@@ -268,18 +258,12 @@ class WeightStore(InSegment):
 
 
 class Lease(Closing):
-    """Published weights that do not change until :meth:`close`; a context manager.
-
-    Attributes:
-        version: of this publication.
-        header: as published.
-        view: the published arrays; None after the end of the lease.
-    """
+    """Published weights that do not change until :meth:`close`; a context manager."""
 
     def __init__(self, store: WeightStore, version: int, header: bytes, view: Array) -> None:
-        self.version = version
-        self.header = header
+        self.version, self.header = version, header
         self.view: Array | None = view
+        """The published arrays; None after the end of the lease."""
         self._store = store
 
     @property

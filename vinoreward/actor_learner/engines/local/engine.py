@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from multiprocessing.connection import wait
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from vinoreward.actor_learner.transport.sync import ControlBlock
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
 from vinoreward.actor_learner.transport.trajectory_ring import TrajectoryRing
 from vinoreward.actor_learner.transport.weight_store import WeightStore
-from vinoreward.closing import Closing
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import PolicySpec
 from vinoreward.policies.wire import Encoded, decode, encode
@@ -35,8 +34,6 @@ BLOB_ROOM = 1 << 20
 """Bytes that a compressed policy may need beyond those of its weights in full precision; in INT8
 with an engine's compiled form it takes about half of them."""
 SETTINGS_BYTES = 16384
-
-_Opened = TypeVar("_Opened", ControlBlock, WeightStore, TrajectoryRing)
 
 
 def _room(policy: Policy, bits: int = 32) -> int:
@@ -51,7 +48,7 @@ def _blank(spec: PolicySpec) -> Policy:
     return Policy(spec, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
 
 
-class _Memory(Closing):
+class _Memory:
     """The shared memory, in the learner's process.
 
     Args:
@@ -60,7 +57,7 @@ class _Memory(Closing):
         observations: the first.
 
     Raises:
-        ConfigError: another number of bits.
+        ConfigError: an invalid number of bits.
         SharedMemoryError: there is not enough; nothing is kept.
     """
 
@@ -74,47 +71,28 @@ class _Memory(Closing):
             compressed = max(full, _room(largest)) + BLOB_ROOM
             row = int(np.prod(observations.shape[1:])) * observations.itemsize
             rows = config.observations * row + SETTINGS_BYTES
-        self._opened: list[Closing] = []
-        try:
-            self.control = self._keep(ControlBlock.create(readers, (*COUNTERS, PULLED)))
-            self.stores = {
-                store: self._keep(WeightStore.create(count, capacity))
-                for store, count, capacity in (
-                    (FULL_PRECISION, readers, full),
-                    # The last reader here is this process, which evaluates what actors run.
-                    (COMPRESSED, readers, compressed),
-                    (SETTINGS, readers, SETTINGS_BYTES),
-                    (OBSERVATIONS, 1, rows),
-                )
-            }
-            self.ring = self._keep(
+        sizes = {
+            FULL_PRECISION: (readers, full),
+            # The last reader here is this process, which evaluates what actors run.
+            COMPRESSED: (readers, compressed),
+            SETTINGS: (readers, SETTINGS_BYTES),
+            OBSERVATIONS: (1, rows),
+        }
+        with contextlib.ExitStack() as opened:
+            add = opened.enter_context
+            self.control = add(ControlBlock.create(readers, (*COUNTERS, PULLED)))
+            self.stores = {store: add(WeightStore.create(*size)) for store, size in sizes.items()}
+            self.ring = add(
                 TrajectoryRing.create(config.trajectory, actors, config.slots_per_actor)
             )
-            self.inspector = self._keep(WeightStore.attach(self.stores[COMPRESSED].spec, actors))
-        except BaseException:
-            self.close()
-            raise
+            self.inspector = add(WeightStore.attach(self.stores[COMPRESSED].spec, actors))
+            self.close = opened.pop_all().close
         specs = {number: store.spec for number, store in self.stores.items()}
         self.shared = Shared(self.control.spec, specs, self.ring.spec)
 
-    def _keep(self, opened: _Opened) -> _Opened:
-        self._opened.append(opened)
-        return opened
-
-    def close(self) -> None:
-        while self._opened:
-            self._opened.pop().close()
-
 
 class _LocalWorker(Worker):
-    """An actor, or the compressor, as a child process.
-
-    Args:
-        name: such as ``"actor 0"``.
-        number: in the control block.
-        config: the engine's.
-        memory: that it shares.
-    """
+    """An actor, or the compressor, as a child process."""
 
     hint = (
         ". Nothing: see what it wrote to the terminal. A script that starts a training needs its "

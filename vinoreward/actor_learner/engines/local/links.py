@@ -43,16 +43,10 @@ PULLED = "pulled"
 
 @dataclass(frozen=True)
 class Shared:
-    """What processes need to attach to the shared memory: plain data.
-
-    Attributes:
-        control: heartbeats, counters, stop flag.
-        stores: by number.
-        ring: trajectories.
-    """
+    """What processes need to attach to the shared memory: plain data."""
 
     control: ControlSpec
-    stores: Mapping[int, WeightStoreSpec]
+    stores: Mapping[int, WeightStoreSpec]  # by number
     ring: RingSpec
 
     def readers(self, process: int) -> dict[int, int]:

@@ -91,19 +91,6 @@ class Inbox:
             self.pipe = None
 
 
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Block Ctrl-C and SIGTERM in children started in this block, until they handle them.
-
-    Both often reach all processes of a terminal or of a job, also those that are still importing.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 class Child:
     """A child process, and after it the next one of the same name.
 
@@ -139,8 +126,14 @@ class Child:
                 daemon=True,
             )
             # They share the cores: each computes on one thread.
-            with starting_processes(dict.fromkeys(THREADS, "1")), _without_interrupts():
-                self._process.start()
+            with starting_processes(dict.fromkeys(THREADS, "1")):
+                # Ctrl-C and SIGTERM often reach all processes of a terminal or of a job, also those
+                # that are still importing: the child unblocks them when it handles them.
+                before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+                try:
+                    self._process.start()
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
         finally:
             writing.close()
 
@@ -220,8 +213,7 @@ def _end_later(number: int, frame: object) -> None:
 def reporting(pipe: Connection) -> Iterator[None]:
     """Run a child's work in this block; on an error, send its report and end the process."""
     forget_safe_path()
-    # The learner handles Ctrl-C and SIGTERM; they reach all processes of a terminal, or of a job,
-    # at once. Until here they were blocked (see Child.start).
+    # The learner handles Ctrl-C and SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end_later)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

@@ -29,7 +29,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,7 @@ from vinoreward.actor_learner.engines.ray.cluster import (
     ray_errors,
     reason_of,
 )
-from vinoreward.actor_learner.engines.ray.requests import Message, TrajectoryRequests
+from vinoreward.actor_learner.engines.ray.requests import TrajectoryRequests
 from vinoreward.actor_learner.engines.ray.state import Identity, Look, Published, Publisher, State
 from vinoreward.actor_learner.engines.supervisor import (
     END_PATIENCE,
@@ -61,7 +61,7 @@ from vinoreward.actor_learner.engines.supervisor import (
 from vinoreward.actor_learner.transport.link import NONE
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED
 from vinoreward.policies.policy import Policy
-from vinoreward.policies.wire import Encoded, decode
+from vinoreward.policies.wire import Bytes, Encoded, decode
 
 ANSWER_TIMEOUT = 60.0
 """Seconds that the state actor may take to answer: it may be restarting."""
@@ -69,14 +69,6 @@ LOOK_EVERY = 0.25
 """Seconds between two checks of signs of life; a death is reported at once."""
 SLOWEST_BEAT = 0.5
 """Maximum seconds between two signs of life."""
-
-
-class _Answer(NamedTuple):
-    """An answer of a process to ``"placed"``, ``"next"`` or ``"ended"``."""
-
-    question: str
-    generation: int
-    future: Future[Any]
 
 
 class StateWatch:
@@ -170,8 +162,8 @@ class RayWorker(Worker):
         self.processors = 0 if self._beside else 1
         self._arguments: list[Any] = []
         self._handle: Any = None
-        self._answers: deque[_Answer] = deque()
-        """Ray adds them in a thread of its own; the supervisor's thread reads them."""
+        self._answers: deque[tuple[str, int, Future[Any]]] = deque()
+        """(question, generation, answer); Ray adds them in a thread of its own."""
         self._last_message = -math.inf
         self._handed = 0
         self._before: Counter[str] = Counter()
@@ -235,7 +227,7 @@ class RayWorker(Worker):
             return
 
         def answered(future: Future[Any]) -> None:
-            self._answers.append(_Answer(question, generation, future))
+            self._answers.append((question, generation, future))
             self._watch.woken.set()
 
         getattr(handle, question).remote().future().add_done_callback(answered)
@@ -260,7 +252,7 @@ class RayWorker(Worker):
                 messages += self._read(future.result())
         return Status(self._silence(), self._handed, messages, ended)
 
-    def _read(self, message: Message) -> list[tuple[str, Any]]:
+    def _read(self, message: tuple[bytes, Bytes | None]) -> list[tuple[str, Any]]:
         header, buffer = message
         about = json.loads(header)
         self._last_message = time.monotonic()

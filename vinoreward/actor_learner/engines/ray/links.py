@@ -8,6 +8,7 @@ all of it arrives, or none. An actor's process does not import torch.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import threading
@@ -22,7 +23,6 @@ from ray.exceptions import RayError
 
 from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
 from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
-from vinoreward.actor_learner.engines.ray.requests import Message, MessageQueue
 from vinoreward.actor_learner.engines.ray.state import Identity, Published, Query, Reply
 from vinoreward.actor_learner.engines.supervisor import error_report
 from vinoreward.actor_learner.transport.link import (
@@ -44,6 +44,9 @@ from vinoreward.policies.backends.base import BackendOutputs
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import Bytes, encode
 
+Message = tuple[bytes, "Bytes | None"]
+"""JSON, and the bytes of a trajectory if there is one."""
+_LOOK_EVERY = 0.05
 PATIENCE = 0.25
 """Seconds that a request for newer weights waits before it is repeated."""
 
@@ -53,13 +56,13 @@ class _RayLink(Link):
 
     Args:
         identity: of this process.
-        messages: to the learner, on request.
+        process: for its messages to the learner.
     """
 
-    def __init__(self, identity: Identity, messages: MessageQueue) -> None:
+    def __init__(self, identity: Identity, process: RayProcess) -> None:
         self._identity = identity
         self._state = identity.state
-        self._messages = messages
+        self._process = process
         self._reports: list[tuple[str, Any]] = []
         self._beats = 0
         self._looked = time.monotonic()
@@ -123,7 +126,7 @@ class _RayLink(Link):
 
     def _send(self, about: Mapping[str, Any], buffer: Bytes | None = None) -> None:
         reports, self._reports = self._reports, []
-        self._messages.put((json.dumps({**about, "reports": reports}).encode(), buffer))
+        self._process.put((json.dumps({**about, "reports": reports}).encode(), buffer))
 
     def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
         if store == SETTINGS:
@@ -150,10 +153,8 @@ class _RayLink(Link):
 class _RayActorLink(_RayLink, ActorLink):
     """The link of an actor. The learner limits it by the number of its requests."""
 
-    def __init__(
-        self, identity: Identity, messages: MessageQueue, trajectory: TrajectorySpec
-    ) -> None:
-        super().__init__(identity, messages)
+    def __init__(self, identity: Identity, process: RayProcess, trajectory: TrajectorySpec) -> None:
+        super().__init__(identity, process)
         self._spec = trajectory
         self._buffer: Bytes | None = None
         self._sequence = 0
@@ -164,7 +165,7 @@ class _RayActorLink(_RayLink, ActorLink):
         return self._learner_version
 
     def begin(self) -> Trajectory | None:
-        if not self._messages.wait_asked(lambda: self.stopped):
+        if not self._process.wait_asked(lambda: self.stopped):
             return None
         self._buffer = np.zeros(self._spec.nbytes, dtype=np.uint8)
         return self._spec.view(self._buffer, self._identity.process)
@@ -185,9 +186,9 @@ class _RayActorLink(_RayLink, ActorLink):
 class RayCompressorLink(_RayLink, CompressorLink):
     """The link of the compressor."""
 
-    def __init__(self, identity: Identity, messages: MessageQueue) -> None:
+    def __init__(self, identity: Identity, process: RayProcess) -> None:
         self._published: Published | None = None
-        super().__init__(identity, messages)
+        super().__init__(identity, process)
 
     def _sign(self) -> int:
         if time.monotonic() - self._looked < LONGEST_PUSH:
@@ -213,69 +214,72 @@ class RayCompressorLink(_RayLink, CompressorLink):
 
 
 def run_actor(
-    messages: MessageQueue, identity: Identity, config: ActorConfig, trajectory: TrajectorySpec
+    process: RayProcess, identity: Identity, config: ActorConfig, trajectory: TrajectorySpec
 ) -> None:
     """Run one actor until training is over."""
-    link = _RayActorLink(identity, messages, trajectory)
+    link = _RayActorLink(identity, process, trajectory)
     Actor(config, link, identity.process, identity.generation, identity.rollouts).run()
 
 
 def run_compressor(
-    messages: MessageQueue, identity: Identity, config: Sequence[Any], batch: int
+    process: RayProcess, identity: Identity, config: Sequence[Any], batch: int
 ) -> None:
-    """Run the compressor until training is over.
-
-    Args:
-        messages: to the learner, on request.
-        identity: of this process.
-        config: a reference to a CompressorConfig, in a list.
-        batch: of the actors' backends.
-    """
-    link = RayCompressorLink(identity, messages)
+    """Run the compressor until training is over; ``config`` is a list with a reference to its."""
+    link = RayCompressorLink(identity, process)
     compressor: CompressorConfig = ray.get(config[0])
     with BackendOutputs(batch) as outputs:
         Compressor(compressor, link, batch, outputs).run()
 
 
 class RayProcess:
-    """A loop in a thread, and the queue of its messages to the learner.
+    """Runs a loop in a thread, and answers the learner with the loop's messages.
 
     Args:
         paths: ``sys.path`` of the learner's process. Folders that this one lacks are searched last,
             so that an environment beside the user's script is found on a shared file system.
-        run: the loop; its first argument is the queue.
+        run: the loop; its first argument is this object.
         *arguments: the others.
     """
 
     def __init__(self, paths: Sequence[str], run: Callable[..., None], *arguments: Any) -> None:
         sys.path.extend(path for path in paths if path not in sys.path)
         self._run, self._arguments = run, arguments
-        self._queue: MessageQueue | None = None
-
-    def _messages(self) -> MessageQueue:
-        # Ray does not keep the order of the first requests.
-        if self._queue is None:
-            self._queue = MessageQueue()
-        return self._queue
+        self._asked = threading.Semaphore(0)
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._ended = asyncio.Event()
+        self._report = ""
 
     async def placed(self) -> None:
         """Start the loop, as soon as there is a process for it."""
-        messages = self._messages()
-
-        def work() -> None:
-            try:
-                self._run(messages, *self._arguments)
-            except BaseException as error:  # noqa: BLE001  (nothing is swallowed: the learner gets it)
-                messages.end(error_report(error))
-            else:
-                messages.end("")
-
-        threading.Thread(target=work, name="vinoreward loop", daemon=True).start()
+        self._answering = asyncio.get_running_loop()
+        threading.Thread(target=self._work, name="vinoreward loop", daemon=True).start()
 
     async def next(self) -> Message:
-        """Return the loop's next message to the learner."""
-        return await self._messages().next()
+        """Return the loop's next message, in the order of asking."""
+        self._asked.release()
+        return await self._messages.get()
 
     async def ended(self) -> str:
-        """Return the error report of the loop when it ends, empty if it ended by itself."""
-        return await self._messages().ended()
+        """Wait for the end of the loop; return its error report, empty if it had none."""
+        await self._ended.wait()
+        return self._report
+
+    # In the loop's thread
+
+    def _work(self) -> None:
+        try:
+            self._run(self, *self._arguments)
+        except BaseException as error:  # noqa: BLE001  (nothing is swallowed: the learner gets it)
+            self._report = error_report(error)
+        self._answering.call_soon_threadsafe(self._ended.set)
+
+    def wait_asked(self, stop: Callable[[], bool]) -> bool:
+        """Wait until the learner asks for one message more; False as soon as ``stop()``."""
+        while not self._asked.acquire(timeout=_LOOK_EVERY):
+            if stop():
+                return False
+        return True
+
+    def put(self, message: Message) -> None:
+        """Send a message to the learner, or keep it until the learner asks."""
+        self._answering.call_soon_threadsafe(self._messages.put_nowait, message)

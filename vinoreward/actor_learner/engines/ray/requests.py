@@ -1,4 +1,4 @@
-"""Trajectories on request, without Ray: whom the learner asks, and how a process answers.
+"""The learner's requests for trajectories.
 
 An actor writes only what it was asked for. That bounds memory and, with a limiter, how far actors
 run ahead.
@@ -6,18 +6,15 @@ run ahead.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
 
 from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.trajectory import Batch, Trajectory, check_count, choose
-from vinoreward.policies.wire import Bytes
 
 STOP_EVERY = 0.1
 """Seconds between two checks whether to stop waiting for trajectories."""
-_LOOK_EVERY = 0.05
 
 
 class TrajectoryRequests:
@@ -141,46 +138,3 @@ class TrajectoryRequests:
             for one in taken:
                 self._here[one.actor] -= 1
         self.ask()
-
-
-# In the process that is asked
-
-Message = tuple[bytes, "Bytes | None"]
-"""JSON, and the bytes of a trajectory if there is one."""
-
-
-class MessageQueue:
-    """Messages from one working thread to any number of coroutines.
-
-    Create it in the coroutines' event loop.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._asked = threading.Semaphore(0)
-        self._messages: asyncio.Queue[Message] = asyncio.Queue()
-        self._ended: asyncio.Future[str] = self._loop.create_future()
-
-    async def next(self) -> Message:
-        """Return the next message, in the order of asking."""
-        self._asked.release()
-        return await self._messages.get()
-
-    async def ended(self) -> str:
-        """Wait for the working thread's end; return its error report, empty if it had none."""
-        return await asyncio.shield(self._ended)
-
-    def wait_asked(self, stop: Callable[[], bool]) -> bool:
-        """Wait until somebody asks for one message more; False as soon as ``stop()``."""
-        while not self._asked.acquire(timeout=_LOOK_EVERY):
-            if stop():
-                return False
-        return True
-
-    def put(self, message: Message) -> None:
-        """Answer who asked first, or keep the message for who asks next."""
-        self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
-
-    def end(self, report: str) -> None:
-        """Note that the working thread has ended; call it once."""
-        self._loop.call_soon_threadsafe(self._ended.set_result, report)

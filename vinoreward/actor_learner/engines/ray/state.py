@@ -30,38 +30,24 @@ FETCH_TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Identity:
-    """Constants of a process.
+    """Constants of a process."""
 
-    Attributes:
-        state: handle of the state actor.
-        process: number.
-        generation: number of replacements.
-        rollouts: trajectories from its predecessors.
-        beat: seconds between two signs of life.
-        exact: it needs every version of the learner's at once.
-    """
-
-    state: Any
+    state: Any  # handle of the state actor
     process: int
-    generation: int
-    rollouts: int = 0
-    beat: float = 0.5
-    exact: bool = False
+    generation: int  # number of replacements
+    rollouts: int = 0  # trajectories from its predecessors
+    beat: float = 0.5  # seconds between two signs of life
+    exact: bool = False  # it needs every version of the learner's at once
 
 
 class Published(NamedTuple):
-    """The latest content of a store.
+    """The latest content of a store."""
 
-    Attributes:
-        version: of the learner for weights, counted up for everything else.
-        header: JSON.
-        body: (bytes,) uint8 if small, which saves a round trip, otherwise a list with one ObjectRef
-            of it: Ray would resolve a reference by itself on its way.
-    """
-
-    version: int
-    header: bytes
+    version: int  # of the learner for weights, counted up for everything else
+    header: bytes  # JSON
     body: Any
+    """(bytes,) uint8 if small, which saves a round trip; otherwise a list with one ObjectRef of it,
+    as Ray would resolve a reference outside of a list on its way."""
 
     @classmethod
     def of(cls, version: int, header: bytes, payload: Bytes) -> Published:
@@ -91,53 +77,33 @@ class Published(NamedTuple):
 
 
 class Query(NamedTuple):
-    """The part of a process's requests that is always the same.
-
-    Attributes:
-        process: number.
-        generation: number of replacements.
-        pulled: newest version of any weights that it has pulled, -1 for none.
-        settings: version of its settings, -1 for none.
-    """
+    """The part of a process's requests that is always the same."""
 
     process: int
     generation: int
-    pulled: int
-    settings: int
+    pulled: int  # newest version of any weights that it has pulled, -1 for none
+    settings: int  # version of its settings, -1 for none
 
 
 class Reply(NamedTuple):
-    """The part of the answers to a process that is always the same.
-
-    Attributes:
-        born: changes when the state actor was lost and starts anew, empty: whoever has published
-            something has to do so again.
-        stopped: training is over, or this process has been replaced.
-        learner_version: number of the learner's updates.
-        settings: None if there are no newer ones. Those for the learner's version are there
-            before it is.
-    """
+    """The part of the answers to a process that is always the same."""
 
     born: str
-    stopped: bool
+    """Changes when the state actor was lost and starts anew, empty: whoever has published something
+    has to do so again."""
+    stopped: bool  # training is over, or this process has been replaced
     learner_version: int
     settings: Published | None
+    """None if there are no newer ones. Those for the learner's version are there before it is."""
 
 
 class Look(NamedTuple):
-    """Signs of life, for the learner's process.
+    """Signs of life of all processes, for the learner's process."""
 
-    Attributes:
-        born: see :class:`Reply`.
-        generations: the latest known generation of every process.
-        silence: seconds since each of these last gave a sign of life, infinity for never.
-        pulled: newest version of any weights that each has pulled, -1 for none.
-    """
-
-    born: str
-    generations: tuple[int, ...]
-    silence: tuple[float, ...]
-    pulled: tuple[int, ...]
+    born: str  # see Reply
+    generations: tuple[int, ...]  # the latest known ones
+    silence: tuple[float, ...]  # seconds since their last signs of life, infinity for never
+    pulled: tuple[int, ...]  # newest versions of any weights that they have pulled, -1 for none
 
 
 @dataclass
@@ -148,13 +114,6 @@ class _Signs:
     beats: int = 0
     last_beat: float = -math.inf
     pulled: int = NONE
-
-    def of(self, generation: int) -> bool:
-        """Return whether this generation is the latest; a newer one resets the signs."""
-        if generation > self.generation:
-            self.generation, self.beats = generation, 0
-            self.last_beat, self.pulled = -math.inf, NONE
-        return generation == self.generation
 
 
 class State:
@@ -208,11 +167,17 @@ class State:
             self._newer(SETTINGS, query.settings),
         )
 
+    def _signs_of(self, process: int, generation: int) -> _Signs | None:
+        """Return the signs of a process; None if this generation has been replaced."""
+        if generation > self._signs[process].generation:
+            self._signs[process] = _Signs(generation)
+        signs = self._signs[process]
+        return signs if generation == signs.generation else None
+
     def _note(self, query: Query) -> _Signs | None:
-        signs = self._signs[query.process]
-        if not signs.of(query.generation):
-            return None
-        signs.pulled = max(signs.pulled, query.pulled)
+        signs = self._signs_of(query.process, query.generation)
+        if signs is not None:
+            signs.pulled = max(signs.pulled, query.pulled)
         return signs
 
     async def pull(
@@ -257,7 +222,7 @@ class State:
 
     async def replace(self, process: int, generation: int) -> None:
         """Set the latest generation of a process; an older one that still lives ends."""
-        self._signs[process].of(generation)
+        self._signs_of(process, generation)
         self._wake()
 
     async def everyone_has(self, actors: int, version: int, compressed: bool) -> bool:
