@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vinoreward.interrupts import interrupt_between, sigterm_kept, terminated_like_interrupted
+from vinoreward.processes import interrupt_between, sigterm_kept, terminated_like_interrupted
 
 
 @pytest.fixture(autouse=True)

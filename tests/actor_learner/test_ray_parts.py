@@ -55,7 +55,8 @@ class TestRequests:
         buffer = 2 * SamplesPerInsert.smallest_buffer(ratio, together, sample)
         limiter = SamplesPerInsert(ratio, 18, buffer, insert_size=together, sample_size=sample)
         asked: list[int] = []
-        requests = TrajectoryRequests(size, actors, slots, limiter, asked.append)
+        told = config(actors=actors, steps=size, slots=slots, limiter=limiter)
+        requests = TrajectoryRequests(told, asked.append)
         requests.ask()
         taken: list[Batch] = []
         steps = samples = 0
@@ -93,7 +94,7 @@ class TestRequests:
         assert asked or limiter.can_sample(steps, samples, sample)
 
     def test_evenly_is_in_order_whatever_came_first(self) -> None:
-        requests = TrajectoryRequests(9, 2, 3, None, lambda actor: None)
+        requests = TrajectoryRequests(config(actors=2, slots=3), lambda actor: None)
         requests.ask()
         for actor, sequence in [(1, 1), (1, 0), (0, 2), (0, 0), (1, 2)]:
             arrive(requests, actor, sequence)
@@ -292,12 +293,12 @@ def test_nobody_is_silent_because_the_state_was_lost(monkeypatch: pytest.MonkeyP
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: clock.now))
     told, state, actor = config(), Answers(), Answers()
-    requests = TrajectoryRequests(9, 1, 2, None, lambda number: worker.ask())
+    requests = TrajectoryRequests(told, lambda number: worker.ask())
     watch = engine.StateWatch(state, lambda: None)
     cluster = SimpleNamespace(
         ray=None, remote=lambda *a, **b: SimpleNamespace(remote=lambda *c: actor)
     )
-    worker = engine.RayWorker("actor 0", 0, told, cluster, state, watch, requests)
+    worker = engine.RayWorker("actor 0", 0, told, cluster, watch, requests)
 
     def looked(born: str, silence: float) -> float:
         clock.now += 1.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vinoreward.child_python import shadow
+from vinoreward.processes import shadow
 
 LOCAL = """
 import os

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vinoreward.errors import VinorewardError, install_command
-from vinoreward.interrupts import terminated_like_interrupted
 from vinoreward.picture_files import shown_name
+from vinoreward.processes import terminated_like_interrupted
 from vinoreward_training.runs.machine import extra_of
 
 COMMANDS: dict[str, tuple[str, str, str]] = {

@@ -24,9 +24,9 @@ from vinoreward.actor_learner.training_loop import Loop
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.errors import ConfigError, ModelCorruptError
-from vinoreward.interrupts import interrupt_between
 from vinoreward.monitoring.monitor import Monitor
 from vinoreward.policies.policy import Policy
+from vinoreward.processes import interrupt_between
 from vinoreward.saved_arrays import reason_of
 
 __all__ = ["ActorLearner", "ActorLearnerConfig", "Progress", "Summary"]

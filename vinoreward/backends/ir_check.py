@@ -22,8 +22,8 @@ import numpy as np
 from vinoreward.backends.onnx_check import MAX_ELEMENTS, MAX_ROWS, MAX_TOTAL, MAX_WORK, CompileCost
 from vinoreward.backends.onnx_graph import Malformed
 from vinoreward.backends.runtime import import_openvino
-from vinoreward.child_python import python_command
 from vinoreward.errors import ModelRefusedError
+from vinoreward.processes import python_command
 
 MAX_SECONDS = 20
 """Processor time of the child; it takes about one."""

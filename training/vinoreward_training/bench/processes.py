@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from vinoreward.child_python import python_command
 from vinoreward.errors import ConfigError, RunFolderError
+from vinoreward.processes import python_command
 from vinoreward_training.bench.rows import Row
 from vinoreward_training.configs import BenchConfig
 

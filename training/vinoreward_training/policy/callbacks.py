@@ -60,7 +60,7 @@ class RunCallback(BaseCallback):
         folder: gets ``episodes.csv``, ``evaluations.csv`` and ``checkpoint.pt``.
         evaluation_env: an environment of its own, so that evaluating does not disturb training.
         config: of the run, settled.
-        check_interrupt: of :func:`~vinoreward.interrupts.interrupt_between`.
+        check_interrupt: of :func:`~vinoreward.processes.interrupt_between`.
         start: steps done already, when resuming.
     """
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, RunFolderError, UnknownDeviceError, needed_for
 from vinoreward.files import read_json, write_json
-from vinoreward.interrupts import interrupt_between
+from vinoreward.processes import interrupt_between
 from vinoreward.saved_arrays import reason_of
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vinoreward.actor_learner.learners.precision import has_bf16
 from vinoreward.errors import ModelCorruptError, OutputError
-from vinoreward.interrupts import interrupt_between
+from vinoreward.processes import interrupt_between
 from vinoreward.saved_state import save_state
 from vinoreward_training.runs.machine import cores
 from vinoreward_training.runs.run_folder import read_tensors

@@ -10,7 +10,7 @@ from vinoreward.actor_learner.acting.environments import Environments, Environme
 from vinoreward.actor_learner.acting.network import Acting, ActorNetwork, Refused
 from vinoreward.actor_learner.acting.profile import COUNTERS as PROFILE_COUNTERS
 from vinoreward.actor_learner.acting.profile import Stopwatch
-from vinoreward.actor_learner.transport.link import NONE, ActorLink, ActorSettings, plain
+from vinoreward.actor_learner.transport.link import NONE, ActorLink, ActorSettings
 from vinoreward.actor_learner.transport.sync import wait_until
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
 from vinoreward.errors import OutputError, VinorewardError
@@ -149,7 +149,7 @@ class Actor:
             "pulls": self._pulls,
             **watch.take(),
         }
-        link.commit(counts, plain(self._episodes))
+        link.commit(counts, [asdict(episode) for episode in self._episodes])
         self._rollouts += 1
         self._pulls, self._episodes = 0, []
         watch.mark("write")

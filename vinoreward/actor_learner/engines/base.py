@@ -75,7 +75,7 @@ class EngineConfig:
 
 
 class TrajectorySource(Protocol):
-    """Where trajectories of all actors arrive in the learner's process."""
+    """Where trajectories of all actors arrive; see :meth:`Engine.take`."""
 
     def ready(self) -> int:
         """Return the number of trajectories that can be taken now."""
@@ -83,7 +83,7 @@ class TrajectorySource(Protocol):
     def take(
         self, count: int, *, timeout: float, stop: Callable[[], bool], evenly: bool
     ) -> Batch | None:
-        """Wait for trajectories; see :meth:`Engine.take`. None after a stop, too."""
+        """Wait for trajectories; None after ``timeout`` seconds or a stop."""
 
 
 class Engine(Closing):

@@ -207,8 +207,3 @@ class CompressorLink(Link):
             self._seen = newer.version
             self._rows = newer.payload.view(about["dtype"]).reshape(about["shape"])
         return None if self._rows is None else self._rows.copy()
-
-
-def plain(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return dataclass instances as plain data."""
-    return [dataclasses.asdict(row) for row in rows]

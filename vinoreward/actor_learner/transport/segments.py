@@ -35,9 +35,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.child_python import starting_processes
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, SharedMemoryError
+from vinoreward.processes import starting_processes
 
 PREFIX = "vinoreward_"
 ALIGNMENT = 64

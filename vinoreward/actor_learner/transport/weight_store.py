@@ -32,9 +32,6 @@ from vinoreward.actor_learner.transport.sync import fence, wait_until
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, SharedMemoryError
 
-NO_VERSION = -1
-"""Version of an empty store, and of a reader without weights."""
-
 _SLOT_BITS = 8
 MAX_READERS = (1 << _SLOT_BITS) - 2
 LATEST = 0
@@ -197,7 +194,7 @@ class WeightStore(InSegment):
         free = [slot for slot in range(self.spec.slots) if slot not in taken]
         return min(free, key=lambda slot: self._words[self._line(slot) + VERSION])
 
-    def pull_if_newer(self, have: int = NO_VERSION) -> Lease | None:
+    def pull_if_newer(self, have: int = -1) -> Lease | None:
         """Lease the latest weights if their version is above ``have``; about 0.1 µs if not.
 
         A reader has one lease: a successful pull ends the previous one and invalidates its views. A
@@ -237,7 +234,7 @@ class WeightStore(InSegment):
         self, have: int, timeout: float | None = None, stop: Callable[[], bool] | None = None
     ) -> Lease | None:
         """Wait for a version above ``have`` and lease it; None after ``timeout`` s or a stop."""
-        if wait_until(lambda: self.latest_version > max(have, NO_VERSION), timeout, stop):
+        if wait_until(lambda: self.latest_version > max(have, -1), timeout, stop):
             return self.pull_if_newer(have)
         return None
 

@@ -20,8 +20,7 @@ from typing import Any
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator, receive_policy
 from vinoreward.actor_learner.engines.supervisor import Ended, error_report, in_short
-from vinoreward.child_python import forget_safe_path, starting_processes
-from vinoreward.interrupts import STOPS
+from vinoreward.processes import STOPS, forget_safe_path, starting_processes
 
 TERMINATED_GRACE = 30.0
 """Seconds after SIGTERM in which the learner may save its state and end this process."""
@@ -112,7 +111,7 @@ class Child:
 
         Raises:
             OSError: the system has no room for one.
-            ConfigError: see :func:`~vinoreward.child_python.starting_processes`.
+            ConfigError: see :func:`~vinoreward.processes.starting_processes`.
         """
         context = multiprocessing.get_context("spawn")
         reading, writing = context.Pipe(duplex=False)

@@ -14,9 +14,8 @@ from typing import Any
 
 from vinoreward.actor_learner.engines.base import EngineError
 from vinoreward.actor_learner.engines.local.processes import THREADS
-from vinoreward.child_python import searches_current_folder
 from vinoreward.errors import needed_for
-from vinoreward.interrupts import sigterm_kept
+from vinoreward.processes import environment_variables, searches_current_folder, sigterm_kept
 
 ADDRESS = "RAY_ADDRESS"
 NAMESPACE = "vinoreward"
@@ -56,16 +55,8 @@ def import_ray() -> Any:
     return ray
 
 
-@contextlib.contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables that are not set, while Ray reads and passes them on."""
-    added = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
+def _unset(settings: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in settings.items() if name not in os.environ}
 
 
 def _without_current_folder() -> Any:
@@ -196,7 +187,7 @@ class Cluster:
         self.ray = import_ray()
         self._connected = False
         if not self.ray.is_initialized():
-            with _environment(_QUIET), sigterm_kept():
+            with environment_variables(_unset(_QUIET)), sigterm_kept():
                 self._connect(processes)
             self._connected = True
 
@@ -210,7 +201,10 @@ class Cluster:
             quiet["job_config"] = _without_current_folder()
         address = found_address()
         if address is None:
-            with _environment(_OWN), ray_errors("Ray cannot be started on this machine"):
+            with (
+                environment_variables(_unset(_OWN)),
+                ray_errors("Ray cannot be started on this machine"),
+            ):
                 self.ray.init(
                     address="local",
                     num_cpus=max(os.cpu_count() or 1, processes),
@@ -219,7 +213,7 @@ class Cluster:
                 )
             return
         try:
-            with _environment(_JOINED):
+            with environment_variables(_unset(_JOINED)):
                 self.ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, self.ray.exceptions.RayError) as error:
             raise EngineError(

@@ -84,7 +84,7 @@ class StateWatch:
     """
 
     def __init__(self, state: Any, lost: Callable[[], None]) -> None:
-        self._state, self._lost = state, lost
+        self.state, self._lost = state, lost
         self._asked: Future[Any] | None = None
         self._next = 0.0
         self.woken = threading.Event()
@@ -97,7 +97,7 @@ class StateWatch:
             EngineError: the state actor is gone for good.
         """
         if self._asked is None and time.monotonic() >= self._next:
-            self._asked = future = self._state.look.remote().future()
+            self._asked = future = self.state.look.remote().future()
             future.add_done_callback(lambda _: self.woken.set())
         self.woken.wait(seconds)
         self.woken.clear()
@@ -125,18 +125,6 @@ class RayWorker(Worker):
     """An actor, or the compressor: on one thread and one processor, anywhere in the cluster.
 
     A compressor that saves its state runs on the learner's machine.
-
-    Args:
-        name: such as ``"actor 0"``.
-        number: of the process.
-        config: the engine's.
-        cluster: that runs it.
-        state: handle of the state actor.
-        watch: has its signs of life.
-        requests: of trajectories.
-
-    Attributes:
-        processors: that it asks the cluster for.
     """
 
     def __init__(
@@ -145,13 +133,12 @@ class RayWorker(Worker):
         number: int,
         config: EngineConfig,
         cluster: Cluster,
-        state: Any,
         watch: StateWatch,
         requests: TrajectoryRequests,
     ) -> None:
         super().__init__(name, number)
         self._config, self._cluster = config, cluster
-        self._state, self._watch, self._requests = state, watch, requests
+        self._watch, self._requests = watch, requests
         self._acts = number < config.actor.actors
         if self._acts:
             requests.lost(number)  # until there is a process to ask
@@ -178,7 +165,7 @@ class RayWorker(Worker):
         self._last_message = -math.inf
         if self.generation > 0:
             # Ends a predecessor that lives on, on a node that Ray does not reach any more.
-            self._state.replace.remote(self.number, self.generation)
+            self._watch.state.replace.remote(self.number, self.generation)
         self._handle = self._new_process()
         self._ask("placed")
         self._ask("ended")
@@ -201,7 +188,7 @@ class RayWorker(Worker):
             # OMP_NUM_THREADS to num_cpus before anything is imported.
         )
         identity = Identity(
-            self._state,
+            self._watch.state,
             self.number,
             self.generation,
             self._requests.rollouts[self.number] if self._acts else 0,
@@ -316,13 +303,7 @@ class RayEngine(Engine):
         self._workers: list[RayWorker] = []
         self._publisher: Publisher | None = None
         self._head: HeadWatch | None = None
-        self._requests = TrajectoryRequests(
-            config.trajectory.transitions,
-            config.actor.actors,
-            config.slots_per_actor,
-            config.limiter,
-            lambda actor: self._workers[actor].ask(),
-        )
+        self._requests = TrajectoryRequests(config, lambda actor: self._workers[actor].ask())
 
     # Starting and ending
 
@@ -341,7 +322,7 @@ class RayEngine(Engine):
         ).remote(len(names))
         watch = StateWatch(self._state, self._resend)
         self._workers = [
-            RayWorker(name, number, config, cluster, self._state, watch, self._requests)
+            RayWorker(name, number, config, cluster, watch, self._requests)
             for number, name in enumerate(names)
         ]
         supervisor = Supervisor(self._workers, watch.wait, config)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.engines.base import EngineConfig
 from vinoreward.actor_learner.transport.trajectory import Batch, Trajectory, check_count, choose
 
 STOP_EVERY = 0.1
@@ -21,28 +21,20 @@ class TrajectoryRequests:
     """Asks every actor for as many trajectories as there is room for. Thread-safe.
 
     Args:
-        transitions: of one trajectory.
-        actors: how many.
-        slots: trajectories of one actor that may be asked for, waiting or being read.
-        limiter: samples per insert, if limited. What was asked for counts as inserted.
+        config: sizes and limits. What was asked for takes a slot, and the limiter counts it as
+            inserted.
         ask: asks an actor for one more; quick.
 
     Attributes:
         rollouts: trajectories that have arrived, by actor.
     """
 
-    def __init__(
-        self,
-        transitions: int,
-        actors: int,
-        slots: int,
-        limiter: SamplesPerInsert | None,
-        ask: Callable[[int], None],
-    ) -> None:
+    def __init__(self, config: EngineConfig, ask: Callable[[int], None]) -> None:
+        actors = config.actor.actors
         self._changed = threading.Condition()
-        self._size = transitions
-        self._slots = slots
-        self._limiter = limiter
+        self._size = config.trajectory.transitions
+        self._slots = config.slots_per_actor
+        self._limiter = config.limiter
         self._ask = ask
         self._asked = [0] * actors
         self._here = [0] * actors
