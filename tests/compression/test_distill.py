@@ -19,7 +19,7 @@ from vinoreward.compression import (
     Quality,
     check_policy,
 )
-from vinoreward.compression.distill_torch import Batch, Pupil, head_loss, loss
+from vinoreward.compression.distill_torch import Batch, Student, head_loss, loss
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.policies.policy import Policy, random_policy
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
@@ -248,8 +248,8 @@ def test_a_student_goes_on_with_its_optimiser_over_pushes_and_saves() -> None:
 
 
 def test_the_optimiser_is_pytorchs() -> None:
-    pupil = Pupil.of(random_policy(spec_for("logits"), 0))
-    assert isinstance(pupil.adam, torch.optim.Adam)
+    student = Student(random_policy(spec_for("logits"), 0))
+    assert isinstance(student.adam, torch.optim.Adam)
 
 
 def test_a_push_without_time_teaches_a_little_and_one_with_time_more() -> None:

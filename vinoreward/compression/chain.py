@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from vinoreward.compression.stage import CompressionContext, Stage, State, check_finite
+from vinoreward.compression.stage import (
+    CompressionContext,
+    Stage,
+    State,
+    check_finite,
+    different_tasks,
+)
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import PolicySpec
@@ -138,17 +144,15 @@ class CompressorChain:
             ConfigError: the state is of another chain.
         """
         places = [_place(index, stage) for index, stage in enumerate(self._stages)]
-        parts: dict[str, dict[str, npt.NDArray[Any] | int | float]] = {
-            place: {} for place in places
-        }
+        parts: dict[str, dict[str, npt.NDArray[Any] | int | float]] = {name: {} for name in places}
         for name, value in state.items():
-            place = next((place for place in places if name.startswith(f"{place}.")), None)
-            if place is None:
+            place, _, key = name.partition(".")
+            if place not in parts:
                 raise ConfigError(
                     f"the saved state has {name!r}, but the chain's stages are {places}. Expected "
                     "the state of a chain of the same stages."
                 )
-            parts[place][name[len(place) + 1 :]] = value
+            parts[place][key] = value
         for place, stage in zip(places, self._stages, strict=True):
             stage.load_state(parts[place])
 
@@ -161,8 +165,7 @@ def _check_same_task(policy: Policy, teacher: Policy, stage: Stage) -> None:
     """Raise ConfigError if a stage's policy cannot replace the teacher."""
     if not isinstance(policy, Policy):
         raise ConfigError(f"{type(stage).__name__} returned {policy!r}. Expected a Policy.")
-    kept = ("observation_shape", "observation_dtype", "head", "actions")
-    changed = [name for name in kept if getattr(policy.spec, name) != getattr(teacher.spec, name)]
+    changed = different_tasks(policy.spec, teacher.spec)
     if changed:
         raise ConfigError(
             f"{type(stage).__name__} changed the policy's {', '.join(changed)}. Expected the "

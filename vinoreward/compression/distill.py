@@ -26,7 +26,7 @@ from vinoreward.policies.policy import Floats, Policy
 from vinoreward.policies.spec import PolicySpec
 
 if TYPE_CHECKING:
-    from vinoreward.compression.distill_torch import Classroom, Pupil
+    from vinoreward.compression.distill_torch import Student
 
 PARTS = ("student", "first", "second")
 """Parts of the state: weights, and Adam's first and second moments."""
@@ -106,10 +106,10 @@ class Distill(Stage):
                 f"Distill got {wrong}. Expected positive numbers, and beta and value_weight of at "
                 "least 0."
             )
-        # The saved state until the next training: part -> parameter -> array.
+        # Part of the saved state -> parameter -> array; until the next training.
         self._saved: dict[str, dict[str, Floats]] = {}
         self._updates = 0
-        self._pupil: Pupil | None = None
+        self._last: Student | None = None
 
     def largest(self, spec: PolicySpec) -> PolicySpec:
         """Return the student, which may be larger than its teacher."""
@@ -127,44 +127,38 @@ class Distill(Stage):
         if self.student is None and policy is context.teacher:
             return policy
         # Imported here because torch is heavy, and building a chain does not need it.
-        from vinoreward.compression.distill_torch import Classroom, threads_of
+        from vinoreward.compression.distill_torch import Distillation, Student, threads_of
 
         spec = self.student or policy.spec
         with threads_of(self.threads):
-            pupil = self._taught(policy, spec, Classroom(context, self))
-        return policy.replace(spec=spec, parameters=pupil.weights(), ranges={}, blob=None)
+            distillation = Distillation(context, self)
+            given = Student(policy) if policy.spec == spec else None
+            last = self._last_student(spec)
+            student = last or given or distillation.new_student(spec)
+            if last is not None and given is not None and distillation.far_closer(given, last):
+                student = given
+            # Drop a student that diverges.
+            self._last, self._saved, self._updates = None, {}, 0
+            distillation.train(student, least=self.cold_steps if last is None else 1)
+            self._last = student
+        return policy.replace(spec=spec, parameters=student.weights(), ranges={}, blob=None)
 
-    def _taught(self, policy: Policy, spec: PolicySpec, room: Classroom) -> Pupil:
-        from vinoreward.compression.distill_torch import Pupil
-
-        given = Pupil.of(policy) if policy.spec == spec else None
-        last = self._going_on(spec)
-        pupil = last or given or room.newcomer(spec)
-        if last is not None and given is not None and room.far_closer(given, last):
-            pupil = given
-        # Drop a student that diverges.
-        self._pupil, self._saved, self._updates = None, {}, 0
-        room.teach(pupil, least=self.cold_steps if last is None else 1)
-        self._pupil = pupil
-        return pupil
-
-    def _going_on(self, spec: PolicySpec) -> Pupil | None:
+    def _last_student(self, spec: PolicySpec) -> Student | None:
         """Return the student of the last push, or None if there is none with these layers."""
-        if self._pupil is not None:
-            return self._pupil if self._pupil.spec == spec else None
+        if self._last is not None:
+            return self._last if self._last.spec == spec else None
         saved = self._saved.get("student", {})
         if {name: value.shape for name, value in saved.items()} != spec.parameter_shapes():
             return None
-        from vinoreward.compression.distill_torch import Pupil
+        from vinoreward.compression.distill_torch import Student
 
-        moments = (self._saved["first"], self._saved["second"])
-        return Pupil.of(Policy(spec, saved), moments, self._updates)
+        return Student(Policy(spec, saved), self._saved, self._updates)
 
     def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
         """Return the last student, Adam's moments, and the number of updates."""
         parts, updates = self._saved, self._updates
-        if self._pupil is not None:
-            parts, updates = self._pupil.state(), self._pupil.updates
+        if self._last is not None:
+            parts, updates = self._last.state(), self._last.updates
         found: dict[str, npt.NDArray[Any] | int | float] = {"updates": updates}
         for part, arrays in parts.items():
             found |= {f"{part}.{name}": own(array, np.float32) for name, array in arrays.items()}
@@ -178,10 +172,10 @@ class Distill(Stage):
             for part, arrays in parts.items()
         }
         shapes = [{name: array.shape for name, array in last[part].items()} for part in PARTS]
-        if any(found != shapes[0] for found in shapes):
+        if shapes != [shapes[0]] * len(shapes):
             raise ConfigError(
                 f"Distill got the state {sorted(state)}. Expected weights and two moments of the "
                 "same shapes; another chain saved it."
             )
-        self._saved, self._pupil = last, None
+        self._saved, self._last = last, None
         self._updates = int(state["updates"])

@@ -7,12 +7,13 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from vinoreward.compression.stage import CompressionContext
+from vinoreward.compression.stage import CompressionContext, different_tasks
 from vinoreward.errors import ConfigError, OutputError, needed_for
 from vinoreward.policies.distributions import LOG_STD
 from vinoreward.policies.policy import Floats, Policy, random_policy
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 400
 """Maximum of updates per push with a time limit; more on the same observations gain little."""
+MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}
+"""Parts of a student's state and PyTorch's names for them."""
 FAR_CLOSER = 0.5
 """Restart from another policy if its divergence is below this fraction of the student's."""
 
@@ -98,67 +101,52 @@ def threads_of(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Pupil:
-    """A student with its optimiser; persists between pushes.
+class Student:
+    """A network with its optimiser; persists between pushes.
+
+    Args:
+        policy: its weights, in float.
+        moments: Adam's moments of each parameter, to resume from: ``"first"`` and ``"second"``.
+        updates: made so far.
 
     Attributes:
-        spec: its layers.
-        module: its weights.
         adam: the first one in a process imports PyTorch's compiler: 1.5 s of one core.
-        updates: made so far.
     """
 
-    def __init__(self, module: TorchPolicy, updates: int = 0) -> None:
-        self.spec = module.spec
-        self.module = module
-        self.updates = updates
-        self.adam = torch.optim.Adam(self._parameters().values(), fused=True)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         policy: Policy,
-        moments: tuple[Mapping[str, Floats], Mapping[str, Floats]] | None = None,
+        moments: Mapping[str, Mapping[str, Floats]] | None = None,
         updates: int = 0,
-    ) -> Pupil:
-        """Return a student with a policy's weights.
-
-        Args:
-            policy: with float weights.
-            moments: Adam's first and second moment of each parameter, to resume from.
-            updates: number of updates behind them.
-        """
-        pupil = cls(from_policy(policy), updates)
+    ) -> None:
+        self.spec, self.module, self.updates = policy.spec, from_policy(policy), updates
+        names = self.spec.parameter_shapes()
+        self._parameters = {name: self.module.get_parameter(name) for name in names}
+        self.adam = torch.optim.Adam(self._parameters.values(), fused=True)
         if moments is not None and updates:
-            for name, parameter in pupil._parameters().items():
-                first, second = (torch.from_numpy(np.array(part[name])) for part in moments)
-                pupil.adam.state[parameter] = {
-                    "step": torch.tensor(float(updates)),
-                    "exp_avg": first,
-                    "exp_avg_sq": second,
+            for name, parameter in self._parameters.items():
+                self.adam.state[parameter] = {"step": torch.tensor(float(updates))} | {
+                    key: torch.from_numpy(np.array(moments[part][name]))
+                    for part, key in MOMENTS.items()
                 }
-        return pupil
-
-    def _parameters(self) -> dict[str, torch.nn.Parameter]:
-        return {name: self.module.get_parameter(name) for name in self.spec.parameter_shapes()}
 
     def weights(self) -> dict[str, Floats]:
         """Return a copy of the weights."""
-        return {n: value.detach().numpy().copy() for n, value in self._parameters().items()}
+        return {name: value.detach().numpy().copy() for name, value in self._parameters.items()}
 
     def state(self) -> dict[str, dict[str, Floats]]:
         """Return weights and Adam's moments, by the names in ``distill.PARTS``."""
         found = {"student": self.weights()}
-        for part, key in (("first", "exp_avg"), ("second", "exp_avg_sq")):
+        for part, key in MOMENTS.items():
             found[part] = {
                 # A value head without a counterpart in the teacher is never updated.
                 name: self.adam.state[value].get(key, torch.zeros_like(value)).numpy()
-                for name, value in self._parameters().items()
+                for name, value in self._parameters.items()
             }
         return found
 
 
-class Classroom:
+class Distillation:
     """One push: its observations, and a cache of the teacher's outputs.
 
     Args:
@@ -169,22 +157,25 @@ class Classroom:
     def __init__(self, context: CompressionContext, lesson: Distill) -> None:
         self._context, self._lesson = context, lesson
         self._observations = torch.from_numpy(np.array(context.observations))
-        self._teacher = from_policy(context.teacher)
-        count, spec = len(self._observations), context.teacher.spec
+        self._teacher, self._spec = from_policy(context.teacher), context.teacher.spec
+        count = len(self._observations)
         self._known = torch.zeros(count, dtype=torch.bool)
-        self._outputs = torch.empty(count, spec.outputs)
-        self._values = None if spec.value is None else torch.empty(count)
+        self._outputs = torch.empty(count, self._spec.outputs)
+        self._values = None if self._spec.value is None else torch.empty(count)
         self._random = context.random()
         self._order = self._random.permutation(count)
         self._at = 0
-        self._first = self._asked(torch.from_numpy(self._order[: lesson.batch]))
-        spread = float(self._first[0].std(dim=1, correction=0).pow(2).mean().sqrt())
+        self._spread = 1.0
+        self._first = self._batch(self._order[: lesson.batch])
+        spread = float(self._first.outputs.std(dim=1, correction=0).pow(2).mean().sqrt())
         # If the teacher values all actions equally, any unit will do.
         self._spread = spread or 1.0
+        self._first = replace(self._first, spread=self._spread)
 
     @torch.no_grad()
-    def _asked(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the teacher's outputs on some rows; computes each row once."""
+    def _batch(self, places: npt.NDArray[np.int64]) -> Batch:
+        """Return some observations with the teacher's outputs; computes each of them once."""
+        rows = torch.from_numpy(places)
         new = rows[~self._known[rows]]
         if len(new):
             outputs, values = self._teacher(self._observations[new])
@@ -192,10 +183,8 @@ class Classroom:
             if self._values is not None and values is not None:
                 self._values[new] = values
             self._known[new] = True
-        return self._outputs[rows], None if self._values is None else self._values[rows]
-
-    def _batch(self, rows: Tensor) -> Batch:
-        return Batch(self._observations[rows], *self._asked(rows), self._spread)
+        known = None if self._values is None else self._values[rows]
+        return Batch(self._observations[rows], self._outputs[rows], known, self._spread)
 
     def _next(self) -> Batch:
         """Return the next batch; reshuffles after each epoch."""
@@ -203,9 +192,9 @@ class Classroom:
             self._order, self._at = self._random.permutation(len(self._order)), 0
         rows = self._order[self._at : self._at + self._lesson.batch]
         self._at += self._lesson.batch
-        return self._batch(torch.from_numpy(rows))
+        return self._batch(rows)
 
-    def newcomer(self, spec: PolicySpec) -> Pupil:
+    def new_student(self, spec: PolicySpec) -> Student:
         """Return a new student: random weights, and the teacher's mean output as bias.
 
         Raises:
@@ -215,63 +204,59 @@ class Classroom:
         weights = random_policy(spec, self._context.seed).float_parameters()
         head = spec.layers[-1].name
         weights[f"{head}.weight"] *= np.float32(0.01)
-        weights[f"{head}.bias"] = self._first[0].mean(0).numpy()
-        return Pupil.of(Policy(spec, weights))
+        weights[f"{head}.bias"] = self._first.outputs.mean(0).numpy()
+        return Student(Policy(spec, weights))
 
-    def far_closer(self, one: Pupil, other: Pupil) -> bool:
+    def far_closer(self, one: Student, other: Student) -> bool:
         """Return whether ``one`` diverges far less from the teacher than ``other``."""
         self._check(one.spec)
-        batch = self._batch(torch.from_numpy(self._order[: self._lesson.batch]))
         alone = copy.copy(self._lesson)
         alone.beta = alone.value_weight = 0.0
         with torch.inference_mode():
             near, far = (
-                float(loss(each.module, self._context.teacher.spec, batch, alone))
-                for each in (one, other)
+                float(loss(each.module, self._spec, self._first, alone)) for each in (one, other)
             )
         # NaN, from a student that diverged, is never closer.
         return not near >= FAR_CLOSER * far
 
     def _check(self, student: PolicySpec) -> None:
-        teacher = self._context.teacher.spec
-        kept = ("observation_shape", "observation_dtype", "head", "actions")
-        wrong = [name for name in kept if getattr(student, name) != getattr(teacher, name)]
+        wrong = different_tasks(student, self._spec)
         if wrong:
             raise ConfigError(
                 f"the student differs from the teacher in {', '.join(wrong)}. Expected the same "
                 "observations and actions; only layers may differ."
             )
 
-    def teach(self, pupil: Pupil, *, least: int = 1) -> None:
+    def train(self, student: Student, *, least: int = 1) -> None:
         """Train a student for the configured number of updates, or until the time is up.
 
         Args:
-            pupil: updated in place.
+            student: updated in place.
             least: minimum number of updates.
 
         Raises:
             ConfigError: the student has other observations or actions than the teacher.
             OutputError: the student's weights became NaN or infinite.
         """
-        self._check(pupil.spec)
+        self._check(student.spec)
         seconds, lesson = self._context.seconds, self._lesson
         steps, deadline = max(least, lesson.steps), math.inf
         if seconds is not None:
             steps, deadline = max(least, MOST_STEPS), time.perf_counter() + seconds
-        for group in pupil.adam.param_groups:
+        for group in student.adam.param_groups:
             group["lr"] = lesson.learning_rate
         for step in range(1, steps + 1):
-            pupil.adam.zero_grad(set_to_none=True)
-            found = loss(pupil.module, self._context.teacher.spec, self._next(), lesson)
+            student.adam.zero_grad(set_to_none=True)
+            found = loss(student.module, self._spec, self._next(), lesson)
             found.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(pupil.module.parameters(), 10.0)
-            pupil.adam.step()
-            pupil.updates += 1
+            torch.nn.utils.clip_grad_norm_(student.module.parameters(), 10.0)
+            student.adam.step()
+            student.updates += 1
             if step >= least and time.perf_counter() >= deadline:
                 break
-        if not all(bool(value.isfinite().all()) for value in pupil.module.parameters()):
+        if not all(bool(value.isfinite().all()) for value in student.module.parameters()):
             raise OutputError(
-                f"the student's weights became NaN or infinite in {pupil.updates} updates. "
+                f"the student's weights became NaN or infinite in {student.updates} updates. "
                 "Expected finite weights; lower Distill's learning_rate from "
                 f"{lesson.learning_rate}."
             )

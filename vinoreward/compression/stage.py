@@ -208,3 +208,9 @@ def float_weights(policy: Policy, stage: Stage) -> dict[str, Floats]:
 def own(array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.NDArray[Any]:
     """Return an own copy: state must not lie in shared memory."""
     return np.array(array, dtype=dtype)
+
+
+def different_tasks(one: PolicySpec, other: PolicySpec) -> list[str]:
+    """Return the attributes by which two networks cannot replace each other."""
+    names = ("observation_shape", "observation_dtype", "head", "actions")
+    return [name for name in names if getattr(one, name) != getattr(other, name)]

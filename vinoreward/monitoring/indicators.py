@@ -43,6 +43,9 @@ class Window:
         size: capacity in rows.
         columns: numbers per row.
 
+    Attributes:
+        rows: (n, columns), oldest first.
+
     Raises:
         ConfigError: a size below 1.
     """
@@ -50,28 +53,17 @@ class Window:
     def __init__(self, size: int, columns: int = 1) -> None:
         if size < 1:
             raise ConfigError(f"the window has {size} rows. Expected at least 1.")
-        self._rows = np.zeros((size, columns))
-        self._next = 0
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self._size = size
+        self.rows: Doubles = np.zeros((0, columns))
 
     def add(self, rows: Doubles) -> None:
         """Add rows (n,) or (n, columns), oldest first."""
-        size, columns = self._rows.shape
-        new = rows.reshape(len(rows), columns)[-size:]
-        self._rows[(self._next + np.arange(len(new))) % size] = new
-        self._next = (self._next + len(new)) % size
-        self._count = min(size, self._count + len(new))
-
-    def rows(self) -> Doubles:
-        """Return a view of the rows (n, columns), unordered."""
-        return self._rows[: self._count]
+        new = rows.reshape(len(rows), self.rows.shape[1])
+        self.rows = np.concatenate([self.rows, new])[-self._size :]
 
     def clear(self) -> None:
         """Forget all rows."""
-        self._next = self._count = 0
+        self.rows = self.rows[:0]
 
 
 class Indicator(abc.ABC):
@@ -141,9 +133,9 @@ class WindowedIndicator(Indicator):
         """See :meth:`Indicator.update`."""
         rows = self._rows(batch)
         self._window.add(rows)
-        if len(rows) == 0 or len(self._window) < self._fewest:
+        values = self._window.rows
+        if len(rows) == 0 or len(values) < self._fewest:
             return NO_READING
-        values = self._window.rows()
         return self._read(values) if np.isfinite(values).all() else float("inf")
 
     def reset(self) -> None:
@@ -418,9 +410,9 @@ class ReturnGap(Indicator):
         if returns is None:
             return NO_READING
         self._window.add(np.stack([returns.full, returns.compressed], 1))
-        if len(self._window) < 2:
+        if len(self._window.rows) < 2:
             return NO_READING
-        full, compressed = self._window.rows().T
+        full, compressed = self._window.rows.T
         gap = paired_gap(PairedReturns(full, compressed), confidence=self._confidence)
         if self._statistic == "relative":
             return gap.lower / gap.scale

@@ -167,14 +167,16 @@ class Policy:
         object.__setattr__(self, "parameters", MappingProxyType(dict(self.parameters)))
         object.__setattr__(self, "ranges", MappingProxyType(dict(self.ranges)))
 
+    def float_parameter(self, name: str) -> Floats:
+        """Return a parameter as contiguous float32, dequantized; without a copy if possible."""
+        value = self.parameters[name]
+        if isinstance(value, QuantizedArray):
+            return value.dequantized()
+        return np.ascontiguousarray(value, dtype=np.float32)
+
     def float_parameters(self) -> dict[str, Floats]:
         """Return every parameter as float32, quantized ones dequantized."""
-        return {
-            name: value.dequantized()
-            if isinstance(value, QuantizedArray)
-            else np.asarray(value, dtype=np.float32)
-            for name, value in self.parameters.items()
-        }
+        return {name: self.float_parameter(name) for name in self.parameters}
 
     def in_int8(self, layer: str) -> bool:
         """Whether a layer is computed with 8-bit weights and inputs."""

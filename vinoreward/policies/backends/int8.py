@@ -77,15 +77,6 @@ def weight_count(spec: PolicySpec, layers: tuple[str, ...]) -> int:
     return int(sum(np.prod(shapes[f"{name}.weight"]) for name in layers))
 
 
-def float_array(policy: Policy, name: str) -> Floats:
-    """Return a parameter as contiguous float32, without a copy if possible."""
-    value = policy.parameters[name]
-    if isinstance(value, QuantizedArray):
-        return value.dequantized()
-    found: Floats = np.ascontiguousarray(value, dtype=np.float32)
-    return found
-
-
 # Products that overflow
 #
 # Processors without VNNI multiply unsigned by signed bytes in pairs and sum each pair in 16 bits

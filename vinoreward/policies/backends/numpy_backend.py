@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.policies.backends.base import Infer, PolicyBackend
-from vinoreward.policies.backends.int8 import float_array, folded
+from vinoreward.policies.backends.int8 import folded
 from vinoreward.policies.policy import Floats, Policy
 from vinoreward.policies.spec import Activation, Conv, Dense, Flatten
 
@@ -59,8 +59,8 @@ def _steps(policy: Policy, batch: int) -> list[Step]:
             found.append(_rounding((batch, *before), whole.bounds.low, whole.bounds.step))
             weight, scales, bias = whole.codes.astype(np.float32), whole.scales, whole.bias
         else:
-            weight = float_array(policy, f"{layer.name}.weight")
-            scales, bias = None, float_array(policy, f"{layer.name}.bias")
+            weight = policy.float_parameter(f"{layer.name}.weight")
+            scales, bias = None, policy.float_parameter(f"{layer.name}.bias")
         # One product per observation, or per pixel of a convolution.
         count = batch * math.prod(after[1:])
         product = _product(weight.reshape(layer.outputs, -1), scales, bias, layer.activation, count)

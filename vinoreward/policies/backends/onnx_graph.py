@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.policies.backends.int8 import float_array, folded, int8_layers
+from vinoreward.policies.backends.int8 import folded, int8_layers
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import Conv, Flatten
 
@@ -67,7 +67,7 @@ def weights_of(policy: Policy, ready: Mapping[str, Array] | None = None) -> dict
     for layer in policy.spec.weighted:
         if layer.name not in whole:
             for name in (f"{layer.name}.weight", f"{layer.name}.bias"):
-                found[name] = float_array(policy, name)
+                found[name] = policy.float_parameter(name)
     return found
 
 

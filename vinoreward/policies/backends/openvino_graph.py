@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.policies.backends.int8 import float_array, folded, int8_layers, weight_count
+from vinoreward.policies.backends.int8 import folded, int8_layers, weight_count
 from vinoreward.policies.policy import Policy, QuantizedArray
 from vinoreward.policies.spec import Conv, Dense, Flatten
 
@@ -71,8 +71,8 @@ def input_arrays(policy: Policy, batch: int) -> Iterator[Array]:
             yield (whole.scales / np.float32(HALF)).reshape(sides)
             yield whole.bias.reshape(sides)
         else:
-            yield float_array(policy, f"{layer.name}.weight")
-            bias = float_array(policy, f"{layer.name}.bias")
+            yield policy.float_parameter(f"{layer.name}.weight")
+            bias = policy.float_parameter(f"{layer.name}.bias")
             yield bias.reshape((-1, 1) if turned and isinstance(layer, Dense) else sides)
 
 
@@ -137,7 +137,7 @@ def policy_model(openvino: Any, policy: Policy, batch: int, *, constants: bool) 
 def _constants(op: Any, policy: Policy, layer: Dense | Conv, values: Any) -> tuple[Any, Any, Any]:
     """Return a layer's values, rounded if it is in INT8, and its weights and bias as constants."""
     weight = policy.parameters[f"{layer.name}.weight"]
-    bias = float_array(policy, f"{layer.name}.bias")
+    bias = policy.float_parameter(f"{layer.name}.bias")
     sides = 4 if isinstance(layer, Conv) else 2
     codes, scales = None, None
     if policy.in_int8(layer.name):
@@ -148,7 +148,7 @@ def _constants(op: Any, policy: Policy, layer: Dense | Conv, values: Any) -> tup
         codes, scales = weight.codes, weight.scales
     along = (-1, *[1] * (sides - 1))
     if codes is None or scales is None:
-        weights = op.constant(float_array(policy, f"{layer.name}.weight"))
+        weights = op.constant(policy.float_parameter(f"{layer.name}.weight"))
     else:
         # A copy: the model must not refer to memory that later weights overwrite.
         scaling = op.constant(scales.reshape(along))

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from vinoreward.errors import needed_for
 from vinoreward.policies.backends.base import Infer, PolicyBackend
-from vinoreward.policies.backends.int8 import float_array
 from vinoreward.policies.policy import ActivationRange, Floats, Policy
 from vinoreward.policies.spec import Conv, Dense, PolicySpec
 
@@ -60,7 +59,9 @@ class TorchBackend(PolicyBackend):
                 if policy.spec.value is not None and layer == policy.spec.value.name:
                     continue
                 # Torch refuses read-only arrays, although it only copies from this one.
-                source = torch.from_numpy(np.require(float_array(policy, name), requirements="W"))
+                source = torch.from_numpy(
+                    np.require(policy.float_parameter(name), requirements="W")
+                )
                 self._module.get_submodule(layer).get_parameter(kind).copy_(source)
         return functools.partial(self._run, self._module)
 
