@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from vinoreward.compression.quality import check_policy
+from vinoreward.compression.chain import check_policy
 from vinoreward.policies.backends.base import BackendOutputs, PolicyBackend, make_backend
 from vinoreward.policies.backends.int8 import LARGEST, reduced
 from vinoreward.policies.backends.openvino_backend import OpenVINOBackend

@@ -25,8 +25,7 @@ from vinoreward.policies.backends.base import (
     unseal,
 )
 from vinoreward.policies.backends.int8 import folded
-from vinoreward.policies.backends.onnx_graph import policy_model, weights_of
-from vinoreward.policies.backends.onnxruntime_backend import read_blob
+from vinoreward.policies.backends.onnxruntime_backend import policy_model, read_blob, weights_of
 from vinoreward.policies.backends.openvino_backend import OpenVINOBackend
 from vinoreward.policies.policy import (
     ActivationRange,

@@ -100,16 +100,12 @@ class CompressionSetting:
         Raises:
             ConfigError: data that :meth:`to_dict` does not write.
         """
-        try:
-            kinds = {"sparsity": float, "alpha": float, "pull_period": int, "enabled": bool}
-            fields = {name: kind(value[name]) for name, kind in kinds.items()}
-            bits = value["bits"]
-            return cls().changed({**value, **fields, "bits": None if bits is None else int(bits)})
-        except (KeyError, TypeError) as error:
+        if set(value) != {field.name for field in dataclasses.fields(cls)}:
             raise ConfigError(
-                f"cannot read the compression setting ({error!r}). Expected what "
+                f"cannot read the compression setting ({dict(value)}). Expected what "
                 "CompressionSetting.to_dict returns."
-            ) from error
+            )
+        return cls(**value)
 
 
 def difference(before: CompressionSetting, after: CompressionSetting) -> str:

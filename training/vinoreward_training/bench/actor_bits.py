@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import Evaluator
-from vinoreward.compression.chain import CompressorChain
+from vinoreward.compression.chain import CompressorChain, check_policy
 from vinoreward.compression.distill import Distill
 from vinoreward.compression.prune import Prune
-from vinoreward.compression.quality import check_policy
 from vinoreward.compression.quantize import Quantize
 from vinoreward.compression.stage import CompressionContext, Stage
 from vinoreward.monitoring import (
