@@ -30,19 +30,13 @@ _DAMPING: Final = 1e-4
 _MAX_STEP: Final = 0.25
 
 
-def _rotation_x(angle: float) -> Array:
+def _rotation(axis: int, angle: float) -> Array:
+    """Return the ``(3, 3)`` rotation about x (0), y (1) or z (2), in radians."""
     cos, sin = math.cos(angle), math.sin(angle)
-    return np.array([[1.0, 0.0, 0.0], [0.0, cos, -sin], [0.0, sin, cos]])
-
-
-def _rotation_y(angle: float) -> Array:
-    cos, sin = math.cos(angle), math.sin(angle)
-    return np.array([[cos, 0.0, sin], [0.0, 1.0, 0.0], [-sin, 0.0, cos]])
-
-
-def _rotation_z(angle: float) -> Array:
-    cos, sin = math.cos(angle), math.sin(angle)
-    return np.array([[cos, -sin, 0.0], [sin, cos, 0.0], [0.0, 0.0, 1.0]])
+    i, j = (axis + 1) % 3, (axis + 2) % 3
+    rotation = np.eye(3)
+    rotation[i, i], rotation[i, j], rotation[j, i], rotation[j, j] = cos, -sin, sin, cos
+    return rotation
 
 
 def _pose(rotation: Array, position: tuple[float, float, float]) -> Array:
@@ -52,14 +46,9 @@ def _pose(rotation: Array, position: tuple[float, float, float]) -> Array:
     return pose
 
 
-def rotation_from_euler(roll: float, pitch: float, yaw: float) -> Array:
-    """Return the ``(3, 3)`` rotation of fixed-axis Euler angles in radians, as PyBullet's."""
-    return _rotation_z(yaw) @ _rotation_y(pitch) @ _rotation_x(roll)
-
-
 # A joint's transform is origin @ rotation_z(q), which is linear in cos q and sin q: three
 # constant matrices per joint replace building and multiplying rotations at every call.
-_ORIGINS = np.stack([_pose(_rotation_x(roll), (x, y, z)) for roll, x, y, z in c.JOINT_ORIGINS])
+_ORIGINS = np.stack([_pose(_rotation(0, roll), (x, y, z)) for roll, x, y, z in c.JOINT_ORIGINS])
 _COS = np.zeros_like(_ORIGINS)
 _COS[:, :, 0], _COS[:, :, 1] = _ORIGINS[:, :, 0], _ORIGINS[:, :, 1]
 _SIN = np.zeros_like(_ORIGINS)
@@ -69,12 +58,13 @@ _CONSTANT[:, :, 2:] = _ORIGINS[:, :, 2:]
 
 # Links 7-11 hang rigidly from link 6, but for the fingers' slide.
 _FLANGE = _pose(np.eye(3), (0.0, 0.0, c.FLANGE_OFFSET))
-_HAND = _FLANGE @ _pose(_rotation_z(c.HAND_YAW), (0.0, 0.0, 0.0))
+_HAND = _FLANGE @ _pose(_rotation(2, c.HAND_YAW), (0.0, 0.0, 0.0))
 _FINGER = _HAND @ _pose(np.eye(3), (0.0, 0.0, c.FINGER_OFFSET))
 _GRIPPER = _HAND @ _pose(np.eye(3), (0.0, 0.0, c.GRIPPER_OFFSET))
 _AFTER_ARM = np.stack([_FLANGE, _HAND, _FINGER, _FINGER, _GRIPPER])
 
-GRIPPER_ROTATION: Final[Array] = rotation_from_euler(*c.GRIPPER_EULER)
+_ROLL, _PITCH, _YAW = c.GRIPPER_EULER
+GRIPPER_ROTATION: Final[Array] = _rotation(2, _YAW) @ _rotation(1, _PITCH) @ _rotation(0, _ROLL)
 """The gripper's ``(3, 3)`` orientation throughout the task: pointing down."""
 GRIPPER_ROTATION.setflags(write=False)
 _JOINT_LOW = np.array(c.JOINT_LOW)

@@ -105,7 +105,6 @@ CAMERA_ROLL: float = 0.0
 """Degrees, up axis z."""
 CAMERA_FOV: float = 60.0
 """Vertical field of view in degrees."""
-CAMERA_ASPECT: float = 4.0 / 3.0
 CAMERA_NEAR: float = 0.1
 CAMERA_FAR: float = 100.0
 PICTURE_HEIGHT: int = 96

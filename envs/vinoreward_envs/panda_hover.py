@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,21 +14,22 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, InputError
+from vinoreward.errors import ConfigError, InputError, MissingDisplayError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.core import RewardCore, RewardOptions
 from vinoreward_envs import constants as c
-from vinoreward_envs.camera.human_view import HumanView
-from vinoreward_envs.camera.pictures import (
+from vinoreward_envs.camera.spec import (
+    CameraSpec,
+    Mesh,
+    Renderer,
     camera_spec,
+    check_choice,
     check_origin,
     check_picture,
-    check_renderer,
     resized,
     size_before_crop,
 )
-from vinoreward_envs.camera.spec import CameraSpec, Mesh, Renderer
-from vinoreward_envs.scene.hover import HoverScene, Motion
+from vinoreward_envs.scene import HoverScene, Motion, check_renderer
 
 ObjectPosition = Literal["fixed", "random"] | tuple[float, float]
 
@@ -35,6 +39,8 @@ ORACLE = "oracle"
 _SLACK = 0.05
 # Rounding (0.1 in float32, a pose reached to 1e-6 m) must not refuse a move to the very edge.
 _EDGE_TOLERANCE = 1e-4
+_SMALLEST_SIDE = 480
+"""Pixels of a window."""
 # For RewardCore: every step of the one environment is scored; the task itself pays nothing and ends
 # no episode.
 _SCORED, _NO_REWARD, _NO_END = np.ones(1, np.bool_), np.zeros(1), np.zeros(1, np.bool_)
@@ -111,13 +117,16 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         success_hold_steps: int = 1,
         accept_foreign_pictures: bool = False,
     ) -> None:
-        _check_choice("fidelity", fidelity, (None, "article"))
-        _check_choice("observation", observation, ("state", "pixels"))
-        _check_choice("render_mode", render_mode, (None, "rgb_array", "human"))
+        check_choice("fidelity", fidelity, (None, "article"))
+        check_choice("observation", observation, ("state", "pixels"))
+        check_choice("render_mode", render_mode, (None, "rgb_array", "human"))
         self.render_mode = render_mode
         self._object_position = _checked_object_position(object_position)
         self._view = HumanView("PandaHover") if render_mode == "human" else None
-        loaded = self._load_bundle(backend, bundle)
+        if backend != ORACLE or bundle is not None:
+            loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle or DEFAULT_BUNDLE)
+        else:
+            loaded = None
         if fidelity == "article":
             if image_size is not None:
                 raise ConfigError(
@@ -154,10 +163,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             success_hold_steps=success_hold_steps,
         )
         self._core = RewardCore(rewards, threshold)
-        if fidelity == "article":
-            self.scene = HoverScene(camera=spec, motion="dynamics", ik="article")
-        else:
-            self.scene = HoverScene(camera=spec, motion=motion)
+        article: dict[str, Any] = {"motion": "dynamics", "ik": "article"}
+        self.scene = HoverScene(camera=spec, **(article if fidelity else {"motion": motion}))
         self._pixels = observation == "pixels"
         if self._pixels or self._classifier is not None or render_mode is not None:
             check_renderer(spec.renderer)
@@ -236,18 +243,9 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
 
     def close(self) -> None:
         """Free the scene, the classifier and the window. Calling it again does nothing."""
-        self.scene.close()
-        if self._classifier is not None:
-            self._classifier.close()
-        if self._view is not None:
-            self._view.close()
-
-    def _load_bundle(self, backend: str, bundle: Bundle | str | Path | None) -> Bundle | None:
-        if backend == ORACLE and bundle is None:
-            return None
-        if isinstance(bundle, Bundle):
-            return bundle
-        return Bundle.load(DEFAULT_BUNDLE if bundle is None else bundle)
+        for part in (self.scene, self._classifier, self._view):
+            if part is not None:
+                part.close()
 
     def _observation_space(self, spec: CameraSpec) -> gym.spaces.Box:
         if self._pixels:
@@ -315,25 +313,16 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             self._view.show(self._picture())
 
 
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Raise ``ConfigError`` unless ``value`` is one of ``choices``."""
-    if value not in choices:
-        raise ConfigError(
-            f"Found {name}={value!r}; expected one of {', '.join(map(repr, choices))}. "
-            "Pass one of them."
-        )
-
-
 def _checked_object_position(value: ObjectPosition) -> ObjectPosition:
     """Return ``value`` if the object can be there, else raise ``ConfigError`` or ``InputError``."""
-    if isinstance(value, str):
-        if value not in ("fixed", "random"):
-            raise ConfigError(
-                f'Found object_position={value!r}; expected "fixed", "random" or (x, y) in '
-                "metres. Pass one of them."
-            )
-        return value
-    return _place(value, "object_position")
+    if not isinstance(value, str):
+        return _place(value, "object_position")
+    if value not in ("fixed", "random"):
+        raise ConfigError(
+            f'Found object_position={value!r}; expected "fixed", "random" or (x, y) in metres. '
+            "Pass one of them."
+        )
+    return value
 
 
 def _place(value: Any, what: str) -> tuple[float, float]:
@@ -363,3 +352,69 @@ def _checked_action(action: NDArray[np.float32]) -> NDArray[np.float64]:
             f"{c.MAX_MOVE}. Check the policy that made it."
         )
     return np.clip(move, -c.MAX_MOVE, c.MAX_MOVE)
+
+
+class HumanView:
+    """One window that shows pictures, opened at the first one.
+
+    Raises:
+        MissingDisplayError: no display, or no tkinter to open a window with.
+    """
+
+    def __init__(self, title: str) -> None:
+        if sys.platform.startswith("linux") and not (
+            os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        ):
+            raise MissingDisplayError(
+                "Found no display (neither DISPLAY nor WAYLAND_DISPLAY is set); "
+                'render_mode="human" opens a window and needs one. Use render_mode="rgb_array", or '
+                '"vinoreward play", which writes a GIF.'
+            )
+        self._title = title
+        # Window, label and picture: Tk shows a picture only as long as somebody holds it.
+        self._shown: tuple[Any, Any, Any] | None = None
+
+    def show(self, frame: NDArray[np.uint8]) -> None:
+        """Show an ``(H, W, 3)`` uint8 picture, enlarged by a whole number if it is small.
+
+        Closing the window ends nothing: the next picture opens it again.
+        """
+        try:
+            import tkinter
+        except ImportError as error:
+            raise MissingDisplayError(
+                'Found no tkinter in this Python; render_mode="human" opens its window with it. '
+                'Install it (Debian and Ubuntu: apt install python3-tk) or use "rgb_array".'
+            ) from error
+        zoom = max(1, _SMALLEST_SIDE // min(frame.shape[:2]))
+        large = frame.repeat(zoom, axis=0).repeat(zoom, axis=1)
+        data = f"P6 {large.shape[1]} {large.shape[0]} 255 ".encode("ascii") + large.tobytes()
+        try:
+            if self._shown is None:
+                root = tkinter.Tk()
+                root.title(self._title)
+                label = tkinter.Label(root)
+                label.pack()
+            else:
+                root, label, _ = self._shown
+            image = tkinter.PhotoImage(master=root, data=data, format="PPM")
+            label.configure(image=image)
+            self._shown = root, label, image
+            root.update()
+        except tkinter.TclError as error:
+            self._shown = None
+            if "destroyed" in str(error) or "invalid command name" in str(error):
+                return
+            raise MissingDisplayError(
+                f"Found a display that opens no window ({error}); expected one that works. Check "
+                'DISPLAY, or use render_mode="rgb_array".'
+            ) from error
+
+    def close(self) -> None:
+        """Close the window. Calling it again does nothing."""
+        shown, self._shown = self._shown, None
+        if shown is not None:
+            import tkinter
+
+            with contextlib.suppress(tkinter.TclError):  # The person closed it already.
+                shown[0].destroy()

@@ -6,8 +6,8 @@ import pytest
 
 from vinoreward.errors import ConfigError
 from vinoreward.policies.spec import Conv, Dense, PolicySpec
+from vinoreward_training.tasks.lookup import TASKS
 from vinoreward_training.tasks.networks import ALGORITHMS, NETWORKS, network
-from vinoreward_training.tasks.table import TASKS
 
 
 def sizes(spec: PolicySpec) -> list[tuple[int, ...]]:

@@ -307,7 +307,7 @@ def test_the_names_are_there_and_light() -> None:
 def test_the_shipped_encoder_reads_where_the_gripper_is() -> None:
     import vinoreward
     from vinoreward_envs.camera.spec import CameraSpec
-    from vinoreward_envs.scene.hover import HoverScene
+    from vinoreward_envs.scene import HoverScene
 
     scene = HoverScene(camera=CameraSpec())
     scene.place_object((0.6, 0.1))

@@ -12,11 +12,10 @@ import pytest
 from vinoreward.errors import ConfigError, InputError, UnknownDeviceError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
+from vinoreward_envs.bullet import pybullet_data_folder, quaternion
 from vinoreward_envs.camera import assets
-from vinoreward_envs.camera.pictures import make_camera
 from vinoreward_envs.camera.spec import Camera, CameraSpec, clip_matrix, view_matrix
-from vinoreward_envs.camera.tiny import quaternion
-from vinoreward_envs.pybullet_import import pybullet_data_folder
+from vinoreward_envs.scene import make_camera
 
 HOME = np.array(c.HOME_JOINTS)
 
@@ -172,8 +171,8 @@ def test_an_arm_far_out_of_the_task_is_still_tinys() -> None:
         ({"width": 5000}, "width 5000"),
         ({"width": 12.5}, "width 12.5"),
         ({"height": True}, "height True"),
-        ({"renderer": "gpu"}, "renderer 'gpu'"),
-        ({"mesh": "5"}, "mesh level '5'"),
+        ({"renderer": "gpu"}, "camera='gpu'"),
+        ({"mesh": "5"}, "mesh='5'"),
     ],
 )
 def test_a_picture_that_cannot_be_is_refused(fields: Any, said: str) -> None:
@@ -272,7 +271,7 @@ def test_quaternions_survive_every_kind_of_rotation() -> None:
 def test_the_fast_camera_is_silent_and_needs_no_pybullet() -> None:
     code = (
         "import sys; sys.modules['pybullet'] = sys.modules['pybullet_data'] = None\n"
-        "import vinoreward_envs.camera.pictures as camera, numpy as np\n"
+        "import vinoreward_envs.scene as camera, numpy as np\n"
         "assert 'warp' not in sys.modules\n"
         "picture = camera.make_camera().render(np.zeros(9), None)\n"
         "assert picture.shape == (96, 128, 3)\n"

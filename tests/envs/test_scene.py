@@ -13,9 +13,8 @@ import pytest
 
 from vinoreward.errors import ConfigError, InputError, MissingExtraError, install_command
 from vinoreward_envs import constants as c
-from vinoreward_envs.pybullet_import import missing_pybullet
-from vinoreward_envs.scene.dynamics import quaternion
-from vinoreward_envs.scene.hover import HoverScene
+from vinoreward_envs.bullet import missing_pybullet, quaternion
+from vinoreward_envs.scene import HoverScene
 
 
 def test_the_arm_starts_at_home_at_hover_height_with_no_object() -> None:
@@ -162,7 +161,7 @@ def test_kinematic_motion_neither_needs_nor_imports_pybullet() -> None:
 import sys
 sys.modules["pybullet"] = None
 from vinoreward.errors import MissingExtraError
-from vinoreward_envs.scene.hover import HoverScene
+from vinoreward_envs.scene import HoverScene
 scene = HoverScene()
 scene.place_object((0.5, 0.0))
 scene.move_gripper((0.5, 0.0))
@@ -200,9 +199,9 @@ def test_quaternions_give_their_rotation_back() -> None:
 def test_pybullet_prints_nothing_into_the_terminal(first: str) -> None:
     code = f"""
 import os
-from vinoreward_envs.camera.pictures import make_camera
+from vinoreward_envs.scene import make_camera
 from vinoreward_envs.camera.spec import (CameraSpec)
-from vinoreward_envs.scene.hover import HoverScene
+from vinoreward_envs.scene import HoverScene
 {first}.close()
 os.write(2, b"afterwards")
 """
@@ -218,7 +217,7 @@ def test_what_is_printed_during_the_import_of_pybullet_is_kept(tmp_path: Path) -
     (tmp_path / "pybullet.py").write_text(
         "import os\nos.write(2, b'one\\npybullet build time: Jan 29\\ntwo\\n')\n", encoding="utf-8"
     )
-    code = "from vinoreward_envs.pybullet_import import import_pybullet as get; get('this')"
+    code = "from vinoreward_envs.bullet import import_pybullet as get; get('this')"
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", code],

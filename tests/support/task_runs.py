@@ -13,7 +13,7 @@ import numpy as np
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import Evaluator
 from vinoreward_training.actors.build import FACTORY
-from vinoreward_training.tasks.table import TASKS
+from vinoreward_training.tasks.lookup import TASKS
 
 CONTROL = [task.name for task in TASKS.values() if task.suite == "dm_control"]
 GAMES = [task.name for task in TASKS.values() if task.suite == "atari"]

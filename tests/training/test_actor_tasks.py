@@ -13,9 +13,16 @@ from gymnasium.wrappers import FlattenObservation, FrameStackObservation, Graysc
 from task_runs import CONTROL, play, run_python, same
 
 from vinoreward.errors import ConfigError, MissingExtraError
-from vinoreward_training.tasks.lookup import find_task, make_task
+from vinoreward_training.tasks.lookup import (
+    ACCERL,
+    ACTORQ,
+    HOVER,
+    TASKS,
+    Task,
+    find_task,
+    make_task,
+)
 from vinoreward_training.tasks.networks import network
-from vinoreward_training.tasks.table import ACCERL, ACTORQ, HOVER, TASKS, Task
 
 # dm_control 1.0.50 does what NumPy 2.5 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array")

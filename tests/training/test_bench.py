@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward_training.bench import command as bench
 from vinoreward_training.bench.processes import memory_rows, run_script
+from vinoreward_training.bench.rewards import backends_rows
 from vinoreward_training.bench.rows import (
     Row,
     Timing,
@@ -25,7 +26,6 @@ from vinoreward_training.bench.rows import (
     speed_row,
     turns,
 )
-from vinoreward_training.bench.speed import backends_rows
 from vinoreward_training.bench.trainings import (
     TUNED_ON,
     Training,
@@ -200,11 +200,7 @@ def test_a_row_that_is_not_ours_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_row_has_a_function() -> None:
-    import importlib
-
-    for module, function in (place.split(".") for place in bench.ROWS.values()):
-        found = importlib.import_module(f"vinoreward_training.bench.{module}")
-        assert callable(getattr(found, function))
+    assert all(callable(bench.function_of(name)) for name in bench.ROWS)
 
 
 @pytest.mark.slow

@@ -550,8 +550,8 @@ def test_an_unknown_environment_and_an_unwritable_folder_are_errors(tmp_path: Pa
 def test_the_articles_pictures_are_drawn_large_and_resized_as_its_environment_does(
     tmp_path: Path,
 ) -> None:
-    from vinoreward_envs.camera.pictures import resized
-    from vinoreward_envs.scene.hover import HoverScene
+    from vinoreward_envs.camera.spec import resized
+    from vinoreward_envs.scene import HoverScene
     from vinoreward_training.data.capture import article_camera
     from vinoreward_training.data.capture_hover import hover_frame
 

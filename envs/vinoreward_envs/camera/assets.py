@@ -11,7 +11,7 @@ import io
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +70,7 @@ class SceneMesh:
     """``(T, 3)`` RGB before lighting."""
 
 
-@dataclass(frozen=True)
-class Background:
+class Background(NamedTuple):
     """Table and floor as the camera sees them; arrays are read-only."""
 
     picture: NDArray[np.uint8]
@@ -86,7 +85,7 @@ def scene_path(level: str) -> Path:
 
 
 @functools.lru_cache(maxsize=4)
-def _arrays(level: str) -> dict[str, NDArray[np.generic]]:
+def _arrays(level: str) -> dict[str, NDArray[Any]]:
     path = scene_path(level)
     if not path.is_file():
         raise ModelNotFoundError(
@@ -109,22 +108,15 @@ def scene_mesh(level: str) -> SceneMesh:
         ModelNotFoundError: the baked file is missing.
     """
     stored = _arrays(level)
-    normals = np.asarray(stored["normals"], dtype=np.float32) / np.float32(32767.0)
+    normals = stored["normals"].astype(np.float32) / np.float32(32767.0)
     normals.setflags(write=False)
-    return SceneMesh(
-        positions=np.asarray(stored["positions"], dtype=np.float32),
-        links=np.asarray(stored["links"], dtype=np.uint8),
-        normals=normals,
-        faces=np.asarray(stored["faces"], dtype=np.int32),
-        normal_faces=np.asarray(stored["normal_faces"], dtype=np.int32),
-        colours=np.asarray(stored["colours"], dtype=np.uint8),
-    )
+    return SceneMesh(**{**stored, "normals": normals})
 
 
 def _texture(name: str) -> NDArray[np.uint8]:
     from PIL import Image
 
-    data = np.asarray(_arrays("background")[name], dtype=np.uint8).tobytes()
+    data = _arrays("background")[name].tobytes()
     with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
         return np.asarray(picture.convert("RGB"))
 
@@ -145,8 +137,7 @@ def background(height: int, width: int) -> Background:
     ray = np.stack([*np.meshgrid(x, y), np.ones((height, width))])
     picture = np.full((height, width, 3), 255, dtype=np.uint8)
     nearness = np.zeros((height, width))
-    corners = np.asarray(stored["background_positions"], dtype=np.float64)
-    for i, position in enumerate(corners):
+    for i, position in enumerate(stored["background_positions"]):
         # Each corner's weight over its distance is linear on the screen: no clipping needed.
         corner = clip @ np.concatenate([position, np.ones((3, 1))], axis=1).T
         square = corner[[0, 1, 3]]
@@ -157,19 +148,20 @@ def background(height: int, width: int) -> Background:
         near = weight.sum(axis=0)
         won = (weight >= 0.0).all(axis=0) & (near >= nearness) & (near > 1.0 / c.CAMERA_FAR)
         share = (weight[:, won] / near[won]).T
-        uv = share @ np.asarray(stored["background_uv"], dtype=np.float64)[i]
-        normal = np.asarray(stored["background_normals"], dtype=np.float64)[i, 0]
-        colour = _sample(textures[int(stored["background_texture"][i])], uv)
-        picture[won] = (colour * light(normal)).astype(np.uint8)
+        colour = texels(
+            textures[stored["background_texture"][i]], share @ stored["background_uv"][i]
+        )
+        brightness = _light(stored["background_normals"][i, 0])
+        picture[won] = (colour * brightness).astype(np.uint8)
         nearness[won] = near[won]
     found = Background(picture, nearness.astype(np.float32))
-    found.picture.setflags(write=False)
-    found.nearness.setflags(write=False)
+    for array in found:
+        array.setflags(write=False)
     return found
 
 
-def _sample(texture: NDArray[np.uint8], uv: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Return the nearest texels ``(N, 3)`` at ``(N, 2)`` coordinates, v pointing up, wrapped."""
+def texels(texture: NDArray[np.uint8], uv: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Return the nearest colours ``(N, 3)`` at ``(N, 2)`` coordinates, v pointing up, wrapped."""
     height, width = texture.shape[:2]
     wrapped = uv - np.floor(uv)
     column = np.minimum((wrapped[:, 0] * width).astype(int), width - 1)
@@ -178,7 +170,7 @@ def _sample(texture: NDArray[np.uint8], uv: NDArray[np.float64]) -> NDArray[np.u
     return found
 
 
-def light(normal: NDArray[np.float64]) -> float:
+def _light(normal: NDArray[np.float64]) -> float:
     """Return TinyRenderer's brightness of a surface with this unit normal ``(3,)``."""
     direction = np.array(LIGHT) / np.linalg.norm(LIGHT)
     facing = float(normal @ direction)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import Any, Final
@@ -45,7 +47,7 @@ def _warp() -> Any:
         raise missing_warp() from error
     # A greeting and a line per compiled module are printed at the level below.
     warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
-    with warnings.catch_warnings(), _silent_stderr():
+    with warnings.catch_warnings(), stderr_without(rb".*"):
         # Of Python 3.10, which the next Warp leaves behind; the extra pins one that still has it.
         warnings.filterwarnings("ignore", "Support for Python", FutureWarning)
         # Without a graphics driver Warp's C code warns on stderr, at any log level; that is the
@@ -62,23 +64,25 @@ def _warp() -> Any:
 
 
 @contextlib.contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Send the process's stderr nowhere, for C code that cannot be told to be quiet."""
+def stderr_without(noise: bytes) -> Iterator[None]:
+    """Leave out what C code writes to the process's stderr and a pattern matches."""
     try:
-        saved = os.dup(2)
-    except OSError:
-        # There is no stderr (a windowed or detached process): nothing to silence.
+        kept = os.dup(2)
+    except OSError:  # There is no stderr (a windowed or detached process): nothing to silence.
         yield
         return
     sys.stderr.flush()
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+    with tempfile.TemporaryFile() as written:
+        try:
+            os.dup2(written.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        written.seek(0)
+        rest = re.sub(noise, b"", written.read(), flags=re.DOTALL)
+    if rest:
+        os.write(2, rest)
 
 
 class FastCamera(Camera):
@@ -117,9 +121,7 @@ class FastCamera(Camera):
         """Draw ``B`` scenes; see :class:`Camera`."""
         q, poses, shown = checked_scene(joints, object_poses, present)
         if self._frame is None:
-            raise ConfigError(
-                "Found a closed camera; expected an open one. Make a new one with make_camera()."
-            )
+            raise self._closed()
         if len(q) == 1:
             return self._frame.draw(q, poses, shown)
         if self._chunk is None:

@@ -1,18 +1,28 @@
-"""What a picture of the hover task is, and where the camera stands."""
+"""What a picture of the hover task is, where the camera stands, and whether a bundle fits."""
 
 from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vinoreward.closing import Closing
-from vinoreward.errors import ConfigError, InputError, MissingExtraError, install_command
+from vinoreward.errors import (
+    ConfigError,
+    InputError,
+    MissingExtraError,
+    PictureMismatchError,
+    install_command,
+)
 from vinoreward_envs import constants as c
+
+if TYPE_CHECKING:
+    from vinoreward.bundles.bundle import Bundle
 
 Renderer = Literal["fast", "tiny"]
 Mesh = Literal["full", "20"]
@@ -21,6 +31,15 @@ MAX_SIDE: Final = 4096
 """Largest height or width of a picture, in pixels."""
 LIGHT: Final[tuple[float, float, float]] = (-50.0, 30.0, 100.0)
 """Where the light comes from (a direction, not a unit vector): PyBullet's default."""
+
+
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise ``ConfigError`` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ConfigError(
+            f"Found {name}={value!r}; expected one of {', '.join(map(repr, choices))}. "
+            "Pass one of them."
+        )
 
 
 @dataclass(frozen=True)
@@ -43,38 +62,22 @@ class CameraSpec:
     def __post_init__(self) -> None:
         """Refuse what no renderer can draw."""
         for name, value in (("height", self.height), ("width", self.width)):
-            if isinstance(value, bool) or not isinstance(value, int):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or not 1 <= value <= MAX_SIDE:
                 raise ConfigError(
                     f"Found picture {name} {value!r}; expected a whole number of pixels from 1 to "
-                    f"{MAX_SIDE}. Pass an int."
+                    f"{MAX_SIDE}. Choose a size in that range, such as 96 x 128 (height x width)."
                 )
-            if not 1 <= value <= MAX_SIDE:
-                raise ConfigError(
-                    f"Found picture {name} {value}; expected 1 to {MAX_SIDE} pixels. Choose a "
-                    "size in that range, such as 96 x 128 (height x width)."
-                )
-        if self.renderer not in get_args(Renderer):
-            raise ConfigError(
-                f"Found camera renderer {self.renderer!r}; expected one of "
-                f"{', '.join(get_args(Renderer))}. Choose one of these."
-            )
-        if self.mesh not in get_args(Mesh):
-            raise ConfigError(
-                f"Found mesh level {self.mesh!r}; expected one of {', '.join(get_args(Mesh))} "
-                "(percent of the triangles, or full). Choose one of these."
-            )
+        check_choice("camera", self.renderer, get_args(Renderer))
+        check_choice("mesh", self.mesh, get_args(Mesh))
 
     def as_dict(self) -> dict[str, str | int]:
         """Return what a network trained on these pictures depends on, as plain data.
 
         The renderer is left out: both draw the same picture.
         """
-        return {
-            "scene": "panda-hover",
-            "height": self.height,
-            "width": self.width,
-            "mesh": self.mesh,
-        }
+        size = {"height": self.height, "width": self.width}
+        return {"scene": "panda-hover", **size, "mesh": self.mesh}
 
 
 class Camera(Closing):
@@ -129,6 +132,11 @@ class Camera(Closing):
     def close(self) -> None:
         """Release what the camera holds; it cannot draw afterwards. Closing twice is harmless."""
         return
+
+    def _closed(self) -> ConfigError:
+        return ConfigError(
+            "Found a closed camera; expected an open one. Make a new one with make_camera()."
+        )
 
 
 def missing_warp() -> MissingExtraError:
@@ -193,3 +201,103 @@ def clip_matrix(height: int, width: int) -> NDArray[np.float64]:
     projection[3, 2] = -1.0
     clip: NDArray[np.float64] = projection @ view_matrix()
     return clip
+
+
+def camera_spec(
+    camera: Renderer,
+    mesh: Mesh | None,
+    image_size: tuple[int, int] | None,
+    bundle: Bundle | None,
+) -> CameraSpec:
+    """Return the camera's specification; what is None comes from the bundle, else the default.
+
+    Raises:
+        ConfigError: a size or name that cannot work.
+    """
+    scene: Mapping[str, Any] = {} if bundle is None else bundle.spec.picture.scene
+    if image_size is not None:
+        try:
+            height, width = (int(value) for value in image_size)
+            if min(height, width) < 1:
+                raise ValueError("not positive")
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"Found image_size={image_size!r}; expected two positive whole numbers, (height, "
+                "width). Pass for example (96, 128)."
+            ) from error
+    elif "height" in scene and "width" in scene:
+        height, width = int(scene["height"]), int(scene["width"])
+    elif bundle is not None:
+        height, width = bundle.spec.picture.height, bundle.spec.picture.width
+    else:
+        height, width = c.PICTURE_HEIGHT, c.PICTURE_WIDTH
+    if mesh is None:
+        mesh = cast(Mesh, str(scene.get("mesh", CameraSpec().mesh)))
+    return CameraSpec(height=height, width=width, renderer=camera, mesh=mesh)
+
+
+def check_origin(bundle: Bundle) -> None:
+    """Refuse a bundle that does not say what drew the pictures it was trained on.
+
+    Its claims would look like any others: a policy that learns from them can be claimed to succeed
+    always and never does.
+
+    Raises:
+        PictureMismatchError: it does not say.
+    """
+    if not bundle.spec.picture.scene:
+        raise PictureMismatchError(
+            f"the bundle {bundle.spec.name!r} does not say what drew the pictures it was trained "
+            "on. Expected one trained on this scene's (vinoreward capture, then finetune), as its "
+            "probabilities hold for no other picture; for the environment of your own pictures "
+            "name that, with --env and --wrap-bundle, or accept such a bundle here with "
+            "accept_foreign_pictures=True (--accept-foreign-pictures)."
+        )
+
+
+def check_picture(spec: CameraSpec, bundle: Bundle) -> None:
+    """Check that the camera makes the pictures the bundle was trained on.
+
+    A bundle without a scene (it comes from elsewhere) is checked for its size only; see
+    :func:`check_origin`.
+
+    Raises:
+        PictureMismatchError: names what differs, on both sides.
+    """
+    picture = bundle.spec.picture
+    ours, theirs = dict(spec.as_dict()), dict(picture.scene)
+    if not theirs:
+        if picture.resize != "none" or picture.crop is not None:
+            return  # It takes pictures of several sizes, and checks each one itself.
+        theirs = {"height": picture.height, "width": picture.width}
+        ours = {name: ours[name] for name in theirs}
+    differing = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+    if differing:
+        found = ", ".join(f"{name}={ours.get(name)!r}" for name in differing)
+        expected = ", ".join(f"{name}={theirs.get(name)!r}" for name in differing)
+        raise PictureMismatchError(
+            f"Found an environment whose picture has {found}; expected {expected}, on which the "
+            f"bundle {bundle.spec.name!r} was trained: its probabilities hold for no other "
+            "picture. Leave image_size and mesh out, or capture and fine-tune at this picture."
+        )
+
+
+def resized(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Return the ``(H, W, 3)`` frame resized by PIL (bilinear), as the article does."""
+    if frame.shape[:2] == (height, width):
+        return frame
+    from PIL import Image
+
+    image = Image.fromarray(frame).resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image, dtype=np.uint8)
+
+
+def size_before_crop(bundle: Bundle) -> tuple[int, int] | None:
+    """Return the height and width of the frames a bundle expects; None if it resizes them."""
+    picture = bundle.spec.picture
+    scene: Mapping[str, Any] = picture.scene
+    if "height" in scene and "width" in scene:
+        return int(scene["height"]), int(scene["width"])
+    if picture.resize != "none" or picture.crop is not None:
+        return None
+    return picture.height, picture.width

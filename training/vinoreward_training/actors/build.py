@@ -18,9 +18,8 @@ from vinoreward.policies.backends.base import BACKENDS
 from vinoreward_training.actors.expressions import chain_of, correctors_of, monitor_of
 from vinoreward_training.configs import ActorsConfig
 from vinoreward_training.runs.settings import converted
-from vinoreward_training.tasks.lookup import find_task, make_task
+from vinoreward_training.tasks.lookup import Task, find_task, make_task
 from vinoreward_training.tasks.networks import dense_layers, network
-from vinoreward_training.tasks.table import Task
 
 if TYPE_CHECKING:
     from vinoreward.actor_learner.acting.environments import EnvironmentSpec

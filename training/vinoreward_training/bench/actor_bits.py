@@ -6,6 +6,7 @@ as it would meet it in a training, and says what it would have done.
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,41 +52,37 @@ ACTS, CAUGHT, RETURN = "tab:blue", "tab:red", "tab:gray"
 
 @dataclass(frozen=True)
 class Variant:
-    """What a compression cost.
-
-    Attributes:
-        name: in words.
-        nbytes: on the wire.
-        kl_max: the largest KL(teacher || variant) over recent observations, nats.
-        lost: by how much the mean return fell, over the same starts.
-        error: standard error of that difference.
-        verdict: what the default monitor did first, in words; empty if it let the variant act.
-        bits: of every weight, for a point of the curves; None for what is another compression.
-    """
+    """What a compression cost."""
 
     name: str
     nbytes: int
+    """On the wire."""
     kl_max: float
+    """The largest KL(teacher || variant) over recent observations, nats."""
     lost: float
+    """By how much the mean return fell, over the same starts."""
     error: float
+    """Standard error of that difference."""
     verdict: str = ""
+    """What the default monitor did first, in words; empty if it let the variant act."""
     bits: int | None = None
+    """Of every weight, for a point of the curves; None for what is another compression."""
 
 
 def _variants() -> dict[str, list[Stage]]:
     return {
         "32 bits": [],
         "16 bits": [Quantize("fp16")],
-        **{f"{bits} bits": [_every_layer(bits)] for bits in BITS if bits <= 8},
+        **{
+            f"{bits} bits": [Quantize(f"w{bits}", first=True, head=True)]
+            for bits in BITS
+            if bits <= 8
+        },
         "int8 (first layer and head in float)": [Quantize("int8")],
         NNCF: [Quantize("int8", first=True, head=True, ranges="mean")],
         "pruned by half": [_PruneAlone(0.5)],
         "pruned by half, distilled, int8": [Prune(0.5), Distill(400, batch=256), Quantize("int8")],
     }  # fmt: skip
-
-
-def _every_layer(bits: int) -> Quantize:
-    return Quantize(f"w{bits}", first=True, head=True)
 
 
 class _PruneAlone(Prune):
@@ -136,7 +133,7 @@ def verdict(teacher: Policy, variant: Policy, seen: npt.NDArray[np.float32]) -> 
     return ""
 
 
-def bits_rows(config: BenchConfig) -> list[Row]:
+def actor_bits_rows(config: BenchConfig) -> list[Row]:
     """Compress a trained policy in every way; say bytes, divergence, return and verdict."""
     seed = config.first_seed
     teacher, seen = trained(seed)
@@ -145,9 +142,7 @@ def bits_rows(config: BenchConfig) -> list[Row]:
     with Evaluator(EnvironmentSpec(TASK), "numpy") as evaluator:
         whole = evaluator.play(teacher, starts, "numpy")
         for name, stages in _variants().items():
-            chain = CompressorChain()
-            for stage in stages:
-                chain.add(stage)
+            chain = functools.reduce(CompressorChain.add, stages, CompressorChain())
             variant = chain.compress(teacher, CompressionContext(teacher, seen, seed=seed))
             played = evaluator.play(variant, starts, "numpy")
             gap = paired_gap(PairedReturns(whole.returns, played.returns))

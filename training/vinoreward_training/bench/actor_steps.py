@@ -36,9 +36,8 @@ from vinoreward_training.bench.rows import (
     turns,
 )
 from vinoreward_training.configs import BenchConfig
-from vinoreward_training.tasks.lookup import find_task
+from vinoreward_training.tasks.lookup import ACTORQ, find_task
 from vinoreward_training.tasks.networks import network
-from vinoreward_training.tasks.table import ACTORQ
 
 TURN_SECONDS = 0.02
 """Of one candidate in one round: long beside the clock's steps, short beside a neighbour's load."""
@@ -56,26 +55,19 @@ NARROW = mlp(24, 6, head="tanh", hidden=(256,) * 2)
 
 @dataclass(frozen=True)
 class Arm:
-    """One candidate.
-
-    Attributes:
-        network: its name, for the table.
-        spec: its layers.
-        backend: what runs it.
-        precision: ``"fp32"`` or one of :class:`~vinoreward.compression.quantize.Quantize`'s.
-        batch: environments of one actor; times are per environment's step.
-        target: how many times faster than the baseline it should be, or milliseconds that new
-            weights may take; None informs only.
-        blob: whether weights come with the backend's prepared form, as from the compressor.
-    """
+    """One candidate."""
 
     network: str
+    """Its name, for the table."""
     spec: PolicySpec
     backend: str
     precision: str = "fp32"
+    """``"fp32"`` or one of :class:`~vinoreward.compression.quantize.Quantize`'s."""
     batch: int = 1
+    """Environments of one actor; times are per environment's step."""
     target: float | None = None
-    blob: bool = True
+    """How many times faster than the baseline it should be, or milliseconds that new weights may
+    take; None informs only."""
 
     @property
     def label(self) -> str:
@@ -101,7 +93,7 @@ def observations(arm: Arm, seed: int) -> npt.NDArray[Any]:
 
 
 def policy_for(arm: Arm, seed: int) -> Policy:
-    """Return random weights in an arm's precision, every layer, with its backend's blob.
+    """Return random weights in an arm's precision, every layer, with its backend's prepared form.
 
     Raises:
         ConfigError: an unknown precision or backend.
@@ -110,7 +102,7 @@ def policy_for(arm: Arm, seed: int) -> Policy:
     if arm.precision != "fp32":
         context = CompressionContext(policy, observations(dataclasses.replace(arm, batch=32), seed))
         policy = Quantize(arm.precision, first=True, head=True).compress(policy, context)
-    return policy.replace(blob=compile_blob(policy, arm.batch)) if arm.blob else policy
+    return policy.replace(blob=compile_blob(policy, arm.batch))
 
 
 def halved(spec: PolicySpec) -> PolicySpec:
@@ -122,22 +114,14 @@ def halved(spec: PolicySpec) -> PolicySpec:
 
 def actor_step_rows(config: BenchConfig) -> list[Row]:
     """Time one action of every network, backend and precision against eager PyTorch."""
-    atari = network("pong", "original")
+    original, net3 = network("pong", "original"), network("pong", "net3")
+    pruned = Arm("3x2048 pruned by half", halved(WIDE), "openvino", "int8", target=15.0)
+    smaller = Arm("Atari net3", net3, "openvino", "int8", target=20.0)
     rows: list[Row] = []
-    for name, spec, targets, smaller in (
-        (
-            "3x2048",
-            WIDE,
-            {"openvino int8": 5.0},
-            [Arm("3x2048 pruned by half", halved(WIDE), "openvino", "int8", target=15.0)],
-        ),
+    for name, spec, targets, more in (
+        ("3x2048", WIDE, {"openvino int8": 5.0}, [pruned]),
         ("2x256", NARROW, {"onnxruntime fp32": 4.0}, []),
-        (
-            "Atari Original",
-            atari,
-            {"openvino int8": 4.5},
-            [Arm("Atari net3", network("pong", "net3"), "openvino", "int8", target=20.0)],
-        ),
+        ("Atari Original", original, {"openvino int8": 4.5}, [smaller]),
     ):
         arms = [
             # Only the papers' setting, one environment, has a figure to reach.
@@ -147,9 +131,8 @@ def actor_step_rows(config: BenchConfig) -> list[Row]:
             for precision in ("fp32", "int8")
             for target in [targets.get(f"{backend} {precision}")]
         ]
-        rows += step_rows(
-            eager(name, spec), [*arms, *smaller], rounds=config.rounds, seed=config.seed
-        )
+        baseline = eager(name, spec)
+        rows += step_rows(baseline, [*arms, *more], rounds=config.rounds, seed=config.seed)
     return rows
 
 
@@ -193,11 +176,6 @@ def actor_refresh_rows(config: BenchConfig) -> list[Row]:
     arms = [
         Arm("3x2048", WIDE, "openvino", "fp32", target=REFRESH_FP32_MS),
         Arm("3x2048", WIDE, "openvino", "int8", target=REFRESH_INT8_MS),
-        Arm("3x2048", WIDE, "openvino", "int8", blob=False),
-        Arm("3x2048", WIDE, "onnxruntime", "fp32"),
-        Arm("3x2048", WIDE, "onnxruntime", "int8"),
-        Arm("2x256", NARROW, "openvino", "fp32"),
-        Arm("2x256", NARROW, "onnxruntime", "fp32"),
     ]
     return refresh_rows(arms, rounds=config.rounds, seed=config.seed)
 
@@ -211,37 +189,31 @@ def refresh_rows(arms: Sequence[Arm], *, rounds: int = 15, seed: int = 0) -> lis
         ConfigError: no rounds or no arms, or an unknown precision or backend.
         MissingExtraError: a backend's library is not installed.
     """
-    spent: dict[str, list[tuple[float, float, float]]] = {str(at): [] for at in range(len(arms))}
-    order = list(turns(list(spent), rounds, np.random.default_rng(seed)))
+    samples: list[list[tuple[float, float, float]]] = [[] for _ in arms]
+    order = list(turns(map(str, range(len(arms))), rounds, np.random.default_rng(seed)))
     with contextlib.ExitStack() as stack:
-        made = {}
-        for name, arm in zip(spent, arms, strict=True):
+        made = []
+        for arm in arms:
             backend = stack.enter_context(make_backend(arm.backend, arm.batch))
             pair = (policy_for(arm, seed), policy_for(arm, seed + 1))
-            made[name] = (backend, pair, observations(arm, seed))
-            _refreshed(backend, pair[1], made[name][2])
-        for number, name in order:
-            backend, pair, seen = made[name]
-            spent[name].append(_refreshed(backend, pair[number % 2], seen))
-    rows = []
-    for arm, samples in zip(arms, spent.values(), strict=True):
-        refresh, first, later = (statistics.median(part) for part in zip(*samples, strict=True))
-        rows.append(
-            median_row(
-                "actor-refresh",
-                f"{arm.label}: new weights to the first action, beyond an ordinary action",
-                [a + b - c for a, b, c in samples],
-                "refreshes",
-                unit="ms",
-                target="" if arm.target is None else f"< {arm.target:g} ms",
-                details={
-                    "refresh_ms_cpu": refresh,
-                    "first_action_ms_cpu": first,
-                    "later_action_ms_cpu": later,
-                },
-            )
+            made.append((backend, pair, observations(arm, seed)))
+            _refreshed(backend, pair[1], made[-1][2])
+        for number, at in order:
+            backend, pair, seen = made[int(at)]
+            samples[int(at)].append(_refreshed(backend, pair[number % 2], seen))
+    parts = ("refresh_ms_cpu", "first_action_ms_cpu", "later_action_ms_cpu")
+    return [
+        median_row(
+            "actor-refresh",
+            f"{arm.label}: new weights to the first action, beyond an ordinary action",
+            [refresh + first - later for refresh, first, later in taken],
+            "refreshes",
+            unit="ms",
+            target="" if arm.target is None else f"< {arm.target:g} ms",
+            details=dict(zip(parts, np.median(taken, axis=0).tolist(), strict=True)),
         )
-    return rows
+        for arm, taken in zip(arms, samples, strict=True)
+    ]
 
 
 def _refreshed(
@@ -258,7 +230,7 @@ def _refreshed(
     return float(refresh), float(first), statistics.median(later)
 
 
-def actor_task_rows(config: BenchConfig) -> list[Row]:
+def actor_tasks_rows(config: BenchConfig) -> list[Row]:
     """Time whole actor steps (act and step): ActorQ's eleven tasks with 3x2048, and Pong.
 
     Beside the compressed arms stands the batch of :data:`MANY` environments, per environment step.
@@ -328,7 +300,7 @@ def _acting(stack: contextlib.ExitStack, name: str, arm: Arm, seed: int) -> Call
     return step
 
 
-def wire_rows(config: BenchConfig, bits: Sequence[int] = BITS) -> list[Row]:
+def actor_wire_rows(config: BenchConfig, bits: Sequence[int] = BITS) -> list[Row]:
     """Count the bytes of a push of 3x2048 at every number of bits."""
     policy = random_policy(WIDE, config.seed)
     whole = encode(policy).nbytes

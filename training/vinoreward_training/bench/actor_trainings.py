@@ -6,6 +6,7 @@ Every training is a preset of ``vinoreward actors``, so that each can be repeate
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -21,10 +22,10 @@ import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator
 from vinoreward.actor_learner.acting.profile import Breakdown
-from vinoreward.actor_learner.trainer import Progress
+from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.errors import ConfigError, MissingExtraError, RunFolderError
 from vinoreward.files import write_json
-from vinoreward_training.actors.build import build, evaluation_environment
+from vinoreward_training.actors.build import Parts, build, evaluation_environment
 from vinoreward_training.actors.record import plain_numbers, read_rows
 from vinoreward_training.actors.run import FINAL_SEED, difference
 from vinoreward_training.actors.run import train as train_actors
@@ -66,28 +67,25 @@ CURVES = ("cartpole-balance", "walker-stand")
 
 @dataclass(frozen=True)
 class Trained:
-    """One training.
-
-    Attributes:
-        seconds: wall time from the first update, until the return was reached or, without a
-            target, the steps were; None if the return was not within the steps.
-        steps: environment steps until then.
-        evaluated: mean return of the learner's policy, greedy, on episodes of its own.
-        error: its standard error.
-        profile: of the actor, once it acted with what it goes on with.
-        learner_ms: of the learner, per environment step.
-        step_ms: wall time per environment step, once everything was running.
-    """
+    """One training."""
 
     arm: str
     seed: int
     seconds: float | None
+    """Wall time from the first update, until the return was reached or, without a target, the steps
+    were; None if the return was not reached within the steps."""
     steps: int
+    """Environment steps until then."""
     evaluated: float
+    """Mean return of the learner's policy, greedy, on episodes of its own."""
     error: float
+    """Its standard error."""
     profile: Breakdown
+    """Of the actor, once it acted with its final kind of weights."""
     learner_ms: float
+    """Of the learner, per environment step."""
     step_ms: float
+    """Wall time per environment step, once everything was running."""
 
     def __str__(self) -> str:
         when = "not reached" if self.seconds is None else f"{self.seconds:.1f} s"
@@ -109,6 +107,45 @@ def preset(name: str, seed: int, **changes: Any) -> ActorsConfig:
     return dataclasses.replace(settled, **changes)
 
 
+class _Watch:
+    """Progress callback of a training: stops where the target is reached, and keeps the times."""
+
+    def __init__(
+        self, config: ActorsConfig, parts: Parts, trainer: ActorLearner, evaluator: Evaluator | None
+    ) -> None:
+        self._config, self._parts, self._trainer = config, parts, trainer
+        self._evaluator = evaluator
+        self._evaluated_at = 0
+        self.evaluating = 0.0
+        self.began: float | None = None
+        self.reached: float | None = None
+        self.warm: tuple[float, int, Breakdown] | None = None
+
+    def __call__(self, progress: Progress) -> bool:
+        now = time.monotonic()
+        if self.began is None:
+            self.began = now  # starting processes and importing torch is no part of the comparison
+        share = progress.metrics.get("compressed_share", 0.0)
+        if self.warm is None and (self._parts.chain is None or share > 0.5):
+            self.warm = (now, progress.steps, self._trainer.profile()[0])
+        if self._config.target is not None and self._arrived(progress, self._config.target):
+            self.reached = now
+        return self.reached is not None
+
+    def _arrived(self, progress: Progress, target: float) -> bool:
+        if self._evaluator is None:
+            recent = self._trainer.recent_returns[-WINDOW:]
+            return len(recent) == WINDOW and statistics.fmean(recent) >= target
+        if progress.steps - self._evaluated_at < self._config.evaluate_every:
+            return False
+        self._evaluated_at, start = progress.steps, time.monotonic()
+        seeds = range(FIRST_SEED, FIRST_SEED + self._config.evaluation_episodes)
+        policy = self._parts.learner.policy(0)
+        arrived = self._evaluator.play(policy, seeds, "openvino").mean >= target
+        self.evaluating += 0.0 if arrived else time.monotonic() - start
+        return arrived
+
+
 def train(arm: str, config: ActorsConfig, *, greedy: bool = False) -> Trained:
     """Train until the target is reached, or for all steps.
 
@@ -119,61 +156,27 @@ def train(arm: str, config: ActorsConfig, *, greedy: bool = False) -> Trained:
     Raises:
         ConfigError: too few steps for a single update.
     """
-    # Evaluations beside the training would take part of its processors, which are timed.
-    parts = build(dataclasses.replace(config, evaluate_every=0))
-    trainer = parts.trainer(config, None)
-    began: list[float] = []
-    reached: list[float] = []
-    evaluating = 0.0
-    evaluated_at = 0
-    warm: list[tuple[float, int, Breakdown]] = []
-
-    def watch(progress: Progress) -> bool:
-        now = time.monotonic()
-        if not began:
-            # Starting processes and importing torch is no part of what is compared.
-            began.append(now)
-        share = progress.metrics.get("compressed_share", 0.0)
-        if not warm and (parts.chain is None or share > 0.5):
-            warm.append((now, progress.steps, trainer.profile()[0]))
-        if config.target is not None and arrived(progress, config.target):
-            reached.append(now)
-        return bool(reached)
-
-    def arrived(progress: Progress, target: float) -> bool:
-        nonlocal evaluating, evaluated_at
-        if not greedy:
-            recent = trainer.recent_returns[-WINDOW:]
-            return len(recent) == WINDOW and statistics.fmean(recent) >= target
-        if progress.steps - evaluated_at < config.evaluate_every:
-            return False
-        evaluated_at, start = progress.steps, time.monotonic()
-        seeds = range(FIRST_SEED, FIRST_SEED + config.evaluation_episodes)
-        played = evaluator.play(parts.learner.policy(0), seeds, "openvino")
-        if played.mean >= target:
-            return True
-        evaluating += time.monotonic() - start
-        return False
-
-    evaluator = Evaluator(evaluation_environment(config), "openvino")
-    try:
+    with (
+        # Evaluations beside the training would take part of its processors, which are timed.
+        contextlib.closing(build(dataclasses.replace(config, evaluate_every=0))) as parts,
+        Evaluator(evaluation_environment(config), "openvino") as evaluator,
+    ):
+        trainer = parts.trainer(config, None)
+        watch = _Watch(config, parts, trainer, evaluator if greedy else None)
         summary = trainer.learn(config.steps, watch)
-        if not began:
+        if watch.began is None:
             raise ConfigError(
                 f"{arm} on {config.task} learned nothing in {config.steps} steps. Expected enough "
                 "for a first update; give it more steps."
             )
-        ended = (reached[0] if reached else time.monotonic()) - evaluating
+        ended = (watch.reached or time.monotonic()) - watch.evaluating
         seeds = range(FINAL_SEED + config.seed, FINAL_SEED + config.seed + config.final_episodes)
         played = evaluator.play(parts.learner.policy(0), seeds, "openvino")
-    finally:
-        evaluator.close()
-        parts.close()
-    since, at, before = warm[0] if warm else (began[0], 0, None)
+    since, at, before = watch.warm or (watch.began, 0, None)
     return Trained(
         arm,
         config.seed,
-        ended - began[0] if reached or config.target is None else None,
+        ended - watch.began if watch.reached or config.target is None else None,
         summary.steps,
         played.mean,
         played.error,
@@ -225,7 +228,7 @@ def _paired(
 ) -> dict[str, list[Trained]]:
     """Train the preset of every arm, seed by seed, the arms in turns."""
     found: dict[str, list[Trained]] = {arm: [] for arm in presets}
-    for turn, arm in turns(list(presets), seeds):
+    for turn, arm in turns(presets, seeds):
         settings = preset(presets[arm], config.first_seed + turn, **changes)
         if not changes:
             settings = dataclasses.replace(settings, steps=min(settings.steps, config.actor_steps))
@@ -238,7 +241,7 @@ def _presets(name: str, suffix: str = "") -> dict[str, str]:
     return {arm: f"{name}-{PRESETS[arm]}{suffix}" for arm in ARMS}
 
 
-def cartpole_rows(config: BenchConfig) -> list[Row]:
+def actor_cartpole_rows(config: BenchConfig) -> list[Row]:
     """Train CartPole with 3x2048 and V-trace in every arm."""
     found = _paired(config, _presets("actorq/cartpole"), config.seeds)
     what = "CartPole-v0 with V-trace"
@@ -248,7 +251,7 @@ def cartpole_rows(config: BenchConfig) -> list[Row]:
     ]
 
 
-def classic_rows(config: BenchConfig) -> list[Row]:
+def actor_classic_rows(config: BenchConfig) -> list[Row]:
     """Train Acrobot and MountainCar with DQN, ActorQ's other tasks of Gym.
 
     Until the learner's own policy arrives: actors explore for as long as it learns, and their
@@ -261,57 +264,41 @@ def classic_rows(config: BenchConfig) -> list[Row]:
     return rows
 
 
-def samples_rows(config: BenchConfig) -> list[Row]:
+def actor_samples_rows(config: BenchConfig) -> list[Row]:
     """Train DQN and D4PG for a fixed number of steps, each step learned from once or 16 times."""
-    return [
-        row
-        for name, what in SAMPLES.items()
-        for ratio, suffix in RATIOS.items()
-        for row in _step_rows(
-            config,
-            "actor-samples",
-            f"{what}, {ratio} samples per insert",
-            _presets(name, suffix),
-        )
-    ]
+    rows = []
+    for name, what in SAMPLES.items():
+        for ratio, suffix in RATIOS.items():
+            of_what = f"{what}, {ratio} samples per insert"
+            rows += _step_rows(config, "actor-samples", of_what, _presets(name, suffix))
+    return rows
 
 
-def pong_rows(config: BenchConfig) -> list[Row]:
+def actor_pong_rows(config: BenchConfig) -> list[Row]:
     """Train Pong with AcceRL's Original network for a fixed number of steps: time, not return."""
     return _step_rows(config, "actor-pong", "V-trace, pong, Original", PONG)
 
 
 def _step_rows(config: BenchConfig, name: str, what: str, presets: Mapping[str, str]) -> list[Row]:
     """Run presets with one actor; compare the wall time per step."""
-    fixed: dict[str, Any] = {
-        "steps": config.samples_steps,
-        "actors": 1,
-        "target": None,
-        "final_episodes": 2,
-    }
+    fixed: dict[str, Any] = {"actors": 1, "target": None, "final_episodes": 2}
     try:
-        found = _paired(config, presets, config.actor_seeds, **fixed)
+        steps = config.samples_steps
+        found = _paired(config, presets, config.actor_seeds, steps=steps, **fixed)
     except MissingExtraError as error:
         return [Row(name, what, None, note=str(error))]
     rows = []
     for arm in list(presets)[1:]:
         pairs = list(zip(found[EAGER], found[arm], strict=True))
         ratios = [slow.step_ms / fast.step_ms for slow, fast in pairs]
-        saved = 100.0 * (1.0 - 1.0 / statistics.median(ratios))
-        rows.append(
-            median_row(
-                name,
-                f"{what}, one actor: wall time per step of training, {EAGER} over {arm}",
-                ratios,
-                "seeds",
-                note=f"{bound(found[EAGER])} {bound(found[arm])} {found[arm][0].steps} steps each",
-                details={
-                    "ratios": ratios,
-                    "lines": [str(one) for pair in pairs for one in pair],
-                    "training_time_saved_percent": saved,
-                },
-            )
-        )
+        details = {
+            "ratios": ratios,
+            "lines": [str(one) for pair in pairs for one in pair],
+            "training_time_saved_percent": 100.0 * (1.0 - 1.0 / statistics.median(ratios)),
+        }
+        what_arm = f"{what}, one actor: wall time per step of training, {EAGER} over {arm}"
+        note = f"{bound(found[EAGER])} {bound(found[arm])} {found[arm][0].steps} steps each"
+        rows.append(median_row(name, what_arm, ratios, "seeds", note=note, details=details))
     return rows
 
 
@@ -347,26 +334,23 @@ def time_row(name: str, what: str, found: Arms, arm: str, times: float | None = 
 
 @dataclass(frozen=True)
 class Curve:
-    """The learning curve of one training.
-
-    Attributes:
-        steps: (E,) environment steps at which the learner's policy was evaluated.
-        returns: (E,) mean greedy return there.
-        final: mean greedy return at the end, of episodes that no other evaluation plays.
-        seconds: wall time, evaluations left out.
-    """
+    """The learning curve of one training."""
 
     steps: npt.NDArray[np.int64]
+    """(E,) environment steps at which the learner's policy was evaluated."""
     returns: npt.NDArray[np.float64]
+    """(E,) mean greedy return there."""
     final: float
+    """Mean greedy return at the end, of episodes that no other evaluation plays."""
     seconds: float
+    """Wall time, evaluations left out."""
 
 
 Curves = Mapping[str, Sequence[Curve]]
 """Arm to its curves, by seed."""
 
 
-def curve_rows(config: BenchConfig) -> list[Row]:
+def actor_curves_rows(config: BenchConfig) -> list[Row]:
     """Train two control tasks in every arm; compare eager and INT8 actors' returns at the end.
 
     A training that is there is read; one that was stopped goes on.

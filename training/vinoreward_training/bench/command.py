@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +17,17 @@ from vinoreward_training.configs import BenchConfig
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.run_folder import RunFolder, plain
 
-__all__ = ["ROWS", "BenchConfig", "Row", "run"]
-
-ROWS = {
-    "backends": "speed.backends_rows",
-    "reward-path": "speed.reward_path_rows",
-    "step": "speed.step_rows",
-    "camera": "speed.camera_rows",
-    "classifier": "decisions.classifier_rows",
-    "int8": "decisions.int8_rows",
-    "encoders": "encoders.encoders_rows",
-    "joint": "encoders.joint_rows",
-    "memory": "processes.memory_rows",
-    "install": "processes.install_rows",
-    "overhead": "trainings.overhead_rows",
-    "overhead-pixels": "trainings.overhead_pixels_rows",
-    "solve": "trainings.solve_rows",
-    "solve-random": "trainings.solve_random_rows",
-    "solve-pixels": "trainings.solve_pixels_rows",
-    "wall": "trainings.wall_rows",
-    "actor-step": "actor_steps.actor_step_rows",
-    "actor-refresh": "actor_steps.actor_refresh_rows",
-    "actor-tasks": "actor_steps.actor_task_rows",
-    "actor-wire": "actor_steps.wire_rows",
-    "actor-bits": "actor_bits.bits_rows",
-    "actor-cartpole": "actor_trainings.cartpole_rows",
-    "actor-classic": "actor_trainings.classic_rows",
-    "actor-samples": "actor_trainings.samples_rows",
-    "actor-pong": "actor_trainings.pong_rows",
-    "actor-curves": "actor_trainings.curve_rows",
+_BY_MODULE = {
+    "rewards": "backends reward-path step camera classifier int8",
+    "encoders": "encoders joint",
+    "processes": "memory install",
+    "trainings": "overhead overhead-pixels solve solve-random solve-pixels wall",
+    "actor_steps": "actor-step actor-refresh actor-tasks actor-wire",
+    "actor_bits": "actor-bits",
+    "actor_trainings": "actor-cartpole actor-classic actor-samples actor-pong actor-curves",
 }
-"""Name of a row to the function ``(BenchConfig) -> list[Row]`` that measures it, by its module."""
+ROWS = {name: module for module, names in _BY_MODULE.items() for name in names.split()}
+"""Name of a row to the module that measures it: ``solve-random`` by its ``solve_random_rows``."""
 QUICK = list(ROWS)[:9]
 """Those that take no training."""
 _GROUPS = {
@@ -100,6 +80,13 @@ def chosen(rows: Sequence[str]) -> list[str]:
     return [name for name in ROWS if name in wanted]
 
 
+def function_of(name: str) -> Callable[[BenchConfig], list[Row]]:
+    """Return the function that measures a row."""
+    module = importlib.import_module(f"vinoreward_training.bench.{ROWS[name]}")
+    function: Callable[[BenchConfig], list[Row]] = getattr(module, f"{name.replace('-', '_')}_rows")
+    return function
+
+
 def measured(folder: Path, name: str) -> dict[str, Any] | None:
     """Return what a run has written of a row already, its rows as such; None if there is nothing.
 
@@ -119,19 +106,6 @@ def measured(folder: Path, name: str) -> dict[str, Any] | None:
         ) from error
 
 
-def measure(config: BenchConfig, name: str) -> dict[str, Any]:
-    """Measure one row of the table now; return it with what it was measured by."""
-    module, function = ROWS[name].split(".")
-    began = time.perf_counter()
-    measuring = importlib.import_module(f"vinoreward_training.bench.{module}")
-    return {
-        "rows": getattr(measuring, function)(config),
-        "command": command(config, [name]),
-        "seconds": time.perf_counter() - began,
-        "machine": describe_machine(),
-    }
-
-
 def run(config: BenchConfig) -> int:
     """Measure, print the table, write ``bench.json`` and ``bench.md``; return 0 or 1.
 
@@ -140,37 +114,39 @@ def run(config: BenchConfig) -> int:
     names = chosen(config.rows)
     check(config)
     line = f"{command(config, config.rows)} --out {config.out} --resume"
+    machine = describe_machine()
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         found: dict[str, dict[str, Any]] = {}
         for index, name in enumerate(names, 1):
             step = f"[{index}/{len(names)}] {name}"
             before = measured(folder, name) if config.resume else None
-            if before is None:
-                print(f"{step} …", flush=True)
-                found[name] = measure(config, name)
-                write_json(folder / "rows" / f"{name}.json", plain(found[name]))
-                print(f"{step}: {found[name]['seconds']:.0f} s")
-            else:
+            if before is not None:
                 print(f"{step}: measured before")
                 found[name] = before
-        rows = [row for one in found.values() for row in one["rows"]]
-        machine = describe_machine()
+                continue
+            print(f"{step} …", flush=True)
+            began = time.perf_counter()
+            found[name] = {
+                "rows": function_of(name)(config),
+                "command": command(config, [name]),
+                "seconds": time.perf_counter() - began,
+                "machine": describe_machine(),
+            }
+            write_json(folder / "rows" / f"{name}.json", plain(found[name]))
+            print(f"{step}: {found[name]['seconds']:.0f} s")
+        rows = [row for one in found.values() for row in one.pop("rows")]
         # What was measured before may come from another commit or with other options.
         commands = {
             name: one.get("command") or command(config, [name]) for name, one in found.items()
         }
-        about = {
-            name: {key: value for key, value in one.items() if key != "rows"}
-            for name, one in found.items()
-        }
-        record = {"machine": machine, "config": config, "commands": commands, "measured": about}
+        record = {"machine": machine, "config": config, "commands": commands, "measured": found}
         write_json(folder / "bench.json", plain({**record, "rows": rows}))
         table = markdown(rows)
-        write_text(folder / "bench.md", _heading(machine, commands, about) + table)
+        write_text(folder / "bench.md", _heading(machine, commands, found) + table)
     print(f"\n{table}\n{config.out / 'bench.md'}\n{config.out / 'bench.json'}")
-    missed = [row for row in rows if row.met is False]
+    missed = sum(row.met is False for row in rows)
     if missed:
-        print(f"{len(missed)} figures fell short of their target: see met = no.")
+        print(f"{missed} figures fell short of their target: see met = no.")
     return 1 if missed else 0
 
 
@@ -187,12 +163,16 @@ def command(config: BenchConfig, rows: Sequence[str]) -> str:
 def _heading(
     machine: dict[str, Any], commands: dict[str, str], about: dict[str, dict[str, Any]]
 ) -> str:
+    def where(machine: dict[str, Any]) -> str:
+        return f"commit {machine.get('commit')}, {machine.get('cpu')}"
+
     versions = ", ".join(f"{name} {value}" for name, value in machine["versions"].items() if value)
     features = ", ".join(name for name, there in machine["cpu_features"].items() if there)
+    places = {name: where(found.get("machine", machine)) for name, found in about.items()}
     elsewhere = [
-        f"Measured elsewhere: {name} ({where})."
-        for name, found in about.items()
-        if (where := _where(found.get("machine", machine))) != _where(machine)
+        f"Measured elsewhere: {name} ({place})."
+        for name, place in places.items()
+        if place != where(machine)
     ]
     lines = [
         "# Figures",
@@ -211,7 +191,3 @@ def _heading(
         "",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _where(machine: dict[str, Any]) -> str:
-    return f"commit {machine.get('commit')}, {machine.get('cpu')}"

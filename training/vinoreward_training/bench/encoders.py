@@ -27,9 +27,9 @@ from vinoreward.encoders.encoder import Encoder
 from vinoreward.errors import ModelNotFoundError
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.render_once import RenderOnce
-from vinoreward_envs.camera.pictures import resized
-from vinoreward_envs.camera.spec import CameraSpec
-from vinoreward_envs.scene.hover import HoverScene
+from vinoreward_envs.camera.spec import CameraSpec, resized
+from vinoreward_envs.scene import HoverScene
+from vinoreward_training.bench.rewards import Stepper, by_hand, one_thread, scene_camera
 from vinoreward_training.bench.rows import (
     Clock,
     Row,
@@ -40,7 +40,6 @@ from vinoreward_training.bench.rows import (
     turns,
     wall_and_cpu,
 )
-from vinoreward_training.bench.speed import Stepper, by_hand, one_thread, scene_camera
 from vinoreward_training.configs import BenchConfig
 from vinoreward_training.data.capture_hover import (
     HoverFrame,
@@ -55,6 +54,8 @@ STATE_ENVIRONMENT = "PandaHoverRandom-v0"
 """The same task with the true places instead of the picture."""
 SIZES = ((64, 6.0), (256, 4.0))
 """Side of the square pictures, and how many times faster than eager PyTorch INT8 must be."""
+ALONE = ("torch fp32", "onnxruntime fp32", "openvino fp32", "onnxruntime int8", "openvino int8")
+"""Backend and precision of the encoders that are timed alone; the first is what others beat."""
 LATENT = 32
 CALIBRATION_FRAMES = 100
 STEPS_PER_TURN = 40
@@ -99,13 +100,36 @@ def alone_rows(config: BenchConfig, side: int, at_least: float) -> list[Row]:
 
     Weights do not change the time, so the INT8 network needs no gate here.
     """
+    import safetensors.torch
+    import torch
+
+    from vinoreward.encoders.vae import build_encoder
+    from vinoreward_training.encoder.bundle import MEAN, STD, export_encoder
+
     scenes = fresh_scenes(CALIBRATION_FRAMES, config.seed)[0]
     pictures = np.stack([resized(scene, side, side) for scene in scenes])
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    torch.manual_seed(0)
+    encoder = build_encoder("conv_vae", side, side, 2 * LATENT).eval()
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
+        folder = Path(temporary)
+        paths = {"fp32": folder / "model.onnx", "int8": folder / "model.int8.onnx"}
+        export_encoder(encoder, paths["fp32"], pictures[:4])
+        safetensors.torch.save_file(encoder.state_dict(), folder / "model.safetensors")
+        quantize_onnx(paths["fp32"], paths["int8"], pictures)
         candidates: dict[str, Callable[[], object]] = {}
-        for name, backend in _networks(Path(folder), side, pictures).items():
-            stack.enter_context(backend)
-            candidates[name] = functools.partial(backend.infer, pictures[:1])
+        for one in ALONE:
+            name, precision = one.split()
+            network = NetworkSpec(
+                paths[precision],
+                TensorSpec((None, side, side, 3), "uint8"),
+                TensorSpec((None, 2 * LATENT), "float32"),
+                architecture="conv_vae",
+                weights=folder / "model.safetensors",
+                mean=MEAN,
+                std=STD,
+            )
+            backend = stack.enter_context(load_backend(name, network))
+            candidates[one] = functools.partial(backend.infer, pictures[:1])
         times = interleaved(candidates, rounds=config.rounds, calls=20, warm_up=20)
     return speed_rows(
         "encoders",
@@ -114,41 +138,6 @@ def alone_rows(config: BenchConfig, side: int, at_least: float) -> list[Row]:
         {"openvino int8": at_least},
         "random weights and, in INT8, no gate: neither changes the time",
     )
-
-
-def _networks(folder: Path, side: int, pictures: Pictures) -> dict[str, Any]:
-    """Return backend and precision to the backend that runs the network so."""
-    import safetensors.torch
-    import torch
-
-    from vinoreward.encoders.vae import build_encoder
-    from vinoreward_training.encoder.bundle import MEAN, STD, export_encoder
-
-    torch.manual_seed(0)
-    encoder = build_encoder("conv_vae", side, side, 2 * LATENT).eval()
-    fp32, int8 = folder / "model.onnx", folder / "model.int8.onnx"
-    weights = folder / "model.safetensors"
-    export_encoder(encoder, fp32, pictures[:4])
-    safetensors.torch.save_file(encoder.state_dict(), weights)
-    quantize_onnx(fp32, int8, pictures)
-    spec = NetworkSpec(
-        fp32,
-        TensorSpec((None, side, side, 3), "uint8"),
-        TensorSpec((None, 2 * LATENT), "float32"),
-        architecture="conv_vae",
-        weights=weights,
-        mean=MEAN,
-        std=STD,
-    )
-    wanted = (
-        "torch fp32",
-        "onnxruntime fp32",
-        "openvino fp32",
-        "onnxruntime int8",
-        "openvino int8",
-    )
-    specs = {"fp32": spec, "int8": dataclasses.replace(spec, path=int8)}
-    return {one: load_backend(one.split()[0], specs[one.split()[1]]) for one in wanted}
 
 
 class EagerEncoding(gym.ObservationWrapper[Any, Any, Any]):
@@ -224,17 +213,17 @@ def step_times(
         for _ in range(20):
             steps[name]()
         clocks[name].take()
-    found: dict[str, dict[str, list[Any]]] = {
-        part: {name: [] for name in wrapped} for part in ("wrapper", "below")
-    }
-    for _, name in turns(list(wrapped), rounds):
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in wrapped}
+    for _, name in turns(wrapped, rounds):
         for _ in range(STEPS_PER_TURN):
             steps[name]()
-        for part, seconds in clocks[name].take().items():
-            found[part][name].append(seconds / STEPS_PER_TURN)
+        found[name].append(clocks[name].take())
     wrapper, below = (
-        {name: Timing(*np.transpose(seconds).tolist()) for name, seconds in part.items()}
-        for part in found.values()
+        {
+            name: Timing.of([turn[part] / STEPS_PER_TURN for turn in taken])
+            for name, taken in found.items()
+        }
+        for part in ("wrapper", "below")
     )
     return wrapper, below
 
@@ -264,7 +253,7 @@ def probe_rows(config: BenchConfig, bundle: Bundle) -> list[Row]:
 
 def captured_frames(count: int, seed: int, camera: CameraSpec | None) -> list[HoverFrame]:
     """Draw frames as a capture of that seed does."""
-    with contextlib.closing(HoverScene(camera=camera or CameraSpec())) as scene:
+    with HoverScene(camera=camera or CameraSpec()) as scene:
         return [hover_frame(scene, seed, index) for index in range(count)]
 
 
@@ -334,9 +323,7 @@ def graph_row(config: BenchConfig, classifier: Bundle, encoder: Bundle) -> Row:
     """Time classifier and encoder one after the other against one graph with both outputs."""
     bundles = (classifier, encoder)
     precisions = [bundle.resolve_precision("openvino", "auto") for bundle in bundles]
-    networks = [
-        bundle.network(precision) for bundle, precision in zip(bundles, precisions, strict=True)
-    ]
+    networks = [bundle.network(one) for bundle, one in zip(bundles, precisions, strict=True)]
     shapes = {network.input.shape for network in networks}
     what = (
         f"{classifier.spec.name} ({precisions[0]}) and {encoder.spec.name} "
@@ -347,23 +334,19 @@ def graph_row(config: BenchConfig, classifier: Bundle, encoder: Bundle) -> Row:
         return Row("joint", what, None, note=note)
     picture = np.ascontiguousarray(classifier.golden.images[:1])
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        first, second = (
-            stack.enter_context(load_backend("openvino", network)) for network in networks
+        first, second, both = (
+            stack.enter_context(load_backend("openvino", network))
+            for network in (*networks, _joined(networks, Path(folder)))
         )
-        both = stack.enter_context(load_backend("openvino", _joined(networks, Path(folder))))
-        separate = np.concatenate([first.infer(picture), second.infer(picture)], axis=1)
+
+        def apart() -> list[Floats]:
+            return [first.infer(picture), second.infer(picture)]
+
+        separate = np.concatenate(apart(), axis=1)
         difference = float(np.abs(both.infer(picture) - separate).max())
-
-        def apart() -> None:
-            first.infer(picture)
-            second.infer(picture)
-
-        times = interleaved(
-            {"apart": apart, "together": functools.partial(both.infer, picture)},
-            rounds=config.rounds,
-            calls=20,
-            warm_up=20,
-        )
+        candidates: dict[str, Callable[[], object]] = {"apart": apart}
+        candidates["together"] = functools.partial(both.infer, picture)
+        times = interleaved(candidates, rounds=config.rounds, calls=20, warm_up=20)
     return speed_row(
         "joint",
         what,

@@ -46,17 +46,15 @@ print(json.dumps({"samples": samples, "torch": "torch" in sys.modules,
 """
 
 
-def run_command(command: list[str], cwd: Path | None = None, **environment: str) -> str:
+def run_command(command: list[str], **environment: str) -> str:
     """Run a command quietly and return what it printed.
 
     Raises:
         RunFolderError: it failed; the message ends with what it wrote.
     """
-    environment = {**os.environ, **environment}
-    environment.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, env=environment, check=False
-    )
+    env = {**os.environ, **environment}
+    env.pop("PYTHONPATH", None)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     if done.returncode != 0:
         raise RunFolderError(
             f"{' '.join(command[:4])[:80]} … ended with {done.returncode}. Expected 0. It wrote:\n"
@@ -68,10 +66,7 @@ def run_command(command: list[str], cwd: Path | None = None, **environment: str)
 def run_script(script: str, arguments: list[str], *, python: list[str] | None = None) -> Any:
     """Run a Python script in a process of its own; return the JSON of its last output line.
 
-    Args:
-        script: Python source.
-        arguments: its ``sys.argv[1:]``.
-        python: another interpreter with its options; None is this one, with this one's modules.
+    ``python`` is another interpreter with its options; None is this one, with this one's modules.
 
     Raises:
         RunFolderError: it failed; the message ends with what it wrote.
@@ -114,18 +109,19 @@ def install_rows(config: BenchConfig) -> list[Row]:
             install = ["-m", "pip", "install", "--no-compile", f"{root}{requirement}"]
             run_command([*python, *install], PIP_DISABLE_PIP_VERSION_CHECK="1")
             found = run_script(CHECK_SCRIPT, [], python=python)
-            row = Row(
-                "install",
-                f"pip install vinoreward{requirement}: disk space of the package and all "
-                "it needs, Python itself not counted",
-                (disk_bytes(place) - empty) / 1e6,
-                "MB",
-                target=limit,
-                met=False if limit and "torch" in found else None,
-                note=f"installs {', '.join(found)}" if found else "without torch",
-                details={"importable": found},
+            rows.append(
+                Row(
+                    "install",
+                    f"pip install vinoreward{requirement}: disk space of the package and all "
+                    "it needs, Python itself not counted",
+                    (disk_bytes(place) - empty) / 1e6,
+                    "MB",
+                    target=limit,
+                    met=False if limit and "torch" in found else None,
+                    note=f"installs {', '.join(found)}" if found else "without torch",
+                    details={"importable": found},
+                )
             )
-            rows.append(row)
     return rows
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.bench.rewards import Stepper, one_thread
 from vinoreward_training.bench.rows import Clock, quartiles
-from vinoreward_training.bench.speed import Stepper, one_thread
 from vinoreward_training.configs import ProfileConfig
 from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.runs.curves import new_figure, save_figure
@@ -65,24 +65,21 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
     from tqdm import tqdm
 
     clock = Clock()
+    chosen: dict[str, Any] = {"backend": config.backend, "precision": config.precision}
     with contextlib.ExitStack() as stack:
-        classifier: Any
+
+        def opened(*arguments: Any, **options: Any) -> Any:
+            return stack.enter_context(contextlib.closing(make_env(*arguments, **options)))
+
         if has_own_reward(config.env):
             kwargs = {} if config.fidelity is None else {"fidelity": config.fidelity}
-            made = make_env(
-                config.env,
-                kwargs,
-                backend=config.backend,
-                bundle=config.bundle,
-                precision=config.precision,
-            )
-            env: Any = stack.enter_context(contextlib.closing(made))
+            env = opened(config.env, kwargs, bundle=config.bundle, **chosen)
             scene, classifier = env.unwrapped.scene, env.unwrapped.classifier
-            for name, part in {
-                "home": "motion",
-                "move_gripper": "motion",
-                "render": "render",
-            }.items():
+            for name, part in (
+                ("home", "motion"),
+                ("move_gripper", "motion"),
+                ("render", "render"),
+            ):
                 setattr(scene, name, clock.timed(part, getattr(scene, name)))
             step: Step = Stepper(env, config.seed)
         elif config.bundle is None:
@@ -90,11 +87,8 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
                 f"{config.env} has no classifier of its own. Expected one; name it with --bundle."
             )
         else:
-            made = make_env(config.env, render_mode="rgb_array")
-            env = stack.enter_context(contextlib.closing(made))
-            classifier = stack.enter_context(
-                Classifier(config.bundle, backend=config.backend, precision=config.precision)
-            )
+            env = opened(config.env, render_mode="rgb_array")
+            classifier = stack.enter_context(Classifier(config.bundle, **chosen))
             move = clock.timed("motion", Stepper(env, config.seed))
             render = clock.timed("render", lambda: np.asarray(env.render()))
 
@@ -166,16 +160,9 @@ def run(config: ProfileConfig) -> int:
             f"A backend that takes no time would make a training step at most {bound:.2f} times "
             "faster."
         )
-        write_json(
-            folder / "profile.json",
-            {
-                "machine": describe_machine(),
-                "parts_seconds": table,
-                "total_seconds": total,
-                "steps": config.steps,
-                "bound": bound if np.isfinite(bound) else None,
-            },
-        )
+        record = {"machine": describe_machine(), "parts_seconds": table, "total_seconds": total}
+        finite = bound if np.isfinite(bound) else None
+        write_json(folder / "profile.json", {**record, "steps": config.steps, "bound": finite})
         draw(folder / "profile.png", config, table, total, bound)
     print(f"{config.out / 'profile.png'}\n{config.out / 'profile.json'}")
     print(f"next: {after_profile(config.env, config.bundle, own=has_own_reward(config.env))}")

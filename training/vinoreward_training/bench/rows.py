@@ -7,7 +7,7 @@ import functools
 import operator
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,34 +22,27 @@ _HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of the table.
-
-    Attributes:
-        name: the row's name on the command line.
-        what: what was compared, in words.
-        value: the figure; None where it could not be measured (``note`` says why).
-        unit: ``"x"``, ``"%"``, ``"MB"``, ``"steps"``, ``"s"`` or ``"grey levels"``.
-        low: lower quartile, interval bound or minimum, as ``spread`` says.
-        high: upper quartile, interval bound or maximum.
-        spread: what ``low`` and ``high`` are.
-        target: the figure to reach, in words; empty for rows that inform only.
-        met: whether it was reached; None without a target. Of a target that begins with a
-            comparison, such as ``">= 5 x"``, it is worked out where it is left out.
-        note: what a reader must know to judge the figure.
-        details: plain data behind the figure.
-    """
+    """One figure of the table."""
 
     name: str
+    """The row's name on the command line."""
     what: str
+    """What was compared, in words."""
     value: float | None
+    """The figure; None where it could not be measured (``note`` says why)."""
     unit: str = "x"
     low: float | None = None
     high: float | None = None
     spread: str = ""
+    """What ``low`` and ``high`` are."""
     target: str = ""
+    """The figure to reach, in words; empty for rows that inform only."""
     met: bool | None = None
+    """Whether it was reached; worked out where the target begins with a bound (``">= 5 x"``)."""
     note: str = ""
+    """What a reader must know to judge the figure."""
     details: dict[str, Any] = field(default_factory=dict)
+    """Plain data behind the figure."""
 
     def __post_init__(self) -> None:
         if self.met is None and (bound := _BOUND.match(self.target)):
@@ -68,6 +61,11 @@ class Timing:
     def median_ms(self, kind: str = "cpu") -> float:
         """Return the median over the rounds in milliseconds, of processor or of wall time."""
         return float(np.median(getattr(self, kind))) * 1e3
+
+    @classmethod
+    def of(cls, seconds: Sequence[Any]) -> Timing:
+        """Return the timing of what :func:`wall_and_cpu` measured in each round."""
+        return cls(*(tuple(kind) for kind in np.transpose(seconds).tolist()))
 
     def __truediv__(self, by: float) -> Timing:
         return Timing(*(tuple(time / by for time in kind) for kind in (self.wall, self.cpu)))
@@ -103,7 +101,7 @@ def paired_ratios(slow: Sequence[float], fast: Sequence[float]) -> list[float]:
 
 
 def turns(
-    names: Sequence[str], rounds: int, random: np.random.Generator | None = None
+    names: Iterable[str], rounds: int, random: np.random.Generator | None = None
 ) -> Iterator[tuple[int, str]]:
     """Yield (round, name): in each round every name once.
 
@@ -112,6 +110,7 @@ def turns(
     Raises:
         ConfigError: no rounds or no names.
     """
+    names = list(names)
     if rounds < 1 or not names:
         raise ConfigError(
             f"{rounds} rounds of {len(names)} candidates. Expected at least one of each."
@@ -149,19 +148,17 @@ def interleaved(
     for function in candidates.values():
         for _ in range(warm_up):
             function()
-    wall: dict[str, list[float]] = {name: [] for name in candidates}
-    cpu: dict[str, list[float]] = {name: [] for name in candidates}
-    for _, name in turns(list(candidates), rounds, random):
+    spent: dict[str, list[Any]] = {name: [] for name in candidates}
+    for _, name in turns(candidates, rounds, random):
         function = candidates[name]
         count = calls if isinstance(calls, int) else calls.get(name, 1)
         for _ in range(settle):
             function()
-        wall_start, cpu_start = time.perf_counter(), time.process_time()
+        began = wall_and_cpu()
         for _ in range(count):
             function()
-        cpu[name].append((time.process_time() - cpu_start) / count)
-        wall[name].append((time.perf_counter() - wall_start) / count)
-    return {name: Timing(tuple(wall[name]), tuple(cpu[name])) for name in candidates}
+        spent[name].append((wall_and_cpu() - began) / count)
+    return {name: Timing.of(seconds) for name, seconds in spent.items()}
 
 
 def wall_and_cpu() -> Any:
@@ -179,7 +176,7 @@ class Clock:
     def __init__(self, timer: Callable[[], Any] = time.perf_counter) -> None:
         self.seconds: dict[str, Any] = {}
         self._timer = timer
-        self._inner: list[Any] = []
+        self._inner: list[Any] = [0.0]
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -190,10 +187,8 @@ class Clock:
             yield
         finally:
             spent = self._timer() - began
-            inner = self._inner.pop()
-            self.seconds[name] = self.seconds.get(name, 0.0) + spent - inner
-            if self._inner:
-                self._inner[-1] = self._inner[-1] + spent
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._inner.pop()
+            self._inner[-1] = self._inner[-1] + spent
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function``, counted as ``name``."""
@@ -214,7 +209,7 @@ class Clock:
 def median_row(name: str, what: str, values: Sequence[float], of: str, **more: Any) -> Row:
     """Return the row of a median with its quartiles; ``of`` says of what, ``more`` is of Row."""
     low, middle, high = quartiles(values)
-    spread = more.pop("spread", f"quartiles of {len(values)} {of}")
+    spread = f"quartiles of {len(values)} {of}"
     return Row(name, what, middle, low=low, high=high, spread=spread, **more)
 
 
@@ -226,19 +221,17 @@ def mean_row(
     return Row(name, what, mean, "reward", low=low, high=high, spread=spread, **more)
 
 
-def share_row(name: str, what: str, count: int, total: int, **more: Any) -> Row:
+def range_row(name: str, what: str, value: float | None, unit: str, **more: Any) -> Row:
+    """Return the row of one of several ``values``, given in ``more``, with least and greatest."""
+    values = more.pop("values") or [None]
+    return Row(name, what, value, unit, low=min(values), high=max(values), **more)
+
+
+def share_row(name: str, what: str, count: int, total: int, of: str = "", **more: Any) -> Row:
     """Return the row of ``count`` in ``total`` in percent, with its exact interval."""
-    low, high = clopper_pearson(count, total, 0.95)
-    return Row(
-        name,
-        what,
-        100.0 * count / total,
-        "%",
-        low=100.0 * low,
-        high=100.0 * high,
-        spread=f"95 % interval; {count} of {total}" + more.pop("spread", ""),
-        **more,
-    )
+    low, high = (100.0 * bound for bound in clopper_pearson(count, total, 0.95))
+    spread = f"95 % interval; {count} of {total}{of}"
+    return Row(name, what, 100.0 * count / total, "%", low=low, high=high, spread=spread, **more)
 
 
 def speed_row(
@@ -254,7 +247,9 @@ def speed_row(
 
     Processor time is what a busy machine leaves alone; wall times stand in the details.
     """
-    low, middle, high = quartiles(paired_ratios(slow.wall, fast.wall))
+    both = {"slow": slow, "fast": fast}
+    kinds = ("cpu", "wall")
+    times = {f"{one}_ms_{kind}": both[one].median_ms(kind) for one in both for kind in kinds}
     return median_row(
         name,
         what,
@@ -262,11 +257,7 @@ def speed_row(
         "rounds",
         target="" if at_least is None else f">= {at_least:g} x",
         note=note,
-        details={
-            **{f"slow_ms_{kind}": slow.median_ms(kind) for kind in ("cpu", "wall")},
-            **{f"fast_ms_{kind}": fast.median_ms(kind) for kind in ("cpu", "wall")},
-            "ratio_wall": [low, middle, high],
-        },
+        details={**times, "ratio_wall": [*quartiles(paired_ratios(slow.wall, fast.wall))]},
     )
 
 
@@ -291,8 +282,11 @@ def markdown(rows: Sequence[Row]) -> str:
     for row in rows:
         met = {None: "", True: "yes", False: "**no**"}[row.met]
         note = f" ({row.note})" if row.note else ""
+        spread = row.spread
+        if row.low is not None and row.high is not None:
+            spread = f"{figure(row.low, '')} to {figure(row.high, '')} ({spread})"
         lines.append(
-            f"| {row.name} | {row.what}{note} | {figure(row.value, row.unit)} | {_spread(row)} "
+            f"| {row.name} | {row.what}{note} | {figure(row.value, row.unit)} | {spread} "
             f"| {row.target} | {met} |"
         )
     return "\n".join(lines) + "\n"
@@ -306,9 +300,3 @@ def figure(value: float | None, unit: str) -> str:
         return f"{value:,.0f} steps"
     text = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{text} {unit}".rstrip()
-
-
-def _spread(row: Row) -> str:
-    if row.low is None or row.high is None:
-        return row.spread
-    return f"{figure(row.low, '')} to {figure(row.high, '')} ({row.spread})"

@@ -18,8 +18,15 @@ from vinoreward_training.bench.encoders import (
     encoder_bundle,
     not_there,
 )
-from vinoreward_training.bench.rows import Row, median_row, paired_ratios, quartiles, turns
-from vinoreward_training.bench.speed import one_thread
+from vinoreward_training.bench.rewards import one_thread
+from vinoreward_training.bench.rows import (
+    Row,
+    median_row,
+    paired_ratios,
+    quartiles,
+    range_row,
+    turns,
+)
 from vinoreward_training.configs import BenchConfig, TrainConfig
 from vinoreward_training.policy.checkpoint import build_model, load_policy
 from vinoreward_training.policy.evaluate import Evaluation, evaluate
@@ -38,25 +45,23 @@ JUDGE_SEED = 500_000
 """First seed of the episodes that decide; evaluations during training use others."""
 CNN_LEARNING_RATE = 3e-4
 """SB3's default: the preset's was found for the latent, and convolutions take less."""
+MakeEnv = Callable[[], gym.Env[Any, Any]]
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training run, up to the evaluation that found it solved.
-
-    Attributes:
-        solved_at: steps, None if it was not solved within the budget.
-        seconds: wall time of the training, without the evaluations.
-        true: share of true successes in the final evaluation.
-        claimed: share of claimed successes in the same ``episodes``.
-    """
+    """One training run, up to the evaluation that found it solved."""
 
     seed: int
     solved_at: int | None
+    """Steps; None if it was not solved within the budget."""
     steps: int
     seconds: float
+    """Wall time of the training, without the evaluations."""
     true: float = 0.0
+    """Share of true successes in the final evaluation."""
     claimed: float = 0.0
+    """Share of claimed successes in the same ``episodes``."""
     episodes: int = 0
 
     def __str__(self) -> str:
@@ -88,7 +93,9 @@ def train_to_solved(
         )
     )
     seconds = result.seconds - result.evaluation_seconds
-    return _judged(Training(seed, result.solved_at, result.steps, seconds), result.final)
+    run = _judged(Training(seed, result.solved_at, result.steps, seconds), result.final)
+    print(f"  {name}: {run}", flush=True)
+    return run
 
 
 def _judged(run: Training, found: Evaluation) -> Training:
@@ -111,31 +118,29 @@ def solve_random_rows(config: BenchConfig) -> list[Row]:
 
 
 def _solve(config: BenchConfig, name: str, env_id: str, steps: int, limit: int | None) -> Row:
-    runs = []
-    for seed in training_seeds(config):
-        runs.append(train_to_solved(config, f"{name}-{seed}", env_id, seed=seed, steps=steps))
-        print(f"  {env_id} seed {seed}: {runs[-1]}", flush=True)
     what = (
         f"SAC, {env_id}, learned reward: steps to >= 95 % true success over "
         f"{config.evaluation_episodes} episodes"
     )
+    runs = [
+        train_to_solved(config, f"{name}-{seed}", env_id, seed=seed, steps=steps)
+        for seed in training_seeds(config)
+    ]
     return solved_row(name, what, runs, limit)
 
 
 def solved_row(name: str, what: str, runs: list[Training], limit: int | None) -> Row:
     """Return the row of several trainings: median steps, best and worst, how many solved."""
     solved = [run.solved_at for run in runs if run.solved_at is not None]
-    everyone = len(solved) == len(runs)
-    return Row(
+    return range_row(
         name,
         what,
         float(statistics.median(solved)) if solved else None,
         "steps",
-        low=float(min(solved)) if solved else None,
-        high=float(max(solved)) if solved else None,
+        values=solved,
         spread=f"best and worst of {len(runs)} seeds; {len(solved)} of {len(runs)} solved",
         target=f"{len(runs)} of {len(runs)} solved" + (f" in < {limit} steps" if limit else ""),
-        met=everyone and (limit is None or max(solved) < limit),
+        met=len(solved) == len(runs) and (limit is None or max(solved) < limit),
         note=seeds_note([run.seed for run in runs]),
         details={"runs": [asdict(run) for run in runs]},
     )
@@ -144,7 +149,7 @@ def solved_row(name: str, what: str, runs: list[Training], limit: int | None) ->
 def seeds_note(seeds: Sequence[int]) -> str:
     """Return which training seeds were used, and whether the presets were tuned on any of them."""
     used = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {min(seeds)} to {max(seeds)}"
-    if not seeds or any(seed in TUNED_ON for seed in seeds):
+    if any(seed in TUNED_ON for seed in seeds):
         return f"training {used}, on some of which the hyper-parameters were tuned"
     return (
         f"training {used}; the hyper-parameters were tuned on seeds {TUNED_ON[0]} to {TUNED_ON[-1]}"
@@ -158,26 +163,21 @@ def training_seeds(config: BenchConfig) -> range:
 
 def wall_rows(config: BenchConfig) -> list[Row]:
     """Train once with our default and once in the article's setting; compare wall times."""
-
-    def trained(which: str, **settings: Any) -> Training:
-        run = train_to_solved(
-            config,
-            f"wall-{which}",
-            "PandaHover-v0",
-            seed=config.first_seed,
-            steps=config.train_steps,
-            **settings,
-        )
-        print(f"  {which}: {run}", flush=True)
-        return run
-
-    ours = trained("ours")
+    env, same = "PandaHover-v0", {"seed": config.first_seed, "steps": config.train_steps}
+    ours = train_to_solved(config, "wall-ours", env, **same)
     print(
         f"  now the article's setting, at most {config.train_steps} steps; Ctrl-C and --resume work"
     )
-    bundle = config.article_bundle or config.bundle
-    fidelity = {"fidelity": "article"}
-    return compared(ours, trained("article", bundle=bundle, backend="torch", env_kwargs=fidelity))
+    article = train_to_solved(
+        config,
+        "wall-article",
+        env,
+        **same,
+        bundle=config.article_bundle or config.bundle,
+        backend="torch",
+        env_kwargs={"fidelity": "article"},
+    )
+    return compared(ours, article)
 
 
 def compared(ours: Training, article: Training) -> list[Row]:
@@ -209,19 +209,16 @@ def compared(ours: Training, article: Training) -> list[Row]:
 
 def overhead_rows(config: BenchConfig) -> list[Row]:
     """Compare training wall time with the learned and the oracle reward, same seeds, in turns."""
-
-    def maker(backend: str) -> Callable[[], gym.Env[Any, Any]]:
-        return lambda: gym.make("PandaHover-v0", backend=backend, bundle=config.bundle)
-
-    return _overhead(
-        config,
-        "overhead",
-        f"training wall time with the learned reward over that with the oracle reward, "
-        f"PandaHover-v0, {config.overhead_steps} steps of SAC as vinoreward train runs it",
-        {"learned": maker("openvino"), "oracle": maker("oracle")},
-        "PandaHover-v0",
-        "<= 1.25 x",
+    env = "PandaHover-v0"
+    makers: dict[str, MakeEnv] = {
+        "learned": lambda: make_env(env, bundle=config.bundle),
+        "oracle": lambda: make_env(env, bundle=config.bundle, backend="oracle"),
+    }
+    what = (
+        f"training wall time with the learned reward over that with the oracle reward, {env}, "
+        f"{config.overhead_steps} steps of SAC as vinoreward train runs it"
     )
+    return _overhead(config, "overhead", what, makers, env, "<= 1.25 x")
 
 
 def overhead_pixels_rows(config: BenchConfig) -> list[Row]:
@@ -234,24 +231,18 @@ def overhead_pixels_rows(config: BenchConfig) -> list[Row]:
     target = "<= 1.5 x"
     if encoder_bundle(config) is None:
         return [not_there(config, "overhead-pixels", what, target)]
-    return _overhead(
-        config,
-        "overhead-pixels",
-        what,
-        {
-            "latent": lambda: make_env(ENVIRONMENT, bundle=config.bundle, encoder=config.encoder),
-            "state": lambda: make_env(STATE_ENVIRONMENT, bundle=config.bundle, backend="oracle"),
-        },
-        ENVIRONMENT,
-        target,
-    )
+    makers: dict[str, MakeEnv] = {
+        "latent": lambda: make_env(ENVIRONMENT, bundle=config.bundle, encoder=config.encoder),
+        "state": lambda: make_env(STATE_ENVIRONMENT, bundle=config.bundle, backend="oracle"),
+    }
+    return _overhead(config, "overhead-pixels", what, makers, ENVIRONMENT, target)
 
 
 def _overhead(
     config: BenchConfig,
     name: str,
     what: str,
-    makers: dict[str, Callable[[], gym.Env[Any, Any]]],
+    makers: dict[str, MakeEnv],
     env_id: str,
     target: str,
 ) -> list[Row]:
@@ -263,7 +254,7 @@ def _overhead(
     settled = SETTINGS.of(env=env_id, timesteps=config.overhead_steps)
     wall: dict[str, list[float]] = {kind: [] for kind in makers}
     cpu: dict[str, list[float]] = {kind: [] for kind in makers}
-    for index, kind in turns(list(makers), config.seeds):
+    for index, kind in turns(makers, config.seeds):
         seed = config.first_seed + index
         spent, processor = _train_seconds(makers[kind](), settled, seed)
         wall[kind].append(spent)
@@ -305,18 +296,19 @@ def solve_pixels_rows(config: BenchConfig) -> list[Row]:
     target = f">= {PIXELS_GOAL}%, {config.pixel_seeds} of {config.pixel_seeds} seeds"
     if encoder_bundle(config) is None:
         return [not_there(config, "solve-pixels", f"{what}: true success", target)]
-    runs = []
-    for seed in range(config.first_seed, config.first_seed + config.pixel_seeds):
-        runs.append(trained(config, f"pixels-{seed}", seed, config.pixel_steps, config.encoder))
-        print(f"  latent, seed {seed}: {runs[-1]}, {runs[-1].true:.0%}", flush=True)
+    runs = [
+        _trained(config, f"pixels-{seed}", seed, config.pixel_steps, config.encoder)
+        for seed in range(config.first_seed, config.first_seed + config.pixel_seeds)
+    ]
     budget = config.cnn_steps or max(run.steps for run in runs)
     print(f"  now CnnPolicy, at most {budget} steps; Ctrl-C and --resume work", flush=True)
-    cnn = trained(config, "pixels-cnn", config.first_seed, budget, None)
-    print(f"  CnnPolicy, seed {cnn.seed}: {cnn}, {cnn.true:.0%}", flush=True)
+    cnn = _trained(config, "pixels-cnn", config.first_seed, budget, None)
     return [*latent_rows(what, target, runs), cnn_row(runs, cnn, budget)]
 
 
-def trained(config: BenchConfig, name: str, seed: int, steps: int, encoder: str | None) -> Training:
+def _trained(
+    config: BenchConfig, name: str, seed: int, steps: int, encoder: str | None
+) -> Training:
     """Train on pictures with the learned reward, then judge the policy on episodes of its own.
 
     Training stops at an evaluation that went well, so that one is no fair count of what was
@@ -336,34 +328,33 @@ def trained(config: BenchConfig, name: str, seed: int, steps: int, encoder: str 
     )
     with contextlib.closing(make_env(ENVIRONMENT, bundle=config.bundle, encoder=encoder)) as env:
         policy = load_policy(config.out / "train" / name, env)
-        found = evaluate(policy, env, config.evaluation_episodes, JUDGE_SEED)
-    return _judged(run, found)
+        run = _judged(run, evaluate(policy, env, config.evaluation_episodes, JUDGE_SEED))
+    print(f"  {name}: {run.true:.0%} true success", flush=True)
+    return run
 
 
 def latent_rows(what: str, target: str, runs: list[Training]) -> list[Row]:
     """Return the rows of the policies that learned through the latent: how well, how soon."""
     rates = [100.0 * run.true for run in runs]
-    steps = [run.steps for run in runs]
+    steps = [float(run.steps) for run in runs]
     return [
-        Row(
+        range_row(
             "solve-pixels",
             f"{what}: true success over {runs[0].episodes} episodes after training, worst seed",
             min(rates),
             "%",
-            low=min(rates),
-            high=max(rates),
+            values=rates,
             spread=f"worst and best of {len(runs)} seeds",
             target=target,
             note=f"{each(runs)}; {seeds_note([run.seed for run in runs])}",
             details={"runs": [asdict(run) for run in runs]},
         ),
-        Row(
+        range_row(
             "solve-pixels",
             f"{what}: steps of training, until an evaluation showed >= {GOAL:.0%} true success",
-            float(statistics.median(steps)),
+            statistics.median(steps),
             "steps",
-            low=float(min(steps)),
-            high=float(max(steps)),
+            values=steps,
             spread=f"least and most of {len(runs)} seeds",
             note=f"{sum(run.solved_at is not None for run in runs)} of {len(runs)} showed it",
         ),

@@ -16,10 +16,9 @@ from vinoreward.files import write_json
 from vinoreward.picture_files import read_picture
 from vinoreward.rewards.calibration import negatives_needed, rate_supported
 from vinoreward.success import Truth
-from vinoreward_envs.camera.pictures import resized
-from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.camera.spec import CameraSpec, resized
 from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEIGHT, PICTURE_WIDTH
-from vinoreward_envs.scene.hover import HoverScene
+from vinoreward_envs.scene import HoverScene
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.capture_hover import hover_frame
 from vinoreward_training.data.capture_play import RandomPlay

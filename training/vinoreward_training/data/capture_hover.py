@@ -24,7 +24,7 @@ from vinoreward_envs.constants import (
     WORKSPACE_HIGH,
     WORKSPACE_LOW,
 )
-from vinoreward_envs.scene.hover import HoverScene
+from vinoreward_envs.scene import HoverScene
 
 if TYPE_CHECKING:
     import gymnasium

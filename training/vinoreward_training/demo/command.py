@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import io
 import json
 import os
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import (
@@ -137,9 +137,7 @@ class Stages:
         self.facts: Facts = {}
         for stamp in sorted(self._folder.glob("*.json")):
             before = _read(stamp, settings=dict)["settings"]
-            names = [
-                name for name in {**before, **settings} if before.get(name) != settings.get(name)
-            ]
+            names = [n for n in {**before, **settings} if before.get(n) != settings.get(n)]
             if names:
                 there, asked = (
                     ", ".join(f"{name} {values.get(name)}" for name in names)
@@ -163,8 +161,7 @@ class Stages:
         title = f"[{list(STAGES).index(name) + 1}/{len(STAGES)}] {name}"
         stamp, part = self._folder / f"{name}.json", self._folder / "spent" / f"{name}.json"
         if stamp.is_file():
-            stored = _read(stamp, facts=dict, seconds=float)
-            facts, seconds = stored["facts"], stored["seconds"]
+            facts, seconds = _read(stamp, facts=dict, seconds=float).values()
             print(f"{title}: done before ({seconds:.0f} s)", flush=True)
         else:
             print(f"{title} …", flush=True)
@@ -198,39 +195,32 @@ def _read(stamp: Path, **kinds: Callable[[Any], Any]) -> dict[str, Any]:
         ) from error
 
 
-class _Filter(io.TextIOBase):
-    """Passes on whole lines, but for those that say how to go on."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._begun = ""
-
-    def write(self, text: str) -> int:
-        *lines, self._begun = (self._begun + text).split("\n")
-        for line in lines:
-            if not line.startswith(("next:", "Continue with:")):
-                self._stream.write(line + "\n")
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def close(self) -> None:
-        """End a last line that has no end."""
-        if self._begun:
-            self.write("\n")
-
-
 @contextlib.contextmanager
 def _without_next() -> Iterator[None]:
     """Leave out the next commands that stages print: here the next stage follows by itself."""
-    kept = _Filter(sys.stdout)
-    with contextlib.closing(kept), contextlib.redirect_stdout(cast("Any", kept)):
-        yield
+    out, begun = sys.stdout, ""
+
+    def write(text: str) -> int:
+        nonlocal begun
+        *lines, begun = (begun + text).split("\n")
+        for line in lines:
+            if not line.startswith(("next:", "Continue with:")):
+                out.write(f"{line}\n")
+        return len(text)
+
+    stream: Any = SimpleNamespace(write=write, flush=out.flush)
+    try:
+        with contextlib.redirect_stdout(stream):
+            yield
+    finally:
+        if begun:
+            write("\n")
 
 
 class Demo:
-    """The stages of a demo; each returns facts for the report.
+    """The stages of a demo: our own commands, each of which goes on where it was stopped.
+
+    Each returns facts for the report.
 
     Args:
         config: settled.
@@ -250,12 +240,9 @@ class Demo:
         """What the classifier starts from, in words."""
         if self.config.weights is None:
             return "random weights (--from-scratch)"
-        shipped = Bundle.load(SHIPPED).path in self.config.weights.parents
-        return (
-            f"the weights of the shipped bundle {SHIPPED}"
-            if shipped
-            else f"the weights in {self.config.weights}"
-        )
+        if Bundle.load(SHIPPED).path in self.config.weights.parents:
+            return f"the weights of the shipped bundle {SHIPPED}"
+        return f"the weights in {self.config.weights}"
 
     @property
     def learning_rate(self) -> float:
@@ -264,14 +251,9 @@ class Demo:
 
     def capture(self) -> Facts:
         """Take the pictures."""
-        run_capture(
-            CaptureConfig(
-                out=self.data,
-                frames=self.config.frames or 0,
-                seed=CAPTURE_SEED + self.config.seed,
-                resume=_started(self.data),
-            )
-        )
+        frames, seed = self.config.frames or 0, CAPTURE_SEED + self.config.seed
+        resume = _started(self.data)
+        run_capture(CaptureConfig(out=self.data, frames=frames, seed=seed, resume=resume))
         return {}
 
     def finetune(self) -> Facts:
@@ -349,43 +331,37 @@ class Demo:
         found = play_policy(PlayConfig(run=self.policy, episodes=self.config.episodes)).evaluation
         return {"true": str(found.true), "claimed": str(found.claimed)}
 
-    def report(self, stages: Stages, commands: Sequence[tuple[str, str]]) -> Facts:
+    def report(self, stages: Stages) -> Facts:
         """Write the report."""
         paths = [self.policy / "play.gif", self.policy / "learning_curve.png"]
         paths += [self.bundle / "pictures" / name for name in CAPTIONS]
-        sections = demo_sections(
-            self.config, self.start, stages.facts, paths, stages.seconds, commands
-        )
+        facts, seconds, commands = stages.facts, stages.seconds, self.next_commands()
+        sections = demo_sections(self.config, self.start, facts, paths, seconds, commands)
         title = "vinoreward demo: an arm that learned from pictures alone"
         write_report(self.folder / "report.html", title, sections)
         return {}
 
     def next_commands(self) -> list[tuple[str, str]]:
         """Return (command, what it does) of what one may try after the demo."""
-        name = program()
-
-        def command(*words: object) -> str:
-            return f"{name} {shlex.join(map(str, words))}"
-
-        def own(word: str) -> Path:
-            # A folder of its own: the commands' usual ones may hold an earlier run.
-            return beside(self.folder, word)
-
+        # Folders of their own: the commands' usual ones may hold an earlier run.
+        profile, random, bench = (
+            ("--out", beside(self.folder, word)) for word in ("profile", "random", "bench")
+        )
         bundle = ("--bundle", self.bundle)
+        commands: dict[str, tuple[object, ...]] = {
+            "where the time of a step goes": ("profile", *bundle, *profile),
+            "count more episodes": (
+                *("play", "--run", self.policy, "--episodes", 500, "--seed", 5000),
+            ),
+            "the object moves in every episode": (
+                *("train", "--env", "PandaHoverRandom-v0", *bundle, *random),
+            ),
+            "the comparisons of the README that need no training": (
+                *("bench", "--rows", "quick", *bench),
+            ),
+        }
         return [
-            (command("profile", *bundle, "--out", own("profile")), "where the time of a step goes"),
-            (
-                command("play", "--run", self.policy, "--episodes", 500, "--seed", 5000),
-                "count more episodes",
-            ),
-            (
-                command("train", "--env", "PandaHoverRandom-v0", *bundle, "--out", own("random")),
-                "the object moves in every episode",
-            ),
-            (
-                command("bench", "--rows", "quick", "--out", own("bench")),
-                "the comparisons of the README that need no training",
-            ),
+            (f"{program()} {shlex.join(map(str, words))}", what) for what, words in commands.items()
         ]
 
 
@@ -411,26 +387,25 @@ def run(config: DemoConfig) -> int:
             stages.begin()
             for name in list(STAGES)[:-1]:
                 stages.stage(name, getattr(demo, name))
-            commands = demo.next_commands()
             # Cheap, and always about what is there now: never skipped.
-            stages.stage("report", lambda: demo.report(stages, commands), keep=False)
+            stages.stage("report", lambda: demo.report(stages), keep=False)
     except KeyboardInterrupt:
         print(
             f"\nStopped; what is done is kept in {config.out}. Run the same command to go on.",
             file=sys.stderr,
         )
         raise
-    print(f"\n{sum(stages.seconds.values()):.0f} s in all")
-    print(f"true success:    {stages.facts['true']}")
-    print(f"claimed success: {stages.facts['claimed']}")
-    print(f"film:   {demo.policy / 'play.gif'}")
-    print(f"curve:  {demo.policy / 'learning_curve.png'}")
-    print(f"plots:  {demo.bundle / 'pictures'}")
-    print(f"card:   {demo.bundle / 'README.md'}")
-    print(f"report: {demo.folder / 'report.html'}")
-    print("\nnext:")
-    for words, _ in commands:
-        print(f"  {words}")
+    print(
+        f"\n{sum(stages.seconds.values()):.0f} s in all\n"
+        f"true success:    {stages.facts['true']}\n"
+        f"claimed success: {stages.facts['claimed']}\n"
+        f"film:   {demo.policy / 'play.gif'}\n"
+        f"curve:  {demo.policy / 'learning_curve.png'}\n"
+        f"plots:  {demo.bundle / 'pictures'}\n"
+        f"card:   {demo.bundle / 'README.md'}\n"
+        f"report: {demo.folder / 'report.html'}\n"
+        "\nnext:\n" + "\n".join(f"  {words}" for words, _ in demo.next_commands())
+    )
     return 0
 
 

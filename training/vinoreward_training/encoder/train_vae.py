@@ -12,7 +12,7 @@ import numpy as np
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
-from vinoreward_envs.camera.pictures import resized
+from vinoreward_envs.camera.spec import resized
 from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset import Frames, load_frames, split_frames
 from vinoreward_training.data.dataset_files import Indices, rendered, say_parts

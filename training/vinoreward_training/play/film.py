@@ -13,8 +13,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vinoreward.errors import ConfigError, needed_for
 from vinoreward.files import atomic_path
-from vinoreward_envs.camera.pictures import make_camera
 from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.scene import make_camera
 from vinoreward_training.policy.evaluate import Moment
 
 FILM_WIDTH = 480

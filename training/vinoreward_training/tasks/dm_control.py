@@ -8,12 +8,11 @@ to its caller: no OpenGL library where no picture is drawn, and errors that say 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -32,7 +31,6 @@ from vinoreward.errors import (
 Floats = NDArray[np.float32]
 PICTURE = (240, 320)
 """Height and width of a rendered picture."""
-_NO_PICTURES = "disable"
 _PICTURE_LIBRARIES = ("glfw", "egl", "osmesa")
 
 
@@ -70,8 +68,7 @@ class DmControlEnv(gym.Env[Floats, Floats]):
         self.render_mode = render_mode
         # The suite draws from this very generator, which a reset with a seed sets anew.
         self._random = np.random.RandomState()
-        with _without_deprecations():
-            self._env = _load(suite, domain, task, self._random)
+        self._env = _load(suite, domain, task, self._random)
         self.metadata = {**self.metadata, "render_fps": round(1 / self._env.control_timestep())}
         size = sum(int(np.prod(part.shape)) for part in self._env.observation_spec().values())
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
@@ -138,14 +135,19 @@ def _flat(observation: Mapping[str, Any]) -> Floats:
 
 def _import_suite(*, pictures: bool) -> Any:
     """Import ``dm_control.suite``; without an OpenGL library unless pictures are wanted."""
-    with _picture_library(None if pictures else _NO_PICTURES):
-        try:
-            suite = importlib.import_module("dm_control.suite")
-        except ImportError as error:
-            raise MissingExtraError(
-                f"dm_control's tasks need {error.name}, which is not installed or does not load "
-                f"here. {_how_to_install()}"
-            ) from error
+    without = not pictures and "MUJOCO_GL" not in os.environ
+    if without:
+        os.environ["MUJOCO_GL"] = "disable"  # read when dm_control is imported
+    try:
+        suite = importlib.import_module("dm_control.suite")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"dm_control's tasks need {error.name}, which is not installed or does not load "
+            f"here. {_how_to_install()}"
+        ) from error
+    finally:
+        if without:
+            del os.environ["MUJOCO_GL"]
     if pictures:
         found = importlib.import_module("dm_control._render").BACKEND
         if found not in _PICTURE_LIBRARIES:
@@ -158,32 +160,11 @@ def _import_suite(*, pictures: bool) -> Any:
     return suite
 
 
-@contextlib.contextmanager
-def _picture_library(name: str | None) -> Iterator[None]:
-    """Set ``MUJOCO_GL``, which dm_control reads when imported, for a while if it is not set."""
-    if name is None or "MUJOCO_GL" in os.environ:
-        yield
-        return
-    os.environ["MUJOCO_GL"] = name
-    try:
-        yield
-    finally:
-        del os.environ["MUJOCO_GL"]
-
-
-@contextlib.contextmanager
-def _without_deprecations() -> Iterator[None]:
-    """Keep MuJoCo's remarks on the suite's own models off every actor's terminal."""
+def _load(suite: Any, domain: str, task: str, random: np.random.RandomState) -> Any:
+    # MuJoCo's remarks on the suite's own models stay off every actor's terminal.
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-def _load(suite: Any, domain: str, task: str, random: np.random.RandomState) -> Any:
     try:
         return suite.load(domain, task, task_kwargs={"random": random})
     except AttributeError as error:
@@ -193,6 +174,8 @@ def _load(suite: Any, domain: str, task: str, random: np.random.RandomState) -> 
             f"dm_control cannot use the installed MuJoCo {found} ({error}). Expected one that it "
             f"was made for. {_how_to_install()}"
         ) from error
+    finally:
+        logger.setLevel(before)
 
 
 def _how_to_install() -> str:

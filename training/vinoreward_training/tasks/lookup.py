@@ -1,13 +1,16 @@
-"""Makes the papers' tasks, and any other environment that Gymnasium knows, for actors.
+"""The papers' tasks by name, and how they and any other Gymnasium environment are made for actors.
 
-What a task needs is imported when it is made; torch is never.
+ActorQ: eight tasks of dm_control's suite and three of Gym. AcceRL: twelve Atari games. Ours: the
+hover scene with its learned reward. What a task needs is imported when it is made; torch is never.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -25,9 +28,112 @@ from vinoreward.errors import ConfigError
 from vinoreward_training.tasks.atari import AtariEnv
 from vinoreward_training.tasks.dm_control import DmControlEnv
 from vinoreward_training.tasks.environments import make_env
-from vinoreward_training.tasks.table import TASKS, Task
 
 Env = gym.Env[Any, Any]
+Suite = Literal["dm_control", "gym", "atari", "hover"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task and what there is to know before it is made.
+
+    Attributes:
+        name: as in :data:`TASKS`.
+        suite: what it is made with; ``"dm_control"`` and ``"atari"`` are extras.
+        source: its id there: Gymnasium's, ``domain-task`` or the game.
+        observation_shape: (D,) float32, or (4, 84, 84) uint8.
+        actions: number of discrete actions, or dimensions of a continuous one.
+        discrete: which of them.
+        max_steps: an episode is truncated there.
+        network: the one that the paper used, by its name in :mod:`.networks`.
+        threshold: mean return from which the task counts as solved: Gymnasium's where it states
+            one, else the paper's; None where neither does.
+        title: the paper's name for it.
+        observation_dtype: ``"uint8"`` for pictures.
+    """
+
+    name: str
+    suite: Suite
+    source: str
+    observation_shape: tuple[int, ...]
+    actions: int
+    discrete: bool
+    max_steps: int
+    network: str
+    threshold: float | None = None
+    title: str = ""
+    observation_dtype: Literal["float32", "uint8"] = "float32"
+
+
+def _control(
+    name: str,
+    title: str,
+    sizes: tuple[int, int],
+    threshold: float | None = None,
+    network: str = "3x2048",
+) -> Task:
+    """Return a task of dm_control's suite; its episodes last 1000 steps and pay 1000 at most."""
+    shape, actions = (sizes[0],), sizes[1]
+    return Task(name, "dm_control", name, shape, actions, False, 1000, network, threshold, title)
+
+
+def _gym(name: str, title: str, sizes: tuple[int, int], steps: int, threshold: float) -> Task:
+    """Return a task of Gymnasium's classic control."""
+    # CartPole-v1 cut at 200 steps is CartPole-v0, which Gymnasium warns of.
+    shape, actions, source = (sizes[0],), sizes[1], name.replace("Pole-v0", "Pole-v1")
+    return Task(name, "gym", source, shape, actions, True, steps, "3x2048", threshold, title)
+
+
+def _game(name: str, actions: int, score: float | None = None) -> Task:
+    """Return a game; it is truncated after 108000 frames, four to a step."""
+    shape, steps = (4, 84, 84), 27_000
+    return Task(name, "atari", name, shape, actions, True, steps, "original", score, name, "uint8")
+
+
+def _hover(name: str, size: int) -> Task:
+    return Task(name, "hover", name, (size,), 2, False, 10, "2x256", title=name)
+
+
+ACTORQ = (
+    _control("cartpole-balance", "Cartpole Balance", (5, 1), 941.22),
+    _control("walker-stand", "Walker Stand", (24, 6), 947.74),
+    _control("hopper-stand", "Hopper Stand", (15, 4), 836.41),
+    _control("reacher-hard", "Reacher Hard", (6, 2), 948.12),
+    _control("cheetah-run", "Cheetah Run", (17, 6), 732.31),
+    _control("finger-spin", "Finger Spin", (9, 2), 810.32),
+    _control("humanoid-stand", "Humanoid Stand", (67, 21), 884.89),
+    _control("humanoid-walk", "Humanoid Walk", (67, 21), 649.91),
+    _gym("CartPole-v0", "Cartpole (Gym)", (4, 2), 200, 195.0),
+    _gym("MountainCar-v0", "Mountain Car (Gym)", (2, 3), 200, -110.0),
+    _gym("Acrobot-v1", "Acrobot (Gym)", (6, 3), 500, -100.0),
+)
+"""The eleven of ActorQ's table, in its order."""
+
+ACCERL = (
+    _game("alien", 18),
+    _game("amidar", 10),
+    _game("beam_rider", 9),
+    _game("name_this_game", 6),
+    _game("riverraid", 18),
+    _game("hero", 18),
+    _game("space_invaders", 6),
+    _game("breakout", 4),
+    _game("road_runner", 18),
+    _game("bank_heist", 18),
+    _game("pong", 6, 20.5),
+    _game("seaquest", 18),
+)
+"""The twelve games of AcceRL's table 4, in its order; it states a score for Pong alone."""
+
+HOVER = (_hover("PandaHover-v0", 2), _hover("PandaHoverRandom-v0", 4))
+
+EASIER = (_control("reacher-easy", "Reacher Easy", (6, 2), network="2x256"),)
+"""Not in the papers: learned in minutes on a few cores."""
+
+TASKS: Mapping[str, Task] = MappingProxyType(
+    {task.name: task for task in (*ACTORQ, *ACCERL, *HOVER, *EASIER)}
+)
+
 PICTURE_CURE = (
     "make that with GrayscaleObservation, ResizeObservation to (84, 84) and FrameStackObservation "
     "of 4, or one row with FlattenObservation, all of gymnasium.wrappers"
@@ -35,8 +141,6 @@ PICTURE_CURE = (
 """What to do about pictures of another shape: the end of a sentence."""
 _OURS = ("normalise_actions", "rescale_observations", "max_steps", "render_mode")
 """Options of :func:`make_task` that the environment itself does not get."""
-# The checker looks at a first step only, but stays in the way of all others.
-_UNCHECKED = {"disable_env_checker": True}
 
 
 def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
@@ -55,12 +159,12 @@ def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     if name in TASKS:
         return TASKS[name]
     prefix, _, source = name.partition("/")
-    if name not in gym.registry and prefix == "dm_control":
-        found = Task(name, "dm_control", source, (1,), 1, False, 1000, "2x256")
-    elif name not in gym.registry and prefix == "atari":
-        found = Task(name, "atari", source, (1,), 1, True, 27_000, "original")
-    elif name in gym.registry or ":" in name:
+    if name in gym.registry or (":" in name and prefix not in ("dm_control", "atari")):
         found = Task(name, "gym", name, (1,), 1, True, 0, "2x256")
+    elif prefix == "dm_control":
+        found = Task(name, "dm_control", source, (1,), 1, False, 1000, "2x256")
+    elif prefix == "atari":
+        found = Task(name, "atari", source, (1,), 1, True, 27_000, "original")
     else:
         raise ConfigError(
             f"no task {name!r}. Expected one of: {', '.join(TASKS)}; or dm_control/DOMAIN-TASK, "
@@ -130,7 +234,7 @@ def make_task(
         ConfigError: no such task, or an option that it does not take.
         MissingExtraError: what it needs is not installed; the message says how to.
     """
-    if max_steps is not None and not (_whole(max_steps) and max_steps >= 1):
+    if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
         raise ConfigError(f"found max_steps={max_steps!r}. Expected 1 or more, or None.")
     task = find_task(name, options)
     env = _flat(_made(task, max_steps, render_mode, options), name)
@@ -157,10 +261,6 @@ class _FirstSeed(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=first if seed is None else seed, options=options)
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _made(
     task: Task, max_steps: int | None, render_mode: str | None, options: Mapping[str, Any]
 ) -> Env:
@@ -169,12 +269,6 @@ def _made(
         f"an environment of {task.name} cannot be made",
         "one that can; mend it, or change its options",
     ):
-        if task.suite == "gym":
-            steps = max_steps or task.max_steps or None
-            limit = {} if steps is None else {"max_episode_steps": steps}
-            return make_env(
-                task.source, {**options, **limit, **_UNCHECKED}, render_mode=render_mode
-            )
         env: Env
         try:
             if task.suite == "dm_control":
@@ -183,13 +277,17 @@ def _made(
             elif task.suite == "atari":
                 env = AtariEnv(task.source, render_mode=render_mode, **options)
             else:
-                env = make_env(task.source, {**options, **_UNCHECKED}, render_mode=render_mode)
+                steps = (max_steps or task.max_steps) if task.suite == "gym" else 0
+                limit = {"max_episode_steps": steps} if steps else {}
+                arguments = {**options, **limit, "disable_env_checker": True}
+                # The checker looks at a first step only, but stays in the way of all others.
+                env = make_env(task.source, arguments, render_mode=render_mode)
         except TypeError as error:
             raise ConfigError(
                 f"{task.name} does not take these options: {error}. Expected those that its class "
                 "documents."
             ) from error
-        if max_steps is not None and max_steps < task.max_steps:
+        if task.suite != "gym" and max_steps is not None and max_steps < task.max_steps:
             env = TimeLimit(env, max_steps)
         return env
 

@@ -23,12 +23,9 @@ from vinoreward.policies.spec import (
     PolicySpec,
     mlp,
 )
-from vinoreward_training.tasks.lookup import PICTURE_CURE, find_task
-from vinoreward_training.tasks.table import Task
+from vinoreward_training.tasks.lookup import PICTURE_CURE, Task, find_task
 
 PICTURE = (4, 84, 84)
-
-
 # Layers as (channels, kernel, stride), then the width of the dense layer. The table gives kernels
 # and no strides: those are Mnih et al.'s for the same kernels.
 _CONVOLUTIONAL: Mapping[str, tuple[tuple[tuple[int, int, int], ...], int]] = MappingProxyType(
@@ -118,27 +115,26 @@ def dense_layers(name: str) -> tuple[tuple[int, ...], Activation] | None:
 
 
 def _head(task: Task, algorithm: str) -> Head:
-    head = _heads(algorithm)[0 if task.discrete else 1]
+    heads, at = _HEADS.get(algorithm) or _heads(algorithm), 0 if task.discrete else 1
+    head = heads[at]
     if head is None:
-        kind = "numbered" if task.discrete else "continuous"
-        fitting = [key for key, heads in _HEADS.items() if heads[0 if task.discrete else 1]]
+        fitting = [key for key, others in _HEADS.items() if others[at]]
         raise ConfigError(
-            f"{algorithm} was asked for on {task.name}, whose actions are {kind}. Expected one of: "
+            f"{algorithm} was asked for on {task.name}, whose actions are "
+            f"{'numbered' if task.discrete else 'continuous'}. Expected one of: "
             f"{', '.join(fitting)}."
         )
     return head
 
 
 def _heads(algorithm: str) -> tuple[Head | None, Head | None]:
-    if algorithm in _HEADS:
-        return _HEADS[algorithm]
+    """Return the heads of a learner that an entry point names."""
     from vinoreward.actor_learner.learners.registry import LEARNERS
 
     heads = LEARNERS.find(algorithm).heads
-    return (
-        next((head for head in heads if head in ("logits", "q")), None),
-        next((head for head in heads if head not in ("logits", "q")), None),
-    )
+    discrete = [head for head in heads if head in ("logits", "q")]
+    continuous = [head for head in heads if head not in ("logits", "q")]
+    return next(iter(discrete), None), next(iter(continuous), None)
 
 
 def _convolutional(

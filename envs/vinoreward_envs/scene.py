@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from typing import Literal
+import sys
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, InputError
+from vinoreward.closing import Closing
+from vinoreward.errors import ConfigError, InputError, MissingExtraError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import gripper_position, hover_home_joints, inverse_kinematics
+from vinoreward_envs.bullet import ArmDynamics, Ik, TinyCamera, missing_pybullet
 from vinoreward_envs.camera.assets import object_rest_pose
-from vinoreward_envs.camera.pictures import make_camera
-from vinoreward_envs.camera.spec import Camera, CameraSpec
-from vinoreward_envs.scene.dynamics import ArmDynamics, Ik
+from vinoreward_envs.camera.fast import FastCamera
+from vinoreward_envs.camera.spec import Camera, CameraSpec, check_choice, missing_warp
 
 Array = NDArray[np.float64]
 Motion = Literal["kinematic", "dynamics"]
 _DEFAULT_CAMERA = CameraSpec()
 
 
-class HoverScene:
+def check_renderer(renderer: str) -> None:
+    """Check, without importing it, that the library of a renderer is installed.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if renderer == "tiny" and importlib.util.find_spec("pybullet") is None:
+        raise MissingExtraError(missing_pybullet('camera="tiny"', sys.version_info[:2]))
+    if renderer == "fast" and importlib.util.find_spec("warp") is None:
+        raise missing_warp()
+
+
+def make_camera(spec: CameraSpec = _DEFAULT_CAMERA) -> Camera:
+    """Return a camera for ``spec``.
+
+    Raises:
+        MissingExtraError: ``warp-lang`` (fast) or ``pybullet`` (tiny) is not installed.
+    """
+    return TinyCamera(spec) if spec.renderer == "tiny" else FastCamera(spec)
+
+
+class HoverScene(Closing):
     """The arm over the table, with at most one object, seen by one camera.
 
     With ``motion="kinematic"`` the arm is placed by inverse kinematics, starting from the home
@@ -51,10 +75,7 @@ class HoverScene:
         substeps: int = c.SUBSTEPS,
         ik: Ik = "converged",
     ) -> None:
-        if motion not in ("kinematic", "dynamics"):
-            raise ConfigError(
-                f'Found motion={motion!r}; expected "kinematic" or "dynamics". Pass one of them.'
-            )
+        check_choice("motion", motion, get_args(Motion))
         if motion == "kinematic" and ik != "converged":
             raise ConfigError(
                 f'Found ik={ik!r} with motion="kinematic", whose inverse kinematics always '
@@ -101,8 +122,7 @@ class HoverScene:
             return
         self._dynamics.home()
         x, y, _ = gripper_position(c.HOME_JOINTS)
-        self._dynamics.move(np.array([x, y, c.HOVER_HEIGHT]))
-        self._read_dynamics()
+        self._move(self._dynamics, np.array([x, y, c.HOVER_HEIGHT]))
 
     def place_object(self, xy: tuple[float, float] | None) -> None:
         """Put the object at rest on the table with its base at x, y in metres; None removes it.
@@ -128,8 +148,7 @@ class HoverScene:
         if self._dynamics is None:
             self._joints = inverse_kinematics(target, hover_home_joints())
         else:
-            self._dynamics.move(target)
-            self._read_dynamics()
+            self._move(self._dynamics, target)
 
     def distance(self) -> float:
         """Return the horizontal distance gripper to object in metres, infinity if it is absent."""
@@ -150,16 +169,14 @@ class HoverScene:
     def close(self) -> None:
         """Free the camera and the physics client. Calling it again does nothing."""
         self._closed = True
-        camera, self._camera = self._camera, None
-        if camera is not None:
-            camera.close()
-        if self._dynamics is not None:
-            self._dynamics.close()
+        for part in (self._camera, self._dynamics):
+            if part is not None:
+                part.close()
 
-    def _read_dynamics(self) -> None:
-        if self._dynamics is not None:
-            self._joints = self._dynamics.joints()
-            self._object_pose = self._dynamics.object_pose()
+    def _move(self, dynamics: ArmDynamics, target: Array) -> None:
+        dynamics.move(target)
+        self._joints = dynamics.joints()
+        self._object_pose = dynamics.object_pose()
 
 
 def _pair(xy: tuple[float, float], what: str) -> tuple[float, float]:

@@ -1,0 +1,272 @@
+"""PyBullet in the hover task: TinyRenderer, the reference camera, and the article's physics.
+
+PyBullet is imported when one of them is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vinoreward.closing import Closing
+from vinoreward.errors import ConfigError, MissingExtraError, install_command
+from vinoreward_envs import constants as c
+from vinoreward_envs.arm import hover_home_joints, inverse_kinematics
+from vinoreward_envs.camera.fast import stderr_without
+from vinoreward_envs.camera.spec import (
+    Camera,
+    CameraSpec,
+    check_choice,
+    checked_scene,
+    clip_matrix,
+    view_matrix,
+)
+
+Array = NDArray[np.float64]
+Place = tuple[float, float, float]
+Ik = Literal["converged", "article"]
+
+
+def import_pybullet(purpose: str) -> ModuleType:
+    """Return the ``pybullet`` module, imported without its banner on the terminal.
+
+    Args:
+        purpose: the argument that asked for it, for the error's message: ``'camera="tiny"'``.
+
+    Raises:
+        MissingExtraError: PyBullet is not installed; on Python 3.12 and later the message says
+            that there is no wheel.
+    """
+    if sys.modules.get("pybullet") is not None:
+        return sys.modules["pybullet"]
+    try:
+        with stderr_without(rb"pybullet build time: [^\n]*\n"):
+            return importlib.import_module("pybullet")
+    except ImportError as error:
+        raise MissingExtraError(missing_pybullet(purpose, sys.version_info[:2])) from error
+
+
+def missing_pybullet(purpose: str, python: tuple[int, int]) -> str:
+    """Return the message for an absent PyBullet on that version of Python."""
+    instead = 'motion="kinematic" with camera="fast" (the defaults) works without it'
+    if python >= (3, 12):
+        return (
+            f"{purpose} needs PyBullet, which is not installed: PyBullet has wheels for Python "
+            f"3.10 and 3.11 only and this is Python {python[0]}.{python[1]}. Use Python 3.10 or "
+            f"3.11 and {install_command('panda')}, or build it here (pip install pybullet; "
+            f"needs a C++ compiler), or note that {instead}."
+        )
+    return (
+        f"{purpose} needs PyBullet, which is not installed. Run: "
+        f"{install_command('panda')}. Or note that {instead}."
+    )
+
+
+def pybullet_data_folder() -> Path:
+    """Return the folder of PyBullet's models (it comes with PyBullet)."""
+    return Path(importlib.import_module("pybullet_data").getDataPath())
+
+
+class _World(Closing):
+    """Floor, arm, table and object in a physics server of their own.
+
+    Args:
+        purpose: as in :func:`import_pybullet`.
+        away: where an absent object waits.
+    """
+
+    def __init__(self, purpose: str, away: Place) -> None:
+        self.bullet: Any = import_pybullet(purpose)
+        client = self.bullet.connect(self.bullet.DIRECT)
+        if client < 0:
+            raise ConfigError(
+                "PyBullet opened no further physics client; expected at most about 1,000 in one "
+                "process. Close environments that are no longer used."
+            )
+        self.client: int | None = client
+        self._away = away
+        self._load(c.PLANE_URDF, c.PLANE_POSITION)
+        self.arm = self._load(c.ARM_URDF, c.ARM_POSITION, fixed=True)
+        self._load(c.TABLE_URDF, c.TABLE_POSITION)
+        self.object = self._load(c.OBJECT_URDF, away)
+
+    def _load(self, urdf: str, position: Place, fixed: bool = False) -> int:
+        path = str(pybullet_data_folder() / urdf)
+        body: int = self.bullet.loadURDF(
+            path, position, useFixedBase=fixed, physicsClientId=self.client
+        )
+        return body
+
+    def set_joints(self, joints: ArrayLike) -> None:
+        """Put the arm's ``(9,)`` joints there, at rest."""
+        for index, value in zip(c.JOINT_INDICES, np.asarray(joints).tolist(), strict=True):
+            self.bullet.resetJointState(self.arm, index, value, physicsClientId=self.client)
+
+    def place_object(self, pose: Array | None) -> None:
+        """Put the object's base at a ``(4, 4)`` pose; None takes it out of the scene."""
+        position = self._away if pose is None else pose[:3, 3].tolist()
+        turn = (0.0, 0.0, 0.0, 1.0) if pose is None else quaternion(pose[:3, :3])
+        self.bullet.resetBasePositionAndOrientation(
+            self.object, position, turn, physicsClientId=self.client
+        )
+
+    def close(self) -> None:
+        """Disconnect. Calling it again does nothing."""
+        client, self.client = self.client, None
+        if client is not None:
+            self.bullet.disconnect(physicsClientId=client)
+
+
+class TinyCamera(Camera):
+    """Draws with TinyRenderer: slow (tens of milliseconds), the definition of the picture.
+
+    It always draws the full meshes; ``spec.mesh`` only says which network the pictures are for.
+
+    Raises:
+        MissingExtraError: PyBullet is not installed.
+    """
+
+    def __init__(self, spec: CameraSpec) -> None:
+        super().__init__(spec)
+        # Under the floor, far from the camera: nothing of it can be seen.
+        self._world = _World('camera="tiny"', (0.0, 0.0, -50.0))
+        # TinyRenderer takes the matrices in OpenGL's column-major order.
+        view = view_matrix()
+        self._view = view.T.ravel().tolist()
+        projection = clip_matrix(spec.height, spec.width) @ np.linalg.inv(view)
+        self._projection = projection.T.ravel().tolist()
+
+    def render_batch(
+        self, joints: ArrayLike, object_poses: ArrayLike, present: ArrayLike
+    ) -> NDArray[np.uint8]:
+        """Draw ``B`` scenes one after the other; see :class:`Camera`."""
+        q, poses, shown = checked_scene(joints, object_poses, present)
+        world, size = self._world, (self.spec.height, self.spec.width)
+        if world.client is None:
+            raise self._closed()
+        pictures = np.empty((len(q), *size, 3), dtype=np.uint8)
+        for i in range(len(q)):
+            world.set_joints(q[i])
+            world.place_object(poses[i] if shown[i] else None)
+            _, _, rgba, _, _ = world.bullet.getCameraImage(
+                self.spec.width,
+                self.spec.height,
+                self._view,
+                self._projection,
+                renderer=world.bullet.ER_TINY_RENDERER,
+                physicsClientId=world.client,
+            )
+            pictures[i] = np.asarray(rgba, dtype=np.uint8).reshape(*size, 4)[..., :3]
+        return pictures
+
+    def close(self) -> None:
+        """Stop the physics server."""
+        self._world.close()
+
+
+class ArmDynamics(_World):
+    """The arm moved by physics: the article's 500 sub-steps of position control.
+
+    Args:
+        substeps: simulation sub-steps of one move (the article: 500; 120 settle as well).
+        ik: ``"converged"`` iterates the inverse kinematics until it has arrived; ``"article"``
+            is PyBullet's default of 20 iterations, which stops some 8 mm short on average and
+            up to 28 mm, and leaves the hand 15 mm too high after a reset.
+
+    Raises:
+        MissingExtraError: PyBullet is not installed.
+        ConfigError: ``substeps`` or ``ik`` cannot work.
+    """
+
+    def __init__(self, *, substeps: int = c.SUBSTEPS, ik: Ik = "converged") -> None:
+        if substeps < 1:
+            raise ConfigError(f"Found substeps={substeps}; expected 1 or more. Leave it at 500.")
+        check_choice("ik", ik, get_args(Ik))
+        self._substeps = substeps
+        self._ik = ik
+        self._object_pose: Array | None = None
+        # Where nothing sees or touches an absent object.
+        super().__init__('motion="dynamics"', (50.0, 50.0, 0.0))
+        self.bullet.setGravity(0.0, 0.0, c.GRAVITY, physicsClientId=self.client)
+        self.bullet.setTimeStep(c.TIME_STEP, physicsClientId=self.client)
+        self.set_joints(c.HOME_JOINTS)
+        self._saved = self.bullet.saveState(physicsClientId=self.client)
+
+    def home(self) -> None:
+        """Put everything back as it was: arm in the home pose and at rest, object in place."""
+        # Restoring the saved state also forgets contacts, so every episode starts the same.
+        self.bullet.restoreState(self._saved, physicsClientId=self.client)
+        self.place_object(self._object_pose)
+
+    def place_object(self, pose: Array | None) -> None:
+        """Put the object's base at a ``(4, 4)`` pose, at rest; None takes it out of the scene."""
+        self._object_pose = None if pose is None else np.array(pose, dtype=np.float64)
+        super().place_object(pose)
+        zero = (0.0, 0.0, 0.0)
+        self.bullet.resetBaseVelocity(self.object, zero, zero, physicsClientId=self.client)
+
+    def move(self, position: Array) -> None:
+        """Drive the gripper towards a ``(3,)`` position in metres for all sub-steps."""
+        self.bullet.setJointMotorControlArray(
+            self.arm,
+            c.JOINT_INDICES,
+            self.bullet.POSITION_CONTROL,
+            targetPositions=self._target(position).tolist(),
+            physicsClientId=self.client,
+        )
+        for _ in range(self._substeps):
+            self.bullet.stepSimulation(physicsClientId=self.client)
+
+    def joints(self) -> Array:
+        """Return the ``(9,)`` joints as they are now."""
+        states = self.bullet.getJointStates(self.arm, c.JOINT_INDICES, physicsClientId=self.client)
+        return np.array([state[0] for state in states], dtype=np.float64)
+
+    def object_pose(self) -> Array | None:
+        """Return the object's base as a ``(4, 4)`` pose, or None if it is out of the scene."""
+        if self._object_pose is None:
+            return None
+        position, turn = self.bullet.getBasePositionAndOrientation(
+            self.object, physicsClientId=self.client
+        )
+        pose = np.eye(4)
+        pose[:3, :3] = np.reshape(self.bullet.getMatrixFromQuaternion(turn), (3, 3))
+        pose[:3, 3] = position
+        return pose
+
+    def _target(self, position: Array) -> Array:
+        if self._ik == "converged":
+            return inverse_kinematics(position, hover_home_joints())
+        joints = self.joints()
+        found = self.bullet.calculateInverseKinematics(
+            self.arm,
+            c.GRIPPER_LINK,
+            position.tolist(),
+            self.bullet.getQuaternionFromEuler(c.GRIPPER_EULER),
+            physicsClientId=self.client,
+        )
+        joints[: c.ARM_JOINTS] = found[: c.ARM_JOINTS]
+        joints[c.ARM_JOINTS :] = c.FINGER_OPEN
+        return joints
+
+
+def quaternion(rotation: Array) -> tuple[float, float, float, float]:
+    """Return the ``(x, y, z, w)`` quaternion of a ``(3, 3)`` rotation matrix."""
+    # The eigenvector method: no case distinction, and exact to rounding at any angle.
+    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = rotation.tolist()
+    symmetric = np.array(
+        [
+            [xx - yy - zz, yx + xy, zx + xz, zy - yz],
+            [yx + xy, yy - xx - zz, zy + yz, xz - zx],
+            [zx + xz, zy + yz, zz - xx - yy, yx - xy],
+            [zy - yz, xz - zx, yx - xy, xx + yy + zz],
+        ]
+    )
+    x, y, z, w = np.linalg.eigh(symmetric)[1][:, -1].tolist()
+    return (x, y, z, w)

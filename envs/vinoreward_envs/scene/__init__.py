@@ -1,1 +1,0 @@
-"""The hover scene: one arm, one object, one camera."""
