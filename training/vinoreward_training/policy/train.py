@@ -18,6 +18,7 @@ from vinoreward.saved_arrays import reason_of
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import (
+    OF_ENV,
     build_model,
     policy_for,
     read_description,
@@ -47,11 +48,6 @@ if TYPE_CHECKING:
     from vinoreward_training.policy.callbacks import RunCallback
 
 
-_OF_ENV = (
-    "backend", "bundle", "precision", "wrap_bundle", "encoder", "encoder_sha256", "frame_stack",
-    "accept_foreign_pictures", "success_reward", "step_reward",
-)  # fmt: skip
-"""Settings that ``make_env`` takes by the same name, and a policy's description records."""
 _RATES = ("claimed", "true")
 _SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
 _POSITIVE = (
@@ -188,7 +184,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
 
 def _make(config: TrainConfig) -> Any:
     return make_env(
-        config.env, config.env_kwargs, **{name: getattr(config, name) for name in _OF_ENV}
+        config.env, config.env_kwargs, **{name: getattr(config, name) for name in OF_ENV}
     )
 
 
@@ -225,7 +221,7 @@ def _conclude(
 
 
 def _description(config: TrainConfig) -> dict[str, Any]:
-    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", *_OF_ENV, "seed", "truth_key")
+    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", *OF_ENV, "seed", "truth_key")
     return {name: plain(getattr(config, name)) for name in names}
 
 
@@ -280,14 +276,14 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
             ),
             Section(
                 "In figures",
-                rows=[
-                    {"what": "steps", "value": result.steps},
-                    {"what": "goal reached at step", "value": solved},
-                    {"what": "seconds of learning", "value": round(result.seconds, 1)},
-                    {"what": "of which evaluations", "value": round(result.evaluation_seconds, 1)},
-                    {"what": "mean return", "value": result.final.mean_return},
-                    {"what": "mean episode length", "value": result.final.mean_length},
-                ],
+                facts={
+                    "steps": result.steps,
+                    "goal reached at step": solved,
+                    "seconds of learning": round(result.seconds, 1),
+                    "of which evaluations": round(result.evaluation_seconds, 1),
+                    "mean return": result.final.mean_return,
+                    "mean episode length": result.final.mean_length,
+                },
             ),
             Section(
                 "Learning curve",
