@@ -1,4 +1,4 @@
-"""``vinoreward train``: a policy learns from the learned reward; the truth is only watched."""
+"""``vinoreward train``: a policy learns from the learned reward; the truth is only recorded."""
 
 from __future__ import annotations
 
@@ -90,22 +90,22 @@ SETTINGS: Settings[TrainConfig] = Settings(
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training came to."""
+    """Result of a training."""
 
     folder: Path
     steps: int
     """Environment steps done."""
     solved_at: int | None
-    """Steps after which the final evaluation confirmed the goal; None: it was not reached."""
+    """Steps after which the final evaluation confirmed the goal; None: not reached."""
     final: Evaluation
     seconds: float
-    """Wall time of the learning, evaluations included; of a resumed run, all of its parts."""
+    """Wall time of the training with its evaluations, including earlier processes."""
     evaluation_seconds: float
-    """How much of that went into evaluations."""
+    """Seconds of evaluations among them."""
 
 
 def train(config: TrainConfig) -> TrainResult:
-    """Train as configured and return what came out; everything is in ``config.out`` as well.
+    """Train as configured and return the result, which is in ``config.out`` as well.
 
     Raises:
         ConfigError: a setting that cannot work, or a folder that holds a run already.
@@ -226,7 +226,7 @@ def _description(config: TrainConfig) -> dict[str, Any]:
 
 
 def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
-    """Return the recorded result where resuming would have nothing left to do."""
+    """Return the recorded result if the run is finished."""
     path = folder / "summary.json"
     if not config.resume or not path.is_file():
         return None
@@ -323,7 +323,7 @@ def check_device(name: str) -> None:
 
 
 def run(config: TrainConfig) -> int:
-    """Train, print what came out and the next command."""
+    """Train; print the result and the next command."""
     result = train(config)
     env = str(read_description(result.folder)["env"])
     print(f"steps: {result.steps}, {result.seconds:.1f} s")
