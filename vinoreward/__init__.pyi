@@ -7,13 +7,11 @@ from .compression.chain import CompressorChain
 from .encoders.encoder import Encoder
 from .policies.files import load_policy, save_policy
 from .rewards.classifier import Classifier
-from .rewards.detector import SuccessDetector
+from .rewards.success import SuccessDetector
 from .wrappers.encoded import EncodedObservation
 from .wrappers.learned_reward import LearnedReward
-from .wrappers.sb3.encoded import VecEncodedObservation
-from .wrappers.sb3.learned_reward import VecLearnedReward
-from .wrappers.vector.encoded import VectorEncodedObservation
-from .wrappers.vector.learned_reward import VectorLearnedReward
+from .wrappers.sb3.forms import VecEncodedObservation, VecLearnedReward
+from .wrappers.vector.forms import VectorEncodedObservation, VectorLearnedReward
 
 __version__: str
 

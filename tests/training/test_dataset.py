@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import DatasetError, InputError
-from vinoreward.picture_files import read_picture
 from vinoreward_training.data.dataset import load_dataset, load_frames, split_by_episode
 from vinoreward_training.data.dataset_files import free_memory, stack_pictures
 

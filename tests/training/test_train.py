@@ -21,7 +21,7 @@ from train_runs import SMALL, Corridor, config
 from vinoreward.errors import (
     ConfigError,
 )
-from vinoreward.success import Truth
+from vinoreward.rewards.success import Truth
 from vinoreward_training.cli import main
 from vinoreward_training.policy.evaluate import Moment, evaluate
 from vinoreward_training.policy.train import SETTINGS, run, train

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -72,8 +73,9 @@ def test_a_last_picture_of_another_kind_is_an_error(bundle: Bundle, odd: Any) ->
 def test_frames_of_different_sizes_are_an_error(bundle: Bundle) -> None:
     source = source_of(bundle, "render", gym.spaces.Box(0, 1, (2,)))
     frames = [np.zeros((6, width, 3), np.uint8) for width in (8, 8, 9)]
-    assert source.batch(None, [0, 1], frames=frames).shape == (2, 1, 6, 8, 3)
+    drawn = SimpleNamespace(render=lambda: frames)
+    assert source.batch(None, [0, 1], env=drawn).shape == (2, 1, 6, 8, 3)
     with pytest.raises(InputError, match="one shape"):
-        source.batch(None, [0, 1, 2], frames=frames)
+        source.batch(None, [0, 1, 2], env=drawn)
     with pytest.raises(InputError, match=r"render\(\) gave NoneType"):
-        source.batch(None, [0], frames=[None])
+        source.batch(None, [0], env=SimpleNamespace(render=lambda: [None]))

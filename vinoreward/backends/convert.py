@@ -88,11 +88,7 @@ MAX_CALIBRATION_FRAMES = 300
 
 
 def quantize_onnx(
-    model: Path,
-    out: Path,
-    frames: NDArray[np.uint8],
-    *,
-    exact_bias: bool = False,
+    model: Path, out: Path, frames: NDArray[np.uint8], *, exact_bias: bool = False
 ) -> None:
     """Quantize ``model`` into ``out``; deterministic for the same file and frames.
 

@@ -35,8 +35,8 @@ MAX_WINDOW = 1 << 12
 """Numbers that LRN looks at for one."""
 
 _SCRIPT = (
-    "import json, sys; told = json.loads(sys.stdin.buffer.readline())\n"
-    "from vinoreward.backends.ir_check import answer; answer(told)"
+    "import json, sys; asked = json.loads(sys.stdin.buffer.readline())\n"
+    "from vinoreward.backends.ir_check import answer; answer(asked)"
 )
 _ALLOWED = frozenset(
     """
@@ -69,15 +69,11 @@ def check_ir(model: bytes, weights: bytes, shape: Sequence[int], batches: Sequen
         Malformed: OpenVINO cannot read it.
         ModelRefusedError: an operation that is not allowed, or too much memory or work.
     """
-    told = {
-        "sizes": [len(model), len(weights)],
-        "shape": list(shape),
-        "batches": list(batches),
-    }
+    asked = {"sizes": [len(model), len(weights)], "shape": list(shape), "batches": list(batches)}
     try:
         done = subprocess.run(
             python_command(_SCRIPT),
-            input=json.dumps(told).encode() + b"\n" + model + weights,
+            input=json.dumps(asked).encode() + b"\n" + model + weights,
             capture_output=True,
             timeout=30 * MAX_SECONDS,
         )
@@ -93,7 +89,7 @@ def check_ir(model: bytes, weights: bytes, shape: Sequence[int], batches: Sequen
         raise Malformed(found["malformed"])
 
 
-def answer(told: dict[str, Any]) -> None:
+def answer(asked: dict[str, Any]) -> None:
     """Read a network from the standard input and print what was found, as JSON."""
     with contextlib.suppress(ImportError):  # Windows has no such limits, only the timeout
         import resource
@@ -101,9 +97,9 @@ def answer(told: dict[str, Any]) -> None:
         for kind, most in ((resource.RLIMIT_CPU, MAX_SECONDS), (resource.RLIMIT_DATA, MAX_BYTES)):
             least = min(most, *(limit for limit in resource.getrlimit(kind) if limit >= 0), most)
             resource.setrlimit(kind, (least, least))
-    model, weights = (sys.stdin.buffer.read(size) for size in told["sizes"])
+    model, weights = (sys.stdin.buffer.read(size) for size in asked["sizes"])
     try:
-        _examine(model, weights, told["shape"], told["batches"])
+        _examine(model, weights, asked["shape"], asked["batches"])
     except ModelRefusedError as error:
         print(json.dumps({"refused": str(error)}))
     except (RuntimeError, Malformed, UnicodeDecodeError, MemoryError) as error:
@@ -113,7 +109,6 @@ def answer(told: dict[str, Any]) -> None:
 
 
 def _examine(model: bytes, weights: bytes, shape: list[int], batches: list[int]) -> None:
-
     _check_kinds(_layers(model))  # before OpenVINO, which calculates some of them while it reads
     openvino = import_openvino()
     network = openvino.Core().read_model(model, weights)
@@ -181,15 +176,7 @@ def _measure(openvino: Any, network: Any, rows: int) -> None:
 
 
 def check_sizes(network: Any, rows: int) -> None:
-    """Raise unless OpenVINO itself finds every result within the limits.
-
-    Args:
-        network: that OpenVINO read, of static input shapes.
-        rows: pictures in its batch.
-
-    Raises:
-        ModelRefusedError: a result or all of them are larger, or of no size yet.
-    """
+    """Raise ModelRefusedError unless all results of ``rows`` pictures are within the limits."""
     rows = max(1, min(rows, MAX_ROWS))
     total = 0
     for operation in network.get_ops():
@@ -293,8 +280,14 @@ def _count(cost: CompileCost, operation: Any, kind: str, *, known: bool) -> None
     if known:
         cost.add_size([] if kind == "ShapeOf" else sources, results)
         return
-    sizes = [math.prod(ends[0].get_shape()) for ends in (operation.inputs(), operation.outputs())]
-    cost.add(kind, sources, results, resized=sizes[0] != sizes[1])
+    before, after = _sizes(operation)
+    cost.add(kind, sources, results, resized=before != after)
+
+
+def _sizes(operation: Any) -> tuple[int, int]:
+    """Return how many numbers the first input and the first result have."""
+    ends = operation.inputs(), operation.outputs()
+    return math.prod(ends[0][0].get_shape()), math.prod(ends[1][0].get_shape())
 
 
 def _einsum_depth(operation: Any) -> int:
@@ -316,10 +309,8 @@ def _depth(operation: Any, kind: str) -> int:
     if "Convolution" in kind:
         return int(2 * math.prod(operation.inputs()[1].get_shape()[1:]))
     if kind.startswith("Reduce"):
-        sizes = [
-            math.prod(ends[0].get_shape()) for ends in (operation.inputs(), operation.outputs())
-        ]
-        return int(sizes[0] // max(1, sizes[1]))
+        before, after = _sizes(operation)
+        return int(before // max(1, after))
     if "Pool" in kind:
         return int(math.prod(operation.get_attributes().get("kernel", [1])))
     return 1

@@ -145,11 +145,7 @@ class NetworkFile:
 
 
 def read_network(spec: NetworkSpec, batches: Sequence[int]) -> NetworkFile:
-    """Read a network's files, compare their hashes and check what the network would cost.
-
-    Args:
-        spec: the network.
-        batches: sizes of batches that will be run.
+    """Read a network's files, compare their hashes and check what its batches would cost.
 
     Raises:
         ModelNotFoundError: a file is missing.
@@ -167,11 +163,7 @@ def read_network(spec: NetworkSpec, batches: Sequence[int]) -> NetworkFile:
 
 
 def read_files(path: Path, sha256: str | None = None, bin_sha256: str | None = None) -> NetworkFile:
-    """Return the content of a network's files, with these SHA-256 where they are given.
-
-    Raises:
-        ModelNotFoundError, ModelCorruptError, BundleEditedError: as :func:`read_bytes`.
-    """
+    """Return the content of a network's files, with these SHA-256; errors as :func:`read_bytes`."""
     model = read_bytes(path, sha256)
     if path.suffix != ".xml":
         return NetworkFile(model)
@@ -185,11 +177,7 @@ def read_files(path: Path, sha256: str | None = None, bin_sha256: str | None = N
 
 
 def openvino_model(core: Any, path: Path, content: NetworkFile) -> Any:
-    """Return OpenVINO's model of what was read from ``path``.
-
-    Raises:
-        ModelCorruptError: OpenVINO cannot read it.
-    """
+    """Return OpenVINO's model of what was read from ``path``; ModelCorruptError if it cannot."""
     parts = (content.model,) if content.weights is None else (content.model, content.weights)
     try:
         return core.read_model(*parts)
@@ -211,18 +199,8 @@ def check_ends(path: Path, inputs: int, outputs: int, highest: int) -> None:
 def check_network(
     path: Path, content: NetworkFile, shape: Sequence[int], batches: Sequence[int]
 ) -> None:
-    """Check what was read from an ``.onnx`` or ``.xml`` file, see :func:`read_network`.
-
-    Args:
-        path: for messages.
-        content: of the file.
-        shape: of one input without the batch; used for sizes that the file leaves open.
-        batches: sizes of batches that will be run.
-
-    Raises:
-        ModelCorruptError, ModelRefusedError: as :func:`read_network`.
-    """
-    with told_in_full(path):
+    """Check what was read, with ``shape`` for open sizes; errors as :func:`read_network`."""
+    with naming_file(path):
         if content.weights is not None:
             check_ir(content.model, content.weights, shape, batches)
         else:
@@ -230,7 +208,7 @@ def check_network(
 
 
 @contextlib.contextmanager
-def told_in_full(path: Path) -> Iterator[None]:
+def naming_file(path: Path) -> Iterator[None]:
     """Name the file, and what to do, in what a check inside raises."""
     try:
         yield

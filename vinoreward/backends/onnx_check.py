@@ -25,9 +25,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vinoreward.backends.onnx_call import Call
 from vinoreward.backends.onnx_graph import MAX_RANK, Graph, Malformed, Node, Value
 from vinoreward.backends.onnx_rules import RULES
+from vinoreward.backends.onnx_shape_rules import Call
 from vinoreward.errors import ModelRefusedError
 
 MAX_ELEMENTS = 1 << 26
@@ -144,11 +144,8 @@ Trilu@14: 2 upper;
 def check_graph(graph: Graph, shape: Sequence[int], batches: Sequence[int]) -> None:
     """Raise unless every result of the graph stays within the limits.
 
-    Args:
-        graph: as read.
-        shape: of one picture, without the batch, as the graph takes it. Used for the sizes that
-            the graph leaves open.
-        batches: sizes of batches that will be run; a graph with a fixed batch has its own.
+    ``shape`` is one picture's, without the batch, for sizes that the graph leaves open; ``batches``
+    are the sizes that will be run, where the graph does not fix its own.
 
     Raises:
         Malformed: operators whose inputs do not fit.
@@ -244,13 +241,7 @@ def _bounded(value: Value, limit: int, what: str) -> Value:
 
 
 class Operator(NamedTuple):
-    """One operator.
-
-    Attributes:
-        since: the version that first has it.
-        inputs: most inputs, with the version since which they are so many.
-        attributes: by name, the versions that have them.
-    """
+    """Its first version, most inputs with the version since which, and its attributes' versions."""
 
     since: int
     inputs: list[tuple[float, int]]
@@ -285,11 +276,7 @@ OPERATORS = _operators()
 
 
 def check_operators(graph: Graph) -> None:
-    """Raise unless every node is of an allowed operator, in the form that its version has.
-
-    Raises:
-        ModelRefusedError: another operator, attribute or input, or an unknown version.
-    """
+    """Raise ModelRefusedError unless every node is an allowed operator in its version's form."""
     if not MIN_OPSET <= graph.opset <= MAX_OPSET:
         raise ModelRefusedError(
             f"it is of ONNX's operator version {graph.opset}; known are {MIN_OPSET} to {MAX_OPSET}"
@@ -333,13 +320,10 @@ class CompileCost:
     def add(
         self, op: str, sources: Sequence[str], results: Sequence[str], *, resized: bool
     ) -> None:
-        """Add an operation whose results are not constant numbers.
+        """Add an operation, in ONNX's words or OpenVINO's, whose results are not constant.
 
-        Args:
-            op: its name in ONNX or OpenVINO.
-            sources: names of what it reads; the file's constants do not count.
-            results: names of what it gives.
-            resized: it returns more or fewer numbers than its first input has.
+        ``sources`` and ``results`` are names; those of the file's constants do not count.
+        ``resized``: it returns more or fewer numbers than its first input has.
 
         Raises:
             ModelRefusedError: there are too many.
@@ -364,13 +348,7 @@ class CompileCost:
             self._join(results, [name for name in here if name in self._clusters])
 
     def add_size(self, sources: Sequence[str], results: Sequence[str]) -> None:
-        """Add an operation whose results are known before the network runs.
-
-        Args:
-            sources: names of what it reads; none if it returns a shape.
-            results: names of what it gives.
-
-        """
+        """Add an operation whose results are known in advance; without sources for a shape."""
         behind = 1 << len(self._behind)
         for name in sources:
             behind |= self._behind.get(name, 0)

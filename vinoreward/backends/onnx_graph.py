@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,15 +29,12 @@ MAX_RANK = 10
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
-# TensorProto.DataType: bits of one element, and how NumPy calls it where values are of use.
+# TensorProto.DataType: bits of one element, and how NumPy calls it where shapes are made of it.
 _BITS = {
     1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64,
     15: 128, 16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4,
 }  # fmt: skip
-_NUMPY = {
-    1: "<f4", 2: "u1", 3: "i1", 4: "<u2", 5: "<i2", 6: "<i4", 7: "<i8", 9: "?", 10: "<f2",
-    11: "<f8", 12: "<u4", 13: "<u8",
-}  # fmt: skip
+_NUMPY = {1: "<f4", 6: "<i4", 7: "<i8", 9: "?"}
 
 
 @dataclass
@@ -86,12 +84,9 @@ class Node:
 class Graph:
     """What is computed.
 
-    Attributes:
-        nodes: in the order of the file, which is the order of execution.
-        constants: initializers by name.
-        inputs: name to shape, None where a size is not fixed; initializers are left out.
-        kinds: of the inputs' elements, as in :class:`Value`; 0 where the file does not say.
-        opset: version of the standard operators; -1 where the file does not say.
+    ``nodes`` are in the order of execution; ``inputs`` are name to shape, with None where a size is
+    open, without initializers. ``kinds`` are those of the inputs' elements, as in :class:`Value`,
+    0 where the file does not say; ``opset`` is -1 then.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -132,6 +127,14 @@ class _Reader:
                 raise Malformed("a field that ends behind the end")
             yield tag >> 3, kind, data[place : place + size]
             place += size
+
+    def parts(self, data: memoryview) -> defaultdict[int, list[memoryview]]:
+        """Return texts and messages by number; fields of other types are passed over."""
+        found: defaultdict[int, list[memoryview]] = defaultdict(list)
+        for number, kind, value in self.fields(data):
+            if kind == _BYTES:
+                found[number].append(value)
+        return found
 
     def packed(self, data: memoryview) -> Iterator[int]:
         """Yield the numbers of a packed field."""
@@ -196,7 +199,8 @@ def read_metadata(data: bytes) -> dict[str, str]:
     with contextlib.suppress(Malformed):
         for number, kind, value in reader.fields(memoryview(data)):
             if number == 14 and kind == _BYTES:
-                key, text = _pair(reader, value)
+                pair = reader.parts(value)
+                key, text = (b"".join(pair[n][-1:]).decode("utf-8", "replace") for n in (1, 2))
                 found[key] = text
     return found
 
@@ -230,26 +234,18 @@ def _read_graph(reader: _Reader, data: memoryview, graph: Graph) -> None:
 
 
 def _read_node(reader: _Reader, data: memoryview) -> Node:
-    inputs: list[str] = []
-    outputs: list[str] = []
-    ops: list[str] = []
-    attributes: dict[str, Any] = {}
-    for number, kind, value in reader.fields(data):
-        if kind != _BYTES:
-            continue
-        if number in (1, 2):
-            (inputs if number == 1 else outputs).append(_text(value))
-        elif number == 4:
-            ops.append(_text(value))
-        elif number == 5:
-            name, found = _read_attribute(reader, value, ops[-1] if ops else "?")
-            if name in attributes:
-                raise Malformed(f"the attribute {name!r} twice")
-            attributes[name] = found
-        elif number == 7 and (domain := _text(value)) not in ("", "ai.onnx"):
-            raise ModelRefusedError(f"it holds operators of the domain {_shown(domain)}")
+    parts = reader.parts(data)
+    inputs, outputs, ops, domains = ([_text(text) for text in parts[n]] for n in (1, 2, 4, 7))
+    for domain in set(domains) - {"", "ai.onnx"}:
+        raise ModelRefusedError(f"it holds operators of the domain {_shown(domain)}")
     if len(ops) != 1:
         raise Malformed(f"a node with {len(ops)} operators")
+    attributes: dict[str, Any] = {}
+    for part in parts[5]:
+        name, value = _read_attribute(reader, part, ops[0])
+        if name in attributes:
+            raise Malformed(f"the attribute {name!r} twice")
+        attributes[name] = value
     return Node(ops[0], tuple(inputs), tuple(outputs), attributes)
 
 
@@ -335,19 +331,18 @@ def _read_tensor(reader: _Reader, data: memoryview) -> tuple[str, Value]:
             stored.append((number, kind, value))
     if len(kinds) != 1 or kinds[0] not in _BITS:
         raise Malformed(f"the tensor {_shown(name)} of type {kinds[:9]}")
-    bits, count = _BITS[kinds[0]], math.prod(shape)
-    if count > SMALL:
-        # What a few bytes claim to be large is not made large.
-        held = 8 * len(raw) if raw is not None else 128 * sum(map(_count, stored))
-        if count * bits > held:
-            raise Malformed(f"the tensor {_shown(name)} of shape {shape} in {held // 8} bytes")
-        limits = None
-        if raw is not None and kinds[0] in (6, 7):
-            values = np.frombuffer(raw[: count * bits // 8], _NUMPY[kinds[0]])
-            limits = int(values.min()), int(values.max())
-        return name, Value(tuple(shape), None, kinds[0], limits)
-    known = _values(reader, kinds[0], shape, raw, stored)
-    return name, Value(tuple(shape), known, kinds[0])
+    kind, count = kinds[0], math.prod(shape)
+    # What a few bytes claim to be large is not made large.
+    held = 8 * len(raw) if raw is not None else 128 * sum(map(_count, stored))
+    if count * _BITS[kind] > held:
+        raise Malformed(f"the tensor {_shown(name)} of shape {shape} in {held // 8} bytes")
+    if count <= SMALL and kind in _NUMPY:
+        return name, Value(tuple(shape), _values(reader, kind, shape, raw, stored), kind)
+    limits = None
+    if raw is not None and count and kind in (6, 7):
+        values = np.frombuffer(raw[: count * _BITS[kind] // 8], _NUMPY[kind])
+        limits = int(values.min()), int(values.max())
+    return name, Value(tuple(shape), None, kind, limits)
 
 
 def _count(item: tuple[int, int, Any]) -> int:
@@ -362,69 +357,41 @@ def _values(
     shape: list[int],
     raw: memoryview | None,
     stored: list[tuple[int, int, Any]],
-) -> NDArray[Any] | None:
-    """Return a small tensor's values; None where they are of a type that shapes never have."""
-    dtype = _NUMPY.get(kind)
-    if dtype is None:
-        return None
-    count = math.prod(shape)
-    found: Any
-    if raw is not None:
-        if len(raw) != count * np.dtype(dtype).itemsize:
-            raise Malformed(f"a tensor of shape {shape} in {len(raw)} bytes")
-        return np.frombuffer(raw, dtype).reshape(shape)
-    if kind in (1, 11):
-        number = 4 if kind == 1 else 10
-        parts = [value for place, wire, value in stored if place == number and wire != _VARINT]
-        if sum(map(len, parts)) != count * np.dtype(dtype).itemsize:
-            raise Malformed(f"a tensor of shape {shape} with other numbers")
-        found = np.frombuffer(b"".join(parts), dtype)
-    else:
-        items: list[int] = []
-        for _, wire, value in stored:
-            numbers = [value] if wire == _VARINT else reader.packed(value)
-            items += itertools.islice(numbers, SMALL + 1)
-            if len(items) > count:
-                raise Malformed(f"a tensor of shape {shape} with more numbers")
-        if kind == 10:  # as bit patterns, which no shape is
-            return None
-        found = np.array([_signed(item) for item in items], np.int64).astype(dtype)
-    if found.size != count:
-        raise Malformed(f"a tensor of shape {shape} with {found.size} numbers")
-    values: NDArray[Any] = found.reshape(shape)
-    return values
+) -> NDArray[Any]:
+    """Return a small tensor's values, of a type that shapes are made of."""
+    dtype, count = np.dtype(_NUMPY[kind]), math.prod(shape)
+    if raw is not None or kind == 1:
+        parts = [value for number, wire, value in stored if number == 4 and wire != _VARINT]
+        parts = parts if raw is None else [raw]
+        if sum(map(len, parts)) != count * dtype.itemsize:
+            raise Malformed(f"a tensor of shape {shape} in {sum(map(len, parts))} bytes")
+        return np.frombuffer(b"".join(parts), dtype).reshape(shape)
+    items: list[int] = []
+    for _, wire, value in stored:
+        items += itertools.islice([value] if wire == _VARINT else reader.packed(value), SMALL + 1)
+        if len(items) > count:
+            raise Malformed(f"a tensor of shape {shape} with more numbers")
+    if len(items) != count:
+        raise Malformed(f"a tensor of shape {shape} with {len(items)} numbers")
+    return np.array([_signed(item) for item in items], np.int64).astype(dtype).reshape(shape)
 
 
 def _read_input(reader: _Reader, data: memoryview) -> tuple[str, tuple[int | None, ...], int]:
-    name, kinds = "", [0]
+    parts = reader.parts(data)
+    names = ["", *map(_text, parts[1])]
+    kinds: list[int] = []
     shape: list[int | None] = []
-    for number, kind, value in reader.fields(data):
-        if number == 1 and kind == _BYTES:
-            name = _text(value)
-        elif number == 2 and kind == _BYTES:  # TypeProto, its tensor_type, its shape, its sizes
-            for tensor in _parts(reader, value, 1):
-                kinds += [
-                    item
-                    for part, wire, item in reader.fields(tensor)
-                    if part == 1 and wire == _VARINT
-                ]
-                for sizes in _parts(reader, tensor, 2):
-                    for size in _parts(reader, sizes, 1):
-                        # A value, or a name of an open size; the runtimes take the last.
-                        given = [item for item in reader.fields(size) if item[0] in (1, 2)]
-                        if len(given) > 1:
-                            raise Malformed("an input's size given twice")
-                        found = [
-                            _signed(item) for part, wire, item in given if part == 1 and not wire
-                        ]
-                        shape.append(found[0] if found and found[0] > 0 else None)
-    return name, tuple(shape), kinds[-1] if len(kinds) == 2 else 0
-
-
-def _parts(reader: _Reader, data: memoryview, number: int) -> Iterator[memoryview]:
-    for found, kind, value in reader.fields(data):
-        if found == number and kind == _BYTES:
-            yield value
+    # TypeProto, its tensor_type, its shape, its sizes
+    for tensor in (tensor for form in parts[2] for tensor in reader.parts(form)[1]):
+        kinds += [item for part, wire, item in reader.fields(tensor) if (part, wire) == (1, 0)]
+        for size in (size for sizes in reader.parts(tensor)[2] for size in reader.parts(sizes)[1]):
+            # A value, or a name of an open size; the runtimes take the last.
+            given = [item for item in reader.fields(size) if item[0] in (1, 2)]
+            if len(given) > 1:
+                raise Malformed("an input's size given twice")
+            found = [_signed(item) for part, wire, item in given if part == 1 and not wire]
+            shape.append(found[0] if found and found[0] > 0 else None)
+    return names[-1], tuple(shape), kinds[0] if len(kinds) == 1 else 0
 
 
 def _read_opset(reader: _Reader, data: memoryview, graph: Graph) -> None:
@@ -438,15 +405,6 @@ def _read_opset(reader: _Reader, data: memoryview, graph: Graph) -> None:
         if graph.opset >= 0:
             raise Malformed("two versions of the standard operators")
         graph.opset = version
-
-
-def _pair(reader: _Reader, data: memoryview) -> tuple[str, str]:
-    parts = {
-        number: bytes(value).decode("utf-8", "replace")
-        for number, kind, value in reader.fields(data)
-        if kind == _BYTES
-    }
-    return parts.get(1, ""), parts.get(2, "")
 
 
 def _signed(value: int) -> int:

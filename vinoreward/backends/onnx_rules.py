@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from vinoreward.backends.onnx_call import (
+from vinoreward.backends.onnx_graph import MAX_RANK, SMALL, Malformed, Value
+from vinoreward.backends.onnx_shape_rules import (
     BOOL,
     FLOATS,
     INT32,
     INT64,
+    SHAPE_RULES,
     UINT8,
     Call,
     Rule,
@@ -23,8 +25,6 @@ from vinoreward.backends.onnx_call import (
     passed,
     place_of,
 )
-from vinoreward.backends.onnx_graph import SMALL, Malformed, Value
-from vinoreward.backends.onnx_shape_rules import SHAPE_RULES
 from vinoreward.errors import ModelRefusedError
 
 MAX_SIDE = 1 << 26
@@ -152,13 +152,24 @@ def _check_patches(count: int, call: Call) -> None:
         raise ModelRefusedError(f"{call.node.op} copies {count} numbers for its windows")
 
 
+def _steps(call: Call, kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Return the strides, dilations and pads of a sliding window."""
+    count = len(call[0].shape) - 2
+    strides = call.integers("strides", [1] * count)
+    dilations = call.integers("dilations", [1] * count)
+    pads = call.integers("pads", [0] * 2 * count)
+    if not (len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == count):
+        raise Malformed(f"{call.node.op} with a window of another rank")
+    if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
+        raise Malformed(f"{call.node.op} with a window that is none")
+    return strides, dilations, pads
+
+
 def _windows(call: Call, kernel: Sequence[int], *, pool: bool) -> list[int]:
     """Return the spatial sizes of what a sliding window gives."""
     sizes = call[0].shape[2:]
     count = len(sizes)
-    strides = call.integers("strides", [1] * count)
-    dilations = call.integers("dilations", [1] * count)
-    pads = call.integers("pads", [0] * 2 * count)
+    strides, dilations, pads = _steps(call, kernel)
     automatic = call.text("auto_pad", "NOTSET")
     call.fixed("auto_pad", "NOTSET", "VALID", *_SAME)
     call.fixed("ceil_mode", 0, 1)
@@ -168,10 +179,6 @@ def _windows(call: Call, kernel: Sequence[int], *, pool: bool) -> list[int]:
         raise ModelRefusedError(
             f"its operator {call.node.op} has auto_pad, and pads, dilations or ceil_mode"
         )
-    if not (len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == count):
-        raise Malformed(f"{call.node.op} with a window of another rank")
-    if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
-        raise Malformed(f"{call.node.op} with a window that is none")
     found = []
     for axis, size in enumerate(sizes):
         if automatic in _SAME:
@@ -233,14 +240,10 @@ def _transposed_convolution(call: Call) -> list[Value]:
     call.fixed("auto_pad", "NOTSET")
     if "output_shape" in call.node.attributes:
         raise ModelRefusedError("its operator ConvTranspose has an output_shape")
-    strides = call.integers("strides", [1] * count)
-    dilations = call.integers("dilations", [1] * count)
-    pads = call.integers("pads", [0] * 2 * count)
+    strides, dilations, pads = _steps(call, [1] * count)
     extra = call.integers("output_padding", [0] * count)
-    if not (len(strides) == len(dilations) == len(extra) == len(pads) // 2 == count):
-        raise Malformed(f"{call.node.op} with a window of another rank")
-    if min(*strides, *dilations) < 1 or min(*pads, *extra) < 0:
-        raise Malformed(f"{call.node.op} with a window that is none")
+    if len(extra) != count or min(extra) < 0:
+        raise Malformed(f"{call.node.op} with an output_padding of {extra[:MAX_RANK]}")
     shape = [source[0], weights[1] * group]
     for axis in range(count):
         spread = strides[axis] * (source[2 + axis] - 1) + dilations[axis] * (weights[2 + axis] - 1)

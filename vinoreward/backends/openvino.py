@@ -13,9 +13,9 @@ from vinoreward.backends.network import (
     Preprocess,
     TensorSpec,
     check_ends,
+    naming_file,
     openvino_model,
     read_network,
-    told_in_full,
 )
 from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.errors import (
@@ -102,7 +102,7 @@ class OpenVINOBackend(Backend):
             model.reshape(shape)
             if not self.spec.trusted:
                 # The shapes of an ONNX network were followed by our rules, these are OpenVINO's.
-                with told_in_full(self.spec.path):
+                with naming_file(self.spec.path):
                     check_sizes(model, size)
             compiled = self._core.compile_model(model, self.device, options)
         except ModelRefusedError:

@@ -134,9 +134,6 @@ def shared_core(openvino: Any) -> Any:
     """Return this process's ``Core``; it goes with the last network that keeps it.
 
     A forked child makes its own.
-
-    Args:
-        openvino: the imported module.
     """
     with _making:
         core = _cores.get(os.getpid())

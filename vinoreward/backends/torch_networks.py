@@ -88,11 +88,7 @@ class WithPreprocess(nn.Module):
 
 
 def build(architecture: str, classes: int = 2) -> nn.Module:
-    """Build an untrained network of a known architecture; seeded by ``torch.manual_seed``.
-
-    Args:
-        architecture: ``"squeezenet1_0"`` or ``"squeezenet1_1"``.
-        classes: number of logits.
+    """Build an untrained network of one of :data:`CLASSIFIERS`; seeded by ``torch.manual_seed``.
 
     Raises:
         ConfigError: the architecture is not known, or fewer than one class.
@@ -129,13 +125,7 @@ def halvings(height: int, width: int) -> list[tuple[int, int]]:
 
 
 def map_sizes(height: int, width: int, fewest: int = 1) -> list[tuple[int, int]]:
-    """Return the sizes after each stride-2 convolution on the way to the maps of keypoints.
-
-    Args:
-        height: of the pictures in pixels.
-        width: likewise.
-        fewest: convolutions, even if the maps are small enough with fewer.
-    """
+    """Return the sizes after each convolution, at least ``fewest``, down to the keypoints' maps."""
     sizes = halvings(height, width)
     count = max(fewest, sum(max(size) > LARGEST_MAP for size in sizes) + 1)
     return sizes[:count]
@@ -169,13 +159,8 @@ def _limited(output: Tensor, latent_size: int) -> Tensor:
 class ConvEncoder(nn.Module):
     """Stride-2 convolutions down to 4 to 7 cells a side, then one linear layer.
 
-    Args:
-        height: of the pictures in pixels, 32 to 1024.
-        width: likewise.
-        latent_size: D; the output has 2 D columns.
-
-    Raises:
-        ConfigError: a size that cannot work.
+    Sides of 32 to 1024 pixels; the output has 2 ``latent_size`` columns. Raises ConfigError for
+    other sizes.
     """
 
     def __init__(self, height: int, width: int, latent_size: int) -> None:
@@ -207,16 +192,7 @@ class SpatialEncoder(nn.Module):
 
     The second moments of the place go into the linear layer too: a camera that looks at a table
     from the side makes places on the table curved functions of places in the picture, and these are
-    the next terms of that curve.
-
-    Args:
-        height: of the pictures in pixels, 32 to 1024.
-        width: likewise.
-        latent_size: D; the output has 2 D columns.
-        keypoints: maps.
-
-    Raises:
-        ConfigError: a size that cannot work.
+    the next terms of that curve. Sizes are as in :class:`ConvEncoder`.
     """
 
     grid: Tensor
@@ -264,13 +240,9 @@ class SpatialEncoder(nn.Module):
 
 
 def build_encoder(architecture: str, height: int, width: int, outputs: int) -> nn.Module:
-    """Build an untrained encoder; seeded by ``torch.manual_seed``.
+    """Build an untrained encoder of one of :data:`ENCODERS`; seeded by ``torch.manual_seed``.
 
-    Args:
-        architecture: ``"conv_vae"`` or ``"spatial_vae"``.
-        height: of the pictures in pixels.
-        width: likewise.
-        outputs: columns of the output, twice the latent size.
+    Pictures are ``height`` x ``width`` pixels; ``outputs`` is twice the latent size.
 
     Raises:
         ConfigError: the architecture is not known, or a size that cannot work.

@@ -287,11 +287,7 @@ class Bundle(FromOthers):
         return prepare(images, self.spec.picture)
 
     def save(
-        self,
-        path: str | Path,
-        golden_images: NDArray[Any],
-        *,
-        overwrite: bool = False,
+        self, path: str | Path, golden_images: NDArray[Any], *, overwrite: bool = False
     ) -> Bundle:
         """Write a bundle made by :meth:`from_model` or :meth:`from_encoder` as a folder.
 

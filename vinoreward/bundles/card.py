@@ -9,12 +9,7 @@ from vinoreward.bundles.schema import BundleSpec, Encoding
 
 
 def model_card(spec: BundleSpec, pictures: Sequence[str] = ()) -> str:
-    """Return the text of ``README.md`` for a bundle.
-
-    Args:
-        spec: the bundle's description, with its file hashes.
-        pictures: names of the files in ``pictures/``, shown in this order.
-    """
+    """Return the text of ``README.md`` for a bundle, with these files of ``pictures/``."""
     sections = [
         f"# {spec.name}\n\n{_summary(spec)}",
         "## Use it\n\n```python\nimport vinoreward\n\n"

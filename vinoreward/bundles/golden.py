@@ -90,8 +90,7 @@ def read_golden(path: Path, spec: BundleSpec) -> Golden:
     """Read ``golden.npz``; nothing in it is executed, and no more memory taken than it states.
 
     Raises:
-        BundleError: it cannot be read or does not fit the spec.
-        BundleEditedError: it is not the file whose hash is recorded.
+        BundleError: it cannot be read, does not fit the spec, or is not the file that was hashed.
     """
     try:
         data = read_bytes(path, spec.files.get(path.name), MAX_GOLDEN_BYTES)
@@ -128,15 +127,14 @@ def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
     if backend.precision == "int8" and golden.logits_int8 is not None:
         expected = golden.logits_int8
     exact = backend.precision == "fp32"
-    limit = _tolerance(expected, spec, exact)
     found = backend.infer(golden.images)
-    off = _distance(found, expected, spec, exact)
-    if (off <= limit).all():
+    off, limit = _off(found, expected, spec, exact)
+    if (off <= 1).all():
         return
     frame = int(np.argmax(off))
     # A swap is the commonest cause and the only one that can be proved by trying.
     swapped = backend.infer(np.ascontiguousarray(golden.images[..., ::-1]))
-    if (_distance(swapped, expected, spec, exact) <= limit).all():
+    if (_off(swapped, expected, spec, exact)[0] <= 1).all():
         cause = "red and blue are swapped: with the other colour order the outputs are right"
     elif backend.precision == "int8":
         cause = (
@@ -149,10 +147,9 @@ def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
             "bundle; export the network again"
         )
     raise BundleParityError(
-        f"golden frame {frame} of the bundle {spec.name!r} gives {_row(found[frame])} on "
-        f"{backend.name} ({backend.device}, {backend.precision}). Expected {_row(expected[frame])} "
-        f"as recorded, within {_shown(limit, spec, exact)}; {int((off > limit).sum())} of "
-        f"{len(found)} frames differ. "
+        f"golden frame {frame} of the bundle {spec.name!r} gives {row(found[frame])} on "
+        f"{backend.name} ({backend.device}, {backend.precision}). Expected {row(expected[frame])} "
+        f"as recorded, within {limit}; {int((off > 1).sum())} of {len(found)} frames differ. "
         f"Likely cause: {cause}."
     )
 
@@ -165,9 +162,7 @@ def means(outputs: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
 def unit(encoding: Encoding, recorded: NDArray[Any]) -> NDArray[np.float64]:
     """Return the ``(D,)`` unit of each dimension's differences; positive.
 
-    Args:
-        encoding: of the bundle. Its ``std`` is the unit where it is known.
-        recorded: ``(N, D)`` vectors; without ``std`` the unit is 5 % of their range.
+    It is the encoding's ``std`` where that is known, else 5 % of the range of the recorded vectors.
     """
     if encoding.std is not None:
         return np.asarray(encoding.std, np.float64)
@@ -181,16 +176,11 @@ def moved(
 ) -> NDArray[np.float64]:
     """Return how far each frame's vector moved, ``(N,)``: the largest dimension, in units.
 
-    Args:
-        found: ``(N, D)`` or with log variances ``(N, 2 D)``, which are not looked at.
-        expected: likewise.
-        encoding: of the bundle.
-        recorded: what :func:`unit` measures ranges on.
+    ``found`` and ``expected`` are ``(N, D)``, or ``(N, 2 D)`` with log variances, not looked at;
+    ``recorded`` is what :func:`unit` measures ranges on.
     """
     difference = means(found, encoding).astype(np.float64) - means(expected, encoding)
-    return np.asarray(
-        np.abs(difference / unit(encoding, means(recorded, encoding))).max(axis=1), np.float64
-    )
+    return np.asarray(np.abs(difference / unit(encoding, means(recorded, encoding))).max(axis=1))
 
 
 def parity(
@@ -222,40 +212,26 @@ def softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     return probabilities
 
 
-def _distance(
+def _off(
     found: NDArray[np.float32], expected: NDArray[np.float32], spec: BundleSpec, exact: bool
-) -> NDArray[np.float64]:
-    """Return how far each frame is off, ``(G,)``."""
+) -> tuple[NDArray[np.float64], str]:
+    """Return how far each frame is off, ``(G,)``, where 1 is the limit, and the limit in words."""
     if spec.encoding is not None:
-        return parity(found, expected, spec.encoding, exact)
-    if not exact and spec.kind == "classifier" and spec.output == "logits":
+        known, share = spec.encoding.std is not None, f"{FLOAT_SHARE} of " if exact else ""
+        span = f"{RANGE_SHARE:.0%} of the vectors' range"
+        words = share + ("the posterior's standard deviation" if known else span)
+        return parity(found, expected, spec.encoding, exact), words
+    if not exact and spec.output == "logits":
         temperature = np.float32(spec.decision.temperature)
         difference = softmax(found / temperature) - softmax(expected / temperature)
-        off: NDArray[np.float64] = np.abs(difference[:, spec.success_index])
-        return off
-    largest: NDArray[np.float64] = np.abs(found.astype(np.float64) - expected).max(axis=1)
-    return largest
+        off = np.abs(difference[:, spec.success_index])
+    else:
+        off = np.abs(found.astype(np.float64) - expected).max(axis=1)
+    limit = FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max())) if exact else INT8_TOLERANCE
+    return off / limit, f"{limit:.3g} {'of each output' if exact else 'in probability'}"
 
 
-def _tolerance(expected: NDArray[np.float32], spec: BundleSpec, exact: bool) -> float:
-    if spec.encoding is not None:
-        return 1.0
-    if exact:
-        return FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max()))
-    return INT8_TOLERANCE
-
-
-def _shown(limit: float, spec: BundleSpec, exact: bool) -> str:
-    if spec.encoding is not None:
-        share = f"{FLOAT_SHARE} of " if exact else ""
-        return (
-            f"{share}the posterior's standard deviation"
-            if spec.encoding.std is not None
-            else f"{share}{RANGE_SHARE:.0%} of the vectors' range"
-        )
-    return f"{limit:.3g} {'of each output' if exact else 'in probability'}"
-
-
-def _row(values: NDArray[np.float32]) -> str:
-    shown = ", ".join(f"{value:.4g}" for value in values[:8])
-    return f"[{shown}{', …' if len(values) > 8 else ''}]"
+def row(values: NDArray[np.floating[Any]], most: int = 8) -> str:
+    """Return a row of numbers as a message shows it."""
+    shown = ", ".join(f"{value:.4g}" for value in values[:most])
+    return f"[{shown}{', …' if len(values) > most else ''}]"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -74,10 +76,7 @@ def previous_of(folder: Path) -> Path:
 def read_spec(folder: Path, *, recorded: bool = False, pinned: str | None = None) -> BundleSpec:
     """Read and check ``bundle.json``.
 
-    Args:
-        folder: the bundle.
-        recorded: compare its SHA-256 with the recorded one, in ``bundle.sha256``.
-        pinned: a SHA-256 that it must have.
+    ``recorded`` compares its SHA-256 with that in ``bundle.sha256``, ``pinned`` with a given one.
 
     Raises:
         BundleError: it is missing, too large or not valid.
@@ -111,15 +110,27 @@ def read_spec(folder: Path, *, recorded: bool = False, pinned: str | None = None
     return spec
 
 
+@contextlib.contextmanager
+def readable(path: Path, expected: str) -> Iterator[None]:
+    """Say which file cannot be read within the block, and what was expected.
+
+    Raises:
+        BundleError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise BundleError(f"{path} cannot be read: {reason}. Expected {expected}.") from error
+
+
 def _read(path: Path) -> bytes:
     """Return the content of a small file of a bundle."""
-    try:
+    with readable(
+        path,
+        "a readable file of a few kilobytes; check its permissions, and whether it is a bundle's",
+    ):
         return read_plain(path, MAX_SPEC_BYTES)
-    except OSError as error:
-        raise BundleError(
-            f"{path} cannot be read: {error.strerror or error}. Expected a readable file of a few "
-            "kilobytes; check its permissions, and whether it is a bundle's."
-        ) from error
 
 
 def _check_pinned(folder: Path, found: str, pinned: str) -> None:
@@ -136,12 +147,9 @@ def _check_pinned(folder: Path, found: str, pinned: str) -> None:
 
 
 def _check_recorded(folder: Path, found: str) -> None:
-    recorded = inside(folder, SPEC_HASH_FILE)
-    expected = (
-        _read(recorded).decode("ascii", "replace").strip()[:80]
-        if recorded.is_file()
-        else "no recorded hash"
-    )
+    expected, recorded = "no recorded hash", inside(folder, SPEC_HASH_FILE)
+    if recorded.is_file():
+        expected = _read(recorded).decode("ascii", "replace").strip()[:80]
     if found != expected:
         raise BundleEditedError(
             f"{folder / SPEC_FILE} was changed after the bundle was saved: its SHA-256 is {found}. "
@@ -183,8 +191,7 @@ def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
 
     Raises:
         ModelNotFoundError: a file is missing.
-        BundleError: a file is too large, outside the folder or unreadable, or all of them together
-            are too large.
+        BundleError: files are too large, outside the folder or unreadable.
         BundleEditedError: a file's hash is not the recorded one.
     """
     total = 0
@@ -208,22 +215,14 @@ def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
                 "a network or two of a reward; leave other files out."
             )
     for name, expected in spec.files.items() if hashes else ():
-        if (found := _hash(path := folder / name)) != expected:
+        with readable(path := folder / name, "a readable file; check its permissions"):
+            found = sha256(path)
+        if found != expected:
             raise BundleEditedError(
                 f"{path} was changed after the bundle was saved: its SHA-256 is {found}. Expected "
                 f"{expected}, as recorded in {SPEC_FILE}; restore the file, or make a new bundle "
                 "(vinoreward finetune, vinoreward quantize) instead of editing one."
             )
-
-
-def _hash(path: Path) -> str:
-    try:
-        return sha256(path)
-    except OSError as error:
-        raise BundleError(
-            f"{path} cannot be read: {error.strerror or error}. Expected a readable file; check "
-            "its permissions."
-        ) from error
 
 
 def _entries() -> dict[str, EntryPoint]:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from vinoreward.bundles.card import model_card
 from vinoreward.bundles.golden import Golden
-from vinoreward.bundles.locate import SPEC_FILE, SPEC_HASH_FILE, model_name, previous_of
+from vinoreward.bundles.locate import SPEC_FILE, SPEC_HASH_FILE, model_name, previous_of, readable
 from vinoreward.bundles.schema import BundleSpec, Quantization, check_file_name
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError, RunFolderError
 from vinoreward.files import read_plain, sha256, write_json
@@ -133,16 +133,12 @@ def add_int8(
         int8_path: ``.onnx``, or ``.xml`` with its ``.bin`` beside it.
         quantization: what the gate found.
         golden_logits_int8: ``(G, K)`` what the INT8 network gives for the bundle's golden frames.
-        int8_band: half-width in calibrated log-odds around the threshold within which the FP32
-            network looks again; ``None``: the INT8 network decides alone.
+        int8_band: see :class:`~vinoreward.bundles.schema.Decision`.
         card: new text of ``README.md``. Without it a card that was written from the spec is
             written again; one written by hand is kept.
 
     Returns:
-        The folder, absolute.
-
-    Raises:
-        As :func:`save_bundle`. The old bundle is unchanged then.
+        The folder, absolute. On errors, those of :func:`save_bundle`, the old bundle is unchanged.
     """
     golden = bundle.golden
     source = Path(int8_path)
@@ -192,15 +188,11 @@ def card_of(folder: Path) -> str | None:
         BundleError: it cannot be read, or is too large for one.
     """
     path = folder / "README.md"
-    try:
-        return read_plain(path, MAX_CARD_BYTES).decode("utf-8", "replace")
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except OSError as error:
-        raise BundleError(
-            f"{path} cannot be read: {error.strerror or error}. Expected a model card of at most "
-            f"{MAX_CARD_BYTES} bytes; remove it to have one written."
-        ) from error
+    expected = f"a model card of at most {MAX_CARD_BYTES} bytes; remove it to have one written"
+    with readable(path, expected):
+        return read_plain(path, MAX_CARD_BYTES).decode("utf-8", "replace")
 
 
 def _refuse_links(bundle: Path, copied: Iterable[Path]) -> None:

@@ -258,9 +258,7 @@ class BundleSpec(Described):
             return
         if self.latent_size is not None or self.encoding is not None:
             wrong(
-                "latent_size, encoding",
-                (self.latent_size, self.encoding),
-                "none for a classifier",
+                "latent_size, encoding", (self.latent_size, self.encoding), "none for a classifier"
             )
         if not 2 <= len(self.labels) <= MAX_LABELS or len(set(self.labels)) != len(self.labels):
             wrong("labels", self.labels[:10], f"2 to {MAX_LABELS} different names")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.runner import Runner
 from vinoreward.bundles.schema import Encoding
 from vinoreward.errors import BundleError, ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 _LOG_VARIANCE = 60.0
 """Beyond this a variance means nothing, and its exponential would overflow in float32 later."""
@@ -41,23 +37,15 @@ class Encoder(Runner):
 
     kind = "encoder"
 
-    def __init__(
-        self,
-        bundle: Bundle | str | Path,
-        *,
-        backend: str = "openvino",
-        device: str = "CPU",
-        precision: str = "auto",
-        threads: int = 1,
-    ) -> None:
-        super().__init__(
-            bundle, backend=backend, device=device, precision=precision, threads=threads
-        )
-        encoding = self.encoding
-        self.low: NDArray[np.float32] = np.array(encoding.low, np.float32)
+    @functools.cached_property
+    def low(self) -> NDArray[np.float32]:
         """(D,) Stated lower bounds, to which vectors are clipped."""
-        self.high: NDArray[np.float32] = np.array(encoding.high, np.float32)
+        return np.array(self.encoding.low, np.float32)
+
+    @functools.cached_property
+    def high(self) -> NDArray[np.float32]:
         """(D,) Stated upper bounds."""
+        return np.array(self.encoding.high, np.float32)
 
     @property
     def encoding(self) -> Encoding:

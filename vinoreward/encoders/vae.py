@@ -47,13 +47,7 @@ def _odd(small: tuple[int, int], large: tuple[int, int]) -> tuple[int, int]:
 
 
 class Decoder(nn.Module):
-    """From a latent vector (N, D) to a picture (N, 3, H, W), in units of 0 to 1.
-
-    Args:
-        height: of the pictures in pixels, 32 to 1024.
-        width: likewise.
-        latent_size: D.
-    """
+    """From a latent vector (N, D) to a picture (N, 3, H, W) in units of 0 to 1."""
 
     average: Tensor
 
@@ -86,12 +80,6 @@ class SpatialDecoder(nn.Module):
     convolutions make the picture of them. What a blob stands for then moves when its latent numbers
     move, which is why training finds small things at all, and soon. A coarse layer adds what is not
     a matter of place.
-
-    Args:
-        height: of the pictures in pixels, 32 to 1024.
-        width: likewise.
-        latent_size: D.
-        keypoints: blobs.
     """
 
     average: Tensor
@@ -143,13 +131,7 @@ class SpatialDecoder(nn.Module):
 
 
 class Vae(nn.Module):
-    """Encoder and decoder, as they are trained together.
-
-    Args:
-        encoder: float pictures (N, 3, H, W) to (N, 2 D).
-        decoder: (N, D) to pictures.
-        latent_size: D.
-    """
+    """Encoder, pictures (N, 3, H, W) to (N, 2 D), and decoder, as they are trained together."""
 
     def __init__(
         self, encoder: nn.Module, decoder: Decoder | SpatialDecoder, latent_size: int
@@ -166,9 +148,7 @@ class Vae(nn.Module):
     def forward(self, pictures: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return pictures made anew (N, 3, H, W), means (N, D) and log variances (N, D).
 
-        Args:
-            pictures: (N, 3, H, W) normalised.
-            noise: (N, D) standard normal; zeros to decode the means.
+        Pictures are normalised; ``noise`` (N, D) is standard normal, or zeros to decode the means.
         """
         mean, log_variance = self.encoder(pictures).float().chunk(2, dim=1)
         latent = mean + noise * (0.5 * log_variance).exp()
@@ -176,17 +156,7 @@ class Vae(nn.Module):
 
 
 def build_vae(architecture: str, height: int, width: int, latent_size: int) -> Vae:
-    """Build an untrained encoder with the decoder that mirrors it; seeded likewise.
-
-    Args:
-        architecture: ``"conv_vae"`` or ``"spatial_vae"``.
-        height: of the pictures in pixels.
-        width: likewise.
-        latent_size: D.
-
-    Raises:
-        ConfigError: as :func:`build_encoder`.
-    """
+    """Build an untrained encoder with the decoder that mirrors it; see :func:`build_encoder`."""
     encoder = build_encoder(architecture, height, width, 2 * latent_size)
     kind = Decoder if architecture == "conv_vae" else SpatialDecoder
     return Vae(encoder, kind(height, width, latent_size), latent_size)

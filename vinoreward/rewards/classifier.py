@@ -102,11 +102,7 @@ class Classifier(Runner):
     def log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return ``log(p / (1 - p))`` of the calibrated probability, exact where p rounds to 1.
 
-        Args:
-            images: as for :meth:`probability`.
-
-        Returns:
-            ``(N,)`` float32, finite.
+        ``(N,)`` float32, finite; images and errors are as for :meth:`probability`.
         """
         return self._log_odds(images).astype(np.float32)
 
@@ -166,11 +162,18 @@ class Classifier(Runner):
         return success_log_odds(backend.infer(pictures), self.bundle.spec)
 
 
+_METHODS = {
+    "claim": Classifier.compute_reward,
+    "probability": Classifier.probability,
+    "log_odds": Classifier.log_odds,
+}
+
+
 class _RewardFunction:
     """``imitation``'s calling convention; a class so that it can be pickled."""
 
     def __init__(self, classifier: Classifier, reward: RewardKind) -> None:
-        if reward not in ("claim", "probability", "log_odds"):
+        if reward not in _METHODS:
             raise ConfigError(
                 f"as_reward_fn was asked for {reward!r}. Expected 'claim', 'probability' or "
                 "'log_odds'."
@@ -192,22 +195,11 @@ class _RewardFunction:
             )
         layout = layout_of(next_state.shape[1:], "next_state")
         images = next_state if layout == "HWC" else next_state.transpose(0, 2, 3, 1)
-        if self.reward == "claim":
-            return self.classifier.compute_reward(images)
-        if self.reward == "probability":
-            return self.classifier.probability(images)
-        return self.classifier.log_odds(images)
+        return _METHODS[self.reward](self.classifier, images)
 
 
 def success_log_odds(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:
-    """Return the calibrated log-odds of success for what a classifier's network returned.
-
-    Args:
-        outputs: ``(N, K)``, logits or probabilities, as ``spec.output`` says.
-        spec: of the bundle whose network it was.
-
-    Returns:
-        ``(N,)`` float64, finite.
+    """Return the calibrated log-odds of success, ``(N,)``, of a network's ``(N, K)`` outputs.
 
     Raises:
         OutputError: the bundle says probabilities and these are none.
@@ -222,14 +214,7 @@ def log_odds(
     """Return ``log p(success) - log p(not success)`` of the softmax of ``logits / temperature``.
 
     With two classes this is the difference of the logits by the temperature, without rounding.
-
-    Args:
-        logits: ``(N, K)``, K at least 2.
-        success: column of success.
-        temperature: positive.
-
-    Returns:
-        ``(N,)`` float64.
+    ``logits`` are ``(N, K)``, K at least 2, ``success`` is a column; the result is ``(N,)``.
     """
     scaled = logits / temperature
     others = np.delete(scaled, success, axis=1)
@@ -255,15 +240,9 @@ def logit(probability: float) -> float:
 
 
 def unsure(log_odds: NDArray[np.float64], threshold: float, band: float) -> NDArray[np.bool_]:
-    """Return which pictures are to be looked at again.
+    """Return which pictures are to be looked at again, ``(N,)`` bool: strictly within the band.
 
-    Args:
-        log_odds: ``(N,)`` finite, of the INT8 network.
-        threshold: in log-odds; where it is infinite nothing is unsure.
-        band: half-width, in log-odds; 0 looks at nothing again.
-
-    Returns:
-        ``(N,)`` bool, True strictly within the band.
+    The threshold, infinite where nothing is unsure, and the half-width are in log-odds.
     """
     return np.asarray(np.abs(log_odds - threshold) < band)
 

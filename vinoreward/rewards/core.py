@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.detector import Guard, SuccessDetector
+from vinoreward.rewards.success import Guard, SuccessDetector
 
 RewardMode = Literal["sparse", "probability", "log_odds", "potential"]
 
@@ -97,10 +97,7 @@ class RewardCore:
     def __init__(self, options: RewardOptions, threshold: float, num_envs: int = 1) -> None:
         self.options = options
         self.detector = SuccessDetector(
-            enter=threshold,
-            hold=options.success_hold_steps,
-            guard=options.guard,
-            num_envs=num_envs,
+            enter=threshold, hold=options.success_hold_steps, guard=options.guard, num_envs=num_envs
         )
         self._potential = np.zeros(num_envs)
         self._returns = np.zeros(num_envs)
@@ -113,11 +110,9 @@ class RewardCore:
         return self.options.reward_mode == "potential"
 
     def begin(self, mask: NDArray[np.bool_], probability: NDArray[np.float32]) -> None:
-        """Start an episode where ``mask`` is True.
+        """Start an episode where ``mask``, ``(num_envs,)`` bool, is True.
 
-        Args:
-            mask: ``(num_envs,)`` bool.
-            probability: ``(num_envs,)`` of the first pictures; read in potential mode only.
+        ``probability`` of the first pictures, ``(num_envs,)``, is read in potential mode only.
         """
         self.detector.reset(mask)
         self._potential[mask] = probability[mask]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
-from vinoreward.wrappers.render_once import render_once
+from vinoreward.wrappers.render_once import layers, render_once
 
 AnyEnv = TypeVar("AnyEnv")
 
@@ -22,7 +20,7 @@ ImageSource = str | Callable[[Any, Any], NDArray[np.uint8]]
 
 # Attributes by which Gymnasium's RecordEpisodeStatistics and SB3's Monitor are known: also in
 # another process, and without importing SB3.
-_GYMNASIUM, _SB3 = "return_queue", "get_episode_rewards"
+GYMNASIUM_RECORDER, SB3_RECORDER = "return_queue", "get_episode_rewards"
 
 
 class Inside(NamedTuple):
@@ -51,10 +49,7 @@ class Form(abc.ABC, Generic[AnyEnv]):
     def _enclose(self, env: AnyEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
         """Refuse an environment that cannot be right; call the constructors of the library.
 
-        Args:
-            env: the environment.
-            source: where pictures come from.
-            arguments: the wrapper's, as ``env.spec`` records them.
+        ``arguments`` are the wrapper's, as ``env.spec`` records them.
         """
 
     @abc.abstractmethod
@@ -83,13 +78,8 @@ class SingleForm(
 
 
 def refuse_autoreset(env: gym.Env[Any, Any], harm: str) -> None:
-    """Raise ConfigError where Gymnasium's ``Autoreset`` is anywhere inside.
-
-    Args:
-        env: what is to be wrapped.
-        harm: what would go wrong, the end of a sentence.
-    """
-    if any(isinstance(layer, gym.wrappers.Autoreset) for layer in _layers(env)):
+    """Raise ConfigError where Gymnasium's ``Autoreset`` is inside; ``harm`` is a clause of it."""
+    if any(isinstance(layer, gym.wrappers.Autoreset) for layer in layers(env)):
         raise ConfigError(
             "the environment is wrapped in gymnasium.wrappers.Autoreset, whose step() returns the "
             f"first picture of the next episode like any other: {harm}. Expected Autoreset outside;"
@@ -97,15 +87,8 @@ def refuse_autoreset(env: gym.Env[Any, Any], harm: str) -> None:
         )
 
 
-def refuse_strict_monitor(env: gym.Env[Any, Any]) -> None:
-    """Raise ConfigError where a ``Monitor`` inside refuses to be reset before its episode ends."""
-    for layer in _layers(env):
-        if hasattr(layer, _SB3) and not getattr(layer, "allow_early_resets", True):
-            raise strict_monitor()
-
-
 def strict_monitor() -> ConfigError:
-    """Return the error of :func:`refuse_strict_monitor`."""
+    """Return the error for a ``Monitor`` that refuses a reset before its episode ends."""
     return ConfigError(
         "terminate_on_success is set and a Monitor refuses early resets. Expected "
         "Monitor(env, allow_early_resets=True), or terminate_on_success=False."
@@ -118,40 +101,12 @@ def has_recorder(env: gym.Env[Any, Any]) -> bool:
     That is Gymnasium's ``RecordEpisodeStatistics`` with its default key, or SB3's ``Monitor``.
     """
     return any(
-        hasattr(layer, _SB3) or (hasattr(layer, _GYMNASIUM) and _reports(layer))
-        for layer in _layers(env)
+        hasattr(layer, SB3_RECORDER)
+        or (hasattr(layer, GYMNASIUM_RECORDER) and reports_episodes(layer))
+        for layer in layers(env)
     )
 
 
-def vector_has_recorder(env: VectorEnv[Any, Any, Any]) -> bool:
-    """Return whether a vector wrapper inside reports ``infos["episode"]``."""
-    return any(
-        isinstance(layer, RecordEpisodeStatistics) and _reports(layer) for layer in _layers(env)
-    )
-
-
-def parts_have_recorders(env: VectorEnv[Any, Any, Any]) -> bool:
-    """Return whether the sub-environments have one, see :func:`has_recorder`."""
-    base = env.unwrapped
-    if isinstance(base, SyncVectorEnv):
-        return any(has_recorder(part) for part in base.envs)
-    if not isinstance(base, AsyncVectorEnv):
-        return False
-    if all(base.call("has_wrapper_attr", _SB3)):
-        return True
-    # Asked first, because a missing attribute ends an AsyncVectorEnv's workers.
-    if not all(base.call("has_wrapper_attr", "_stats_key")):
-        return False
-    return "episode" in base.call("get_wrapper_attr", "_stats_key")
-
-
-def _reports(recorder: Any) -> bool:
+def reports_episodes(recorder: Any) -> bool:
+    """Return whether a recorder writes ``episode``, which another key may stand for."""
     return bool(getattr(recorder, "_stats_key", "episode") == "episode")
-
-
-def _layers(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Iterator[Any]:
-    layer: Any = env
-    while isinstance(layer, (gym.Wrapper, VectorWrapper)):
-        yield layer
-        layer = layer.env
-    yield layer

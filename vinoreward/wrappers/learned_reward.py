@@ -1,24 +1,176 @@
-"""LearnedReward for one Gymnasium environment."""
+"""LearnedReward for one Gymnasium environment, and what its three forms share."""
 
 from __future__ import annotations
 
-from typing import Any, SupportsFloat
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.rewards.core import Scores
+from vinoreward.errors import ConfigError
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.core import RewardCore, RewardMode, RewardOptions
+from vinoreward.rewards.success import Guard
 from vinoreward.wrappers.layers import (
+    SB3_RECORDER,
+    AnyEnv,
+    Form,
     ImageSource,
     SingleForm,
     has_recorder,
     refuse_autoreset,
-    refuse_strict_monitor,
+    strict_monitor,
 )
-from vinoreward.wrappers.rewarding import LearnedRewardBase
+from vinoreward.wrappers.render_once import layers
+from vinoreward.wrappers.sources import AnyBundle, PictureSource, located, recorded
 
 _ALL = np.ones(1, np.bool_)
+_NONE: Mapping[int, Any] = MappingProxyType({})
+
+
+class LearnedRewardBase(Form[AnyEnv]):
+    """Base of the forms of :class:`~vinoreward.LearnedReward`, which explains the arguments."""
+
+    _default_source: ClassVar[str] = "render"
+
+    def __init__(
+        self,
+        env: AnyEnv,
+        bundle: AnyBundle,
+        *,
+        backend: str = "openvino",
+        device: str = "CPU",
+        precision: str = "auto",
+        threads: int = 1,
+        image_source: ImageSource | None = None,
+        success_reward: float = 1.0,
+        step_reward: float = 0.0,
+        env_reward_weight: float = 0.0,
+        reward_mode: RewardMode = "sparse",
+        success_threshold: float | None = None,
+        success_hold_steps: int = 1,
+        guard: Guard | None = None,
+        terminate_on_success: bool = True,
+        gamma: float = 0.99,
+        hold_in_observation: bool = False,
+    ) -> None:
+        options = RewardOptions(
+            success_reward=success_reward,
+            step_reward=step_reward,
+            env_reward_weight=env_reward_weight,
+            reward_mode=reward_mode,
+            success_hold_steps=success_hold_steps,
+            guard=guard,
+            terminate_on_success=terminate_on_success,
+            gamma=gamma,
+            hold_in_observation=hold_in_observation,
+        )
+        source = self._default_source if image_source is None else image_source
+        self._classifier = Classifier(
+            located(bundle),
+            backend=backend,
+            device=device,
+            # INT8 is checked for its decisions at the threshold and nowhere else.
+            precision="fp32" if precision == "auto" and reward_mode != "sparse" else precision,
+            threads=threads,
+            threshold=success_threshold,
+        )
+        arguments = {
+            "bundle": recorded(bundle, self._classifier.bundle),
+            "backend": backend,
+            "device": device,
+            "precision": precision,
+            "threads": threads,
+            "image_source": source,
+            "success_threshold": None if success_threshold is None else self._classifier.threshold,
+            **{name: getattr(options, name) for name in options.__dataclass_fields__},
+        }
+        inside = self._inside(env)
+        self._core = RewardCore(options, self._classifier.threshold, inside.num_envs)
+        self._enclose(env, source, arguments)
+        self._source = PictureSource(source, inside, self._classifier.bundle)
+        if hold_in_observation:
+            self._show(_with_hold(inside.space, success_hold_steps))
+
+    @property
+    def classifier(self) -> Classifier:
+        """What scores the pictures. It loads at the first one."""
+        return self._classifier
+
+    def close(self, **kwargs: Any) -> None:
+        """Close the environment and free the network."""
+        self._classifier.close()
+        super().close(**kwargs)  # type: ignore[misc]
+
+    def _score(
+        self,
+        env: Any,
+        observations: Any,
+        ends: NDArray[np.bool_],
+        begins: NDArray[np.bool_],
+        last: Mapping[int, Any] = _NONE,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        """Score in one call what ended a step and, in potential mode, what begins an episode.
+
+        ``ends`` and ``begins`` are ``(num_envs,)`` bool; the other arguments are those of
+        :meth:`PictureSource.batch`.
+
+        Returns:
+            ``(num_envs,)`` each: probability and log-odds of last pictures, probability of first
+            ones; zeros for environments of which no picture was scored.
+        """
+        old = np.flatnonzero(ends).tolist()
+        new = np.flatnonzero(begins).tolist() if self._core.needs_first_pictures else []
+        pictures = self._source.batch(observations, old, new, last, env)
+        probability, odds = self._classifier.score(pictures[:, -1])
+        scores = np.zeros((3, len(ends)), np.float32)
+        scores[0, old], scores[1, old] = probability[: len(old)], odds[: len(old)]
+        scores[2, new] = probability[len(old) :]
+        return scores[0], scores[1], scores[2]
+
+    def _guarded(self, observations: Any, last: Mapping[int, Any]) -> list[Any] | None:
+        """Return what each environment's step ended with, for the guard; None without one."""
+        if self._core.options.guard is None:
+            return None
+        return [last.get(i, item) for i, item in enumerate(self._source.rows(observations))]
+
+    def _observed(self, observations: Any) -> Any:
+        """Return one or a batch of observations as the learner sees them."""
+        if not self._core.options.hold_in_observation:
+            return observations
+        counter = self._core.detector.counter
+        return append_hold(observations, counter if observations.ndim == 2 else counter[0])
+
+
+def _with_hold(space: gym.Space[Any], hold: int) -> gym.spaces.Box:
+    """Return a one-dimensional Box with one more number at its end, the hold counter."""
+    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+        raise ConfigError(
+            f"hold_in_observation was asked for with the observation space {space}. Expected a Box "
+            "of one dimension, to which the counter can be appended; set hold_in_observation to "
+            "False, or flatten the observation first (gymnasium.wrappers.FlattenObservation)."
+        )
+    dtype = np.dtype(space.dtype)
+    if np.array(hold).astype(dtype) != hold:
+        raise ConfigError(
+            f"hold_in_observation was asked for with success_hold_steps={hold} and {dtype} "
+            "observations, which cannot hold that number. Expected fewer steps, or observations of "
+            "a wider dtype."
+        )
+    return gym.spaces.Box(
+        np.append(space.low, 0).astype(dtype),
+        np.append(space.high, hold).astype(dtype),
+        dtype=dtype.type,
+    )
+
+
+def append_hold(observation: NDArray[Any], counter: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the ``(..., D)`` observation with the ``(...)`` counter as its last number."""
+    last = np.asarray(counter).astype(observation.dtype)[..., None]
+    return np.concatenate([observation, last], axis=-1)
 
 
 class LearnedReward(LearnedRewardBase[gym.Env[Any, Any]], SingleForm):
@@ -93,7 +245,9 @@ class LearnedReward(LearnedRewardBase[gym.Env[Any, Any]], SingleForm):
     ) -> None:
         refuse_autoreset(env, "it would be scored and paid as if an action had led there")
         if self._core.options.terminate_on_success:
-            refuse_strict_monitor(env)
+            for layer in layers(env):
+                if hasattr(layer, SB3_RECORDER) and not getattr(layer, "allow_early_resets", True):
+                    raise strict_monitor()
         super()._enclose(env, source, arguments)
         self._recorded = has_recorder(env)
 
@@ -132,7 +286,11 @@ class LearnedReward(LearnedRewardBase[gym.Env[Any, Any]], SingleForm):
         info["reward_prob"] = float(scores.probability[0])
         info["original_env_rew"] = float(reward)
         if scores.terminated[0] or truncated:
-            self._end(info, scores)
+            if "episode" in info:
+                info["original_episode"] = info["episode"]
+                self._recorded = True
+            if self._recorded:
+                info["episode"] = scores.episode(0)
         return (
             self._observed(observation),
             float(scores.rewards[0]),
@@ -141,19 +299,6 @@ class LearnedReward(LearnedRewardBase[gym.Env[Any, Any]], SingleForm):
             info,
         )
 
-    def close(self) -> None:
-        """Close the environment and free the network."""
-        self._classifier.close()
-        super().close()
-
-    def _end(self, info: dict[str, Any], scores: Scores) -> None:
-        if "episode" in info:
-            info["original_episode"] = info["episode"]
-            self._recorded = True
-        if self._recorded:
-            info["episode"] = scores.episode(0)
-
     def _picture(self, observation: Any) -> NDArray[np.uint8]:
         """Return the picture of this step, ``(1, H, W, 3)``."""
-        frame = self.env.render() if self._source.renders else None
-        return self._source.single(self.env, observation, frame)[:, -1]
+        return self._source.single(self.env, observation)[:, -1]

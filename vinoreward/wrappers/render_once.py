@@ -1,15 +1,32 @@
-"""A frame that several wrappers look at is rendered once.
+"""Around an environment's frames and last observations, so that each is the right one.
+
+A frame that several wrappers look at is rendered once. And Gymnasium's SAME_STEP mode and SB3's
+vector environments reset an environment before they pass on the observation that its episode ended
+with: an environment that returns one array again and again has overwritten it by then. In this
+process the array is copied in time. In another process, and in an environment that is vectorised by
+itself, the fault can only be detected.
 
 Written specifications of environments name this module, so it stays where it is.
 """
 
 from __future__ import annotations
 
-from typing import Any, SupportsFloat
+import copy
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
+from numpy.typing import NDArray
+
+from vinoreward.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vinoreward.wrappers.sources import PictureSource
+
+ENDS = 8
+"""So many episodes in a row have to end with the next one's first picture."""
 
 
 class RenderOnce(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
@@ -82,23 +99,100 @@ class VectorRenderOnce(VectorWrapper[Any, Any, Any, Any, Any]):
 
 def render_once(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     """Return ``env`` in a :class:`RenderOnce`, or as it is where one is below already."""
-    layer: Any = env
-    while isinstance(layer, gym.Wrapper):
-        if isinstance(layer, RenderOnce):
-            return env
-        layer = layer.env
-    return RenderOnce(env)
+    return env if any(isinstance(layer, RenderOnce) for layer in layers(env)) else RenderOnce(env)
 
 
 def vector_render_once(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
     """Return ``env`` in a :class:`VectorRenderOnce`, or as it is where one is below already."""
+    known = any(isinstance(layer, VectorRenderOnce) for layer in layers(env))
+    return env if known else VectorRenderOnce(env)
+
+
+def layers(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Iterator[Any]:
+    """Yield an environment's wrappers from the outermost to the innermost, then itself."""
     layer: Any = env
-    while isinstance(layer, VectorWrapper):
-        if isinstance(layer, VectorRenderOnce):
-            return env
+    while isinstance(layer, (gym.Wrapper, VectorWrapper)):
+        yield layer
         layer = layer.env
-    return VectorRenderOnce(env)
+    yield layer
 
 
 def _own(frame: Any) -> Any:
     return frame.copy() if isinstance(frame, np.ndarray) else frame
+
+
+class OwnLast(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Return the last observation of an episode in memory that no reset writes to.
+
+    Args:
+        env: the environment.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        gym.Wrapper.__init__(self, env)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the environment; copy the observation where the episode ends."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            observation = copy.deepcopy(observation)
+        return observation, reward, terminated, truncated, info
+
+
+def own_last(envs: list[gym.Env[Any, Any]]) -> None:
+    """Put :class:`OwnLast` around each of a vector environment's environments, in place, once."""
+    envs[:] = [env if isinstance(env, OwnLast) else OwnLast(env) for env in envs]
+
+
+class LastPictures:
+    """Detects last pictures that a reset has overwritten, where they cannot be copied in time.
+
+    Proof is a last observation that shares memory with the next episode's first one. Pictures from
+    another process share no memory. There :data:`ENDS` episodes in a row must end with exactly the
+    next episode's first picture, after a step that showed another picture. One episode that ends
+    otherwise clears the environment for good. ``remedy`` ends the sentence of the error.
+    """
+
+    def __init__(self, remedy: str) -> None:
+        self._remedy = remedy
+        self._before: NDArray[Any] | None = None
+        self._suspicious = 0
+        self._cleared = False
+
+    def check(self, source: PictureSource, last: Mapping[int, Any], observations: Any) -> None:
+        """Look at one step: at last observations by environment, and at all first ones.
+
+        Raises:
+            ConfigError: the last pictures are those of the next episodes.
+        """
+        pictures = source.stored(observations)
+        if pictures is None:
+            return
+        for i, observation in last.items():
+            end, first = source.stored(observation), pictures[i]
+            if end is None:
+                continue
+            if np.may_share_memory(end, first) and np.shares_memory(end, first):
+                raise self._refusal("is in the memory of the first one of the next episode")
+            if self._cleared:
+                continue
+            if not np.array_equal(end, first):
+                self._cleared, self._before = True, None
+            elif self._before is not None and not np.array_equal(self._before[i], end):
+                self._suspicious += 1
+        if self._suspicious >= ENDS and not self._cleared:
+            raise self._refusal(
+                f"was the first one of the next episode in {self._suspicious} of the last "
+                f"{self._suspicious} episodes in which anything moved"
+            )
+        if not self._cleared:
+            self._before = np.array(pictures)
+
+    def _refusal(self, found: str) -> ConfigError:
+        return ConfigError(
+            f"the last picture of an episode {found}: the environment writes to an array that it "
+            "has returned before, so that the end of an episode is scored by another episode's "
+            "picture. Expected a new array from every reset; return a copy from the environment "
+            f"(gymnasium.wrappers.TransformObservation with numpy.copy), or {self._remedy}."
+        )

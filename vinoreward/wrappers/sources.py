@@ -26,15 +26,9 @@ AnyBundle = Bundle | str | Path | Mapping[str, Any]
 class PictureSource:
     """Takes ``(H, W, 3)`` uint8 pictures out of observations, rendered frames or a callable.
 
-    An array that the environments give for all of them stays one array. With ``stacked`` an
-    observation may hold several pictures, see :func:`stack_of`.
-
-    Args:
-        source: ``"render"``, ``"obs"``, ``"obs:<key>"`` or ``callable(env, observation)``.
-        inside: the environment.
-        bundle: what will take the pictures; their size and scene are checked against it where they
-            are known.
-        stacked: whether an observation of several pictures is allowed.
+    An array that the environments give for all of them stays one array. Pictures that come from an
+    environment of known size and scene are compared with those that ``bundle`` was trained on. With
+    ``stacked`` an observation may hold several pictures, see :func:`stack_of`.
 
     Raises:
         ConfigError: the environment cannot give such a picture.
@@ -54,26 +48,27 @@ class PictureSource:
         self._inside = inside
         if self._call is None:
             if self.renders:
-                _check_renders(inside.render_mode)
+                if inside.render_mode != "rgb_array":
+                    raise ConfigError(
+                        "image_source is 'render' and the environment's render_mode is "
+                        f"{inside.render_mode!r}. Expected 'rgb_array'; make the environment with "
+                        "render_mode='rgb_array', or score picture observations with "
+                        "image_source='obs'."
+                    )
             else:
                 self._read_space(source, inside.space, bundle, stacked)
             _check_scene(inside.scene, bundle)
 
-    def single(self, env: Any, observation: Any, frame: Any = None) -> NDArray[np.uint8]:
+    def single(self, env: Any, observation: Any) -> NDArray[np.uint8]:
         """Return one environment's pictures ``(1, count, H, W, 3)`` uint8, oldest first.
 
-        They may be a view of the environment's memory.
-
-        Args:
-            env: given to a callable.
-            observation: one environment's observation.
-            frame: what rendering gave, for ``"render"``.
+        They may be a view of its memory. ``env`` is rendered or given to the callable.
 
         Raises:
             InputError: the frame or what the callable returned is no such picture.
         """
         if self.renders:
-            return _picture(frame, "render()")[None, None]
+            return _picture(env.render(), "render()")[None, None]
         if self._call is not None:
             made: Any = self._call(env, observation)
             return _picture(made, "the image_source function")[None, None]
@@ -85,7 +80,7 @@ class PictureSource:
         ends: Sequence[int],
         begins: Sequence[int] = (),
         last: Mapping[int, Any] = MappingProxyType({}),
-        frames: Any = None,
+        env: Any = None,
     ) -> NDArray[np.uint8]:
         """Return the pictures that a step ended with, and those that episodes begin with.
 
@@ -95,19 +90,18 @@ class PictureSource:
             begins: environments whose first picture is to be looked at.
             last: environment to its last observation, where ``observations`` holds the first one of
                 the next episode; ``ends`` is all environments then.
-            frames: what rendering gave, for ``"render"``.
+            env: of all of them; rendered for ``"render"``.
 
         Returns:
-            ``(len(ends) + len(begins), count, H, W, 3)`` uint8; it may be a view of the
-            environment's memory.
+            ``(len(ends) + len(begins), count, H, W, 3)`` uint8; it may be a view.
 
         Raises:
-            InputError: frames or what the callable returned are no such pictures, or differ in
-                shape.
+            InputError: a frame is no such picture, or they differ in shape.
         """
         chosen = [*ends, *begins]
         if self.renders:
-            return _joined([self.single(None, None, frames[i]) for i in chosen])
+            frames = env.render() if chosen else ()
+            return _joined([_picture(frames[i], "render()")[None, None] for i in chosen])
         if self._call is not None:
             rows = self.rows(observations)
             given = [*(last.get(i, rows[i]) for i in ends), *(rows[i] for i in begins)]
@@ -150,11 +144,24 @@ class PictureSource:
                 f"image_source is {source!r}. Expected 'render', 'obs', 'obs:<key>' or a function "
                 "(env, observation) -> picture."
             )
+        parts = space.spaces if isinstance(space, gym.spaces.Dict) else None
+        what = space if parts is None else f"a Dict with {', '.join(sorted(parts))}"
         picture = space
         if source != "obs":
             self.key = source[len("obs:") :]
-            picture = _part(space, self.key)
-        shape = _checked(picture, source, space)
+            if parts is None or self.key not in parts:
+                raise ConfigError(
+                    f"image_source is {source!r} and the observation space is {what}. Expected a "
+                    f"Dict with the key {self.key!r}; name one of its pictures, or use "
+                    "image_source='obs' or 'render'."
+                )
+            picture = parts[self.key]
+        elif parts is not None:
+            raise ConfigError(
+                f"image_source is 'obs' and the observation is {what}. Expected one picture; use "
+                "image_source='obs:<key>'."
+            )
+        shape = _checked(picture, source)
         where = f"the observation that image_source {source!r} names"
         if stacked:
             self.count, self._layout, size = stack_of(shape, where, bundle)
@@ -181,12 +188,7 @@ def stack_of(
     """Return how many colour pictures a shape holds, their layout and ``(height, width)``.
 
     The shapes are ``(H, W, 3)``, ``(3, H, W)``, ``(k, H, W, 3)``, ``(k, 3, H, W)``, ``(H, W, 3 k)``
-    and ``(3 k, H, W)``.
-
-    Args:
-        shape: of the observation.
-        where: names it in messages.
-        bundle: where two readings are possible, the one whose size it takes is meant.
+    and ``(3 k, H, W)``. Of two possible readings the one whose size the bundle takes is meant.
 
     Raises:
         ConfigError: channels that are not whole pictures, or more than one reading.
@@ -230,12 +232,7 @@ def stack_of(
 
 
 def located(bundle: AnyBundle) -> Bundle:
-    """Return the bundle that is meant.
-
-    Raises:
-        ModelNotFoundError: there is none.
-        BundleError: it is not valid.
-    """
+    """Return the bundle that is meant; errors as :meth:`Bundle.load`."""
     if isinstance(bundle, Bundle):
         return bundle
     return Bundle.from_recipe(bundle) if isinstance(bundle, Mapping) else Bundle.load(bundle)
@@ -244,9 +241,7 @@ def located(bundle: AnyBundle) -> Bundle:
 def recorded(given: AnyBundle, found: Bundle) -> str | dict[str, Any]:
     """Return what ``env.spec`` says of a bundle: JSON from which it is found again anywhere.
 
-    Args:
-        given: as the user named it; a registered name stays, since other machines have it too.
-        found: the bundle.
+    A registered name stays as the user gave it, since other machines have it too.
     """
     if isinstance(given, str) and given in known_names():
         return given
@@ -298,38 +293,11 @@ def _check_scene(scene: object, bundle: Bundle) -> None:
         )
 
 
-def _check_renders(render_mode: str | None) -> None:
-    if render_mode != "rgb_array":
-        raise ConfigError(
-            f"image_source is 'render' and the environment's render_mode is {render_mode!r}. "
-            "Expected 'rgb_array'; make the environment with render_mode='rgb_array', or score "
-            "picture observations with image_source='obs'."
-        )
-
-
-def _part(space: gym.Space[Any], key: str) -> gym.Space[Any]:
-    if not isinstance(space, gym.spaces.Dict) or key not in space.spaces:
-        keys = sorted(space.spaces) if isinstance(space, gym.spaces.Dict) else None
-        raise ConfigError(
-            f"image_source is 'obs:{key}' and the observation space is "
-            f"{'a Dict with ' + ', '.join(keys) if keys is not None else space}. Expected a Dict "
-            f"with the key {key!r}; name one of its pictures, or use image_source='obs' or "
-            "'render'."
-        )
-    return space.spaces[key]
-
-
 def _looks_like_picture(space: gym.Space[Any]) -> bool:
     return isinstance(space, gym.spaces.Box) and len(space.shape) in (3, 4)
 
 
-def _checked(picture: gym.Space[Any], source: str, space: gym.Space[Any]) -> tuple[int, ...]:
-    if isinstance(space, gym.spaces.Dict) and source == "obs":
-        raise ConfigError(
-            f"image_source is 'obs' and the observation is a Dict with "
-            f"{', '.join(sorted(space.spaces))}. Expected one picture; use image_source="
-            "'obs:<key>'."
-        )
+def _checked(picture: gym.Space[Any], source: str) -> tuple[int, ...]:
     if not isinstance(picture, gym.spaces.Box) or picture.dtype != np.uint8:
         raise ConfigError(
             f"image_source is {source!r}, which is {picture}. Expected a Box of uint8 pictures; "
@@ -346,11 +314,8 @@ def _checked(picture: gym.Space[Any], source: str, space: gym.Space[Any]) -> tup
 
 def _picture(found: Any, where: str) -> NDArray[np.uint8]:
     if not isinstance(found, np.ndarray) or found.dtype != np.uint8 or found.ndim != 3:
-        what = (
-            f"{found.dtype} of shape {found.shape}"
-            if isinstance(found, np.ndarray)
-            else type(found).__name__
-        )
+        array = isinstance(found, np.ndarray)
+        what = f"{found.dtype} of shape {found.shape}" if array else type(found).__name__
         raise InputError(
             f"{where} gave {what}. Expected one picture, (height, width, 3) uint8 RGB; look at the "
             "environment's render_mode or at the function."

@@ -16,7 +16,7 @@ from toy_environments import Camera
 from vinoreward import EncodedObservation
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
-from vinoreward.wrappers.encoding import EncodingCore, EncodingOptions
+from vinoreward.wrappers.encoded import EncodingCore, EncodingOptions
 
 # --- samples -------------------------------------------------------------------------------------
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
-from vinoreward.picture_files import read_picture
 from vinoreward.rewards.calibration import negatives_needed, rate_supported
-from vinoreward.success import Truth
+from vinoreward.rewards.success import Truth
 from vinoreward_envs.camera.spec import CameraSpec, resized
 from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEIGHT, PICTURE_WIDTH
 from vinoreward_envs.scene import HoverScene

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import ConfigError, DatasetError
-from vinoreward.picture_files import read_picture
-from vinoreward.success import Truth
+from vinoreward.rewards.success import Truth
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset_files import Row, Table, make_row, rendered, save_picture
 

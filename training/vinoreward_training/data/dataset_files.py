@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.picture import read_picture, shown_name
 from vinoreward.bundles.reader import parse, plain
 from vinoreward.errors import BundleError, ConfigError, DatasetError, InputError, RunFolderError
 from vinoreward.files import is_inside, open_plain, open_to_read, read_plain, write_text
-from vinoreward.picture_files import read_picture, shown_name
 from vinoreward_envs.camera.spec import resized
 
 Indices = npt.NDArray[np.int64]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from vinoreward.actor_learner.acting.environments import failures_told
 from vinoreward.actor_learner.acting.evaluation import evaluation_backend
 from vinoreward.actor_learner.acting.player import Player
 from vinoreward.actor_learner.acting.spaces import check_spaces
+from vinoreward.closing import Closing
 from vinoreward.errors import (
     ConfigError,
     MissingDisplayError,
@@ -26,7 +27,6 @@ from vinoreward.policies.policy import Policy
 from vinoreward_training.actors.build import evaluation_options
 from vinoreward_training.actors.settings import SETTINGS
 from vinoreward_training.configs import ActorsConfig
-from vinoreward_training.policy import evaluate
 from vinoreward_training.tasks.lookup import make_task
 
 if TYPE_CHECKING:
@@ -37,33 +37,29 @@ MOST_FRAMES = 300
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A policy with its environment.
+class ActorsModel(Closing):
+    """Adapter of a player to the interface of ``evaluate``.
 
     Attributes:
         env: the environment.
-        model: chooses the actions.
+        player: chooses the actions.
         description: of the policy, plain data.
         unfilmed: why the environment cannot render; empty if it can, or need not.
-        most_frames: maximum of a film; None: episodes are short, so every step is filmed.
     """
 
     env: gym.Env[Any, Any]
-    model: evaluate.Policy
-    description: dict[str, Any]
+    player: Player
+    description: Mapping[str, Any] = field(default_factory=dict)
     unfilmed: str = ""
-    most_frames: int | None = None
-
-
-class _Greedy:
-    """Gives a player the interface of ``evaluate``."""
-
-    def __init__(self, player: Player) -> None:
-        self._player = player
 
     def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[Any, None]:
         """Return the best action for one observation."""
-        return self._player.act(observation), None
+        return self.player.act(observation), None
+
+    def close(self) -> None:
+        """Close player and environment."""
+        self.player.close()
+        self.env.close()
 
 
 def is_of_actors(folder: Path) -> bool:
@@ -75,13 +71,12 @@ def is_of_actors(folder: Path) -> bool:
     return isinstance(found, dict) and "spec" in found
 
 
-def open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitStack) -> Opened:
-    """Return the policy of a run with its task; the stack closes both.
+def open_model(config: PlayConfig, render_mode: str | None) -> ActorsModel:
+    """Return the policy of a run with its task; close both.
 
     Args:
         config: of the command.
-        mode: ``"rgb_array"`` to film; an environment without it is made anyway.
-        stack: closes them.
+        render_mode: ``"rgb_array"`` to film; an environment without it is made anyway.
 
     Raises:
         ConfigError: an invalid setting, or an environment that does not match the policy.
@@ -99,19 +94,23 @@ def open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitStac
     policy = _policy(config.run, config.compressed)
     task, options, backend = _recorded(config)
     options = {**options, **config.env_kwargs}
-    env, unfilmed = _made(task, options, mode)
-    stack.callback(env.close)
-    check_spaces(env, policy.spec)
-    backend = policy.backend if config.compressed else evaluation_backend(backend)
-    player = stack.enter_context(Player(policy, env.action_space, backend=backend))
-    description = {
-        "task": task,
-        "env_kwargs": options,
-        "file": f"{_name(config.compressed)}.json",
-        "version": policy.version,
-        "backend": backend,
-    }
-    return Opened(env, _Greedy(player), description, unfilmed, MOST_FRAMES)
+    env, unfilmed = _made(task, options, render_mode)
+    try:
+        check_spaces(env, policy.spec)
+        backend = policy.backend if config.compressed else evaluation_backend(backend)
+        description = {
+            "task": task,
+            "env_kwargs": options,
+            "file": f"{_name(config.compressed)}.json",
+            "version": policy.version,
+            "backend": backend,
+        }
+        return ActorsModel(
+            env, Player(policy, env.action_space, backend=backend), description, unfilmed
+        )
+    except BaseException:
+        env.close()
+        raise
 
 
 def _name(compressed: bool) -> str:

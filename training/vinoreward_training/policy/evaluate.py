@@ -1,4 +1,4 @@
-"""Evaluation of a policy: claimed and true success with exact intervals."""
+"""Evaluation of a policy: claimed and true success, counted, with exact intervals."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.calibration import clopper_pearson
-from vinoreward.success import Truth, claim_of
+from vinoreward.rewards.success import Truth, claim_of
 
 
 class Policy(Protocol):
-    """Chooses actions: an SB3 model, or anything with its ``predict``."""
+    """What chooses actions: an SB3 model, or anything with its ``predict``."""
 
     def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[Any, Any]:
-        """Return the action for one observation, and an unused state."""
+        """Return the action for one observation, and a state that is not used here."""
         ...  # pragma: no cover
 
 
@@ -46,12 +46,12 @@ class Rate:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of a policy over some episodes."""
+    """What a policy did over a number of episodes."""
 
     claimed: Rate | None
-    """Successes of last states by the environment's classifier; None without one."""
+    """What the environment's classifier said at each episode's last step; None if nobody says."""
     true: Rate | None
-    """Successes of the same states by the simulator; None if it does not tell."""
+    """What the simulator knows of that same state; None where the environment does not know."""
     mean_return: float
     mean_length: float
     truth_key: str | None = None
@@ -68,7 +68,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Moment:
-    """One state of an evaluated episode."""
+    """One state of an evaluated episode, for whoever watches."""
 
     episode: int
     step: int
@@ -77,9 +77,9 @@ class Moment:
     info: Mapping[str, Any]
     last: bool
     claimed: bool | None = None
-    """Success by the classifier; None without one."""
+    """What the classifier says of this state; None if nobody says."""
     true: bool | None = None
-    """Success by the simulator; None if it does not tell."""
+    """What the simulator knows of it; None if it does not tell."""
 
 
 def rate(successes: int, trials: int, confidence: float = 0.95) -> Rate:
@@ -89,7 +89,7 @@ def rate(successes: int, trials: int, confidence: float = 0.95) -> Rate:
 
 
 def rate_of(flags: NDArray[np.bool_] | None) -> Rate | None:
-    """Return the rate of true flags; None if there are no flags."""
+    """Return how often something was so, None where that is not known."""
     return None if flags is None else rate(int(flags.sum()), len(flags))
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from vinoreward.actor_learner.acting.spaces import check_spaces, in_space, observed
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.policies.spec import PolicySpec
-from vinoreward.success import Truth, claim_of
+from vinoreward.rewards.success import Truth, claim_of
 
 Array = npt.NDArray[Any]
 
@@ -97,8 +97,8 @@ class Episode:
         env: index of the environment in its actor.
         reward: sum of its rewards.
         length: steps.
-        true_success: the simulator's verdict, see :class:`~vinoreward.success.Truth`; None if there
-            is none.
+        true_success: the simulator's verdict, see :class:`~vinoreward.rewards.success.Truth`;
+            None if there is none.
         claimed_success: the learned reward's verdict; None if there is none.
         score: sum of the task's own rewards if they differ from the training rewards.
     """

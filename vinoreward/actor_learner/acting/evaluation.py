@@ -23,7 +23,7 @@ from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import PolicySpec
 from vinoreward.policies.wire import decode, encode
-from vinoreward.success import Truth, claim_of
+from vinoreward.rewards.success import Truth, claim_of
 
 FIRST_SEED = 1_000_000
 """Far from the seeds of training."""

@@ -19,7 +19,7 @@ from vinoreward.bundles.schema import Picture
 from vinoreward.errors import BundleError, ConfigError, ModelCorruptError, ModelNotFoundError
 
 _SIDE = 224
-"""Pixels of a picture whose size nobody has said yet."""
+"""Pixels of a picture whose size nobody has given yet."""
 _KEYS = (
     "labels",
     "mean_values",
@@ -32,7 +32,7 @@ _KEYS = (
 
 
 @dataclass(frozen=True)
-class Said:
+class GivenPicture:
     """What the caller says of the picture, as ``Bundle.from_model`` has it; None: nothing."""
 
     height: int | None
@@ -50,19 +50,13 @@ def read_picture_facts(
     path: Path,
     model: Any,
     info: ModelInfo,
-    said: Said,
+    given: GivenPicture,
     method: str,
     also: Mapping[str, object] | None = None,
 ) -> Picture:
-    """Return the picture that the network takes.
+    """Return the picture that the network takes, from its file and the caller's words.
 
-    Args:
-        path: the model file, for messages.
-        model: what OpenVINO read from it.
-        info: what the file says about itself.
-        said: what the caller says.
-        method: of Bundle, for messages.
-        also: other facts that are needed; those that are None are listed as missing too.
+    ``method`` of Bundle is named in messages; facts of ``also`` that are None are missing too.
 
     Raises:
         ConfigError: facts are missing or contradict.
@@ -71,7 +65,7 @@ def read_picture_facts(
     shape = [
         None if size.is_dynamic else size.get_length() for size in model.input(0).partial_shape
     ]
-    height, width, layout = said.height, said.width, said.layout or _layout(shape)
+    height, width, layout = given.height, given.width, given.layout or _layout(shape)
     missing: list[str] = []
     if layout is None:
         missing.append("layout")
@@ -80,7 +74,7 @@ def read_picture_facts(
         height = height or shape[rows] or info.height
         width = width or shape[columns] or info.width
     asked: dict[str, object] = {"height": height, "width": width, **(also or {})}
-    mean, std, scale = said.mean, said.std, said.scale
+    mean, std, scale = given.mean, given.std, given.scale
     if not in_graph:
         # model_api counts in grey levels; arguments count in pixel / scale.
         if mean is None and std is None and scale is None and info.scaled:
@@ -92,7 +86,7 @@ def read_picture_facts(
             f"{path} does not say {', '.join(missing)}. Expected these facts, which cannot be "
             f"guessed; give Bundle.{method} the arguments {', '.join(f'{m}=' for m in missing)}."
         )
-    order = said.color_order or info.color_order or "RGB"
+    order = given.color_order or info.color_order or "RGB"
     if in_graph and (layout != "NHWC" or order != "RGB"):
         raise ConfigError(
             f"{path} takes uint8 pictures in {layout} and {order}. Expected NHWC and RGB where the "
@@ -106,8 +100,8 @@ def read_picture_facts(
             color_order=order,
             mean=cast("tuple[float, float, float]", tuple(mean or (0.0, 0.0, 0.0))),
             std=cast("tuple[float, float, float]", tuple(std or (1.0, 1.0, 1.0))),
-            crop=said.crop,
-            resize=said.resize,
+            crop=given.crop,
+            resize=given.resize,
             in_graph=in_graph,
             layout=cast('Literal["NCHW", "NHWC"]', layout),
             scale=255.0 if scale is None else scale,
@@ -123,7 +117,7 @@ def describing(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be described with these arguments: {error}") from error
 
 
-def read_model(path: Path, said: Said, *, trusted: bool) -> Any:
+def read_model(path: Path, given: GivenPicture, *, trusted: bool) -> Any:
     """Return the OpenVINO model of an ``.onnx`` or ``.xml`` file; errors as ``from_model``."""
     if path.suffix not in (".onnx", ".xml"):
         raise ConfigError(
@@ -137,8 +131,8 @@ def read_model(path: Path, said: Said, *, trusted: bool) -> Any:
     content = read_files(path)
     if not trusted:
         # Sizes that the file leaves open are checked again once they are known.
-        sides = (said.height or _SIDE, said.width or _SIDE)
-        fills = [(3, *sides)] * (said.layout != "NHWC") + [(*sides, 3)] * (said.layout != "NCHW")
+        sides = (given.height or _SIDE, given.width or _SIDE)
+        fills = [(3, *sides)] * (given.layout != "NHWC") + [(*sides, 3)] * (given.layout != "NCHW")
         found: list[ModelCorruptError] = []
         for fill in fills:
             try:
@@ -147,7 +141,7 @@ def read_model(path: Path, said: Said, *, trusted: bool) -> Any:
             except ModelCorruptError as error:
                 found.append(error)
         if len(found) == len(fills):
-            if said.height is not None and said.width is not None:
+            if given.height is not None and given.width is not None:
                 raise found[0]
             raise ModelCorruptError(
                 f"{found[0]} If the file leaves the size of pictures open, give height=, width=."
@@ -202,76 +196,56 @@ def read_model_info(path: Path, model: Any) -> ModelInfo:
     Raises:
         ConfigError: a value that does not mean anything.
     """
-    raw = _from_onnx(path) if path.suffix == ".onnx" else _from_ir(model)
-    labels = tuple(raw["labels"].split()) if raw.get("labels") else None
+    raw = _read_info(path, model)
+    mean, std = (_numbers(path, raw, key) for key in ("mean_values", "scale_values"))
+    height, width, threshold = (
+        next(iter(_numbers(path, raw, key) or ()), None)
+        for key in ("orig_height", "orig_width", "confidence_threshold")
+    )
     reverse = raw.get("reverse_input_channels")
+    order: Literal["RGB", "BGR"] | None = None
+    if reverse is not None and reverse.lower() in ("true", "yes", "1"):
+        order = "RGB"
+    elif reverse is not None and reverse.lower() in ("false", "no", "0", ""):
+        order = "BGR"
+    elif reverse is not None:
+        raise _wrong(path, "reverse_input_channels", reverse, "True or False")
     return ModelInfo(
-        labels=labels,
-        mean=_triple(path, raw, "mean_values", 0.0),
-        std=_triple(path, raw, "scale_values", 1.0),
-        scaled="mean_values" in raw or "scale_values" in raw,
-        color_order=None if reverse is None else ("RGB" if _yes(path, reverse) else "BGR"),
-        height=_whole(path, raw, "orig_height"),
-        width=_whole(path, raw, "orig_width"),
-        threshold=_one(path, raw, "confidence_threshold"),
+        labels=tuple(raw["labels"].split()) if raw.get("labels") else None,
+        mean=((mean or (0.0,)) * 3)[:3],
+        std=((std or (1.0,)) * 3)[:3],
+        scaled=mean is not None or std is not None,
+        color_order=order,
+        height=int(height) if height is not None and height > 0 else None,
+        width=int(width) if width is not None and width > 0 else None,
+        threshold=threshold,
     )
 
 
-def _from_ir(model: Any) -> dict[str, str]:
-    found = {}
-    for key in _KEYS:
-        place = ["model_info", key]
-        if model.has_rt_info(place):
-            found[key] = str(model.get_rt_info(place).astype(str)).strip()
-    return found
+def _read_info(path: Path, model: Any) -> dict[str, str]:
+    """Return the ``model_info`` entries of a file; OpenVINO does not offer those of ONNX."""
+    if path.suffix == ".onnx":
+        found = {
+            key.removeprefix("model_info").strip(" ./:"): value.strip()
+            for key, value in read_metadata(path.read_bytes()).items()
+            if key.startswith("model_info")
+        }
+        return {key: value for key, value in found.items() if key in _KEYS}
+    places = {key: ["model_info", key] for key in _KEYS if model.has_rt_info(["model_info", key])}
+    return {key: str(model.get_rt_info(place).astype(str)).strip() for key, place in places.items()}
 
 
-def _from_onnx(path: Path) -> dict[str, str]:
-    """Return the ``model_info`` entries of an ONNX file's metadata.
-
-    OpenVINO's reader does not offer them.
-    """
-    found = {}
-    for key, value in read_metadata(path.read_bytes()).items():
-        if key.startswith("model_info"):
-            found[key[len("model_info") :].strip(" ./:")] = value.strip()
-    return {key: value for key, value in found.items() if key in _KEYS}
-
-
-def _numbers(path: Path, raw: dict[str, str], key: str) -> tuple[float, ...]:
+def _numbers(path: Path, raw: dict[str, str], key: str) -> tuple[float, ...] | None:
+    """Return one number or three; None where the file is silent."""
+    if key not in raw:
+        return None
     try:
         values = tuple(float(item) for item in raw[key].replace(",", " ").split())
-    except ValueError as error:
-        raise _wrong(path, key, raw[key], "numbers") from error
-    if not values or not all(math.isfinite(value) for value in values):
-        raise _wrong(path, key, raw[key], "finite numbers")
+    except ValueError:
+        values = ()
+    if len(values) not in (1, 3) or not all(map(math.isfinite, values)):
+        raise _wrong(path, key, raw[key], "one finite number or three")
     return values
-
-
-def _triple(path: Path, raw: dict[str, str], key: str, default: float) -> tuple[float, ...]:
-    if key not in raw:
-        return (default,) * 3
-    values = _numbers(path, raw, key)
-    if len(values) not in (1, 3):
-        raise _wrong(path, key, raw[key], "one number or three")
-    return values * 3 if len(values) == 1 else values
-
-
-def _one(path: Path, raw: dict[str, str], key: str) -> float | None:
-    return _numbers(path, raw, key)[0] if key in raw else None
-
-
-def _whole(path: Path, raw: dict[str, str], key: str) -> int | None:
-    value = _one(path, raw, key)
-    return None if value is None or value <= 0 else int(value)
-
-
-def _yes(path: Path, text: str) -> bool:
-    if text.lower() in ("true", "yes", "1"):
-        return True
-    if text.lower() in ("false", "no", "0", ""):
-        return False
-    raise _wrong(path, "reverse_input_channels", text, "True or False")
 
 
 def _wrong(path: Path, key: str, found: str, expected: str) -> ConfigError:

@@ -12,17 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from vinoreward.bundles.importers.encoder import (
+    bound_of,
+    check_golden,
+    export_module,
+    latent_of,
+    outputs_of,
+)
 from vinoreward.bundles.importers.facts import (
-    Said,
+    GivenPicture,
     check_shape,
     describing,
     read_model,
     read_model_info,
     read_picture_facts,
 )
-from vinoreward.bundles.importers.golden import check_golden
-from vinoreward.bundles.importers.torch_module import export_module
-from vinoreward.bundles.schema import BundleSpec, Decision, Encoding
+from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Picture
 from vinoreward.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,9 +38,6 @@ if TYPE_CHECKING:
 
 UNBOUNDED = 1e6
 """Stated where no bounds are known: far beyond any latent vector, so that nothing is clipped."""
-
-_MEANS = ("mu", "mean", "loc", "z_mean", "z_mu")
-_LOG_VARIANCES = ("logvar", "log_var", "log_variance", "logvariance", "z_logvar", "z_log_var")
 
 GoldenFrame = tuple[str | Path | NDArray[np.uint8], str | Path | NDArray[np.floating[Any]]]
 
@@ -85,15 +87,15 @@ class FromOthers:
             width: pixels of the network's input.
             mean: per channel, in the network's channel order, in units of ``pixel / scale``.
             std: as ``mean``.
-            scale: what pixels are divided by first; 255 unless said.
-            color_order: what the network was trained on; RGB unless said here or in the file.
+            scale: what pixels are divided by first; 255 unless given.
+            color_order: what the network was trained on; RGB unless given here or in the file.
             layout: of the network's input.
             output: whether the graph returns logits or probabilities.
             output_index: which output of the graph.
-            threshold: probability from which on it is a success; 0.5 unless said.
+            threshold: probability from which on it is a success; 0.5 unless given.
             crop: ``(top, left, height, width)`` cut out of the given picture first.
             resize: how other sizes are brought to ``height`` and ``width``.
-            name: the bundle's name; the file's name unless said.
+            name: the bundle's name; the file's name unless given.
             trusted: take any operators, of any cost; see ``SECURITY.md``.
 
         Raises:
@@ -104,13 +106,13 @@ class FromOthers:
             ConfigError: facts are missing (the message lists the arguments) or contradict.
         """
         path = Path(path)
-        said = Said(height, width, mean, std, scale, color_order, layout, crop, resize)
-        model = read_model(path, said, trusted=trusted)
+        given = GivenPicture(height, width, mean, std, scale, color_order, layout, crop, resize)
+        model = read_model(path, given, trusted=trusted)
         check_shape(path, model, output_index)
         info = read_model_info(path, model)
         names = tuple(labels) if labels is not None else info.labels or ()
         also = {"labels": names or None, "success_label": success_label}
-        picture = read_picture_facts(path, model, info, said, "from_model", also)
+        picture = read_picture_facts(path, model, info, given, "from_model", also)
         columns = model.output(output_index).partial_shape[1]
         if columns.is_static and columns.get_length() != len(names):
             raise ConfigError(
@@ -187,14 +189,14 @@ class FromOthers:
                 would be right where that can be found out.
         """
         path = Path(path)
-        said = Said(height, width, mean, std, scale, color_order, layout, crop, resize)
-        model = read_model(path, said, trusted=trusted)
-        chosen = _outputs(path, model, outputs)
+        given = GivenPicture(height, width, mean, std, scale, color_order, layout, crop, resize)
+        model = read_model(path, given, trusted=trusted)
+        chosen = outputs_of(path, model, outputs)
         for index in chosen:
             check_shape(path, model, index)
         info = read_model_info(path, model)
-        picture = read_picture_facts(path, model, info, said, "from_encoder")
-        size, posterior = _size(path, model, chosen, latent_size, posterior)
+        picture = read_picture_facts(path, model, info, given, "from_encoder")
+        size, posterior = latent_of(path, model, chosen, latent_size, posterior)
         with describing(path):
             spec = BundleSpec(
                 name=name or path.stem,
@@ -204,8 +206,8 @@ class FromOthers:
                 output_index=chosen[0],
                 latent_size=size,
                 encoding=Encoding(
-                    low=_bound(low, -UNBOUNDED, size),
-                    high=_bound(high, UNBOUNDED, size),
+                    low=bound_of(low, -UNBOUNDED, size),
+                    high=bound_of(high, UNBOUNDED, size),
                     posterior=posterior,
                     std=None if latent_std is None else tuple(latent_std),
                     log_variance_output=chosen[1] if len(chosen) == 2 else None,
@@ -251,121 +253,14 @@ class FromOthers:
             ConfigError: the module's output or an argument cannot work.
             MissingExtraError: torch or onnxscript is not installed.
         """
-        # A mistyped name is said before the export, not after it.
+        # A mistyped argument fails before the export, not after it.
         inspect.signature(cls.from_encoder).bind(onnx_path, height=height, width=width, **facts)
-        two = export_module(
-            module,
-            Path(weights),
-            Path(onnx_path),
-            height=height,
-            width=width,
-            mean=mean,
-            std=std,
-            scale=scale,
-            color_order=color_order,
-        )
-        if two:
+        given = {"mean": mean, "std": std, "scale": scale, "color_order": color_order}
+        with describing(Path(onnx_path)):
+            picture = Picture(height, width, **cast("dict[str, Any]", given))
+        if export_module(module, Path(weights), Path(onnx_path), picture):
             facts["posterior"] = True
         bundle = cls.from_encoder(onnx_path, height=height, width=width, **facts)
-        picture = dataclasses.replace(
-            bundle.spec.picture,
-            mean=(mean[0], mean[1], mean[2]),
-            std=(std[0], std[1], std[2]),
-            scale=scale,
-            color_order=color_order,
-        )
+        given = {name: getattr(picture, name) for name in given}
+        picture = dataclasses.replace(bundle.spec.picture, **cast("dict[str, Any]", given))
         return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))
-
-
-def _outputs(
-    path: Path, model: Any, outputs: Sequence[str | int] | str | int | None
-) -> tuple[int, ...]:
-    """Return which outputs are meant: one, or the means and the log variances."""
-    names = [sorted(output.get_names()) for output in model.outputs]
-    shown = ", ".join("/".join(item) or "?" for item in names)
-    if outputs is None:
-        if len(names) == 1:
-            return (0,)
-        means, spreads = (_called(names, known) for known in (_MEANS, _LOG_VARIANCES))
-        if len(means) == 1 and len(spreads) == 1:
-            return (means[0], spreads[0])
-        raise ConfigError(
-            f"{path} has the outputs {shown}. Expected one, or two that are called mu and logvar; "
-            "say which are meant with outputs=, means first and natural log variances second."
-        )
-    asked = [outputs] if isinstance(outputs, (str, int)) else list(outputs)
-    found = []
-    for item in asked:
-        places = (
-            [index for index, several in enumerate(names) if item in several]
-            if isinstance(item, str)
-            else [item] * (0 <= item < len(names))
-        )
-        if not places:
-            raise ConfigError(
-                f"{path} has the outputs {shown}, and {item!r} was asked for. Expected names or "
-                "numbers of outputs; correct outputs=."
-            )
-        found.append(places[0])
-    if len(set(found)) != len(found) or not 1 <= len(found) <= 2:
-        raise ConfigError(
-            f"outputs is {outputs!r}. Expected one output, or two different ones: the means and "
-            "the natural log variances."
-        )
-    return tuple(found)
-
-
-def _called(names: list[list[str]], known: tuple[str, ...]) -> list[int]:
-    return [
-        index
-        for index, several in enumerate(names)
-        if any(name.lower().rsplit("/", 1)[-1] in known for name in several)
-    ]
-
-
-def _size(
-    path: Path,
-    model: Any,
-    chosen: tuple[int, ...],
-    latent_size: int | None,
-    posterior: bool | None,
-) -> tuple[int, bool]:
-    """Return the length of the vectors and whether log variances come with them."""
-    sizes = [model.output(index).partial_shape[1] for index in chosen]
-    columns = [None if size.is_dynamic else int(size.get_length()) for size in sizes]
-    if len(chosen) == 2:
-        if posterior is False or columns[0] != columns[1]:
-            raise ConfigError(
-                f"{path} has two outputs with {columns[0]} and {columns[1]} columns and posterior="
-                f"{posterior} was said. Expected as many log variances as means; name the outputs "
-                "with outputs=."
-            )
-        posterior = True
-        total = columns[0] if columns[0] is None else 2 * columns[0]
-    else:
-        total = columns[0]
-    if total is None and latent_size is not None and posterior is not None:
-        return latent_size, posterior
-    if total is not None and posterior is None and latent_size is not None:
-        posterior = {latent_size: False, 2 * latent_size: True}.get(total)
-    if total is None or posterior is None:
-        raise ConfigError(
-            f"{path} returns {total or 'an unknown number of'} numbers per picture with "
-            f"latent_size={latent_size} and posterior={posterior}. Expected to know what they are: "
-            "give Bundle.from_encoder posterior=True where they are means and log variances side "
-            "by side, posterior=False where they are the vector, or a latent_size= that fits."
-        )
-    size, rest = divmod(total, 2 if posterior else 1)
-    if rest or latent_size not in (None, size):
-        raise ConfigError(
-            f"{path} returns {total} numbers per picture with latent_size={latent_size} and "
-            f"posterior={posterior}. Expected {'twice ' if posterior else ''}the latent size; "
-            "correct the arguments."
-        )
-    return size, posterior
-
-
-def _bound(bound: Sequence[float] | float | None, otherwise: float, size: int) -> tuple[float, ...]:
-    if bound is None or isinstance(bound, (int, float)):
-        return (float(otherwise if bound is None else bound),) * size
-    return tuple(float(value) for value in bound)

@@ -1,0 +1,486 @@
+"""LearnedReward and EncodedObservation for Gymnasium's vector environments.
+
+In a vector environment's infos ``infos[key]`` holds one value per sub-environment and
+``infos["_" + key]`` says whose are set.
+"""
+
+# pyright: reportPrivateUsage=false
+# Gymnasium's own way to write a vector environment's infos.
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from numpy.typing import NDArray
+
+from vinoreward.errors import ConfigError, InputError
+from vinoreward.rewards.core import Scores
+from vinoreward.wrappers.encoded import EncodedObservationBase, shown
+from vinoreward.wrappers.layers import (
+    Form,
+    ImageSource,
+    Inside,
+    has_recorder,
+    reports_episodes,
+)
+from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold
+from vinoreward.wrappers.render_once import LastPictures, layers, own_last, vector_render_once
+from vinoreward.wrappers.sources import PictureSource
+
+Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
+
+
+class VectorForm(Form[VectorEnv[Any, Any, Any]], VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
+    """:class:`Form` for Gymnasium's vector environments."""
+
+    _over: NDArray[np.bool_]
+    """``(num_envs,)`` Episodes that ended with the last step, to the caller."""
+
+    def _inside(self, env: VectorEnv[Any, Any, Any]) -> Inside:
+        own = getattr(env.unwrapped, "picture_scene", None)
+        scene = own if own is not None else next(iter(_asked(env, "picture_scene")), None)
+        return Inside(env.single_observation_space, env.render_mode, scene, env.num_envs)
+
+    def _enclose(
+        self, env: VectorEnv[Any, Any, Any], source: ImageSource, arguments: dict[str, Any]
+    ) -> None:
+        self._mode = _checked_mode(env, source, arguments.get("terminate_on_success", False))
+        VectorWrapper.__init__(self, vector_render_once(env) if source == "render" else env)
+        self._last: LastPictures | None = None
+        base = env.unwrapped
+        if self._mode is AutoresetMode.SAME_STEP and isinstance(base, SyncVectorEnv):
+            own_last(base.envs)
+        elif self._mode is AutoresetMode.SAME_STEP:
+            self._last = LastPictures("make it with autoreset_mode=AutoresetMode.NEXT_STEP")
+        self._over = np.zeros(env.num_envs, np.bool_)
+
+    def _show(self, space: gym.Space[Any]) -> None:
+        self.single_observation_space = space
+        self.observation_space = batch_space(space, self.num_envs)
+
+    def _reset(
+        self, seed: int | list[int | None] | None, options: dict[str, Any] | None
+    ) -> tuple[NDArray[np.bool_], Any, dict[str, Any]]:
+        """Reset; return who is reset, ``(num_envs,)`` bool, with the observations and infos."""
+        mask = np.ones(self.num_envs, np.bool_)
+        if options is not None and "reset_mask" in options:
+            mask = np.asarray(options["reset_mask"], np.bool_).copy()
+        # Copied, because Gymnasium takes the mask out of the dictionary it is given.
+        given = None if options is None else dict(options)
+        observations, infos = self.env.reset(seed=seed, options=given)  # type: ignore[arg-type]
+        self._over = self._over & ~mask
+        return mask, observations, infos
+
+    def _put(self, infos: dict[str, Any], info: dict[str, Any], i: int) -> None:
+        """Add one sub-environment's info, in place, in Gymnasium's own form."""
+        infos.update(self._add_info(infos, info, i))
+
+    def _step(self, actions: Any) -> Step:
+        """Step, unless an episode that ended has to be reset first."""
+        if self._mode is AutoresetMode.DISABLED and self._over.any():
+            raise ConfigError(
+                f"the sub-environments {np.flatnonzero(self._over).tolist()} ended their episodes "
+                "and were stepped. Expected a reset first, because autoreset is DISABLED: "
+                "env.reset(options={'reset_mask': terminations | truncations})."
+            )
+        return self.env.step(actions)
+
+    def _finals(
+        self,
+        source: PictureSource,
+        ended: NDArray[np.bool_],
+        observations: Any,
+        infos: dict[str, Any],
+    ) -> dict[int, Any]:
+        """Return the last observation of each episode that ended with this SAME_STEP step."""
+        chosen = np.flatnonzero(ended).tolist()
+        found: Any = infos.get("final_obs")
+        if isinstance(found, (dict, tuple)):  # batched, as a native vector environment may give it
+            found = list(iterate(self.env.observation_space, found))
+        missing = chosen if found is None else [i for i in chosen if found[i] is None]
+        if missing:
+            raise InputError(
+                f"{type(self.unwrapped).__name__} ended the episodes of the sub-environments "
+                f"{missing} in SAME_STEP mode without infos['final_obs'], only "
+                f"{', '.join(infos) or 'nothing'}. Expected their last observations there, as "
+                "Gymnasium's vector environments give them; without them the picture that an "
+                "episode ended with is lost."
+            )
+        last = {i: found[i] for i in chosen} if found is not None else {}
+        if self._last is not None:
+            self._last.check(source, last, observations)
+        return last
+
+
+class VectorEncodedObservation(EncodedObservationBase[VectorEnv[Any, Any, Any]], VectorForm):
+    """:class:`~vinoreward.EncodedObservation` for all sub-environments, one batched call per step.
+
+    The wrapped environment's autoreset mode stays what it is. In SAME_STEP mode ``final_obs`` is
+    encoded too, with the latents of the episode that ended; the rendered frame already belongs to
+    the next episode there, so ``image_source="render"`` is refused. In DISABLED mode the caller
+    resets with ``options={"reset_mask": mask}``. With ``picture_in_info`` the last picture of an
+    episode is in ``final_info``.
+
+    Args:
+        env: the vector environment.
+        bundle: as :class:`~vinoreward.EncodedObservation`, like all other arguments but:
+        image_source: a callable is given ``None`` for the environment, one observation at a time.
+    """
+
+    passes_masked_resets = True
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says."""
+        mask, observations, infos = self._reset(seed, options)
+        fresh = np.flatnonzero(mask).tolist()
+        if seed is not None:
+            for i in fresh:
+                self._core.seed(i, seed[i] if isinstance(seed, Sequence) else seed + i)
+        _, infos = self._encode(observations, [], fresh, {}, infos)
+        return self._core.observed(observations), infos
+
+    def step(self, actions: Any) -> Step:
+        """Step all sub-environments and encode their pictures.
+
+        Raises:
+            ConfigError: DISABLED mode, and an episode that ended was not reset; or SAME_STEP mode,
+                and last pictures are overwritten by resets.
+            InputError: a picture has a wrong shape, or SAME_STEP and no ``final_obs``.
+        """
+        observations, rewards, terminations, truncations, infos = self._step(actions)
+        ended = np.asarray(terminations, np.bool_) | np.asarray(truncations, np.bool_)
+        last: Mapping[int, Any] = {}
+        going, starting = np.ones_like(ended), np.zeros_like(ended)
+        if self._mode is AutoresetMode.SAME_STEP:
+            starting = ended
+            last = self._finals(self._core.source, ended, observations, infos)
+        elif self._mode is AutoresetMode.NEXT_STEP:
+            going, starting = ~self._over, self._over
+        ends, begins = np.flatnonzero(going).tolist(), np.flatnonzero(starting).tolist()
+        final, infos = self._encode(observations, ends, begins, last, infos)
+        if final:
+            infos["final_obs"] = np.full(self.num_envs, None, object)
+            for i, observation in final.items():
+                infos["final_obs"][i] = observation
+        self._over = ended
+        return self._core.observed(observations), rewards, terminations, truncations, infos
+
+    def _encode(
+        self,
+        observations: Any,
+        ends: list[int],
+        begins: list[int],
+        last: Mapping[int, Any],
+        infos: dict[str, Any],
+    ) -> tuple[dict[int, NDArray[np.float32]], dict[str, Any]]:
+        """Encode all at once; return what the learner sees at ends, and infos with pictures."""
+        final, newest = self._core.advance(self.env, observations, ends, begins, last)
+        if final or self._core.options.picture_in_info:
+            infos = dict(infos)
+        if self._core.options.picture_in_info:
+            pictures = dict(zip([*ends, *begins], newest, strict=True))
+            for i, picture in pictures.items():
+                self._put(infos, {"picture": shown(picture)}, i)
+            if isinstance(infos.get("final_info"), dict):
+                for i in final:  # all environments are in ends then
+                    self._put(infos["final_info"], {"picture": shown(newest[i])}, i)
+        return final, infos
+
+
+class VectorLearnedReward(LearnedRewardBase[VectorEnv[Any, Any, Any]], VectorForm):
+    """:class:`~vinoreward.LearnedReward` for all sub-environments, with one batched call per step.
+
+    The wrapped environment's autoreset mode stays what it is, and what is scored is always the
+    picture that the rewarded transition ended with:
+
+    - NEXT_STEP: the step that resets a sub-environment earns 0, is not scored, and has no
+      ``is_success`` (its mask ``_is_success`` is False).
+    - SAME_STEP: ``final_obs`` is scored. The rendered frame already belongs to the next episode, so
+      ``image_source="render"`` is refused. ``info`` and ``final_info`` both describe the
+      transition as far as this wrapper's keys and ``true_success`` go. An environment that returns
+      one array again and again overwrites its last picture there: in a ``SyncVectorEnv`` it is
+      copied in time, elsewhere such an environment is refused as soon as that is seen.
+    - DISABLED: the caller resets with ``options={"reset_mask": mask}``.
+
+    Where a ``RecordEpisodeStatistics`` or ``Monitor`` is inside, ``episode`` is of the learned
+    reward and ``original_episode`` what the recorder wrote, as in
+    :class:`~vinoreward.LearnedReward`: in ``final_info`` where the sub-environments of a SAME_STEP
+    environment have the recorder, else in ``info``.
+
+    ``terminate_on_success``: a claimed success sets ``terminated`` and the sub-environment really
+    starts a new episode, by a masked reset. In NEXT_STEP and SAME_STEP mode this needs a
+    ``SyncVectorEnv`` or ``AsyncVectorEnv``, other vector wrappers go outside this one. In NEXT_STEP
+    mode the sub-environment is stepped once more before it is reset (its result is thrown away), as
+    such environments can only be stepped all together; an environment that draws random numbers in
+    ``step`` then starts its next episode from a later state of its generator.
+
+    Args:
+        env: the vector environment.
+        bundle: as :class:`~vinoreward.LearnedReward`, like all other arguments but:
+        image_source: a callable is given ``None`` for the environment, one observation at a time.
+    """
+
+    def _enclose(
+        self, env: VectorEnv[Any, Any, Any], source: ImageSource, arguments: dict[str, Any]
+    ) -> None:
+        super()._enclose(env, source, arguments)
+        self._recorded = any(
+            isinstance(layer, RecordEpisodeStatistics) and reports_episodes(layer)
+            for layer in layers(env)
+        )
+        base = env.unwrapped
+        if isinstance(base, SyncVectorEnv):
+            self._recorded_in_parts = any(has_recorder(part) for part in base.envs)
+        else:  # of SB3's Monitor, or of Gymnasium's recorder
+            found = _asked(env, "allow_early_resets") or "episode" in _asked(env, "_stats_key")
+            self._recorded_in_parts = bool(found)
+        self._unaware = np.zeros(env.num_envs, np.bool_)
+        """Of the episodes that ended, those of which the sub-environment does not know."""
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes in all sub-environments, or where ``options["reset_mask"]`` says."""
+        mask, observations, infos = self._reset(seed, options)
+        self._unaware = self._unaware & ~mask
+        self._begin(observations, mask)
+        return self._observed(observations), infos
+
+    def step(self, actions: Any) -> Step:
+        """Step all sub-environments and score the pictures their transitions ended with.
+
+        Raises:
+            ConfigError: DISABLED mode, and an episode that ended was not reset; or SAME_STEP mode,
+                and last pictures are overwritten by resets.
+            InputError: a picture has a wrong shape, or SAME_STEP and no ``final_obs``.
+            OutputError: the network returned NaN or infinity.
+        """
+        observations, env_rewards, terminations, truncations, infos = self._step(actions)
+        terminations, truncations = np.array(terminations), np.array(truncations)
+        env_rewards = np.array(env_rewards, np.float64)
+        starting = np.zeros(self.num_envs, np.bool_)
+        if self._mode is AutoresetMode.NEXT_STEP:
+            starting = self._over
+            if self._unaware.any():
+                observations = self._reset_where(self._unaware, observations, infos)
+                for values in (env_rewards, terminations, truncations):
+                    values[self._unaware] = 0
+        scored = ~starting
+        ended = terminations | truncations
+        last: Mapping[int, Any] = {}
+        if self._mode is AutoresetMode.SAME_STEP:
+            starting = ended
+            last = self._finals(self._source, ended, observations, infos)
+        probability, odds, first = self._score(self.env, observations, scored, starting, last)
+        if self._mode is not AutoresetMode.SAME_STEP:
+            self._core.begin(starting, first)
+        guarded = self._guarded(observations, last)
+        scores = self._core.transition(
+            scored, probability, odds, env_rewards, terminations, guarded
+        )
+        self._unaware = scores.terminated & ~ended
+        self._over = scores.terminated | (truncations & scored)
+        if self._mode is AutoresetMode.SAME_STEP:
+            counter = self._core.detector.counter
+            self._core.begin(starting, first)
+            if self._unaware.any():
+                observations = self._restart_now(observations, infos)
+            infos = self._report(infos, scores, scored, env_rewards)
+            self._extend_final(infos, counter)
+        else:
+            infos = self._report(infos, scores, scored, env_rewards)
+        return self._observed(observations), scores.rewards, scores.terminated, truncations, infos
+
+    def _begin(self, observations: Any, mask: NDArray[np.bool_]) -> None:
+        """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
+        _, _, first = self._score(self.env, observations, np.zeros_like(mask), mask)
+        self._core.begin(mask, first)
+
+    def _reset_where(
+        self, mask: NDArray[np.bool_], observations: Any, infos: dict[str, Any]
+    ) -> Any:
+        """Reset some sub-environments; return the observations with theirs, and put their infos."""
+        fresh, fresh_infos = self.env.reset(options={"reset_mask": mask.copy()})
+        rows, new = self._source.rows(observations), self._source.rows(fresh)
+        for i in np.flatnonzero(mask).tolist():
+            _withdraw(infos, i)
+            self._put(infos, _row(fresh_infos, i), i)
+            rows[i] = new[i]
+        space = self.env.single_observation_space
+        empty: Any = create_empty_array(space, n=len(rows))
+        return concatenate(space, rows, empty)
+
+    def _restart_now(self, observations: Any, infos: dict[str, Any]) -> Any:
+        """SAME_STEP: move what is there to ``final_obs`` and ``final_info``, then reset."""
+        mask, last = self._unaware, self._source.rows(observations)
+        # Copied before the reset, which may write to the same memory.
+        kept = {
+            i: {"final_obs": copy.deepcopy(last[i]), "final_info": _row(infos, i)}
+            for i in np.flatnonzero(mask).tolist()
+        }
+        result = self._reset_where(mask, observations, infos)
+        for i, final in kept.items():
+            self._put(infos, final, i)
+        self._begin(result, mask)
+        self._unaware = np.zeros_like(mask)
+        return result
+
+    def _report(
+        self,
+        infos: dict[str, Any],
+        scores: Scores,
+        scored: NDArray[np.bool_],
+        env_rewards: NDArray[np.float64],
+    ) -> dict[str, Any]:
+        infos = dict(infos)
+        final = infos.get("final_info")
+        places = [infos] if not isinstance(final, dict) else [infos, final]
+        for place in places:
+            _keep_original(place, "is_success", self.num_envs)
+        ours = {
+            "is_success": scores.claimed,
+            "reward_prob": scores.probability,
+            "original_env_rew": np.where(scored, env_rewards, 0.0),
+        }
+        for key, values in ours.items():
+            infos[key], infos[f"_{key}"] = values, scored.copy()
+            if isinstance(final, dict):
+                mask = self._over.copy()
+                final[key], final[f"_{key}"] = np.where(mask, values, values.dtype.type(0)), mask
+        if isinstance(final, dict) and "true_success" in final:
+            if "true_success" in infos:  # not written to: it may be the environment's own memory
+                infos["true_success"] = np.array(infos["true_success"])
+            for i in np.flatnonzero(_mask_of(final, "true_success", self._over)).tolist():
+                self._put(infos, {"true_success": bool(final["true_success"][i])}, i)
+        self._report_episodes(infos, scores)
+        return infos
+
+    def _report_episodes(self, infos: dict[str, Any], scores: Scores) -> None:
+        """Write ``episode`` where a recorder inside writes it, and keep what it wrote."""
+        final = infos.get("final_info")
+        inner = final if isinstance(final, dict) else infos
+        self._recorded |= _keep_original(infos, "episode", self.num_envs)
+        if inner is not infos:
+            self._recorded_in_parts |= _keep_original(inner, "episode", self.num_envs)
+        places = [infos] if self._recorded else []
+        if self._recorded_in_parts and (inner is not infos or not places):
+            places.append(inner)
+        for i in np.flatnonzero(self._over).tolist():
+            for place in places:
+                self._put(place, {"episode": scores.episode(i)}, i)
+
+    def _extend_final(self, infos: dict[str, Any], counter: NDArray[np.int64]) -> None:
+        if self._core.options.hold_in_observation and self._over.any():
+            # New memory: a native vector environment may keep its own.
+            last = np.full(self.num_envs, None, object)
+            for i in np.flatnonzero(self._over).tolist():
+                last[i] = append_hold(np.asarray(infos["final_obs"][i]), counter[i])
+            infos["final_obs"] = last
+
+
+def _checked_mode(
+    env: VectorEnv[Any, Any, Any], source: ImageSource, terminate: bool
+) -> AutoresetMode:
+    """Return the autoreset mode, or raise where some picture would belong to another episode."""
+    mode = env.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        raise ConfigError(
+            f"the vector environment's metadata['autoreset_mode'] is {mode!r}. Expected one of "
+            "gymnasium.vector.AutoresetMode: without it, it is not known which episode a picture "
+            "belongs to; set it in the environment's metadata."
+        )
+    if mode is AutoresetMode.SAME_STEP and source == "render":
+        raise ConfigError(
+            "image_source is 'render' and the autoreset mode is SAME_STEP, where the frame "
+            "rendered after an episode's last step already shows the next episode. Expected a mode "
+            "that keeps the last frame; make the environment with "
+            "autoreset_mode=AutoresetMode.NEXT_STEP, or use picture observations with "
+            "image_source='obs'."
+        )
+    if not terminate or mode is AutoresetMode.DISABLED:
+        return mode
+    while getattr(type(env), "passes_masked_resets", False) and isinstance(env, VectorWrapper):
+        env = env.env
+    if not isinstance(env, (SyncVectorEnv, AsyncVectorEnv)):
+        raise ConfigError(
+            f"terminate_on_success is set and the vector environment is a {type(env).__name__} in "
+            f"{mode.name} mode, whose sub-environments cannot be told that their episode is over. "
+            "Expected a SyncVectorEnv or AsyncVectorEnv (put other vector wrappers outside this "
+            "one), or an environment in DISABLED mode; or set terminate_on_success=False."
+        )
+    shared = getattr(env, "shared_memory", True)
+    if mode is AutoresetMode.NEXT_STEP and not shared:
+        raise ConfigError(
+            "terminate_on_success is set and the AsyncVectorEnv has shared_memory=False in "
+            "NEXT_STEP mode, where Gymnasium's workers may reset twice after a masked reset. "
+            "Expected shared_memory=True or another autoreset mode."
+        )
+    return mode
+
+
+def _asked(env: VectorEnv[Any, Any, Any], name: str) -> tuple[Any, ...]:
+    """Return an attribute of each sub-environment; none where it is not there for all of them."""
+    base = env.unwrapped
+    # Asked first, because a missing attribute ends an AsyncVectorEnv's workers.
+    if isinstance(base, (SyncVectorEnv, AsyncVectorEnv)) and all(
+        base.call("has_wrapper_attr", name)
+    ):
+        return base.call("get_wrapper_attr", name)
+    return ()
+
+
+def _row(infos: dict[str, Any], index: int) -> dict[str, Any]:
+    """Return the info of one sub-environment as plain values; arrays are copied."""
+    found: dict[str, Any] = {}
+    for key, values in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is None or not mask[index]:
+            continue
+        if isinstance(values, dict):
+            found[key] = _row(values, index)
+            continue
+        value = values[index]
+        if isinstance(value, np.ndarray):
+            value = value.copy()
+        elif isinstance(value, np.generic):
+            value = value.item()
+        found[key] = value
+    return found
+
+
+def _withdraw(infos: dict[str, Any], index: int) -> None:
+    """Take one sub-environment's values out of ``infos``; the others keep theirs."""
+    for key, values in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is None or not mask[index]:
+            continue
+        mask[index] = False
+        if isinstance(values, dict):
+            _withdraw(values, index)
+        else:
+            values[index] = None if values.dtype == object else np.zeros((), values.dtype)
+
+
+def _mask_of(infos: dict[str, Any], key: str, default: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return whose values of a key are set; ``default`` where, as natively, there is no mask."""
+    mask = infos.get(f"_{key}")
+    return default.copy() if mask is None else np.array(mask, np.bool_)
+
+
+def _keep_original(infos: dict[str, Any], key: str, num_envs: int) -> bool:
+    """Move a key and its mask to ``original_<key>``, in place; return whether it was there."""
+    if key not in infos:
+        return False
+    mask = _mask_of(infos, key, np.ones(num_envs, np.bool_))
+    infos[f"original_{key}"], infos[f"_original_{key}"] = infos.pop(key), mask
+    infos.pop(f"_{key}", None)
+    return True
