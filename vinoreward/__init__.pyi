@@ -1,4 +1,4 @@
-from .actor_learner.acting.player import Player
+from .actor_learner.acting.evaluation import Player
 from .actor_learner.config import ActorLearnerConfig
 from .actor_learner.trainer import ActorLearner
 from .backends.base import load_backend

@@ -289,7 +289,8 @@ class TestInterruption:
         again = ActorLearner("CartPole-v1", impala(), settings(), folder=tmp_path, resume=True)
         assert again.steps == 400
         assert again.recent_returns == first.recent_returns
-        np.testing.assert_array_equal(again._observations.rows, first._observations.rows)
+        rows = [one._state.observations.rows for one in (again, first)]
+        np.testing.assert_array_equal(*rows)
 
     def test_a_broken_checkpoint_is_said(self, tmp_path: Path) -> None:
         from vinoreward.errors import ModelCorruptError

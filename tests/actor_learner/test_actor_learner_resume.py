@@ -84,7 +84,7 @@ def saved(folder: Path, *, monitored: bool) -> None:
         compressor=chain(),
         monitor=default_monitor("logits", safer=chain().safer()) if monitored else None,
         folder=folder,
-    )._save()
+    )._state.save()
 
 
 @pytest.mark.parametrize("monitored", [False, True])
@@ -111,7 +111,7 @@ def test_a_pull_period_that_a_monitor_chose_stays(tmp_path: Path) -> None:
         "CartPole-v1", impala(), settings(), compressor=chain(), monitor=monitor, folder=tmp_path
     )
     monitor.setting = monitor.setting.changed({"pull_period": 3})
-    first._save()
+    first._state.save()
     again = default_monitor("logits")
     ActorLearner(
         "CartPole-v1",
@@ -137,8 +137,8 @@ def test_trajectories_that_waited_do_not_stop_a_run_that_takes_others(
         for array in waits.arrays().values():
             array[...] = 0
         waits.versions[...] = version
-        first._pending.append(waits)
-    first._save()
+        first._state.pending.append(waits)
+    first._state.save()
     again = ActorLearner(
         "CartPole-v1",
         impala(trajectories),
@@ -146,7 +146,7 @@ def test_trajectories_that_waited_do_not_stop_a_run_that_takes_others(
         folder=tmp_path,
         resume=True,
     )
-    kept = [int(one.versions[0, 0]) for one in again._pending]
+    kept = [int(one.versions[0, 0]) for one in again._state.pending]
     assert kept == ([] if lag == 0 else list(range(3))[3 - min(3, trajectories - 1) :])
     before = again.learner.updates
     again.learn(200)

@@ -12,8 +12,8 @@ from engine_runs import check_nothing_left
 from faulty_environments import Rescales
 from plain_links import PlainLink, acted, policy_of
 
+from vinoreward.actor_learner.acting.actor import Refused
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward.actor_learner.acting.network import Refused
 from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.engines.base import EngineError
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig

@@ -11,8 +11,8 @@ import pytest
 from actor_learner_parts import impala, settings, weights_of
 from engine_runs import check_nothing_left
 
-from vinoreward.actor_learner.compressed_share import WINDOW, CompressedShare
 from vinoreward.actor_learner.compressor import MISSED, TEACHING, Pace
+from vinoreward.actor_learner.progress import WINDOW, CompressedShare
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory, TrajectorySpec

@@ -14,9 +14,13 @@ from faulty_environments import ENDS, Numbered
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vinoreward.actor_learner.acting.environments import Environments, EnvironmentSpec
+from vinoreward.actor_learner.acting.environments import (
+    Environments,
+    EnvironmentSpec,
+    check_spaces,
+    observed,
+)
 from vinoreward.actor_learner.acting.evaluation import Evaluator
-from vinoreward.actor_learner.acting.spaces import check_spaces, observed
 from vinoreward.errors import ConfigError
 from vinoreward.policies.spec import mlp
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from learner_collectors import random_trajectory
 from policy_specs import forward_with_value
 
-from vinoreward.actor_learner.learners import heads
-from vinoreward.actor_learner.learners.distributional import project, support
+from vinoreward.actor_learner.learners import networks
 from vinoreward.actor_learner.learners.dqn import DQN, DQNConfig
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.learners.precision import Speed, fastest
@@ -38,11 +37,11 @@ def test_heads_are_those_of_the_actors(seed):
         outputs = random.standard_normal((6, spec.outputs)).astype(np.float32)
         acted = distributions.act(spec, outputs, random)
         tensor = torch.from_numpy(outputs)
-        found = heads.log_prob(spec, tensor, torch.from_numpy(np.asarray(acted.actions)))
+        found = networks.log_prob(spec, tensor, torch.from_numpy(np.asarray(acted.actions)))
         wanted = distributions.log_prob(spec, outputs, acted.actions)
         np.testing.assert_allclose(found.numpy(), wanted, rtol=2e-3, atol=2e-3)
         np.testing.assert_allclose(
-            heads.entropy(spec, tensor).numpy(), distributions.entropy(spec, outputs), atol=1e-4
+            networks.entropy(spec, tensor).numpy(), distributions.entropy(spec, outputs), atol=1e-4
         )
 
 
@@ -50,7 +49,7 @@ def test_sampled_densities_are_those_of_the_actions():
     random = np.random.default_rng(0)
     outputs = random.standard_normal((50, 4)).astype(np.float32)
     noise = random.standard_normal((50, 2)).astype(np.float32)
-    actions, log_pi = heads.sample(GAUSSIAN, torch.from_numpy(outputs), torch.from_numpy(noise))
+    actions, log_pi = networks.sample(GAUSSIAN, torch.from_numpy(outputs), torch.from_numpy(noise))
     wanted = distributions.log_prob(GAUSSIAN, outputs, actions.numpy())
     inside = np.abs(actions.numpy()).max(1) < 0.999
     np.testing.assert_allclose(log_pi.numpy()[inside], wanted[inside], atol=2e-3)
@@ -77,11 +76,11 @@ def test_projection_equals_the_loop(seed, count, reward, discount):
         wanted[lower] += probability * (1 - part)
         if part > 1e-9:
             wanted[min(lower + 1, count - 1)] += probability * part
-    found = project(
+    found = networks.project(
         torch.tensor(probabilities[None], dtype=torch.float64),
         torch.tensor([reward], dtype=torch.float64),
         torch.tensor([discount], dtype=torch.float64),
-        support(low, high, count).double(),
+        torch.linspace(low, high, count).double(),
     )
     np.testing.assert_allclose(found[0].numpy(), wanted, atol=1e-5)
     assert float(found.sum()) == pytest.approx(1.0, abs=1e-5)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from learner_collectors import random_trajectory
 
 from vinoreward.actor_learner.learners.off_policy import n_step_sums
-from vinoreward.actor_learner.learners.replay import PrioritizedReplay, Replay
-from vinoreward.actor_learner.learners.sum_tree import SumTree
+from vinoreward.actor_learner.learners.replay import PrioritizedReplay, Replay, SumTree
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vinoreward.actor_learner.limiter import SamplesPerInsert
+from vinoreward.actor_learner.config import SamplesPerInsert
 from vinoreward.errors import ConfigError
 
 

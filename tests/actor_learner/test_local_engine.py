@@ -27,9 +27,9 @@ from engine_runs import (
 )
 from faulty_environments import ENDS, Widens
 
+from vinoreward.actor_learner.config import SamplesPerInsert
 from vinoreward.actor_learner.engines.local.engine import LocalEngine
 from vinoreward.actor_learner.engines.local.processes import Inbox, send
-from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.segments import SharedMemoryError
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory

@@ -15,6 +15,7 @@ from engine_runs import NUMBERED, PATIENCE, config, random_policy, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vinoreward.actor_learner.config import SamplesPerInsert
 from vinoreward.actor_learner.engines.ray import engine
 from vinoreward.actor_learner.engines.ray.requests import TrajectoryRequests
 from vinoreward.actor_learner.engines.ray.state import (
@@ -25,7 +26,6 @@ from vinoreward.actor_learner.engines.ray.state import (
     Query,
     State,
 )
-from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.link import SETTINGS, ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Batch
 from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION as FULL

@@ -11,14 +11,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vinoreward.correction.q_returns import (
+from vinoreward.correction.returns import (
     lambda_returns,
     munos_returns,
     n_step_returns,
-    q_lambda_coefficients,
     retrace_coefficients,
+    vtrace,
 )
-from vinoreward.correction.vtrace import vtrace
 
 REWARDS = np.array([[-1.3, -1.3, 2.3, 42.0], [1.3, 5.3, -3.3, -5.0]]).T
 DISCOUNTS = np.array([[0.0, 0.89, 0.85, 0.99], [0.88, 1.0, 0.83, 0.95]]).T
@@ -185,7 +184,7 @@ def test_munos_form_as_in_rlax_q_lambda_and_sarsa_lambda_tests(next_values, expe
         discounts=DISCOUNTS[:3],
         q_values=np.concatenate([np.full((1, 2), np.nan), next_values[:-1]]),
         next_values=next_values,
-        coefficients=q_lambda_coefficients((3, 2), 0.75),
+        coefficients=np.full((3, 2), 0.75),
         ends=no_ends(next_values),
     )
     np.testing.assert_allclose(returns - Q_NOW, np.array(expected).T, rtol=1e-5)

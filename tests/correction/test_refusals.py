@@ -25,15 +25,17 @@ from vinoreward.correction import (
     VTrace,
     check_correctors,
 )
-from vinoreward.correction.importance import (
+from vinoreward.correction.returns import (
     LOG_RATIO_LIMIT,
     effective_sample_size,
+    lambda_returns,
     log_ratios,
     mixed,
+    munos_returns,
+    n_step_returns,
     truncated_weights,
+    vtrace,
 )
-from vinoreward.correction.q_returns import lambda_returns, munos_returns, n_step_returns
-from vinoreward.correction.vtrace import vtrace
 from vinoreward.errors import ConfigError, InputError
 
 

@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vinoreward.correction.q_returns import (
-    importance_coefficients,
+from vinoreward.correction.returns import (
     lambda_returns,
     munos_returns,
     n_step_returns,
-    q_lambda_coefficients,
     retrace_coefficients,
     tree_backup_coefficients,
+    truncated_weights,
+    vtrace,
 )
-from vinoreward.correction.vtrace import vtrace
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -104,8 +103,8 @@ def test_munos_returns_are_the_sum_of_traced_temporal_differences(d, kind, lam, 
     coefficients = {
         "retrace": retrace_coefficients(d.log_rhos, lam),
         "tree backup": tree_backup_coefficients(d.log_pi, lam),
-        "importance": importance_coefficients(d.log_rhos, limit),
-        "q lambda": q_lambda_coefficients(d.shape, lam),
+        "importance": truncated_weights(d.log_rhos, limit),
+        "q lambda": np.full(d.shape, lam),
     }[kind]
     trace = {
         "retrace": lambda t, b: lam * min(1.0, math.exp(d.log_rhos[t, b])),

@@ -24,7 +24,7 @@ from vinoreward.correction import (
     TreeBackup,
     VTrace,
 )
-from vinoreward.correction.q_returns import importance_coefficients, munos_returns
+from vinoreward.correction.returns import munos_returns, truncated_weights
 
 GAMMA = 0.8
 TERMINATES = 0.15
@@ -178,7 +178,7 @@ def test_importance_sampling_learns_the_target_policys_action_values(paths):
             discounts=batch.discounts,
             q_values=q[paths.states, paths.actions],
             next_values=batch.successor_values,
-            coefficients=importance_coefficients(batch.log_rhos),
+            coefficients=truncated_weights(batch.log_rhos, np.inf),
             ends=batch.ends,
         )
         q = paths.mean_by_action(targets[0])

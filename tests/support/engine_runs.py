@@ -16,10 +16,10 @@ import psutil
 from vinoreward.actor_learner.acting.actor import ActorConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.compressor import CompressorConfig
+from vinoreward.actor_learner.config import SamplesPerInsert
 from vinoreward.actor_learner.engines.base import EngineConfig
 from vinoreward.actor_learner.engines.local.engine import LocalEngine
 from vinoreward.actor_learner.engines.supervisor import Event
-from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain

@@ -1,6 +1,5 @@
 from .acting.environments import EnvironmentSpec
-from .acting.evaluation import Evaluation
-from .acting.player import Player
+from .acting.evaluation import Evaluation, Player
 from .config import ActorLearnerConfig
 from .learners.base import Learner
 from .learners.d4pg import D4PG, D4PGConfig

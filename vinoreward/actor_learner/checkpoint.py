@@ -3,15 +3,145 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vinoreward.actor_learner.transport.trajectory import ARRAYS
-from vinoreward.errors import ModelCorruptError
+from vinoreward.actor_learner.buffers import ObservationBuffer
+from vinoreward.actor_learner.compressor import STATE_FILE, check_state
+from vinoreward.actor_learner.config import ActorLearnerConfig
+from vinoreward.actor_learner.progress import Totals
+from vinoreward.actor_learner.transport.trajectory import ARRAYS, Trajectory
+from vinoreward.compression.chain import CompressorChain
+from vinoreward.errors import ConfigError, ModelCorruptError
+from vinoreward.saved_arrays import reason_of
 from vinoreward.saved_state import MAX_CHECKPOINT, read_state, save_state
+
+if TYPE_CHECKING:  # importing them imports torch
+    from vinoreward.actor_learner.controller import Controller
+    from vinoreward.actor_learner.learners.base import Learner
 
 CHECKPOINT = "checkpoint.pt"
 PARTS = ("learner", "monitor", "steps", "version", "returns", "episodes", "observations")
+
+
+@dataclass
+class TrainingState:
+    """What outlives a call of ``learn``, and what a checkpoint holds.
+
+    Attributes:
+        learner: the algorithm.
+        config: of actors and learner.
+        controller: decides the settings of actors and compressor; has the monitor.
+        chain: of the compressor, or None.
+        observations: recent ones.
+        folder: of the checkpoint; None for none.
+        totals: counters.
+        pending: trajectories taken but not learned from yet.
+    """
+
+    learner: Learner
+    config: ActorLearnerConfig
+    controller: Controller
+    chain: CompressorChain | None
+    observations: ObservationBuffer
+    folder: Path | None = None
+    totals: Totals = field(default_factory=Totals)
+    pending: list[Trajectory] = field(default_factory=list)
+
+    def save(self) -> bool:
+        """Write a checkpoint if there is a folder; return whether there is.
+
+        Raises:
+            RunFolderError: the disk is full or the folder cannot be written.
+        """
+        if self.folder is None:
+            return False
+        import torch
+
+        totals, monitor = self.totals, self.controller.monitor
+        save_checkpoint(
+            self.folder,
+            {
+                "learner": self.learner.state(),
+                "monitor": None if monitor is None else monitor.state(),
+                "pull_period": self.config.pull_period,
+                "bits": self.config.bits,
+                "steps": totals.steps,
+                "version": totals.version,
+                "returns": list(totals.returns),
+                "episodes": totals.episodes,
+                "observations": torch.from_numpy(self.observations.rows),
+                # The file calls pending trajectories "held"; older checkpoints have none.
+                "held": [
+                    {name: torch.from_numpy(array) for name, array in one.arrays().items()}
+                    for one in self.pending
+                ],
+            },
+        )
+        return True
+
+    def load(self) -> bool:
+        """Resume from the folder's checkpoint; return whether there is one.
+
+        Raises:
+            ModelCorruptError: the checkpoint or the compressor's state is damaged.
+            ConfigError: they are of another configuration.
+        """
+        folder = self.folder
+        state = None if folder is None else load_checkpoint(folder)
+        if folder is None or state is None:
+            return False
+        if self.chain is not None and (folder / STATE_FILE).is_file():
+            # Check now: in its own process the compressor would fail, and training would run on
+            # without it.
+            check_state(folder / STATE_FILE, self.chain)
+        seen, shape = tuple(state["observations"].shape[1:]), self.learner.spec.observation_shape
+        if seen != shape:
+            raise ModelCorruptError(
+                f"the checkpoint in {folder} has observations of {seen}. Expected "
+                f"{shape}, as the network; restore it from a copy, or start over in another "
+                "folder."
+            )
+        try:
+            self._take(state)
+        except (
+            LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError,
+            AssertionError,
+        ) as error:  # fmt: skip
+            if isinstance(error, ConfigError):
+                raise
+            raise ModelCorruptError(
+                f"the checkpoint in {folder} does not fit: {reason_of(error)}. Expected one of the "
+                f"same configuration; restore it from a copy, or start over in another folder."
+            ) from error
+        return True
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        self.learner.load_state(state["learner"])
+        self.controller.load(state)
+        totals, config = self.totals, self.config
+        totals.steps, totals.version = int(state["steps"]), int(state["version"])
+        totals.returns.extend(float(value) for value in state["returns"])
+        totals.episodes = int(state["episodes"])
+        pending = [
+            Trajectory(**{name: tensor.numpy() for name, tensor in one.items()})
+            for one in state.get("held", [])
+        ]
+        # Drop trajectories of other sizes: they cannot be batched with new ones.
+        pending = [
+            one for one in pending if one.rewards.shape == (config.steps, config.environments)
+        ]
+        needed = self.learner.consumption.trajectories
+        if needed:
+            # An update waits for at least one more; with a fixed lag, for equally many per actor.
+            most = 0 if config.lag is not None else needed - 1
+            pending = pending[len(pending) - min(most, len(pending)) :]
+        self.pending = pending
+        rows = state["observations"].numpy()
+        self.observations = ObservationBuffer(
+            rows, config.observations, seed=config.seed + totals.version
+        )
 
 
 def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> None:
@@ -45,7 +175,6 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
             f"{path} has no {', '.join(missing)}. Expected a checkpoint of vinoreward actors with "
             f"{', '.join(PARTS)}; restore it from a copy, or delete it to start over."
         )
-    # The file calls pending trajectories "held"; older checkpoints have none.
     wrong = [name for name in (*PARTS, "held") if not _sound(name, value.get(name, []))]
     if wrong:
         raise ModelCorruptError(

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.actor_learner.acting.actor import Refused
 from vinoreward.actor_learner.acting.evaluation import Pair
-from vinoreward.actor_learner.acting.network import Refused
+from vinoreward.actor_learner.buffers import PolicyCache, Pushed
 from vinoreward.actor_learner.config import ActorLearnerConfig
 from vinoreward.actor_learner.engines.supervisor import Event
 from vinoreward.actor_learner.learners.base import Learner, outputs_of
-from vinoreward.actor_learner.policy_cache import PolicyCache, Pushed
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
@@ -61,7 +61,7 @@ class Controller:
             )
         self._learner = learner
         self._config = config
-        self._monitor = monitor
+        self.monitor = monitor
         self._compressing = chain is not None
         self._wire = config.bits < FULL_BITS
         """Whether pushes are lossy."""
@@ -71,6 +71,7 @@ class Controller:
         self._narrow: set[int] = set()
         """The recent versions that were pushed with few bits."""
         self._reported = 0
+        """Update of the last reported change."""
         self._halted = False
         self.cache = PolicyCache()
 
@@ -80,41 +81,47 @@ class Controller:
         Without a chain, bits are those of the pushes. Only changes values that the user left at
         their default.
         """
-        if self._monitor is None:
+        if self.monitor is None:
             return
         made: dict[str, object] = {"pull_period": self._config.pull_period}
         if "bits" in self._parameters:
             made["bits"] = self._bits()
         if "sparsity" in self._parameters:
             made["sparsity"] = self._parameters["sparsity"]
-        default, setting = CompressionSetting(), self._monitor.setting
+        default, setting = CompressionSetting(), self.monitor.setting
         changes = {
             name: value
             for name, value in made.items()
             if getattr(setting, name) == getattr(default, name) != value
         }
         if changes:
-            self._monitor.begin(setting.changed(changes))
+            self.monitor.begin(setting.changed(changes))
+        self._reported = self._last_change()
 
-    def changed(self, before: Mapping[str, int | None]) -> None:
-        """Apply settings that the user changed between two runs; others stay as the monitor set.
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Resume from a checkpoint's state.
+
+        Settings that the user changed between the two runs apply; others stay as the monitor set.
 
         Args:
-            before: ``pull_period`` and ``bits`` of the previous run; None if unknown.
+            state: ``monitor``'s state or None; ``pull_period`` and ``bits`` of the previous run, if
+                known.
         """
+        if self.monitor is None or state["monitor"] is None:
+            # A new monitor has not changed anything yet.
+            self.begin()
+            return
+        self.monitor.load_state(state["monitor"])
         wanted = {"pull_period": self._config.pull_period}
         if not self._compressing:
             wanted["bits"] = self._config.bits
-        found = {
+        changes = {
             name: value
             for name, value in wanted.items()
-            if before.get(name) is not None and before[name] != value
+            if state.get(name) is not None and state[name] != value
         }
-        if self._monitor is not None and found:
-            self._monitor.setting = self._monitor.setting.changed(found)
-
-    def resume(self) -> None:
-        """Mark all changes up to now as reported."""
+        if changes:
+            self.monitor.setting = self.monitor.setting.changed(changes)
         self._reported = self._last_change()
 
     def _bits(self) -> int | None:
@@ -128,7 +135,7 @@ class Controller:
             before: the current settings.
             version: of the next published weights.
         """
-        explore, monitor = self._learner.exploration, self._monitor
+        explore, monitor = self._learner.exploration, self.monitor
         found = dataclasses.replace(
             before,
             epsilon=round(explore.epsilon, 3),
@@ -160,9 +167,9 @@ class Controller:
     @property
     def push_bits(self) -> int:
         """Bits per weight of the next push: as configured, unless a monitor changes it."""
-        if self._monitor is None or not self._wire:
+        if self.monitor is None or not self._wire:
             return self._config.bits
-        setting = self._monitor.setting
+        setting = self.monitor.setting
         if not setting.enabled:
             return FULL_BITS
         return self._config.bits if self._compressing else setting.bits or FULL_BITS
@@ -184,11 +191,6 @@ class Controller:
         # Long after its last row: a training makes millions of versions.
         self._narrow.discard(pushed.version - NARROW_HISTORY)
 
-    @property
-    def watches(self) -> bool:
-        """Whether there is a monitor."""
-        return self._monitor is not None
-
     def evaluated(self, pair: Pair, version: int) -> None:
         """Pass an evaluation to the monitor.
 
@@ -196,12 +198,12 @@ class Controller:
             pair: the evaluation.
             version: the learner's current version.
         """
-        if self._monitor is None:
+        if self.monitor is None:
             return
         # The gap needs a pair, but the full policy's return, which Staged reads, does not.
         returns = pair.full.returns if pair.returns is None else pair.returns
         spec, evaluated = self._learner.spec, pair.full.version
-        self._monitor.observe(MonitorBatch.of_returns(spec, returns, version, evaluated))
+        self.monitor.observe(MonitorBatch.of_returns(spec, returns, version, evaluated))
 
     def watch(self, trajectories: Sequence[Trajectory], version: int) -> None:
         """Pass rows of trajectories to the monitor, equally many of each.
@@ -210,13 +212,13 @@ class Controller:
             trajectories: new ones.
             version: the learner's.
         """
-        if self._monitor is None:
+        if self.monitor is None:
             return
         spec, explore = self._learner.spec, self._learner.exploration
         rows = self._rows(trajectories)
         pi = self._learner.evaluate_outputs(rows["observations"])
         known = spec.head in ("logits", "tanh_gaussian")
-        self._monitor.observe(
+        self.monitor.observe(
             MonitorBatch(
                 spec=spec,
                 pi=pi,
@@ -283,8 +285,8 @@ class Controller:
         found = []
         for actor, weights in refused:
             what = f"cannot use the compressed weights of version {weights.version}"
-            if self._monitor is not None:
-                self._monitor.halt(f"actor {actor} {what}: {weights.why}", version)
+            if self.monitor is not None:
+                self.monitor.halt(f"actor {actor} {what}: {weights.why}", version)
             self._halted = True
             found.append(
                 Event(
@@ -297,18 +299,18 @@ class Controller:
 
     def changes(self) -> tuple[str, ...]:
         """Describe the changes since the last call."""
-        if self._monitor is None:
+        if self.monitor is None:
             return ()
-        found = [str(each) for each in self._monitor.changes if each.update > self._reported]
+        found = [str(each) for each in self.monitor.changes if each.update > self._reported]
         self._reported = self._last_change()
         return tuple(found)
 
     def _last_change(self) -> int:
-        changes = [] if self._monitor is None else self._monitor.changes
+        changes = [] if self.monitor is None else self.monitor.changes
         return max((each.update for each in changes), default=0)
 
     def readings(self) -> dict[str, float]:
         """Return the monitor's last readings."""
-        if self._monitor is None or not self._monitor.readings:
+        if self.monitor is None or not self.monitor.readings:
             return {}
-        return dict(self._monitor.readings[-1].values)
+        return dict(self.monitor.readings[-1].values)

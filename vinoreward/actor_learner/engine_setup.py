@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from vinoreward.actor_learner.acting.actor import ActorConfig
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward.actor_learner.checkpoint import TrainingState
 from vinoreward.actor_learner.compressor import CompressorConfig
-from vinoreward.actor_learner.config import ActorLearnerConfig
+from vinoreward.actor_learner.config import ActorLearnerConfig, SamplesPerInsert
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig
 from vinoreward.actor_learner.engines.local.engine import LocalEngine
 from vinoreward.actor_learner.engines.ray.engine import RayEngine
-from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.errors import ConfigError
 
@@ -50,47 +50,25 @@ def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInser
     )
 
 
-def _max_lag(learner: Learner, config: ActorLearnerConfig) -> int | None:
-    # A learner with a replay uses old trajectories, too.
-    fresh = learner.consumption.trajectories > 0 and not learner.consumption.any_age
-    return config.max_lag if fresh else None
-
-
-def staleness_limit(learner: Learner, config: ActorLearnerConfig) -> int:
-    """Return the maximum age, in pushes, of compressed weights in actors."""
-    max_lag = _max_lag(learner, config)
-    return config.max_staleness if max_lag is None else min(config.max_staleness, max_lag)
-
-
 def engine_config(
-    learner: Learner,
-    config: ActorLearnerConfig,
-    environment: EnvironmentSpec,
-    compressor: CompressorConfig | None,
-    limiter: SamplesPerInsert | None,
-    version: int,
+    state: TrainingState, environment: EnvironmentSpec, compressor: CompressorConfig | None
 ) -> EngineConfig:
-    """Return the engine's settings.
-
-    Args:
-        learner: gives policy and exploration; not part of the result.
-        config: the user's.
-        environment: for the actors.
-        compressor: None for none.
-        limiter: see :func:`limiter_for`.
-        version: of the first weights.
+    """Return an engine's settings for a training.
 
     Raises:
         ConfigError: a fixed lag with a learner that cannot have one.
     """
-    spec, needed = learner.spec, learner.consumption.trajectories
-    if config.lag is not None and (needed == 0 or needed % config.actors):
+    learner, config = state.learner, state.config
+    spec, needs = learner.spec, learner.consumption
+    if config.lag is not None and (needs.trajectories == 0 or needs.trajectories % config.actors):
         raise ConfigError(
             f"a fixed lag needs a learner that takes a multiple of the {config.actors} actors, but "
-            f"this one takes {needed or 'any number of'} trajectories. Expected a multiple: each "
-            "actor contributes equally to every update."
+            f"this one takes {needs.trajectories or 'any number of'} trajectories. Expected a "
+            "multiple: each actor contributes equally to every update."
         )
-    per_actor = -(-needed // config.actors)
+    per_actor = -(-needs.trajectories // config.actors)
+    # A learner with a replay uses old trajectories, too.
+    fresh = needs.trajectories > 0 and not needs.any_age
     return EngineConfig(
         actor=ActorConfig(
             environment=environment,
@@ -102,14 +80,16 @@ def engine_config(
             seed=config.seed,
             lag=config.lag,
             compressed=compressor is not None,
-            max_staleness=staleness_limit(learner, config),
-            max_lag=_max_lag(learner, config),
+            max_staleness=min(config.max_staleness, config.max_lag)
+            if fresh
+            else config.max_staleness,
+            max_lag=config.max_lag if fresh else None,
             rollouts_per_update=max(1, per_actor),
-            first_version=version,
+            first_version=state.totals.version,
         ),
         trajectory=TrajectorySpec.of(spec, config.steps, config.environments),
         compressor=compressor,
-        limiter=limiter,
+        limiter=limiter_for(learner, config),
         # Enough that neither a fixed lag nor a large batch can deadlock.
         slots_per_actor=max(2, (1 + per_actor) * (1 + (config.lag or 0))),
         bits=config.bits,

@@ -11,10 +11,11 @@ from typing import Any
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import Evaluation, Pair, send_policy
+from vinoreward.actor_learner.buffers import PolicyCache, Pushed
+from vinoreward.actor_learner.config import ActorLearnerConfig
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError
 from vinoreward.actor_learner.engines.local.processes import Child, run_evaluator
 from vinoreward.actor_learner.engines.supervisor import Event
-from vinoreward.actor_learner.policy_cache import PolicyCache, Pushed
 from vinoreward.actor_learner.transport.link import NONE
 from vinoreward.closing import Closing
 from vinoreward.policies.policy import Policy
@@ -36,9 +37,8 @@ class BackgroundEvaluator(Closing):
 
     Args:
         environment: for evaluations.
-        backend: for full-precision policies.
-        episodes: per evaluation.
-        heartbeat: maximum seconds for one step of an environment.
+        config: its ``backend`` (for full-precision policies), ``evaluation_episodes`` and
+            ``heartbeat`` (maximum seconds for one step of an environment) apply.
         engine: gives the compressed policies.
         cache: of the learner's own policies.
     """
@@ -46,14 +46,12 @@ class BackgroundEvaluator(Closing):
     def __init__(
         self,
         environment: EnvironmentSpec,
-        backend: str,
-        episodes: int,
-        heartbeat: float,
+        config: ActorLearnerConfig,
         engine: Engine,
         cache: PolicyCache,
     ) -> None:
-        self._process_arguments = (environment, backend, episodes)
-        self._heartbeat = heartbeat
+        self._process_arguments = (environment, config.backend, config.evaluation_episodes)
+        self._heartbeat = config.heartbeat
         self._engine, self._cache = engine, cache
         self._child = Child("evaluation", run_evaluator)
         self._requests: Connection | None = None

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
-from vinoreward.actor_learner.config import ActorLearnerConfig
+from vinoreward.actor_learner.config import ActorLearnerConfig, SamplesPerInsert
 from vinoreward.actor_learner.engines.base import Engine
 from vinoreward.actor_learner.learners.base import Learner
-from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 
 TAKE_TIMEOUT = 0.2
 MOST_AT_ONCE = 64
 
+Batch = AbstractContextManager[Sequence[Trajectory]]
+
 
 class Sampler:
-    """Takes trajectories from an engine.
+    """Takes trajectories from an engine for a learner.
 
     Args:
         engine: the source.
@@ -81,8 +82,7 @@ class Sampler:
                 # The remaining actors may have fewer slots than the learner needs at once.
                 self._at_once = min(waiting, self._at_once)
             return None
-        trajectories = list(stack.enter_context(batch))
-        self._count(trajectories)
+        trajectories = self._taken(stack, batch)
         if not exact and not self._learner.consumption.any_age:
             trajectories = self._young(stack, trajectories, version)
         if len(self._pending) + len(trajectories) < needed:
@@ -100,7 +100,9 @@ class Sampler:
         The learner waits for the rest; its version does not grow meanwhile.
         """
         while True:
-            young = [one for one in trajectories if not self._too_old(one, version)]
+            # A trajectory is as old as its oldest step.
+            most = self._config.max_lag
+            young = [one for one in trajectories if version - int(one.versions.min()) <= most]
             missing = len(trajectories) - len(young)
             self.dropped += missing
             if not missing or self._engine.waiting() < missing:
@@ -108,26 +110,22 @@ class Sampler:
             batch = self._engine.take(missing, timeout=0.0)
             if batch is None:
                 return young
-            more = list(stack.enter_context(batch))
-            self._count(more)
-            trajectories = young + more
-
-    def _too_old(self, trajectory: Trajectory, version: int) -> bool:
-        return version - int(trajectory.versions.min()) > self._config.max_lag
+            trajectories = young + self._taken(stack, batch)
 
     def _for_replay(self, stack: ExitStack) -> list[Trajectory] | None:
-        may = self._may_sample()
+        may = False
+        if self._learner.ready and self._limiter is not None:
+            sampled = self._learner.consumption.sampled
+            inserted = self._engine.counters(("steps",))["steps"]
+            may = self._limiter.can_sample(inserted, self._samples, sampled)
         waiting = min(self._engine.waiting(), MOST_AT_ONCE)
         # If learning is not allowed yet, wait for experience.
         count = waiting if may else max(1, waiting)
-        trajectories: list[Trajectory] = []
-        if count:
-            batch = self._engine.take(count, timeout=0.0 if may else TAKE_TIMEOUT)
-            if batch is None and not may:
-                return None
-            if batch is not None:
-                trajectories = list(stack.enter_context(batch))
-                self._count(trajectories)
+        timeout = 0.0 if may else TAKE_TIMEOUT
+        batch = self._engine.take(count, timeout=timeout) if count else None
+        if batch is None and not may:
+            return None
+        trajectories = [] if batch is None else self._taken(stack, batch)
         if not may and self._learner.ready:
             # The learner inserts and learns in one call. Trajectories that it may not learn from
             # yet wait here; it gets them before it samples its next batch.
@@ -135,17 +133,12 @@ class Sampler:
             return None
         return self._released() + trajectories
 
-    def _may_sample(self) -> bool:
-        if not self._learner.ready or self._limiter is None:
-            return False
-        count = self._learner.consumption.sampled
-        inserted = self._engine.counters(("steps",))["steps"]
-        return self._limiter.can_sample(inserted, self._samples, count)
-
     def _released(self) -> list[Trajectory]:
         pending = self._pending.copy()
         self._pending.clear()
         return pending
 
-    def _count(self, trajectories: Sequence[Trajectory]) -> None:
+    def _taken(self, stack: ExitStack, batch: Batch) -> list[Trajectory]:
+        trajectories = list(stack.enter_context(batch))
         self.steps += sum(one.rewards.size for one in trajectories)
+        return trajectories

@@ -13,18 +13,12 @@ from typing import Any
 from vinoreward.actor_learner.acting.environments import Episode
 from vinoreward.actor_learner.acting.evaluation import Evaluation
 from vinoreward.actor_learner.acting.profile import COUNTERS, Breakdown
-from vinoreward.actor_learner.compressed_share import CompressedShare
-from vinoreward.actor_learner.config import ActorLearnerConfig
-from vinoreward.actor_learner.controller import Controller
-from vinoreward.actor_learner.engine_setup import staleness_limit
+from vinoreward.actor_learner.buffers import Pushed
+from vinoreward.actor_learner.checkpoint import TrainingState
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError
 from vinoreward.actor_learner.engines.supervisor import Event
 from vinoreward.actor_learner.evaluating import BackgroundEvaluator
-from vinoreward.actor_learner.learners.base import Learner
-from vinoreward.actor_learner.limiter import SamplesPerInsert
-from vinoreward.actor_learner.observation_buffer import ObservationBuffer, Totals, described
-from vinoreward.actor_learner.policy_cache import Pushed
-from vinoreward.actor_learner.progress import Progress, Summary
+from vinoreward.actor_learner.progress import CompressedShare, Progress, Summary, described
 from vinoreward.actor_learner.sampler import Sampler
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory
@@ -77,15 +71,8 @@ class Loop:
 
     Args:
         engine: not started yet.
-        learner: the algorithm.
-        config: of actors and learner.
-        limiter: of samples per insert, or None.
-        controller: decides the settings of actors and compressor.
-        totals: counters to continue.
-        observations: recent ones, added to.
-        pending: trajectories taken but not learned from yet, changed in place.
-        save: writes a checkpoint; returns whether there is a folder for it.
-        compressing: whether there is a compressor.
+        settings: of the engine.
+        state: changed in place.
         evaluating: runs evaluations, or None.
         evaluate_every: steps between them.
     """
@@ -93,28 +80,24 @@ class Loop:
     def __init__(
         self,
         engine: Engine,
-        learner: Learner,
-        config: ActorLearnerConfig,
-        *,
-        limiter: SamplesPerInsert | None,
-        controller: Controller,
-        totals: Totals,
-        observations: ObservationBuffer,
-        pending: list[Trajectory],
-        save: Callable[[], bool],
-        compressing: bool,
-        evaluating: BackgroundEvaluator | None = None,
-        evaluate_every: int = 0,
+        settings: EngineConfig,
+        state: TrainingState,
+        evaluating: BackgroundEvaluator | None,
+        evaluate_every: int,
     ) -> None:
         self._engine = engine
-        self._learner, self._config = learner, config
-        self._controller, self._totals, self._observations = controller, totals, observations
-        self._write = save
-        self._compressing = compressing
-        self._starting = compressing  # until the first message from or about the compressor
-        self._sampler = Sampler(engine, learner, config, limiter, pending)
-        self._settings = controller.actor_settings(ActorSettings(), totals.version)
-        self._before = totals.steps
+        self._learner, self._config = state.learner, state.config
+        self._controller, self._totals = state.controller, state.totals
+        self._observations = state.observations
+        self._write = state.save
+        self._staleness_limit = settings.actor.max_staleness
+        self._compressing = state.chain is not None
+        self._starting = self._compressing  # until the first message from or about the compressor
+        self._sampler = Sampler(
+            engine, state.learner, state.config, settings.limiter, state.pending
+        )
+        self._settings = state.controller.actor_settings(ActorSettings(), state.totals.version)
+        self._before = state.totals.steps
         self._learning = 0.0
         self._metrics: dict[str, float] = {}
         self._experience: dict[str, float] = {}
@@ -122,11 +105,11 @@ class Loop:
         self._made: int | None = None
         """Version of the newest compressed weights."""
         self._messages = _Messages()
-        self._watched = self._pushed_at = learner.updates
-        self._observations_given = 0.0
+        self._watched = self._pushed_at = state.learner.updates
+        self._observations_given = -math.inf
         self._next_save = 0.0
         self._evaluating, self._every = evaluating, evaluate_every
-        self._next_evaluation = self._after(totals.steps)
+        self._next_evaluation = self._after(state.totals.steps)
         self._evaluated = -1
         """The newest evaluated version."""
         self._start = time.monotonic()
@@ -171,7 +154,7 @@ class Loop:
             steps=totals.steps,
             updates=self._learner.updates,
             seconds=time.monotonic() - start,
-            mean_return=totals.episodes.mean,
+            mean_return=totals.mean_return,
             profile=breakdown,
             learner_seconds=learner_seconds,
             stopped=stopped,
@@ -293,7 +276,9 @@ class Loop:
         self._pushed_at = self._learner.updates
         totals.version += 1
         self._pushed = self._to_push()
-        if self._compressing and (exact or self._observations_due()):
+        due = start - self._observations_given >= OBSERVATIONS_EVERY
+        if self._compressing and (exact or due):
+            self._observations_given = start
             engine.give_observations(self._observations.rows)
         self._cache(engine.pulled())
         engine.publish(self._pushed.policy, self._pushed.bits)
@@ -308,15 +293,8 @@ class Loop:
         )
 
     def _cache(self, pulled: Sequence[int]) -> None:
-        if self._controller.watches or self._evaluating is not None:
+        if self._controller.monitor is not None or self._evaluating is not None:
             self._controller.cache_pushed(self._pushed, pulled)
-
-    def _observations_due(self) -> bool:
-        now = time.monotonic()
-        if now - self._observations_given < OBSERVATIONS_EVERY:
-            return False
-        self._observations_given = now
-        return True
 
     def _wait_for_everyone(self, check: Check) -> None:
         """Wait until no process needs the current version: the store has only the latest one."""
@@ -406,8 +384,8 @@ class Loop:
     def _take_messages(self) -> None:
         messages = self._engine.messages()
         for _, episode in messages.episodes:
-            value = episode.reward if episode.score is None else episode.score
-            self._totals.episodes.add(value)
+            self._totals.episodes += 1
+            self._totals.returns.append(episode.reward if episode.score is None else episode.score)
             self._messages.ended.append(episode)
         self._messages.events += messages.events + self._controller.on_refused(
             messages.refused, self._totals.version
@@ -426,9 +404,7 @@ class Loop:
         if not self._compressing or waiting:
             return
         behind = None if self._made is None else self._totals.version - self._made
-        words = self._share.alarm(
-            self._settings, behind, staleness_limit(self._learner, self._config)
-        )
+        words = self._share.alarm(self._settings, behind, self._staleness_limit)
         if words is not None:
             self._messages.events.append(Event("compressor", words))
 
@@ -441,8 +417,8 @@ class Loop:
             seconds=time.monotonic() - start,
             metrics=self._metrics,
             readings=self._controller.readings(),
-            mean_return=self._totals.episodes.mean,
-            episodes=self._totals.episodes.count,
+            mean_return=self._totals.mean_return,
+            episodes=self._totals.episodes,
             events=tuple(messages.events),
             changes=self._controller.changes(),
             compressor=tuple(messages.compressor),

@@ -59,8 +59,14 @@ Papers:
 
 from __future__ import annotations
 
-from vinoreward.correction.batch import Corrected, Estimate, OffPolicyBatch
-from vinoreward.correction.corrector import Correction, Corrector, check_correctors
+from vinoreward.correction.corrector import (
+    Corrected,
+    Correction,
+    Corrector,
+    Estimate,
+    OffPolicyBatch,
+    check_correctors,
+)
 from vinoreward.correction.correctors import (
     ImportanceSampling,
     NoCorrection,

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from vinoreward.correction.arrays import Doubles, Floats
-from vinoreward.correction.batch import Estimate, OffPolicyBatch
-from vinoreward.correction.corrector import Corrector, Critic, Role
-from vinoreward.correction.importance import effective_sample_size, mixed, truncated_weights
-from vinoreward.correction.q_returns import (
+from vinoreward.correction.corrector import Corrector, Critic, Estimate, OffPolicyBatch, Role
+from vinoreward.correction.returns import (
+    Doubles,
+    effective_sample_size,
     lambda_returns,
+    mixed,
     munos_returns,
     n_step_returns,
-    q_lambda_coefficients,
     retrace_coefficients,
     tree_backup_coefficients,
+    truncated_weights,
+    vtrace,
 )
-from vinoreward.correction.vtrace import vtrace
 from vinoreward.errors import ConfigError
 
 
@@ -125,30 +126,42 @@ class ImportanceSampling(Corrector):
         )
 
 
-def _munos(batch: OffPolicyBatch, coefficients: Doubles, estimate: Estimate) -> Estimate:
-    """Return the estimate with Munos returns for these trace coefficients."""
-    targets = munos_returns(
-        rewards=batch.rewards,
-        discounts=batch.discounts,
-        q_values=_q_values(batch),
-        next_values=batch.successor_values,
-        coefficients=coefficients,
-        ends=batch.ends,
-    )
-    return replace(estimate, targets=targets, advantages=targets - batch.values)
+@dataclass(frozen=True)
+class _ActionValueCorrector(Corrector):
+    """Munos returns for some trace coefficients; weights stay 1."""
 
+    lam: float = 1.0
 
-def _q_values(batch: OffPolicyBatch) -> Floats:
-    if batch.q_values is None:
-        raise ConfigError(
-            "The batch has no q_values; an action-value corrector needs Q(s_t, a_t). Pass them, "
-            "or use VTrace() or NoCorrection()."
+    role: ClassVar[Role] = "target"
+    critic: ClassVar[Critic | None] = "q"
+
+    def __post_init__(self) -> None:
+        _check_share("lam", self.lam)
+
+    @abc.abstractmethod
+    def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
+        """Return ``c_t`` of every row, ``(T, B)``."""
+
+    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+        """Return this method's targets; weights stay 1."""
+        if batch.q_values is None:
+            raise ConfigError(
+                "The batch has no q_values; an action-value corrector needs Q(s_t, a_t). Pass "
+                "them, or use VTrace() or NoCorrection()."
+            )
+        targets = munos_returns(
+            rewards=batch.rewards,
+            discounts=batch.discounts,
+            q_values=batch.q_values,
+            next_values=batch.successor_values,
+            coefficients=self._coefficients(batch),
+            ends=batch.ends,
         )
-    return batch.q_values
+        return replace(estimate, targets=targets, advantages=targets - batch.values)
 
 
 @dataclass(frozen=True)
-class Retrace(Corrector):
+class Retrace(_ActionValueCorrector):
     """Retrace for action values: ``c_t = lam min(1, rho_t)`` (Munos et al. 2016).
 
     Raises:
@@ -158,21 +171,16 @@ class Retrace(Corrector):
     lam: float = 0.95
     """Decay of the trace, 0 to 1."""
 
-    role: ClassVar[Role] = "target"
-    critic: ClassVar[Critic | None] = "q"
-
-    def __post_init__(self) -> None:
-        _check_share("lam", self.lam)
+    def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
+        return retrace_coefficients(batch.log_rhos, self.lam)
 
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
         """Return Retrace's targets; weights stay 1."""
-        log_rhos = batch.log_rhos
-        corrected = _munos(batch, retrace_coefficients(log_rhos, self.lam), estimate)
-        return replace(corrected, clipped=log_rhos > 0.0)
+        return replace(super().correct(batch, estimate), clipped=batch.log_rhos > 0.0)
 
 
 @dataclass(frozen=True)
-class TreeBackup(Corrector):
+class TreeBackup(_ActionValueCorrector):
     """Tree-backup for action values: ``c_t = lam pi(a_t|s_t)`` (Precup et al. 2000).
 
     Does not use the behaviour probability (``log_mu`` only enters the effective sample size); for
@@ -185,23 +193,16 @@ class TreeBackup(Corrector):
     lam: float = 1.0
     """Decay of the trace, 0 to 1."""
 
-    role: ClassVar[Role] = "target"
-    critic: ClassVar[Critic | None] = "q"
-
-    def __post_init__(self) -> None:
-        _check_share("lam", self.lam)
-
-    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
-        """Return Tree-backup's targets; weights stay 1."""
-        return _munos(batch, tree_backup_coefficients(batch.log_pi, self.lam), estimate)
+    def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
+        return tree_backup_coefficients(batch.log_pi, self.lam)
 
 
 @dataclass(frozen=True)
-class QLambda(Corrector):
+class QLambda(_ActionValueCorrector):
     """Q(lambda) with off-policy corrections: ``c_t = lam`` (Harutyunyan et al. 2016).
 
-    Does not use the behaviour probability. Diverges if the behaviour policy is far from the target
-    policy and ``lam`` is large; :class:`Retrace` does not.
+    Does not use the behaviour probability. Converges where ``lam < (1 - gamma) / (gamma max_s
+    sum_a |pi(a|s) - mu(a|s)|)``; :class:`Retrace` always does.
 
     Raises:
         ConfigError: ``lam`` is not in 0 to 1.
@@ -210,15 +211,8 @@ class QLambda(Corrector):
     lam: float = 0.5
     """Decay of the trace, 0 to 1."""
 
-    role: ClassVar[Role] = "target"
-    critic: ClassVar[Critic | None] = "q"
-
-    def __post_init__(self) -> None:
-        _check_share("lam", self.lam)
-
-    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
-        """Return Q(lambda)'s targets; weights stay 1."""
-        return _munos(batch, q_lambda_coefficients(batch.shape, self.lam), estimate)
+    def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
+        return np.full(batch.shape, self.lam, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -253,20 +247,14 @@ class NoCorrection(Corrector):
 
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
         """Return uncorrected targets; weights stay 1."""
+        arrays: dict[str, Any] = {
+            "rewards": batch.rewards,
+            "discounts": batch.discounts,
+            "next_values": batch.successor_values,
+            "ends": batch.ends,
+        }
         if self.steps is None:
-            targets = lambda_returns(
-                rewards=batch.rewards,
-                discounts=batch.discounts,
-                next_values=batch.successor_values,
-                ends=batch.ends,
-                lam=self.lam,
-            )
+            targets = lambda_returns(**arrays, lam=self.lam)
         else:
-            targets = n_step_returns(
-                rewards=batch.rewards,
-                discounts=batch.discounts,
-                next_values=batch.successor_values,
-                ends=batch.ends,
-                steps=self.steps,
-            )
+            targets = n_step_returns(**arrays, steps=self.steps)
         return replace(estimate, targets=targets, advantages=targets - batch.values)

@@ -89,7 +89,7 @@ def build(config: ActorsConfig) -> Parts:
         ConfigError: invalid or incompatible settings.
         MissingExtraError: a package is missing.
     """
-    from vinoreward.actor_learner.learners.registry import LEARNERS
+    from vinoreward.actor_learner.learners.base import LEARNERS
     from vinoreward.actor_learner.trainer import ActorLearnerConfig
 
     for name, known in (("engine", ENGINES), ("backend", BACKENDS.names())):
@@ -149,7 +149,7 @@ def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
     Raises:
         ConfigError: an unknown or invalid setting.
     """
-    from vinoreward.actor_learner.learners.registry import LEARNERS
+    from vinoreward.actor_learner.learners.base import LEARNERS
 
     learner = LEARNERS.find(config.algorithm)
     kind = learner.config_class

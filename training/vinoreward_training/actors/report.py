@@ -10,7 +10,7 @@ from typing import Any
 
 from vinoreward.actor_learner.acting.evaluation import Pair
 from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
-from vinoreward.actor_learner.compressed_share import NEAR_ZERO
+from vinoreward.actor_learner.progress import NEAR_ZERO
 from vinoreward.errors import InputError
 from vinoreward.files import write_json
 from vinoreward.monitoring.batch import paired_gap

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from vinoreward.actor_learner.acting.environments import failures_told
-from vinoreward.actor_learner.acting.evaluation import evaluation_backend
-from vinoreward.actor_learner.acting.player import Player
-from vinoreward.actor_learner.acting.spaces import check_spaces
+from vinoreward.actor_learner.acting.environments import check_spaces, failures_told
+from vinoreward.actor_learner.acting.evaluation import Player, evaluation_backend
 from vinoreward.closing import Closing
 from vinoreward.errors import (
     ConfigError,

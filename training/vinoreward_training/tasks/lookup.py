@@ -22,8 +22,7 @@ from gymnasium.wrappers import (
     TimeLimit,
 )
 
-from vinoreward.actor_learner.acting.environments import failures_told
-from vinoreward.actor_learner.acting.spaces import action_cure
+from vinoreward.actor_learner.acting.environments import action_cure, failures_told
 from vinoreward.errors import ConfigError
 from vinoreward_training.tasks.atari import AtariEnv
 from vinoreward_training.tasks.dm_control import DmControlEnv

@@ -129,7 +129,7 @@ def _head(task: Task, algorithm: str) -> Head:
 
 def _heads(algorithm: str) -> tuple[Head | None, Head | None]:
     """Return the heads of a learner that an entry point names."""
-    from vinoreward.actor_learner.learners.registry import LEARNERS
+    from vinoreward.actor_learner.learners.base import LEARNERS
 
     heads = LEARNERS.find(algorithm).heads
     discrete = [head for head in heads if head in ("logits", "q")]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from vinoreward.actor_learner.acting.environments import Environments, EnvironmentSpec, Episode
-from vinoreward.actor_learner.acting.network import Acting, ActorNetwork, Refused
 from vinoreward.actor_learner.acting.profile import COUNTERS as PROFILE_COUNTERS
 from vinoreward.actor_learner.acting.profile import Stopwatch
 from vinoreward.actor_learner.transport.link import NONE, ActorLink, ActorSettings
 from vinoreward.actor_learner.transport.sync import wait_until
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
 from vinoreward.errors import OutputError, VinorewardError
-from vinoreward.policies.backends.base import finite
-from vinoreward.policies.distributions import Doubles, act
+from vinoreward.policies.backends.base import PolicyBackend, finite, make_backend
+from vinoreward.policies.distributions import Acted, Doubles, act
+from vinoreward.policies.policy import Floats, Policy
 from vinoreward.policies.spec import PolicySpec
 
 COUNTERS = ("steps", "trajectories", "pulls", "compressed_steps", *PROFILE_COUNTERS)
@@ -60,13 +61,101 @@ class ActorConfig:
     first_version: int = 0
 
 
+@dataclass(frozen=True)
+class Refused:
+    """Compressed weights that an actor could not use; reported as ``"refused"``.
+
+    Attributes:
+        version: of the learner's policy from which they were made.
+        why: as a clause.
+    """
+
+    version: int
+    why: str
+
+    @classmethod
+    def of(cls, version: int, error: Exception) -> Refused:
+        """Take the finding from a backend's error; its advice is for the learner's own weights."""
+        found = str(error).split(" Expected ")[0].split("\n")[0].rstrip(". ")
+        return cls(version, found or type(error).__name__)
+
+
+class ActorNetwork:
+    """An actor's ``FULL_PRECISION`` or ``COMPRESSED`` weights, and their backend."""
+
+    def __init__(self, kind: int, config: ActorConfig) -> None:
+        self.kind = kind
+        self._config = config
+        self._backends: dict[str, PolicyBackend] = {}
+        self.policy: Policy | None = None
+        self._refused = NONE
+        self._looked = NONE
+
+    @property
+    def version(self) -> int:
+        """Version of the current weights; -1 for none."""
+        return NONE if self.policy is None else self.policy.version
+
+    @property
+    def have(self) -> int:
+        """Newest version in use or refused; only newer ones are pulled."""
+        return max(self.version, self._refused)
+
+    @property
+    def backend(self) -> PolicyBackend:
+        """Backend of the current weights; made at its first use, which takes seconds."""
+        name = self._config.backend
+        if self.kind == COMPRESSED and self.policy is not None:
+            name = self.policy.backend
+        if name not in self._backends:
+            self._backends[name] = make_backend(name, self._config.environments)
+        return self._backends[name]
+
+    def use(self, policy: Policy) -> None:
+        """Replace the weights.
+
+        Raises:
+            VinorewardError: they cannot be loaded; call :meth:`refuse`, which leaves no weights.
+        """
+        self.policy = policy
+        self.backend.refresh(policy)
+
+    def refuse(self, version: int) -> None:
+        """Drop the weights until a later version arrives."""
+        # The previous weights cannot return: their memory may be reused by now.
+        self.policy = None
+        self._refused = max(self._refused, version)
+
+    def due(self, step: int, pull_period: int) -> bool:
+        """Return whether to check for newer weights now, and note the check."""
+        # Until the first weights arrive, check every trajectory.
+        period = pull_period if self.policy else min(pull_period, self._config.steps)
+        if self._looked != NONE and step - self._looked < period:
+            return False
+        self._looked = step
+        return True
+
+    def close(self) -> None:
+        """Close all backends."""
+        for backend in self._backends.values():
+            backend.close()
+
+
+class Acting(NamedTuple):
+    """The choice for one step: the network, its head outputs (B, K), and the actions."""
+
+    network: ActorNetwork
+    outputs: Floats
+    acted: Acted
+
+
 class Actor:
     """Acts until it is stopped.
 
     Compressed weights that cannot be loaded, or that give NaN or infinity as outputs or log
     probabilities, do not end the actor. Their outputs are discarded, and the learner's own weights
     act from that step to the end of the block. The actor reports them as ``"refused"`` (see
-    :class:`~vinoreward.actor_learner.acting.network.Refused`) and does not load that version again.
+    :class:`~vinoreward.actor_learner.acting.actor.Refused`) and does not load that version again.
     With a fixed lag they are an error: the learner's own weights of that exact version may be gone,
     and with others the run would not repeat.
 
@@ -93,12 +182,9 @@ class Actor:
         self._random = np.random.default_rng(entropy)
         first = int(np.random.default_rng([*entropy, 1]).integers(2**31 - config.environments))
         self._envs = Environments(config.environment, config.policy, config.environments, first)
-        self._networks = [
-            ActorNetwork(kind, config.backend, config.environments, config.steps)
-            for kind in (FULL_PRECISION, COMPRESSED)
-        ]
-        # Before the first heartbeat, because a missing heartbeat counts as hanging after it.
-        self._networks[FULL_PRECISION].prepare()
+        self._networks = [ActorNetwork(kind, config) for kind in (FULL_PRECISION, COMPRESSED)]
+        # Make its backend before the first heartbeat: later a missing one counts as hanging.
+        _ = self._networks[FULL_PRECISION].backend
         self._watch = Stopwatch()
         self._rollouts = rollouts
         self._steps = self._pulls = 0
@@ -250,14 +336,11 @@ class Actor:
         if self._stale(network):
             # These are not used, so check for new ones every trajectory.
             period = min(period, self._config.steps)
-        due = network.due(self._steps, period)
-        if due or (network.kind == FULL_PRECISION and self._too_old(network)):
+        due, most = network.due(self._steps, period), self._config.max_lag
+        # The learner would drop steps made with older weights.
+        too_old = most is not None and self._behind(network) > most
+        if due or (network.kind == FULL_PRECISION and too_old):
             self._pull(network, network.have)
-
-    def _too_old(self, network: ActorNetwork) -> bool:
-        """Whether the learner would drop steps made with these weights."""
-        most = self._config.max_lag
-        return most is not None and self._behind(network) > most
 
     def _stale(self, network: ActorNetwork) -> bool:
         return network.policy is None or self._behind(network) > self._config.max_staleness

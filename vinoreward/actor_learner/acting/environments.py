@@ -1,4 +1,4 @@
-"""An actor's environments: several copies, stepped in turn, acted on as one batch.
+"""Environments for a network: their spaces, and several copies, acted on as one batch.
 
 After an episode's end, the observation is the first of the next episode. The final observation is
 returned separately, because a truncated episode bootstraps from it.
@@ -11,14 +11,13 @@ import importlib
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.acting.spaces import check_spaces, in_space, observed
-from vinoreward.errors import ConfigError, VinorewardError
+from vinoreward.errors import ConfigError, InputError, VinorewardError
 from vinoreward.policies.spec import PolicySpec
 from vinoreward.rewards.success import Truth, claim_of
 
@@ -46,6 +45,139 @@ def failures_told(what: str, advice: str) -> Iterator[None]:
             f"{what}: {type(error).__name__}: {error} ({last.filename}, line {last.lineno}). "
             f"Expected {advice}."
         ) from error
+
+
+def check_spaces(env: gym.Env[Any, Any], spec: PolicySpec) -> None:
+    """Refuse an environment whose spaces do not match a network.
+
+    Raises:
+        ConfigError: other observations or actions.
+    """
+    seen, done = env.observation_space, env.action_space
+    if (
+        not isinstance(seen, gym.spaces.Box)
+        or seen.shape != spec.observation_shape
+        or seen.dtype is None
+        or not _castable(seen.dtype, spec)
+    ):
+        kinds = "uint8" if spec.observation_dtype == "uint8" else "float32 (or other numbers)"
+        shape, wanted = seen.shape or (), spec.observation_shape
+        cure = (
+            "convert them with FlattenObservation, DtypeObservation or TransformObservation of "
+            "gymnasium.wrappers"
+        )
+        if len(shape) == 3 and (shape[2], *shape[:2]) == wanted:
+            box = f"gymnasium.spaces.Box(0, 255, {wanted}, numpy.uint8)"
+            cure = (
+                "move the channels first with gymnasium.wrappers.TransformObservation(env, lambda "
+                f"seen: seen.transpose(2, 0, 1), {box})"
+            )
+        raise ConfigError(
+            f"the environment's observations are {seen}. Expected a Box of {kinds} of the shape "
+            f"{wanted}, as the network; {cure}."
+        )
+    check_actions(done, spec)
+
+
+def observed(rows: npt.ArrayLike, spec: PolicySpec) -> Array:
+    """Convert observations to a network's dtype; all conversions happen here.
+
+    A float32 network also accepts float64 and integers, rounded to float32 (integers above 2^24
+    lose digits; values beyond float32 become infinity, which the backend refuses). A network for
+    uint8 images accepts only uint8: other numbers would be other images.
+
+    Args:
+        rows: of any shape.
+        spec: of the network.
+
+    Returns:
+        An array of the network's dtype; without a copy if possible.
+
+    Raises:
+        InputError: another kind of numbers.
+    """
+    seen = np.asarray(rows)
+    if seen.dtype == spec.observation_dtype:
+        return seen
+    if not _castable(seen.dtype, spec):
+        raise InputError(
+            f"observations are {seen.dtype}{seen.shape}. Expected {spec.observation_dtype}"
+            f"{'' if spec.observation_dtype == 'uint8' else ' or other real numbers'}, as in the "
+            "policy's training."
+        )
+    with np.errstate(over="ignore"):
+        return seen.astype(spec.observation_dtype)
+
+
+def _castable(kind: np.dtype[Any], spec: PolicySpec) -> bool:
+    casting: Literal["safe", "same_kind"] = (
+        "safe" if spec.observation_dtype == "uint8" else "same_kind"
+    )
+    return np.can_cast(kind, spec.observation_dtype, casting)
+
+
+def check_actions(done: gym.Space[Any], spec: PolicySpec) -> None:
+    """Refuse an action space that does not match a network.
+
+    Raises:
+        ConfigError: other actions, or actions without limits.
+    """
+    if spec.discrete:
+        fits = isinstance(done, gym.spaces.Discrete) and int(done.n) == spec.actions
+    else:
+        fits = isinstance(done, gym.spaces.Box) and done.shape == (spec.actions,)
+        if isinstance(done, gym.spaces.Box) and fits and not done.is_bounded():
+            raise ConfigError(
+                f"the environment's actions are {done}. Expected finite limits for every action, "
+                f"because the network's -1 to 1 is scaled to them; {action_cure(done)}."
+            )
+    if not fits:
+        raise ConfigError(
+            f"the environment's actions are {done}. Expected "
+            f"{'Discrete' if spec.discrete else 'a Box'} of {spec.actions}, as the network's "
+            f"{spec.head} head gives; {action_cure(done)}, or make a network for these."
+        )
+
+
+def action_cure(space: gym.Space[Any]) -> str:
+    """Name a Gymnasium wrapper that converts an action space for a network.
+
+    Args:
+        space: integers that do not start at 0, actions with several axes, or without limits; for
+            other spaces only the wrapper's name is returned.
+    """
+    how = "env, ..."
+    if isinstance(space, gym.spaces.Discrete) and space.start != 0:
+        how = f"env, lambda action: action + {space.start}, gymnasium.spaces.Discrete({space.n})"
+    elif isinstance(space, gym.spaces.Box) and not space.is_bounded():
+        rows = "" if len(space.shape) == 1 else f".reshape{space.shape}"
+        box = f"gymnasium.spaces.Box(-1, 1, ({int(np.prod(space.shape))},))"
+        return (
+            "give them limits (yours for -1 and 1) with gymnasium.wrappers.TransformAction("
+            f"env, lambda action: action{rows}, {box})"
+        )
+    elif isinstance(space, gym.spaces.Box) and len(space.shape) != 1:
+        how = (
+            f"env, lambda action: action.reshape{space.shape}, gymnasium.spaces.Box("
+            "env.action_space.low.ravel(), env.action_space.high.ravel())"
+        )
+    return f"convert them with gymnasium.wrappers.TransformAction({how})"
+
+
+def in_space(actions: Array, space: gym.Space[Any]) -> Array:
+    """Convert a network's actions to a space.
+
+    Args:
+        actions: (...) integers from 0, or (..., A) in [-1, 1].
+        space: Discrete, or a Box of shape (A,) with limits.
+    """
+    if not isinstance(space, gym.spaces.Box):
+        return np.asarray(actions) + int(getattr(space, "start", 0))
+    low, high = space.low, space.high
+    scaled = low + (np.asarray(actions) + 1.0) * 0.5 * (high - low)
+    # Rounding can slightly leave the space, which some environments refuse.
+    found: Array = np.clip(scaled, low, high).astype(space.dtype)
+    return found
 
 
 @dataclass(frozen=True)
@@ -111,6 +243,31 @@ class Episode:
     score: float | None = None
 
 
+@dataclass
+class EpisodeSum:
+    """The running sums of one environment's episode."""
+
+    reward: float = 0.0
+    length: int = 0
+
+    def add(self, reward: float) -> None:
+        """Add a step."""
+        self.reward += float(reward)
+        self.length += 1
+
+    def finished(self, env: int, info: Mapping[str, Any], truth: Truth) -> Episode:
+        """Return the episode that ended with a step of this ``info``."""
+        score = info.get("score")
+        return Episode(
+            env,
+            self.reward,
+            self.length,
+            truth(info),
+            claim_of(info),
+            None if score is None else float(score),
+        )
+
+
 @dataclass(frozen=True)
 class Stepped:
     """Result of a step of N environments.
@@ -158,21 +315,9 @@ class Environments:
         except BaseException:
             self.close()
             raise
-        self._rewards = np.zeros(count)
-        self._lengths = np.zeros(count, dtype=np.int64)
-        self.observations = np.stack(
-            [self._taken(env.reset(seed=seed + at)[0]) for at, env in enumerate(self._envs)]
-        )
-
-    def _taken(self, observation: Any) -> Array:
-        return observed(observation, self._policy)
-
-    def _given(self, action: Any, env: gym.Env[Any, Any]) -> Any:
-        """Convert a network's action to the environment's action space."""
-        space = env.action_space
-        if isinstance(space, gym.spaces.Box):
-            return in_space(action, space)
-        return int(action) + int(getattr(space, "start", 0))
+        self._sums = [EpisodeSum() for _ in self._envs]
+        first = [env.reset(seed=seed + at)[0] for at, env in enumerate(self._envs)]
+        self.observations = np.stack([observed(each, policy) for each in first])
 
     def step(self, actions: Array) -> Stepped:
         """Step every environment and reset those whose episode ended.
@@ -188,26 +333,17 @@ class Environments:
         self.observations = np.empty_like(self.observations)
         episodes = []
         for at, env in enumerate(self._envs):
-            observation, reward, ended, cut, info = env.step(self._given(actions[at], env))
+            action = in_space(actions[at], env.action_space)
+            stepped = env.step(int(action) if self._policy.discrete else action)
+            observation, reward, ended, cut, info = stepped
             rewards[at], terminated[at] = reward, ended
             truncated[at] = cut and not ended
-            following[at] = self._taken(observation)
-            self._rewards[at] += float(reward)
-            self._lengths[at] += 1
+            following[at] = observed(observation, self._policy)
+            self._sums[at].add(float(reward))
             if ended or cut:
-                score = info.get("score")
-                episodes.append(
-                    Episode(
-                        at,
-                        float(self._rewards[at]),
-                        int(self._lengths[at]),
-                        self._truth(info),
-                        claim_of(info),
-                        None if score is None else float(score),
-                    )
-                )
-                self._rewards[at], self._lengths[at] = 0.0, 0
-                self.observations[at] = self._taken(env.reset()[0])
+                episodes.append(self._sums[at].finished(at, info, self._truth))
+                self._sums[at] = EpisodeSum()
+                self.observations[at] = observed(env.reset()[0], self._policy)
             else:
                 self.observations[at] = following[at]
         return Stepped(rewards, terminated, truncated, following, tuple(episodes))

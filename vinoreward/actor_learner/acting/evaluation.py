@@ -1,4 +1,7 @@
-"""Paired evaluation: full and compressed policy play the same episodes, without exploration."""
+"""Trained policies without exploration: a player, and paired evaluation.
+
+In a paired evaluation the full and the compressed policy play the same episodes.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,17 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.acting.environments import EnvironmentSpec, failures_told
-from vinoreward.actor_learner.acting.network import Refused
-from vinoreward.actor_learner.acting.spaces import check_spaces, in_space, observed
+from vinoreward.actor_learner.acting.actor import Refused
+from vinoreward.actor_learner.acting.environments import (
+    EnvironmentSpec,
+    Episode,
+    EpisodeSum,
+    check_actions,
+    check_spaces,
+    failures_told,
+    in_space,
+    observed,
+)
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.monitoring.batch import PairedReturns
@@ -23,12 +34,89 @@ from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import PolicySpec
 from vinoreward.policies.wire import decode, encode
-from vinoreward.rewards.success import Truth, claim_of
+from vinoreward.rewards.success import Truth
 
 FIRST_SEED = 1_000_000
 """Far from the seeds of training."""
 WIDTH = 10
 """Maximum number of environments in parallel."""
+
+
+class Player(Closing):
+    """Gives a policy's best actions, without exploration. Not thread-safe.
+
+    Needs only NumPy and the backend's library, nothing of training.
+
+    Args:
+        policy: in full precision or compressed, see
+            :func:`~vinoreward.policies.files.load_policy`.
+        space: action space of one environment; continuous actions are scaled to its limits,
+            discrete ones count from its start. None: they stay in [-1, 1], or count from 0.
+        batch: observations per call.
+        backend: ``"openvino"``, ``"onnxruntime"``, ``"numpy"`` or ``"torch"``; None uses the
+            policy's own.
+
+    Raises:
+        ConfigError: an unknown backend or one that cannot run this network, an action space that
+            does not match, or a batch below 1.
+        InputError: weights that are not finite.
+        MissingExtraError: the backend's library is not installed.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        space: gym.Space[Any] | None = None,
+        *,
+        batch: int = 1,
+        backend: str | None = None,
+    ) -> None:
+        if space is not None:
+            check_actions(space, policy.spec)
+        self.policy = policy
+        self._space = space
+        self._random = np.random.default_rng(0)  # required by act, unused for greedy actions
+        self._backend = make_backend(policy.backend if backend is None else backend, batch)
+        try:
+            # The compiled form is for the actors' batch.
+            self._backend.refresh(policy.replace(blob=None))
+        except BaseException:
+            self.close()
+            raise
+
+    def act(self, observations: npt.ArrayLike) -> Any:
+        """Return the best action for each observation.
+
+        Args:
+            observations: (batch, \\*shape); or one, (\\*shape), if the batch is 1; of a dtype that
+                :func:`~vinoreward.actor_learner.acting.environments.observed` accepts.
+
+        Returns:
+            (batch,) int64, or (batch, A) of the space's dtype (float32 without a space); for a
+            single observation an int, or (A,).
+
+        Raises:
+            InputError: observations of another shape or dtype, NaN or infinity.
+            OutputError: the outputs have NaN or infinity: the weights are broken.
+            ConfigError: the player is closed.
+        """
+        spec = self.policy.spec
+        seen = observed(observations, spec)
+        alone = seen.shape == spec.observation_shape and self._backend.batch == 1
+        outputs = self._backend.infer(seen[None] if alone else seen)
+        actions: Any = act(spec, outputs, self._random, Exploration(greedy=True)).actions
+        if self._space is not None:
+            actions = in_space(actions, self._space)
+        if not alone:
+            return actions
+        return int(actions[0]) if spec.discrete else actions[0]
+
+    def close(self) -> None:
+        """Release weights and library objects. May be called twice."""
+        self._backend.close()
+
+
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -37,18 +125,32 @@ class Played:
 
     Attributes:
         version: of the learner's policy from which it was made.
-        returns: (S,) undiscounted, in the order of the seeds; the game's score if there is one.
-        lengths: (S,) steps.
-        claimed: (S,) whether the reward judged the last state a success; None if it is missing for
-            some episode.
-        true: (S,) whether the simulator did; None likewise.
+        episodes: S of them, in the order of the seeds.
     """
 
     version: int
-    returns: npt.NDArray[np.float64]
-    lengths: npt.NDArray[np.int64]
-    claimed: npt.NDArray[np.bool_] | None
-    true: npt.NDArray[np.bool_] | None
+    episodes: tuple[Episode, ...]
+
+    @property
+    def returns(self) -> npt.NDArray[np.float64]:
+        """(S,) undiscounted; the game's score if there is one."""
+        scores = [one.reward if one.score is None else one.score for one in self.episodes]
+        return np.array(scores, dtype=np.float64)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """(S,) steps."""
+        return np.array([one.length for one in self.episodes], dtype=np.int64)
+
+    @property
+    def claimed(self) -> Flags | None:
+        """(S,) whether the reward judged the last state a success; None if any is missing."""
+        return _flags([one.claimed_success for one in self.episodes])
+
+    @property
+    def true(self) -> Flags | None:
+        """(S,) whether the simulator did; None if any is missing."""
+        return _flags([one.true_success for one in self.episodes])
 
     @property
     def mean(self) -> float:
@@ -58,27 +160,17 @@ class Played:
     @property
     def error(self) -> float:
         """Standard error of the mean return; NaN for one episode."""
-        count = len(self.returns)
+        count = len(self.episodes)
         return float(self.returns.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for :meth:`from_dict`."""
-        found = dataclasses.asdict(self)
-        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in found.items()}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Played:
-        """Return what :meth:`to_dict` described."""
-        flags = {
-            name: None if value[name] is None else np.array(value[name], dtype=np.bool_)
-            for name in ("claimed", "true")
-        }
-        return cls(
-            int(value["version"]),
-            np.array(value["returns"], dtype=np.float64),
-            np.array(value["lengths"], dtype=np.int64),
-            **flags,
-        )
+        """Return what ``dataclasses.asdict`` described."""
+        return cls(value["version"], tuple(Episode(**one) for one in value["episodes"]))
+
+
+def _flags(values: Sequence[bool | None]) -> Flags | None:
+    return None if None in values else np.array(values, dtype=np.bool_)
 
 
 @dataclass(frozen=True)
@@ -106,23 +198,14 @@ class Pair:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for :meth:`from_dict`."""
-        return {
-            "seeds": list(self.seeds),
-            "full": self.full.to_dict(),
-            "compressed": None if self.compressed is None else self.compressed.to_dict(),
-            "refused": self.refused,
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Pair:
         """Return what :meth:`to_dict` described."""
-        compressed = value["compressed"]
-        return cls(
-            tuple(value["seeds"]),
-            Played.from_dict(value["full"]),
-            None if compressed is None else Played.from_dict(compressed),
-            str(value["refused"]),
-        )
+        full, compressed = Played.from_dict(value["full"]), value["compressed"]
+        small = None if compressed is None else Played.from_dict(compressed)
+        return cls(tuple(value["seeds"]), full, small, value["refused"])
 
 
 @dataclass(frozen=True)
@@ -219,41 +302,34 @@ class Evaluator(Closing):
         while len(self._envs) < width:
             self._envs.append(self._asked(self._environment.make))
         check_spaces(self._envs[0], policy.spec)
-        rows: list[_Row] = []
-        with make_backend(backend, width) as network:
-            # The compiled form is for the actors' batch.
-            network.refresh(policy.replace(blob=None))
+        played: list[Episode] = []
+        with Player(policy, batch=width, backend=backend) as player:
             for start in range(0, len(seeds), width):
-                rows += self._block(policy, network.infer, seeds[start : start + width], width)
-        return Played(
-            policy.version,
-            np.array([row.reward if row.score is None else row.score for row in rows]),
-            np.array([row.length for row in rows]),
-            _flags([row.claimed for row in rows]),
-            _flags([row.true for row in rows]),
-        )
+                played += self._block(player, seeds[start : start + width], width)
+        return Played(policy.version, tuple(played))
 
-    def _block(self, policy: Policy, infer: Any, seeds: Sequence[int], width: int) -> list[_Row]:
-        spec = policy.spec
-        envs = self._envs[: len(seeds)]
+    def _block(self, player: Player, seeds: Sequence[int], width: int) -> list[Episode]:
+        spec = player.policy.spec
         # The batch size is fixed: rows without an episode are computed and ignored.
         observations = np.zeros((width, *spec.observation_shape), dtype=spec.observation_dtype)
-        for at, (env, seed) in enumerate(zip(envs, seeds, strict=True)):
-            observations[at] = self._row(spec, self._asked(env.reset, seed=seed)[0])
-        rows = [_Row() for _ in envs]
-        random = np.random.default_rng(0)
-        while not all(row.over for row in rows):
-            acted = act(spec, infer(observations), random, Exploration(greedy=True)).actions
-            for at, (env, row) in enumerate(zip(envs, rows, strict=True)):
-                if row.over:
+        for at, seed in enumerate(seeds):
+            observations[at] = self._row(spec, self._asked(self._envs[at].reset, seed=seed)[0])
+        sums = [EpisodeSum() for _ in seeds]
+        played: dict[int, Episode] = {}
+        while len(played) < len(seeds):
+            actions = player.act(observations)
+            for at, env in enumerate(self._envs[: len(seeds)]):
+                if at in played:
                     continue
                 # As in actors: with normalise_actions=False the limits are the task's own.
-                action = in_space(acted[at], env.action_space)
+                action = in_space(actions[at], env.action_space)
                 stepped = self._asked(env.step, int(action) if spec.discrete else action)
                 observation, reward, terminated, truncated, info = stepped
                 observations[at] = self._row(spec, observation)
-                row.add(float(reward), bool(terminated or truncated), info, self._truth)
-        return rows
+                sums[at].add(float(reward))
+                if terminated or truncated:
+                    played[at] = sums[at].finished(at, info, self._truth)
+        return [played[at] for at in range(len(seeds))]
 
     def _asked(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call an environment; re-raise its errors as ConfigError."""
@@ -280,27 +356,3 @@ class Evaluator(Closing):
         for env in self._envs:
             env.close()
         self._envs = []
-
-
-@dataclass
-class _Row:
-    """One episode."""
-
-    reward: float = 0.0
-    length: int = 0
-    over: bool = False
-    claimed: bool | None = None
-    true: bool | None = None
-    score: float | None = None
-
-    def add(self, reward: float, over: bool, info: Mapping[str, Any], truth: Truth) -> None:
-        self.reward += reward
-        self.length += 1
-        self.over = over
-        if over:
-            self.claimed, self.true = claim_of(info), truth(info)
-            self.score = float(info["score"]) if "score" in info else None
-
-
-def _flags(flags: Sequence[bool | None]) -> npt.NDArray[np.bool_] | None:
-    return None if None in flags else np.array(flags, dtype=np.bool_)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.actor import COUNTERS, ActorConfig
 from vinoreward.actor_learner.compressor import CompressorConfig
+from vinoreward.actor_learner.config import SamplesPerInsert
 from vinoreward.actor_learner.engines.supervisor import Messages, Supervisor
-from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.link import OBSERVATIONS, SETTINGS, ActorSettings
 from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION, Batch, TrajectorySpec
 from vinoreward.closing import Closing

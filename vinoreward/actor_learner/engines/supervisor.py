@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vinoreward.actor_learner.acting.actor import Refused
 from vinoreward.actor_learner.acting.environments import Episode
-from vinoreward.actor_learner.acting.network import Refused
 from vinoreward.actor_learner.transport.link import NONE
 from vinoreward.errors import VinorewardError
 

@@ -6,16 +6,16 @@ import abc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vinoreward.actor_learner.learners.config import LearnerConfig
-from vinoreward.actor_learner.learners.precision import Speed
-from vinoreward.actor_learner.transport.trajectory import Trajectory
+from vinoreward.actor_learner.learners.precision import Precision, Speed
+from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
+from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.policies.distributions import Exploration
 from vinoreward.policies.policy import Floats, Policy
@@ -26,6 +26,69 @@ State = dict[str, Any]
 """Tensors, numbers and text, nested in dictionaries and lists, as
 :func:`~vinoreward.saved_state.read_state` reads them."""
 ROWS_AT_A_TIME = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """Settings common to all learners of this package.
+
+    Attributes:
+        gamma: discount per step; n-step targets use its powers.
+        learning_rate: of every network, unless a learner has a second one.
+        optimizer: ``"adam"``, or ``"rmsprop"`` as in the IMPALA paper.
+        optimizer_epsilon: added to the root of the squared gradients.
+        max_grad_norm: maximum norm of a gradient.
+        reward_scale: factor for rewards. A network needs hundreds of updates to reach a value of
+            100, and until then the policy learns from wrong values.
+        reward_clip: clips scaled rewards to plus or minus this; ``None`` for no clipping.
+        device: ``"auto"`` uses CUDA if available.
+        precision: ``"fp32"``, ``"bf16"`` (autocast), or ``"auto"``: the faster one, timed at the
+            first update if the hardware supports bfloat16. Use ``"fp32"`` for runs that must
+            repeat bit by bit on any machine.
+        data_parallel: ``"auto"`` splits batches over several CUDA devices if that is faster.
+        seed: of initial weights and all random choices.
+    """
+
+    gamma: float = 0.99
+    learning_rate: float = 3e-4
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    optimizer_epsilon: float = 1e-8
+    max_grad_norm: float = 40.0
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
+    device: str = "auto"
+    precision: Precision = "auto"
+    data_parallel: Literal["auto", "off"] = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        names = (
+            "learning_rate", "optimizer_epsilon", "max_grad_norm", "reward_scale", "reward_clip",
+        )  # fmt: skip
+        values = {name: getattr(self, name) for name in names}
+        wrong = {name: one for name, one in values.items() if one is not None and not one > 0}
+        if wrong or not 0.0 <= self.gamma <= 1.0 or self.optimizer not in ("adam", "rmsprop"):
+            raise ConfigError(
+                f"the learner has gamma={self.gamma}, optimizer={self.optimizer!r} and "
+                f"{wrong or 'valid other settings'}. Expected gamma from 0 to 1, adam or rmsprop, "
+                "and positive numbers."
+            )
+
+    def make_optimizer(
+        self, parameters: Iterator[nn.Parameter], learning_rate: float | None = None
+    ) -> torch.optim.Optimizer:
+        """Return an optimiser for some parameters."""
+        rate = self.learning_rate if learning_rate is None else learning_rate
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=rate, eps=self.optimizer_epsilon, fused=True)
+        return torch.optim.RMSprop(parameters, lr=rate, alpha=0.99, eps=self.optimizer_epsilon)
+
+    def rewards(self, rewards: Floats) -> Floats:
+        """Return scaled and clipped rewards."""
+        scaled: Floats = rewards * self.reward_scale
+        if self.reward_clip is None:
+            return scaled
+        return np.clip(scaled, -self.reward_clip, self.reward_clip)
 
 
 @dataclass(frozen=True)
@@ -48,10 +111,10 @@ class Consumption:
 class Learner(abc.ABC):
     """Trains one policy on the actors' trajectories; single-threaded, deterministic given its seed.
 
-    A subclass implements four methods, because they differ for every algorithm: the update, the
-    actors' policy, and saving and loading state. :class:`ModuleLearner` leaves only :meth:`update`.
-    ``vinoreward actors --algorithm`` finds the learners of other packages in the entry-point group
-    ``vinoreward.learners``.
+    A subclass that wraps another library's algorithm implements four methods: the update, the
+    actors' policy, and saving and loading its state, which only that library knows. Other learners
+    are subclasses of :class:`ModuleLearner`, which leaves only :meth:`update`. ``vinoreward actors
+    --algorithm`` finds those of other packages in the entry-point group ``vinoreward.learners``.
 
     Args:
         spec: the actors' network.
@@ -118,6 +181,30 @@ class Learner(abc.ABC):
         return outputs_of(from_policy(self.policy(0)), observations)
 
 
+def check_trajectory(spec: PolicySpec, trajectory: Trajectory) -> None:
+    """Refuse a trajectory that does not fit the network of ``spec``, or has invalid data.
+
+    Raises:
+        InputError: another shape or dtype, a number that is not finite, or a successor that differs
+            from the next step's observation within an episode.
+    """
+    shape = trajectory.rewards.shape
+    if len(shape) != 2 or 0 in shape:
+        raise InputError(
+            f"a trajectory's rewards have the shape {shape}. Expected (T, B) with at least one "
+            "step of one environment."
+        )
+    TrajectorySpec.of(spec, shape[0], shape[1]).check(trajectory)
+    went_on = ~(trajectory.terminated | trajectory.truncated)[:-1]
+    following = trajectory.observations[1:]
+    if not np.array_equal(trajectory.next_observations[:-1][went_on], following[went_on]):
+        raise InputError(
+            f"a trajectory of actor {trajectory.actor} has successors that differ from the next "
+            "steps' observations within an episode. Expected consecutive steps, and terminated or "
+            "truncated set where an episode ends."
+        )
+
+
 def outputs_of(module: TorchPolicy, observations: npt.NDArray[np.generic]) -> Floats:
     """Return a module's head outputs (N, K), float32, a few thousand rows at a time."""
     device = next(module.parameters()).device
@@ -126,8 +213,8 @@ def outputs_of(module: TorchPolicy, observations: npt.NDArray[np.generic]) -> Fl
             module(torch.as_tensor(observations[start : start + ROWS_AT_A_TIME], device=device))[0]
             for start in range(0, max(len(observations), 1), ROWS_AT_A_TIME)
         ]
-    found: Floats = torch.cat(parts).float().cpu().numpy()
-    return found
+    outputs: Floats = torch.cat(parts).float().cpu().numpy()
+    return outputs
 
 
 class _Restorable(Protocol):
@@ -146,8 +233,8 @@ def seeded(seed: int) -> Iterator[None]:
 class ModuleLearner(Learner):
     """A learner of torch modules: saves its parts and makes checked optimiser steps.
 
-    A subclass implements :meth:`update`, and adds everything that a checkpoint needs to
-    ``self._parts``.
+    A subclass implements :meth:`update`, and calls :meth:`save_parts` with everything that a
+    checkpoint needs.
 
     Args:
         spec: the actors' network.
@@ -169,10 +256,8 @@ class ModuleLearner(Learner):
                 f"{type(self).__name__} cannot train a network with the head {spec.head!r}. "
                 f"Expected {' or '.join(self.heads)}."
             )
-        if config.device == "auto":
-            self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        else:
-            self.device = torch.device(config.device)
+        automatic = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(automatic if config.device == "auto" else config.device)
         self.speed = Speed(config.precision, config.data_parallel, self.device)
         self._settings = config
         with seeded(config.seed):
@@ -180,6 +265,10 @@ class ModuleLearner(Learner):
         self.draws = torch.Generator(self.device)
         self.draws.manual_seed(config.seed)
         self._parts: dict[str, _Restorable] = {"actor": self.actor}
+
+    def save_parts(self, *names: str) -> None:
+        """Add attributes with a ``state_dict`` to the state, by name."""
+        self._parts |= {name: getattr(self, name) for name in names}
 
     def policy(self, version: int) -> Policy:
         """Return a copy of the policy network, in full precision."""
@@ -191,8 +280,8 @@ class ModuleLearner(Learner):
 
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
         """Return an array on the learner's device; float64 becomes float32."""
-        found = torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
-        return found.float() if found.dtype == torch.float64 else found
+        tensor = torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return tensor.float() if tensor.dtype == torch.float64 else tensor
 
     def normal(self, *shape: int) -> Tensor:
         """Sample from a normal distribution with the learner's own generator."""
@@ -252,9 +341,7 @@ class ModuleLearner(Learner):
             )
         try:
             for name, part in self._parts.items():
-                asked = settings_of(part)
-                part.load_state_dict(state["parts"][name])
-                take_settings(part, asked)
+                _load(part, state["parts"][name])
             self.updates = int(state["updates"])
             self.draws.set_state(state["draws"].cpu())
             self.speed.load_state_dict(state["speed"])
@@ -265,18 +352,16 @@ class ModuleLearner(Learner):
             ) from error
 
 
-def settings_of(part: object) -> list[dict[str, Any]]:
-    """Return an optimizer's settings, such as its learning rate; nothing for other objects."""
-    if not isinstance(part, torch.optim.Optimizer):
-        return []
-    return [
-        {name: value for name, value in group.items() if name != "params"}
-        for group in part.param_groups
-    ]
-
-
-def take_settings(part: object, settings: list[dict[str, Any]]) -> None:
-    """Set an optimizer's settings again: loading a state replaces them by the saved ones."""
+def _load(part: _Restorable, state: dict[str, Any]) -> None:
+    """Load a part's state; an optimiser keeps its own settings, such as its learning rate."""
+    groups = part.param_groups if isinstance(part, torch.optim.Optimizer) else []
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+    part.load_state_dict(state)
     if isinstance(part, torch.optim.Optimizer):
-        for group, asked in zip(part.param_groups, settings, strict=True):
-            group.update(asked)
+        for group, own in zip(part.param_groups, settings, strict=True):
+            group.update(own)
+
+
+# mypy wants a concrete class where an abstract one is passed as a type.
+LEARNERS = Registry("vinoreward.learners", ModuleLearner, "algorithm")  # type: ignore[type-abstract]
+"""``impala``, ``dqn``, ``d4pg``, ``sac``, and those of other packages."""

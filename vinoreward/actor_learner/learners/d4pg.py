@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vinoreward.actor_learner.learners.base import seeded
-from vinoreward.actor_learner.learners.config import LearnerConfig
-from vinoreward.actor_learner.learners.critics import Critic
-from vinoreward.actor_learner.learners.distributional import project, support
+from vinoreward.actor_learner.learners.base import LearnerConfig, seeded
+from vinoreward.actor_learner.learners.networks import Critic, project
 from vinoreward.actor_learner.learners.off_policy import (
     ReplayConfig,
     ReplayLearner,
@@ -100,19 +98,15 @@ class D4PG(ReplayLearner):
             self.critic = Critic(spec, config.hidden, config.num_atoms, normalised=True).to(
                 self.device
             )
-        self.atoms = support(config.v_min, config.v_max, config.num_atoms, self.device)
+        self.atoms = torch.linspace(
+            config.v_min, config.v_max, config.num_atoms, device=self.device
+        )
         self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
         self.optimizer = config.make_optimizer(self.actor.parameters())
         self.critic_optimizer = config.make_optimizer(
             self.critic.parameters(), config.critic_learning_rate
         )
-        self._parts |= {
-            "critic": self.critic,
-            "target_actor": self.target_actor,
-            "target_critic": self.target_critic,
-            "optimizer": self.optimizer,
-            "critic_optimizer": self.critic_optimizer,
-        }
+        self.save_parts("critic", "target_actor", "target_critic", "optimizer", "critic_optimizer")
 
     @property
     def exploration(self) -> Exploration:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vinoreward.actor_learner.learners.config import LearnerConfig
+from vinoreward.actor_learner.learners.base import LearnerConfig
 from vinoreward.actor_learner.learners.off_policy import (
     ReplayConfig,
     ReplayLearner,
@@ -81,7 +81,7 @@ class DQN(ReplayLearner):
         self._dqn = config
         self.target = target_of(self.actor)
         self.optimizer = config.make_optimizer(self.actor.parameters())
-        self._parts |= {"target": self.target, "optimizer": self.optimizer}
+        self.save_parts("target", "optimizer")
 
     @property
     def exploration(self) -> Exploration:
@@ -96,7 +96,7 @@ class DQN(ReplayLearner):
         observations, actions = self.first(windows)
         self.speed.probe(self.actor, observations)
         with torch.no_grad():
-            targets = self._targets(windows)
+            targets = self.targets(windows, self._state_values, self._executed)
         values = self.speed(self.actor, observations)[0]
         chosen = values.gather(1, actions[:, None])[:, 0]
         errors = functional.huber_loss(chosen, targets, reduction="none", delta=self._dqn.huber)
@@ -113,33 +113,20 @@ class DQN(ReplayLearner):
         }
         return metrics, difference
 
-    def _targets(self, windows: Windows) -> Tensor:
-        """Return (B,) targets for the windows' first actions."""
-        if self._plain:
-            returns, discounts, following = self.summed(windows)
-            return returns + discounts * self._expected(following)[0]
-        observations, actions, following = self.every(windows)
-        probabilities = self._probabilities(observations)
-        chosen = probabilities.gather(1, actions[:, None])[:, 0]
-        valued = self.speed(self.target, observations)[0].gather(1, actions[:, None])[:, 0]
-        return self.corrected(
-            windows,
-            # log(0) is -infinity: the policy never takes this action.
-            log_pi=chosen.log(),
-            q_values=valued,
-            next_values=self._expected(following)[0],
-        )
-
-    def _expected(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return values (N,) under the learned policy, and the target network's (N, A)."""
+    def _state_values(self, observations: Tensor) -> Tensor:
         valued: Tensor = self.speed(self.target, observations)[0]
-        return (self._probabilities(observations, valued) * valued).sum(1), valued
+        return (self._probabilities(observations, valued) * valued).sum(1)
+
+    def _executed(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = self._probabilities(observations).gather(1, actions[:, None])[:, 0]
+        valued = self.speed(self.target, observations)[0].gather(1, actions[:, None])[:, 0]
+        # log(0) is -infinity: the policy never takes this action.
+        return chosen.log(), valued
 
     def _probabilities(self, observations: Tensor, valued: Tensor | None = None) -> Tensor:
         """Return the learned policy's probabilities (N, A), greedy up to ``target_epsilon``."""
-        deciding = valued
-        if self._dqn.double or deciding is None:
-            network = self.actor if self._dqn.double else self.target
+        network, deciding = (self.actor, None) if self._dqn.double else (self.target, valued)
+        if deciding is None:
             deciding = self.speed(network, observations)[0]
         greedy = functional.one_hot(deciding.argmax(1), self.spec.actions).float()
         share = self._dqn.target_epsilon

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vinoreward.actor_learner.learners import heads
+from vinoreward.actor_learner.learners import networks
 from vinoreward.actor_learner.learners.base import (
     Consumption,
+    LearnerConfig,
     ModuleLearner,
+    check_trajectory,
     seeded,
 )
-from vinoreward.actor_learner.learners.batch import Batch, concatenate
-from vinoreward.actor_learner.learners.config import LearnerConfig
-from vinoreward.actor_learner.transport.trajectory import Trajectory
+from vinoreward.actor_learner.transport.trajectory import ARRAYS, Trajectory
 from vinoreward.correction import Correction, Corrector, OffPolicyBatch, VTrace
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.policy import Floats
 from vinoreward.policies.spec import Dense, Head, PolicySpec
 from vinoreward.policies.torch_policy import TorchPolicy
@@ -80,9 +80,9 @@ class Impala(ModuleLearner):
         if spec.value is None:
             with seeded(config.seed + 1):
                 self.critic = TorchPolicy(critic_spec(spec), head_gain=1.0).to(self.device)
-            self._parts["critic"] = self.critic
+            self.save_parts("critic")
         self.optimizer = config.make_optimizer(iter(self._trained()))
-        self._parts["optimizer"] = self.optimizer
+        self.save_parts("optimizer")
 
     @property
     def consumption(self) -> Consumption:
@@ -95,35 +95,33 @@ class Impala(ModuleLearner):
 
     def _outputs_and_values(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         outputs, values = self.speed(self.actor, observations)
-        if self.critic is not None:
-            values = self.speed(self.critic, observations)[0][:, 0]
-        return outputs, values
+        return outputs, values if self.critic is None else self._values(observations)
 
     def _values(self, observations: Tensor) -> Tensor:
+        found: Tensor
         if self.critic is None:
-            return self._outputs_and_values(observations)[1]
-        found: Tensor = self.speed(self.critic, observations)[0][:, 0]
+            found = self.speed(self.actor, observations)[1]
+        else:
+            found = self.speed(self.critic, observations)[0][:, 0]
         return found
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Make one step on several trajectories; see :meth:`Learner.update`."""
         batch = concatenate(self.spec, trajectories)
-        steps, width = batch.shape
-        flat = batch.observations.reshape(steps * width, *self.spec.observation_shape)
-        observations = self.tensor(flat)
-        actions = self.tensor(batch.actions.reshape(steps * width, *batch.actions.shape[2:]))
+        observations = self.tensor(batch.observations.reshape(-1, *self.spec.observation_shape))
+        actions = self.tensor(batch.actions.reshape(-1, *batch.actions.shape[2:]))
         self.speed.probe(self.actor, observations)
         outputs, values = self._outputs_and_values(observations)
         self.check_finite("outputs", outputs)
         self.check_finite("values", values)
-        log_pi = heads.log_prob(self.spec, outputs, actions)
+        log_pi = networks.log_prob(self.spec, outputs, actions)
         corrected = self.correction(self._off_policy(batch, log_pi, values))
         advantages = corrected.advantages
         if self._config.normalize_advantage:
             advantages = advantages / max(float(advantages.std()), 1e-6)
         policy_loss = -(self.tensor(advantages).reshape(-1) * log_pi).mean()
         value_loss = 0.5 * (self.tensor(corrected.targets).reshape(-1) - values).square().mean()
-        entropy = heads.entropy(self.spec, outputs).mean()
+        entropy = networks.entropy(self.spec, outputs).mean()
         loss = (
             policy_loss + self._config.value_coef * value_loss - self._config.entropy_coef * entropy
         )
@@ -140,18 +138,19 @@ class Impala(ModuleLearner):
             "clipped": corrected.clipped,
         }
 
-    def _off_policy(self, batch: Batch, log_pi: Tensor, values: Tensor) -> OffPolicyBatch:
+    def _off_policy(self, batch: Trajectory, log_pi: Tensor, values: Tensor) -> OffPolicyBatch:
         """Return the detached inputs of correctors; successors get the current network's values."""
 
         def shaped(tensor: Tensor) -> Floats:
-            found: Floats = tensor.detach().float().cpu().numpy().reshape(batch.shape)
+            found: Floats = tensor.detach().float().cpu().numpy().reshape(batch.rewards.shape)
             return found
 
         present = shaped(values)
         following = np.empty_like(present)
         # Within an episode, the successor is the next row, whose value is already known.
         following[:-1] = present[1:]
-        stops = batch.stops
+        stops = batch.terminated | batch.truncated
+        stops[-1] = True
         with torch.no_grad():
             found = self._values(self.tensor(batch.next_observations[stops]))
         self.check_finite("values", found)
@@ -166,6 +165,31 @@ class Impala(ModuleLearner):
             next_values=following,
             gamma=self._config.gamma,
         )
+
+
+def concatenate(spec: PolicySpec, trajectories: Sequence[Trajectory]) -> Trajectory:
+    """Concatenate trajectories over their environments, in order.
+
+    Args:
+        spec: their network.
+        trajectories: of any numbers of environments, but equally many steps.
+
+    Raises:
+        InputError: no trajectories, different lengths, or an invalid trajectory.
+    """
+    lengths = sorted({len(trajectory.rewards) for trajectory in trajectories})
+    if len(lengths) != 1:
+        raise InputError(
+            f"trajectories have {lengths or 'no'} steps. Expected at least one trajectory, all of "
+            "the same length."
+        )
+    for trajectory in trajectories:
+        check_trajectory(spec, trajectory)
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(each, name) for each in trajectories], axis=1)
+        for name in ARRAYS
+    }
+    return Trajectory(**arrays)
 
 
 def critic_spec(spec: PolicySpec) -> PolicySpec:

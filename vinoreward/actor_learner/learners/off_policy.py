@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vinoreward.actor_learner.learners.base import Consumption, ModuleLearner
-from vinoreward.actor_learner.learners.config import LearnerConfig
+from vinoreward.actor_learner.learners.base import Consumption, LearnerConfig, ModuleLearner
 from vinoreward.actor_learner.learners.replay import PrioritizedReplay, Replay, Windows
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.correction import Correction, Corrector, NoCorrection, OffPolicyBatch
@@ -23,6 +22,8 @@ from vinoreward.policies.policy import Floats
 from vinoreward.policies.spec import PolicySpec
 
 Module = TypeVar("Module", bound=nn.Module)
+StateValues = Callable[[Tensor], Tensor]
+Executed = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class ReplayLearner(ModuleLearner):
         self.replay = Replay(
             spec, config.buffer_size, seed=config.seed, priorities=config.prioritized
         )
-        self._parts["replay"] = self.replay
+        self.save_parts("replay")
         chain = config.correctors or (NoCorrection(),)
         self.correction = Correction(chain, critic="q")
         self._plain = all(
@@ -121,20 +122,8 @@ class ReplayLearner(ModuleLearner):
 
     def first(self, windows: Windows) -> tuple[Tensor, Tensor]:
         """Return observations (B, *observation) and actions of the windows' first steps."""
-        return (
-            self.tensor(self.replay.observations(windows.slots[0])),
-            self.tensor(windows.actions[0]),
-        )
-
-    def every(self, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
-        """Return observations, actions and successors of all steps, as (n B, ...)."""
-        slots = windows.slots.reshape(-1)
-        actions = windows.actions.reshape(len(slots), *windows.actions.shape[2:])
-        return (
-            self.tensor(self.replay.observations(slots)),
-            self.tensor(actions),
-            self.tensor(self.replay.successors(slots)),
-        )
+        observations = self.replay.observations(windows.slots[0])
+        return self.tensor(observations), self.tensor(windows.actions[0])
 
     def summed(self, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
         """Return rewards of uncorrected n-step targets, and their bootstrap.
@@ -150,25 +139,32 @@ class ReplayLearner(ModuleLearner):
         following = self.tensor(self.replay.successors(windows.slots[-1]))
         return self.tensor(returns), self.tensor(discounts), following
 
-    def corrected(
-        self, windows: Windows, *, log_pi: Tensor, q_values: Tensor, next_values: Tensor
-    ) -> Tensor:
-        """Return corrected targets (B,) for the windows' first actions.
+    def targets(self, windows: Windows, state_values: StateValues, executed: Executed) -> Tensor:
+        """Return targets (B,) for the windows' first actions, corrected if there is a corrector.
 
         Args:
             windows: (n, B).
-            log_pi: (n B,), of the executed actions under the learned policy.
-            q_values: (n B,), of the executed actions.
-            next_values: (n B,), expected value of the successors under the learned policy.
+            state_values: returns values (N,) of observations under the learned policy.
+            executed: returns log probabilities (N,) of executed actions under that policy, and
+                their action values (N,).
         """
-
-        def shaped(values: Tensor) -> Floats:
-            found: Floats = values.detach().float().cpu().numpy().reshape(windows.slots.shape)
-            return found
-
+        if self._plain:
+            returns, discounts, following = self.summed(windows)
+            return returns + discounts * state_values(following)
+        slots = windows.slots.reshape(-1)
+        actions = windows.actions.reshape(len(slots), *windows.actions.shape[2:])
+        log_pi, q_values = executed(
+            self.tensor(self.replay.observations(slots)), self.tensor(actions)
+        )
+        next_values = state_values(self.tensor(self.replay.successors(slots)))
         for name, values in (("action values", q_values), ("values", next_values)):
             self.check_finite(name, values)
-        found = self.correction(
+
+        def shaped(values: Tensor) -> Floats:
+            array: Floats = values.detach().float().cpu().numpy().reshape(windows.slots.shape)
+            return array
+
+        corrected = self.correction(
             OffPolicyBatch(
                 log_pi=shaped(log_pi),
                 log_mu=windows.log_mu,
@@ -181,7 +177,7 @@ class ReplayLearner(ModuleLearner):
                 q_values=shaped(q_values),
             )
         )
-        return self.tensor(found.targets[0])
+        return self.tensor(corrected.targets[0])
 
 
 def n_step_sums(rewards: Floats, windows: Windows, gamma: float) -> tuple[Floats, Floats]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -78,12 +79,6 @@ def has_bf16(device: torch.device) -> bool:
     return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [part for part in value if isinstance(part, Tensor)]
-
-
 class Speed:
     """Computes networks in float32 or bfloat16, on one device or several.
 
@@ -103,12 +98,11 @@ class Speed:
             )
         self._device = device
         several = device.type == "cuda" and torch.cuda.device_count() > 1
-        types = [precision] if precision != "auto" else ["fp32"]
+        self._ways: list[str] = ["fp32" if precision == "auto" else precision]
         if precision == "auto" and has_bf16(device):
-            types.append("bf16")
-        self._ways = list(types)
+            self._ways.append("bf16")
         if several and data_parallel == "auto":
-            self._ways += [f"{name} on all devices" for name in types]
+            self._ways += [f"{name} on all devices" for name in self._ways]
         self.choice = Choice(self._ways[0], why="nothing else is possible here")
         self._open = len(self._ways) > 1
 
@@ -120,25 +114,23 @@ class Speed:
         twin = copy.deepcopy(module)
 
         def once(way: str) -> bool:
-            found = _tensors(self._compute(way, twin, *inputs))
-            torch.stack([part.square().mean() for part in found]).sum().backward()  # type: ignore[no-untyped-call]
+            made = self._compute(way, twin, *inputs)
+            outputs = (
+                [made] if isinstance(made, Tensor) else [one for one in made if one is not None]
+            )
+            torch.stack([part.square().mean() for part in outputs]).sum().backward()  # type: ignore[no-untyped-call]
             gradients = [each.grad for each in twin.parameters() if each.grad is not None]
             # Reading the sum waits for an asynchronous device.
             total = torch.stack([gradient.sum() for gradient in gradients]).sum()
             return bool(torch.isfinite(total))
 
-        def candidate(way: str) -> Callable[[], bool]:
-            return lambda: once(way)
-
-        self.choice = fastest({way: candidate(way) for way in self._ways})
+        self.choice = fastest({way: functools.partial(once, way) for way in self._ways})
 
     def probe_largest(self, *networks: tuple[nn.Module, tuple[Tensor, ...]]) -> None:
         """Decide once, with the network that has the most weights."""
-
-        def weights(network: tuple[nn.Module, tuple[Tensor, ...]]) -> int:
-            return sum(parameter.numel() for parameter in network[0].parameters())
-
-        module, inputs = max(networks, key=weights)
+        module, inputs = max(
+            networks, key=lambda network: sum(one.numel() for one in network[0].parameters())
+        )
         self.probe(module, *inputs)
 
     def __call__(self, module: nn.Module, *inputs: Tensor) -> Any:

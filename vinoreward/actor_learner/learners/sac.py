@@ -11,10 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vinoreward.actor_learner.learners import heads
-from vinoreward.actor_learner.learners.base import seeded
-from vinoreward.actor_learner.learners.config import LearnerConfig
-from vinoreward.actor_learner.learners.critics import Twins
+from vinoreward.actor_learner.learners import networks
+from vinoreward.actor_learner.learners.base import LearnerConfig, seeded
 from vinoreward.actor_learner.learners.off_policy import (
     ReplayConfig,
     ReplayLearner,
@@ -86,7 +84,7 @@ class SAC(ReplayLearner):
         super().__init__(spec, config)
         self._sac = config
         with seeded(config.seed + 1):
-            self.critics = Twins(spec, config.hidden).to(self.device)
+            self.critics = networks.Twins(spec, config.hidden).to(self.device)
         self.target = target_of(self.critics)
         self.temperature = Temperature(config.first_ent_coef).to(self.device)
         self._entropy = -float(spec.actions)
@@ -95,20 +93,20 @@ class SAC(ReplayLearner):
         self.optimizer = config.make_optimizer(self.actor.parameters())
         self.critic_optimizer = config.make_optimizer(self.critics.parameters())
         self.temperature_optimizer = config.make_optimizer(self.temperature.parameters())
-        self._parts |= {
-            "critics": self.critics,
-            "target": self.target,
-            "temperature": self.temperature,
-            "optimizer": self.optimizer,
-            "critic_optimizer": self.critic_optimizer,
-            "temperature_optimizer": self.temperature_optimizer,
-        }
+        self.save_parts(
+            "critics",
+            "target",
+            "temperature",
+            "optimizer",
+            "critic_optimizer",
+            "temperature_optimizer",
+        )
 
     def _sampled(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Sample actions (N, A) of the current policy; return them and their log densities (N,)."""
         outputs = self.speed(self.actor, observations)[0]
         noise = self.normal(len(outputs), self.spec.actions)
-        return heads.sample(self.spec, outputs, noise)
+        return networks.sample(self.spec, outputs, noise)
 
     def _learn(self, windows: Windows) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
         observations, actions = self.first(windows)
@@ -117,7 +115,7 @@ class SAC(ReplayLearner):
         )
         weight = self.temperature.log.detach().exp()
         with torch.no_grad():
-            targets = self._targets(windows, weight)
+            targets = self.targets(windows, self._soft_values, self._executed)
         values = self.speed(self.critics, observations, actions)
         errors = values - targets[:, None]
         importance = self.tensor(windows.weights)
@@ -148,22 +146,13 @@ class SAC(ReplayLearner):
         found: npt.NDArray[np.float32] = errors.detach().abs().mean(1).cpu().numpy()
         return metrics, found
 
-    def _targets(self, windows: Windows, weight: Tensor) -> Tensor:
-        """Return (B,) soft targets for the windows' first actions."""
-        if self._plain:
-            returns, discounts, following = self.summed(windows)
-            return returns + discounts * self._soft_values(following, weight)
-        observations, actions, following = self.every(windows)
+    def _executed(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self.speed(self.actor, observations)[0]
-        return self.corrected(
-            windows,
-            log_pi=heads.log_prob(self.spec, outputs, actions),
-            q_values=self.speed(self.target, observations, actions).min(1).values,
-            next_values=self._soft_values(following, weight),
-        )
+        q_values = self.speed(self.target, observations, actions).min(1).values
+        return networks.log_prob(self.spec, outputs, actions), q_values
 
-    def _soft_values(self, observations: Tensor, weight: Tensor) -> Tensor:
+    def _soft_values(self, observations: Tensor) -> Tensor:
         """Return (N,) values of one sampled action each, with its entropy."""
         actions, log_pi = self._sampled(observations)
         judged: Tensor = self.speed(self.target, observations, actions).min(1).values
-        return judged - weight * log_pi
+        return judged - self.temperature.log.exp() * log_pi

@@ -18,34 +18,44 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from gymnasium import spaces
 from stable_baselines3 import DQN
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import configure_logger
 
-from vinoreward.actor_learner.learners.base import Consumption, Learner, State, outputs_of
-from vinoreward.actor_learner.learners.batch import check_trajectory
+from vinoreward.actor_learner.learners.base import (
+    Consumption,
+    Learner,
+    State,
+    check_trajectory,
+    outputs_of,
+)
 from vinoreward.actor_learner.learners.sb3_network import (
     check_model,
     check_same,
-    example_observations,
     noise_of,
     policy_of,
-)
-from vinoreward.actor_learner.learners.sb3_state import (
-    check_buffer,
-    load_model_state,
-    load_random_state,
-    model_state,
-    random_state,
 )
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.policies.distributions import Exploration
 from vinoreward.policies.policy import Floats, Policy
 from vinoreward.policies.torch_policy import from_policy, load_policy
+from vinoreward.saved_state import check_counts, check_names
+
+# A checkpoint has the model's parts as plain tensors and numbers, replay included: SB3's own
+# save_replay_buffer and save write pickles.
+_ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+_COUNTERS = (
+    "num_timesteps",
+    "_n_updates",
+    "_n_calls",
+    "_current_progress_remaining",
+    "exploration_rate",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,18 +102,19 @@ class SB3Learner(Learner):
 
     def __init__(self, model: OffPolicyAlgorithm, config: SB3Config) -> None:
         check_model(model)
-        self._buffer = check_buffer(model)
+        self._buffer = _check_buffer(model)
         policy = policy_of(model)
         super().__init__(policy.spec)
         self.model = model
         self._config = config
         self._noise = noise_of(model, config.sigma)
         self._mirror = from_policy(policy)
-        seen = example_observations(cast(spaces.Box, model.observation_space))
-        check_same(model, policy, self.evaluate_outputs(seen), seen)
+        check_same(model, self._mirror)
         self._owed = 0.0
         self._calls = 0
-        self._random = random_state(config.seed if model.seed is None else model.seed, model.device)
+        self._random: dict[str, Any] = {}
+        with self._own_randomness(config.seed if model.seed is None else model.seed):
+            pass
         if not hasattr(model, "_logger"):
             # As in learn(); without a folder, nothing is written.
             model.set_logger(
@@ -227,17 +238,21 @@ class SB3Learner(Learner):
             self._owed += model.gradient_steps / frequency.frequency
 
     @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Give the model its own random state; SB3 uses the process's."""
+    def _own_randomness(self, seed: int | None = None) -> Iterator[None]:
+        """Give the model its own random state, or a new one of a seed; SB3 uses the process's."""
         device = torch.device(self.model.device)
         outside = np.random.get_state()
         devices = [] if device.type == "cpu" else [device.index or 0]
         with torch.random.fork_rng(devices=devices):
-            load_random_state(self._random, device)
+            if seed is None:
+                _load_random_state(self._random, device)
+            else:
+                np.random.seed(seed % 2**32)
+                torch.manual_seed(seed)
             try:
                 yield
             finally:
-                self._random = random_state(None, device)
+                self._random = _random_state(device)
                 np.random.set_state(outside)
 
     def policy(self, version: int) -> Policy:
@@ -267,7 +282,7 @@ class SB3Learner(Learner):
             "owed": self._owed,
             "calls": self._calls,
             "random": self._random,
-            "model": model_state(self.model, self._buffer),
+            "model": _model_state(self.model, self._buffer),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -279,7 +294,99 @@ class SB3Learner(Learner):
                 f"the state is of {found[0]}. Expected {wanted[0]} of the same network: make the "
                 "model as at the start of the run."
             )
-        load_model_state(self.model, self._buffer, state["model"])
+        _load_model_state(self.model, self._buffer, state["model"])
         self.updates, self._calls = int(state["updates"]), int(state["calls"])
         self._owed = float(state["owed"])
         self._random = dict(state["random"])
+
+
+def _random_state(device: torch.device) -> dict[str, Any]:
+    """Return the states of NumPy's and torch's global generators."""
+    _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+        "numbers": [int(position), int(has_gauss), float(gauss)],
+        "torch": torch.get_rng_state(),
+    }
+    if device.type != "cpu":
+        state["cuda"] = torch.cuda.get_rng_state(device.index or 0)
+    return state
+
+
+def _load_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Set NumPy's and torch's global generators to a state."""
+    keys = state["keys"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, *state["numbers"]))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _model_state(model: OffPolicyAlgorithm, buffer: ReplayBuffer) -> dict[str, Any]:
+    """Return weights, optimisers, counters and replay; tensors may share memory."""
+    filled = buffer.buffer_size if buffer.full else buffer.pos
+    names = model._get_torch_save_params()[1]
+    return {
+        "parameters": model.get_parameters(),
+        "variables": {name: recursive_getattr(model, name).detach() for name in names},
+        "counters": {name: getattr(model, name) for name in _COUNTERS if hasattr(model, name)},
+        "replay": {
+            "capacity": buffer.buffer_size,
+            "position": buffer.pos,
+            "full": buffer.full,
+            "arrays": {name: torch.from_numpy(getattr(buffer, name)[:filled]) for name in _ARRAYS},
+        },
+    }
+
+
+def _load_model_state(
+    model: OffPolicyAlgorithm, buffer: ReplayBuffer, state: Mapping[str, Any]
+) -> None:
+    parameters, variables = model._get_torch_save_params()
+    check_names(state, parameters=parameters, variables=variables, counters=_COUNTERS)
+    check_counts(state["counters"])
+    replay = state["replay"]
+    shapes = {name: tuple(array.shape[1:]) for name, array in replay["arrays"].items()}
+    wanted = {name: getattr(buffer, name).shape[1:] for name in _ARRAYS}
+    if replay["capacity"] != buffer.buffer_size or shapes != wanted:
+        raise ConfigError(
+            f"the saved replay has {replay['capacity']} rows of {shapes}. Expected "
+            f"{buffer.buffer_size} of {wanted}: make the model as at the start of the run."
+        )
+    try:
+        model.set_parameters(state["parameters"], exact_match=True, device=model.device)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"the saved weights do not fit the model ({error}). Expected a model made as at the "
+            "start of the run."
+        ) from error
+    with torch.no_grad():
+        for name, value in state["variables"].items():
+            recursive_getattr(model, name).copy_(value)
+    for name, value in state["counters"].items():
+        setattr(model, name, value)
+    for name in _ARRAYS:
+        array = replay["arrays"][name].numpy()
+        getattr(buffer, name)[: len(array)] = array
+    buffer.pos, buffer.full = int(replay["position"]), bool(replay["full"])
+
+
+def _check_buffer(model: OffPolicyAlgorithm) -> ReplayBuffer:
+    """Return a model's replay; raise ConfigError if it cannot take other actors' transitions."""
+    buffer = model.replay_buffer
+    if buffer is None or type(buffer) not in (ReplayBuffer, NStepReplayBuffer):
+        raise ConfigError(
+            f"the model's replay is {type(buffer).__name__}. Expected ReplayBuffer or "
+            "NStepReplayBuffer; leave replay_buffer_class out."
+        )
+    if buffer.optimize_memory_usage:
+        raise ConfigError(
+            "the model's replay takes each observation's successor from the next step, which here "
+            "may be another actor's. Expected optimize_memory_usage=False."
+        )
+    if isinstance(buffer, NStepReplayBuffer) and not buffer.handle_timeout_termination:
+        raise ConfigError(
+            "the model's replay sums several steps but does not handle time limits. Expected "
+            "handle_timeout_termination=True."
+        )
+    return buffer

@@ -24,10 +24,12 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
 from torch import Tensor, nn
 
+from vinoreward.actor_learner.learners.base import outputs_of
 from vinoreward.errors import ConfigError
 from vinoreward.policies.action_noise import ActionNoise
 from vinoreward.policies.policy import Floats, Parameter, Policy
 from vinoreward.policies.spec import Activation, Conv, Dense, Flatten, Head, Layer, PolicySpec
+from vinoreward.policies.torch_policy import TorchPolicy
 
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
 _CHECKED = 16
@@ -261,21 +263,22 @@ def own_outputs(model: OffPolicyAlgorithm, observations: npt.NDArray[np.generic]
         return _array(network(tensor))
 
 
-def check_same(model: OffPolicyAlgorithm, policy: Policy, outputs: Floats, seen: Any) -> None:
-    """Raise ConfigError unless a policy's outputs equal the model's.
+def check_same(model: OffPolicyAlgorithm, copied: TorchPolicy) -> None:
+    """Raise ConfigError unless a copied network's outputs equal the model's.
 
     Detects subclasses that compute something else with the same layers.
-
-    Args:
-        model: computes its own outputs.
-        policy: copied from it.
-        outputs: (N, K), the policy's.
-        seen: (N, *shape), the observations.
     """
-    wanted = own_outputs(model, seen)
-    found = np.tanh(outputs) if policy.spec.head == "tanh" else outputs
-    if policy.spec.head == "tanh_gaussian":
-        half = policy.spec.actions
+    space = cast(spaces.Box, model.observation_space)
+    random, shape = np.random.default_rng(0), (_CHECKED, *space.shape)
+    seen: npt.NDArray[Any]
+    if space.dtype == np.uint8:
+        seen = random.integers(0, 256, shape).astype(np.uint8)
+    else:
+        seen = np.clip(random.standard_normal(shape), space.low, space.high).astype(np.float32)
+    wanted, outputs = own_outputs(model, seen), outputs_of(copied, seen)
+    found = np.tanh(outputs) if copied.spec.head == "tanh" else outputs
+    if copied.spec.head == "tanh_gaussian":
+        half = copied.spec.actions
         found = np.concatenate([found[:, :half], np.clip(found[:, half:], -20.0, 2.0)], 1)
     if not np.allclose(found, wanted, rtol=1e-3, atol=1e-4):
         raise ConfigError(
@@ -283,12 +286,3 @@ def check_same(model: OffPolicyAlgorithm, policy: Policy, outputs: Floats, seen:
             f"{np.abs(found - wanted).max():.3g}. Expected a policy that uses its layers as "
             "stable_baselines3 does; custom policies cannot be copied."
         )
-
-
-def example_observations(space: spaces.Box) -> npt.NDArray[Any]:
-    """Return a few fixed observations (N, *shape) within a space."""
-    random = np.random.default_rng(0)
-    shape = (_CHECKED, *space.shape)
-    if space.dtype == np.uint8:
-        return random.integers(0, 256, shape).astype(np.uint8)
-    return np.clip(random.standard_normal(shape), space.low, space.high).astype(np.float32)

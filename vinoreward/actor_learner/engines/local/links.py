@@ -14,8 +14,8 @@ from typing import Any
 
 from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
 from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
+from vinoreward.actor_learner.config import SamplesPerInsert
 from vinoreward.actor_learner.engines.local.processes import reporting, send
-from vinoreward.actor_learner.limiter import SamplesPerInsert
 from vinoreward.actor_learner.transport.link import (
     LONGEST_PUSH,
     OBSERVATIONS,

@@ -1,17 +1,58 @@
-"""A cache of pushed weights, to compare compressed versions with."""
+"""What the learner's process keeps for the compressor and the monitor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.monitoring.strategy import FULL_BITS
 from vinoreward.policies.policy import Policy
 
+Array = npt.NDArray[Any]
 MAX_VERSIONS = 1024
 MAX_BYTES = 256 << 20
 MIN_VERSIONS = 5
 """Limits of the cache; MIN_VERSIONS overrides MAX_BYTES."""
+
+
+class ObservationBuffer:
+    """The last observations, a few of every trajectory, so that they reach further back.
+
+    Args:
+        first: (N, *shape) initial rows, resets among them.
+        capacity: maximum number of rows.
+        each: maximum number of rows from one trajectory.
+        seed: of the random choice of rows.
+    """
+
+    def __init__(self, first: Array, capacity: int, *, each: int = 64, seed: int = 0) -> None:
+        # Parts, joined only on request: 1024 rows of images are 29 MB.
+        self._parts = deque([np.array(first[-capacity:])])
+        self._count = len(self._parts[0])
+        self._capacity = capacity
+        self._each = each
+        self._random = np.random.default_rng([seed, 0x0B5])
+
+    def add(self, trajectories: Sequence[Trajectory]) -> None:
+        """Copy rows of some trajectories, whose memory may be reused afterwards."""
+        for trajectory in trajectories:
+            rows = trajectory.observations.reshape(-1, *trajectory.observations.shape[2:])
+            chosen = self._random.permutation(len(rows))[: self._each]
+            self._parts.append(rows[chosen])
+            self._count += len(chosen)
+        while self._count - len(self._parts[0]) >= self._capacity:
+            self._count -= len(self._parts.popleft())
+
+    @property
+    def rows(self) -> Array:
+        """(N, *shape), newest last; a copy."""
+        return np.concatenate(self._parts)[-self._capacity :]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,339 @@
+"""Importance ratios and multi-step returns, as pure functions of ``(T, B)`` arrays.
+
+:func:`vtrace` gives state values (Espeholt et al. 2018), :func:`munos_returns` action values (the
+general operator of Munos et al. 2016), for one trajectory::
+
+    G_t = r_t + d_t (E_pi Q(s'_t, .) + c_{t+1} (G_{t+1} - Q(s_{t+1}, a_{t+1})))
+
+One recursion covers a family of methods; only the trace coefficients ``c_t`` differ (their
+table 1):
+
+=================================  =============================================================
+:func:`retrace_coefficients`       ``lam min(1, rho_t)``: safe for any ``mu``, low variance
+:func:`tree_backup_coefficients`   ``lam pi(a_t|s_t)``: needs no ``mu``; short traces even on-policy
+:func:`truncated_weights`          ``min(limit, rho_t)``: unbiased without a limit, high variance
+constant ``lam``                   Q(lambda): long traces; diverges where ``mu`` is far from ``pi``
+=================================  =============================================================
+
+Watkins' Q(lambda) is Tree-backup with a greedy target policy (``log_pi`` 0 or ``-inf``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.errors import ConfigError, InputError
+
+Floats = NDArray[np.floating[Any]]
+"""Floating-point array of any precision, time-major ``(T, B)`` unless said otherwise."""
+Doubles = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+LOG_RATIO_LIMIT = 20.0
+"""Upper bound of a log ratio (nats). ``exp(20)`` is 5e8: far beyond what a truncated estimator
+uses, and a product of a few such ratios still fits a float64. There is no lower bound: a ratio may
+underflow to 0."""
+# Rounding of a float32 log-softmax; a value further above 0 is a density.
+_LOG_PROBABILITY_TOLERANCE = 1e-5
+
+
+def check_time_major(**arrays: NDArray[Any]) -> None:
+    """Check that all arrays have one shape ``(T, B)`` with at least one step.
+
+    Raises:
+        InputError: an array is not a NumPy array, not 2-dimensional, empty, or of another shape.
+    """
+    expected: tuple[int, ...] | None = None
+    first = ""
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise InputError(
+                f"{name} is a {type(array).__name__}; correctors take NumPy arrays: pass "
+                f"{name}.detach().cpu().numpy() or numpy.asarray({name})."
+            )
+        if expected is None:
+            expected, first = array.shape, name
+            if array.ndim != 2 or 0 in array.shape:
+                raise InputError(
+                    f"{name} has shape {array.shape}; expected (T, B) with at least one step and "
+                    "one trajectory. Time comes first: transpose a (B, T) array, and add an axis "
+                    "to a single trajectory."
+                )
+        elif array.shape != expected:
+            raise InputError(
+                f"{name} has shape {array.shape}, but {first} has {expected}; all arrays of a "
+                "batch are (T, B) of one shape. Pass the values of the steps and of their "
+                "successors as two arrays of T rows, not one of T + 1."
+            )
+
+
+def check_finite(name: str, array: Floats, hint: str) -> None:
+    """Check that an array has no NaN and no infinity; ``hint`` says what to do.
+
+    Raises:
+        InputError: it has; the message names the first such element as ``[t, b]``.
+    """
+    finite = np.isfinite(array)
+    if not finite.all():
+        where = tuple(int(index) for index in np.argwhere(~finite)[0])
+        count = int(array.size - np.count_nonzero(finite))
+        raise InputError(
+            f"{name} has {count} of {array.size} values that are not finite, the first is "
+            f"{array[where]} at [t, b] = {list(where)}; expected finite numbers. {hint}"
+        )
+
+
+def log_ratios(log_pi: Floats, log_mu: Floats) -> Doubles:
+    """Return ``log rho = log pi - log mu``, at most :data:`LOG_RATIO_LIMIT`.
+
+    Args:
+        log_pi: ``(T, B)``, log-probability of the executed action under the target policy;
+            ``-inf`` (it never takes that action) gives a ratio of exactly 0.
+        log_mu: ``(T, B)``, the same under the policy that acted.
+
+    Raises:
+        InputError: shapes differ, ``log_mu`` is not finite, or ``log_pi`` is NaN or ``+inf``.
+    """
+    check_time_major(log_pi=log_pi, log_mu=log_mu)
+    check_finite(
+        "log_mu",
+        log_mu,
+        "It is the log-probability of an executed action under the network that chose it: store "
+        "it when you sample the action, and drop trajectories of a broken network.",
+    )
+    never = np.isneginf(log_pi)
+    check_finite(
+        "log_pi",
+        np.where(never, 0.0, log_pi),
+        "The learner's network has diverged, or the stored action lies outside its "
+        "distribution's support (a tanh-squashed action of exactly 1 or -1).",
+    )
+    difference = log_pi.astype(np.float64) - log_mu.astype(np.float64)
+    return np.minimum(difference, LOG_RATIO_LIMIT)
+
+
+def truncated_weights(log_rhos: Floats, rho: float) -> Doubles:
+    """Return ``min(rho, exp(log_rhos))`` in the shape of ``log_rhos``; ``rho`` may be infinite.
+
+    Truncation trades variance for bias towards the behaviour policy (Espeholt et al. 2018, eq. 3
+    gives the policy that is then evaluated).
+    """
+    return np.minimum(np.exp(log_rhos.astype(np.float64)), rho)
+
+
+def effective_sample_size(log_rhos: Floats) -> float:
+    """Return Kish's effective sample size as a fraction of the steps, 0 to 1.
+
+    ``(sum w)^2 / (n sum w^2)`` of the untruncated ratios, because truncation would hide how far
+    the behaviour policy is from the target policy. 1 on-policy, 1 / n if one step outweighs the
+    rest, 0 if the target policy would take none of the actions.
+
+    Args:
+        log_rhos: log ratios of any shape, at least one.
+
+    Raises:
+        InputError: ``log_rhos`` is empty.
+    """
+    if log_rhos.size == 0:
+        raise InputError("log_rhos is empty; the effective sample size needs at least one step.")
+    highest = float(log_rhos.max())
+    if highest == -np.inf:
+        return 0.0
+    # Scaling all weights does not change the result; with a maximum of 1 nothing overflows.
+    weights = np.exp(log_rhos.astype(np.float64) - highest)
+    return float(np.square(weights.sum()) / (weights.size * np.square(weights).sum()))
+
+
+def mixed(weights: Floats, share: float) -> Doubles:
+    """Return ``(1 - share) + share weights``: from no correction (0) to the full one (1)."""
+    return (1.0 - share) + share * weights.astype(np.float64)
+
+
+class VTraceReturns(NamedTuple):
+    """Value targets, advantages before weighting, and V-trace's weights."""
+
+    targets: Doubles
+    """``(T, B)``: ``v_t``."""
+    advantages: Doubles
+    """``(T, B)``: ``r_t + d_t (lam v_{t+1} + (1 - lam) V'_t) - V_t``."""
+    weights: Doubles
+    """``(T, B)``: ``min(rho, rho_t)``, the weight of the policy gradient."""
+
+
+def vtrace(
+    *,
+    log_rhos: Floats,
+    discounts: Floats,
+    rewards: Floats,
+    values: Floats,
+    next_values: Floats,
+    ends: Mask,
+    rho: float = 1.0,
+    c: float = 1.0,
+    lam: float = 1.0,
+) -> VTraceReturns:
+    """Return V-trace's targets and advantages.
+
+    ``v_t = V_t + sum_{k >= t} (prod_{t <= i < k} d_i c_i) delta_k`` with ``c_i = lam min(c,
+    rho_i)`` (Remark 2) and ``delta_k = min(rho, rho_k) (r_k + d_k V'_k - V_k)``; the sum stops at
+    the end of the episode. ``rho`` decides what is learned (``V^pi`` for infinity; for 1 the value
+    of a policy between ``mu`` and ``pi``, eq. 3), ``c`` only how fast.
+
+    On-policy and with ``rho, c >= 1`` the targets are lambda-returns (Remark 1) and the
+    advantages generalised advantage estimates. For ``lam = 1`` the advantage is the paper's
+    (section 4.2). For smaller ``lam`` the paper's advantage would trust ``v_{t+1}`` more than the
+    target does; here it bootstraps from the same mixture, so that
+    ``v_t = V_t + min(rho, rho_t) advantage_t`` where ``c = rho``.
+
+    Args:
+        log_rhos: ``(T, B)``, ``log pi - log mu`` of the executed actions (nats).
+        discounts: ``(T, B)``, ``gamma``, or 0 where the episode terminated.
+        rewards: ``(T, B)``.
+        values: ``(T, B)``, the learner's ``V(s_t)``.
+        next_values: ``(T, B)``, the same at the true successor of step ``t``; the last row is the
+            bootstrap value.
+        ends: ``(T, B)``, steps whose next row belongs to another episode; cuts the trace.
+        rho: truncation of the ratio in ``delta`` and in the weight; may be infinite.
+        c: truncation of the ratio in the trace; at most ``rho``.
+        lam: decay of the trace, 0 to 1.
+
+    Raises:
+        InputError: the arrays are not ``(T, B)`` of one shape.
+    """
+    check_time_major(
+        rewards=rewards,
+        log_rhos=log_rhos,
+        discounts=discounts,
+        values=values,
+        next_values=next_values,
+        ends=ends,
+    )
+    weights = truncated_weights(log_rhos, rho)
+    one_step = rewards + discounts * next_values.astype(np.float64)
+    deltas = weights * (one_step - values)
+    carried = np.where(ends, 0.0, discounts * lam)
+    traces = carried * truncated_weights(log_rhos, c)
+    corrections = np.empty_like(deltas)
+    # There is no correction beyond the last row: it bootstraps from its next value.
+    later = np.zeros(deltas.shape[1])
+    following = np.zeros_like(deltas)
+    for step in range(len(deltas) - 1, -1, -1):
+        following[step] = later
+        later = deltas[step] + traces[step] * later
+        corrections[step] = later
+    # v_{t+1} is V' plus the next row's correction; at an end ``carried`` leaves V' alone.
+    advantages = one_step + carried * following - values
+    return VTraceReturns(values + corrections, advantages, weights)
+
+
+def retrace_coefficients(log_rhos: Floats, lam: float) -> Doubles:
+    """Return ``lam min(1, rho_t)`` of the action of each row (Munos et al. 2016)."""
+    return lam * truncated_weights(log_rhos, 1.0)
+
+
+def tree_backup_coefficients(log_pi: Floats, lam: float) -> Doubles:
+    """Return ``lam pi(a_t|s_t)`` of the action of each row (Precup et al. 2000).
+
+    Raises:
+        InputError: ``log_pi`` is above 0: a density of continuous actions is no probability.
+    """
+    highest = float(log_pi.max())
+    if highest > _LOG_PROBABILITY_TOLERANCE:
+        raise InputError(
+            f"log_pi reaches {highest:.3g}; Tree-backup multiplies with probabilities, whose "
+            "logarithms are at most 0. It cannot use a density of continuous actions: use Retrace."
+        )
+    return lam * np.minimum(np.exp(log_pi.astype(np.float64)), 1.0)
+
+
+def munos_returns(
+    *,
+    rewards: Floats,
+    discounts: Floats,
+    q_values: Floats,
+    next_values: Floats,
+    coefficients: Floats,
+    ends: Mask,
+) -> Doubles:
+    """Return the targets ``G_t`` of ``Q(s_t, a_t)``, ``(T, B)``.
+
+    Args:
+        rewards: as for :func:`vtrace`, like ``discounts`` and ``ends``.
+        discounts: see there.
+        q_values: ``(T, B)``, ``Q(s_t, a_t)`` of the executed action.
+        next_values: ``(T, B)``, ``E_pi Q(s'_t, .)`` at the true successor of step ``t``.
+        coefficients: ``(T, B)``, ``c_t`` of the action of row ``t``. Step ``t`` uses row
+            ``t + 1``, so the first row and rows after an end are not read.
+        ends: see there.
+
+    Raises:
+        InputError: the arrays are not ``(T, B)`` of one shape.
+    """
+    check_time_major(
+        rewards=rewards,
+        discounts=discounts,
+        q_values=q_values,
+        next_values=next_values,
+        coefficients=coefficients,
+        ends=ends,
+    )
+    one_step = rewards + discounts * next_values.astype(np.float64)
+    carried = np.where(ends, 0.0, discounts)
+    returns = np.empty_like(one_step)
+    later = np.zeros(one_step.shape[1])
+    for step in range(len(one_step) - 1, -1, -1):
+        returns[step] = one_step[step] + carried[step] * later
+        later = coefficients[step] * (returns[step] - q_values[step])
+    return returns
+
+
+def lambda_returns(
+    *, rewards: Floats, discounts: Floats, next_values: Floats, ends: Mask, lam: float
+) -> Doubles:
+    """Return ``G_t = r_t + d_t ((1 - lam) V'_t + lam G_{t+1})``, ``(T, B)``, uncorrected.
+
+    At a truncation and in the last row, ``G_{t+1}`` is ``V'_t``. ``lam = 1`` sums all rewards up to
+    the end of the episode or array, as in the n-step target of actor-critic. Arguments as for
+    :func:`munos_returns`.
+
+    Raises:
+        InputError: the arrays are not ``(T, B)`` of one shape.
+    """
+    check_time_major(rewards=rewards, discounts=discounts, next_values=next_values, ends=ends)
+    followed = np.where(ends, 0.0, lam)
+    followed[-1] = 0.0
+    returns = np.empty(rewards.shape, dtype=np.float64)
+    later = np.zeros(rewards.shape[1])
+    for step in range(len(returns) - 1, -1, -1):
+        keep = followed[step]
+        later = rewards[step] + discounts[step] * ((1 - keep) * next_values[step] + keep * later)
+        returns[step] = later
+    return returns
+
+
+def n_step_returns(
+    *, rewards: Floats, discounts: Floats, next_values: Floats, ends: Mask, steps: int
+) -> Doubles:
+    """Return uncorrected ``steps``-step returns, ``(T, B)``.
+
+    ``r_t + d_t r_{t+1} + ... + (d_t ... d_{t+n-1}) V'_{t+n-1}``, shorter where the episode or the
+    array ends. Arguments as for :func:`munos_returns`.
+
+    Raises:
+        InputError: the arrays are not ``(T, B)`` of one shape.
+        ConfigError: ``steps`` is below 1.
+    """
+    check_time_major(rewards=rewards, discounts=discounts, next_values=next_values, ends=ends)
+    if steps < 1:
+        raise ConfigError(f"steps is {steps}; an n-step return needs at least 1.")
+    one_step = rewards + discounts * next_values.astype(np.float64)
+    returns = one_step.copy()
+    # Each round extends every return by one step: k steps from t are the reward of t and the
+    # k - 1 steps from t + 1. Beyond the length of the array nothing changes.
+    for _ in range(min(steps, len(returns)) - 1):
+        longer = rewards[:-1] + discounts[:-1] * returns[1:]
+        returns[:-1] = np.where(ends[:-1], one_step[:-1], longer)
+    return returns
