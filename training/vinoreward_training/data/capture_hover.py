@@ -46,44 +46,36 @@ Random = np.random.Generator
 
 @dataclass(frozen=True)
 class Placement:
-    """What to do with the scene before the picture is taken.
-
-    Attributes:
-        gripper: where the gripper ends; None leaves the arm at home.
-        object_first: the object while the arm moves; None for none.
-        object_last: the object when the picture is taken; None for none.
-    """
+    """What to do with the scene before the picture is taken."""
 
     gripper: Point | None
+    """Where the gripper ends; None leaves the arm at home."""
     object_first: Point | None
+    """The object while the arm moves; None for none."""
     object_last: Point | None
+    """The object when the picture is taken; None for none."""
 
 
 @dataclass(frozen=True)
 class HoverFrame:
-    """One picture with its truth.
-
-    Attributes:
-        image: ``(H, W, 3)`` uint8.
-        success: the simulator's verdict.
-        category: one of ``CATEGORIES``.
-        gripper: x, y in metres.
-        object: x, y in metres, None when absent.
-        distance: horizontal metres between them, infinite when absent.
-    """
+    """One picture with its truth; places in metres."""
 
     image: npt.NDArray[np.uint8]
+    """``(H, W, 3)``."""
     success: bool
+    """The simulator's verdict."""
     category: str
+    """One of ``CATEGORIES``."""
     gripper: Point
     object: Point | None
+    """None when absent."""
     distance: float
+    """Horizontal, between them; infinite when absent."""
 
 
 def _anywhere(random: Random, margin: float = 0.0) -> Point:
-    x, y = random.uniform(
-        np.asarray(WORKSPACE_LOW) + margin, np.asarray(WORKSPACE_HIGH) - margin
-    ).tolist()
+    low, high = np.asarray(WORKSPACE_LOW) + margin, np.asarray(WORKSPACE_HIGH) - margin
+    x, y = random.uniform(low, high).tolist()
     return x, y
 
 
@@ -146,11 +138,9 @@ def draw(category: str, random: Random) -> Placement:
         return Placement(gripper, obj, _away(random, gripper))
     if category == "elsewhere":
         # The gripper goes where the fixed task has its object, which is somewhere else.
-        x, y = FIXED_OBJECT
-        gripper = _around(random, (x, y), in_disc)
-        place = _away(random, gripper)
-        return Placement(gripper, place, place)
-    gripper = _anywhere(random)
+        gripper = _around(random, (FIXED_OBJECT[0], FIXED_OBJECT[1]), in_disc)
+    else:
+        gripper = _anywhere(random)
     place = _away(random, gripper)
     return Placement(gripper, place, place)
 
@@ -168,10 +158,7 @@ def take(
     category: str,
     render: Callable[[], Any] | None = None,
 ) -> HoverFrame:
-    """Put arm and object in place and take the picture; the simulator says what it shows.
-
-    ``render`` draws it, by default the scene.
-    """
+    """Put arm and object in place, take the picture with ``render``, and say what it shows."""
     scene.place_object(placement.object_first)
     scene.home()
     if placement.gripper is not None:
@@ -202,12 +189,8 @@ def hover_frame(
 ) -> HoverFrame:
     """Take frame ``index`` of the capture with ``seed``.
 
-    Args:
-        scene: in which arm and object are placed.
-        seed: of the capture.
-        index: of the frame.
-        env: an environment derived from the hover environment. It is reset first, so that it can
-            draw what it varies between episodes, and renders the picture itself.
+    An environment derived from the hover environment is reset first, so that it can draw what it
+    varies between episodes, and renders the picture itself.
     """
     random = np.random.default_rng([seed, index])
     category = category_of(index)

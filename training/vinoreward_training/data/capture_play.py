@@ -45,19 +45,12 @@ Picture = npt.NDArray[np.uint8]
 
 @dataclass
 class Balance:
-    """How many pictures of each label are wanted and kept.
-
-    Attributes:
-        successes: wanted.
-        failures: wanted.
-        quota: pictures of each label from one episode, at most.
-        kept_successes: so far.
-        kept_failures: so far.
-    """
+    """How many pictures of each label are wanted and kept."""
 
     successes: int
     failures: int
     quota: int
+    """Pictures of each label from one episode, at most."""
     kept_successes: int = 0
     kept_failures: int = 0
 

@@ -38,37 +38,46 @@ Images = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """Pictures with their labels; frames of one episode share an episode number.
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """Pictures of episodes.
 
     Attributes:
         images: ``(N, H, W, 3)`` uint8 RGB.
+        episodes: ``(N,)`` int64; frames of one episode share a number.
+        scene: what drew the pictures (empty when unknown).
+        sha256: hash of the pixels and of what belongs to them.
+        resized: whether pictures were resized (PIL bilinear) to get here.
+        seed: of the capture or rollout, if recorded.
+    """
+
+    images: Images
+    episodes: Indices
+    scene: dict[str, Any]
+    sha256: str
+    resized: bool = False
+    seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Pictures):
+    """Pictures with their labels.
+
+    Attributes:
         labels: ``(N,)`` int64, 1 = success.
-        episodes: ``(N,)`` int64.
         categories: ``(N,)`` strings, e.g. ``near_miss``; the class name where none is recorded.
         distances: ``(N,)`` float64 metres from success's centre, NaN where not recorded.
         files: path of each picture inside the folder.
-        scene: what drew the pictures (empty when unknown).
-        sha256: hash of file names, labels and pixels.
         folder: where it was read.
-        resized: whether pictures were resized (PIL bilinear) to get here.
-        seed: the capture's seed, if recorded.
         origin: what makes an episode together with its number (scene or environment, and the
             capture's seed); None where that is not recorded.
     """
 
-    images: Images
     labels: Indices
-    episodes: Indices
     categories: npt.NDArray[np.str_]
     distances: Floats
     files: tuple[str, ...]
-    scene: dict[str, Any]
-    sha256: str
     folder: Path
-    resized: bool = False
-    seed: int | None = None
     origin: str | None = None
 
     @property
@@ -85,30 +94,18 @@ class Dataset:
         return values
 
 
-@dataclass(frozen=True)
-class Frames:
+@dataclass(frozen=True, kw_only=True)
+class Frames(Pictures):
     """Pictures and, where they were recorded, the places of things.
 
     Attributes:
-        images: ``(N, H, W, 3)`` uint8 RGB.
-        episodes: ``(N,)`` int64; frames of one episode share a number.
         places: name to ``(N, 2)`` float64 metres, NaN where the thing is absent; empty where
             nothing was recorded.
-        scene: what drew the pictures (empty when unknown).
-        sha256: hash of pixels, episodes and places.
         source: the folder or environment they came from.
-        resized: whether they were resized (PIL bilinear) to get here.
-        seed: of the capture or rollout, if known.
     """
 
-    images: Images
-    episodes: Indices
     places: dict[str, Floats]
-    scene: dict[str, Any]
-    sha256: str
     source: str
-    resized: bool = False
-    seed: int | None = None
 
     @classmethod
     def hashed(
@@ -130,7 +127,9 @@ class Frames:
         digest.update(numbers.tobytes())
         for name in sorted(places):
             digest.update(name.encode() + places[name].tobytes())
-        return cls(images, numbers, places, sha256=digest.hexdigest(), **facts)
+        return cls(
+            images=images, episodes=numbers, places=places, sha256=digest.hexdigest(), **facts
+        )
 
 
 def _check_folder(folder: Path, kind: str) -> None:

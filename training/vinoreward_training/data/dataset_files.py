@@ -87,20 +87,18 @@ def read_table(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
             for row in (reader := csv.DictReader(stream, restkey="", restval="")):
                 line = reader.line_num
                 if "" in row or not {"file", "label", "episode"} <= set(row):
-                    raise _wrong_table(path, line, "it has other columns")
+                    raise ValueError("it has other columns")
                 if any(len(cell) > MAX_CELL or not cell.isprintable() for cell in row.values()):
-                    raise _wrong_table(path, line, "a cell has too many or unprintable characters")
+                    raise ValueError("a cell has too many or unprintable characters")
                 if max(len(row["label"]), len(row.get("category", ""))) > MAX_NAME:
-                    raise _wrong_table(path, line, "a label or category is too long")
+                    raise ValueError("a label or category is too long")
                 if abs(int(row["episode"])) >= 2**63:
-                    raise _wrong_table(path, line, "the episode's number is too large")
+                    raise ValueError("the episode's number is too large")
                 if row["file"] in seen:
-                    raise _wrong_table(path, line, f"{row['file']} stands in it twice")
+                    raise ValueError(f"{row['file']} stands in it twice")
                 seen.add(row["file"])
                 yield line, row
     except (csv.Error, ValueError, OSError) as error:
-        if isinstance(error, DatasetError):
-            raise
         raise _wrong_table(path, line, str(error)) from error
 
 
@@ -135,30 +133,25 @@ def read_about(folder: Path) -> dict[str, Any]:
         return {}
     try:
         found = plain(parse(read_plain(path, MAX_ABOUT_BYTES), ABOUT), ABOUT)
-    except (BundleError, OSError) as error:
-        raise _wrong_about(path, str(error)) from error
-    if not isinstance(found, dict):
-        raise _wrong_about(path, "it holds no object")
-    scene = found.get("scene")
-    found["scene"] = {} if scene is None else scene
-    if not isinstance(found["scene"], dict) or any(
-        not isinstance(value, str | int | float | bool) for value in found["scene"].values()
-    ):
-        raise _wrong_about(path, "scene is no object of texts and numbers")
-    seed = found.get("seed")
-    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
-        raise _wrong_about(path, "seed is no whole number of 0 or more")
-    for name in ("env", "truth_key"):
-        if not isinstance(found.get(name, ""), str):
-            raise _wrong_about(path, f"{name} is no text")
+        if not isinstance(found, dict):
+            raise ValueError("it holds no object")
+        scene = found["scene"] = {} if found.get("scene") is None else found["scene"]
+        if not isinstance(scene, dict) or any(
+            not isinstance(value, str | int | float | bool) for value in scene.values()
+        ):
+            raise ValueError("scene is no object of texts and numbers")
+        seed = found.get("seed")
+        if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
+            raise ValueError("seed is no whole number of 0 or more")
+        for name in ("env", "truth_key"):
+            if not isinstance(found.get(name, ""), str):
+                raise ValueError(f"{name} is no text")
+    except (BundleError, OSError, ValueError) as error:
+        raise DatasetError(
+            f"{path}: {str(error).rstrip('.')}. Expected the file that capture wrote; run capture "
+            "--resume or delete it."
+        ) from error
     return found
-
-
-def _wrong_about(path: Path, why: str) -> DatasetError:
-    return DatasetError(
-        f"{path}: {why.rstrip('.')}. Expected the file that capture wrote; run capture --resume or "
-        "delete it."
-    )
 
 
 def pictures_below(folder: Path, name: str = ".") -> list[str]:
@@ -327,10 +320,8 @@ def save_picture(path: Path, image: npt.NDArray[np.uint8]) -> None:
 class Table:
     """The rows of ``metadata.csv``; a picture counts once its row is saved.
 
-    Args:
-        folder: of the capture.
-        whole_episodes: where a picture of an episode is gone, forget that episode and all after
-            it, so that they are captured again.
+    Where a picture of an episode is gone, ``whole_episodes`` forgets that episode and all after it,
+    so that they are captured again.
 
     Raises:
         DatasetError: the table there cannot be read, or names files out of the folder.

@@ -35,12 +35,13 @@ HELD = 0.8 * 0.15
 
 def origin(about: Mapping[str, Any]) -> dict[str, str]:
     """Return what a ``dataset.json``, or a bundle's ``dataset``, records of the environment."""
-    found = {name: about.get(name) for name in RECORDED}
     # It may be anybody's: nothing that a terminal would act on.
     return {
         name: value
-        for name, value in found.items()
-        if isinstance(value, str) and value.isprintable() and 0 < len(value) < 200
+        for name in RECORDED
+        if isinstance(value := about.get(name), str)
+        and value.isprintable()
+        and 0 < len(value) < 200
     }
 
 
@@ -147,10 +148,7 @@ def _judges_itself(env_id: str) -> bool:
 def after_profile(env: str, bundle: str | None, *, own: bool) -> str:
     """Return the command that trains where was profiled.
 
-    Args:
-        env: what was profiled.
-        bundle: its classifier, None for its own.
-        own: whether the environment has a learned reward of its own.
+    ``bundle`` is None for the environment's own, ``own`` whether it has a learned reward itself.
     """
     words: list[object] = ["train", "--env", env]
     words += [] if own else WRAPPED
@@ -161,9 +159,7 @@ def after_profile(env: str, bundle: str | None, *, own: bool) -> str:
 def after_play(run: Path, description: Mapping[str, Any]) -> str:
     """Return the command that profiles what was played, or plays more where it has no bundle.
 
-    Args:
-        run: folder of the run.
-        description: what its ``policy.json`` says.
+    ``description`` is what the ``policy.json`` in the folder ``run`` says.
     """
     env, bundle = description.get("env"), description.get("bundle")
     ours = isinstance(env, str) and _judges_itself(env)

@@ -140,15 +140,12 @@ def _section(section: Section) -> str:
     if section.rows:
         parts.append(_table(section.rows))
     if section.pictures:
-        shown_pictures = [
-            _picture(
-                Path(picture),
-                section.captions.get(Path(picture).name, Path(picture).name),
-                beside=len(section.pictures) > 1,
-            )
-            for picture in section.pictures
-        ]
-        parts.append('<div class="pictures">\n' + "\n".join(shown_pictures) + "\n</div>")
+        beside = len(section.pictures) > 1
+        shown_pictures = "\n".join(
+            _picture(path, section.captions.get(path.name, path.name), beside=beside)
+            for path in map(Path, section.pictures)
+        )
+        parts.append(f'<div class="pictures">\n{shown_pictures}\n</div>')
     parts.append("</section>")
     return "\n".join(parts)
 
@@ -159,15 +156,13 @@ def _table(rows: Sequence[Mapping[str, object]]) -> str:
         f"<th{_class(_is_number(rows[0].get(column)) and 'number')}>{html.escape(str(column))}</th>"
         for column in columns
     )
-    lines = [
-        "<tr>" + "".join(_cell(row.get(column, "")) for column in columns) + "</tr>" for row in rows
-    ]
     # A table of names and values has nothing to head its columns with.
     headed = any(str(column).strip() for column in columns)
     head = f"<thead><tr>{head}</tr></thead>\n" if headed else ""
-    return (
-        f'<div class="table"><table>\n{head}<tbody>\n{chr(10).join(lines)}\n</tbody></table></div>'
+    body = "\n".join(
+        "<tr>" + "".join(_cell(row.get(column, "")) for column in columns) + "</tr>" for row in rows
     )
+    return f'<div class="table"><table>\n{head}<tbody>\n{body}\n</tbody></table></div>'
 
 
 def _is_number(value: object) -> bool:
