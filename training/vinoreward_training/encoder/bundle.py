@@ -20,12 +20,12 @@ from vinoreward.files import atomic_path
 from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset import Frames
 from vinoreward_training.data.dataset_files import Indices, read_about
-from vinoreward_training.encoder.probe import ProbeError, bounds, probe_places
+from vinoreward_training.encoder.probe import ProbeError, bounds, mean_std, probe_places
 from vinoreward_training.encoder.training import decode, encode
 from vinoreward_training.runs.curves import new_figure, save_figure
+from vinoreward_training.runs.fit import export_checked, spread, weights_of
 from vinoreward_training.runs.next_command import origin
-from vinoreward_training.runs.publish import export_checked, publish, spread, weights_of
-from vinoreward_training.runs.report import Section
+from vinoreward_training.runs.report import Section, publish
 
 MEAN = STD = (0.5, 0.5, 0.5)
 """Of the encoder's input, in units of 0 to 1: it sees pictures from -1 to 1."""
@@ -78,7 +78,7 @@ def _measure(vae: Vae, frames: Frames, train: Indices, test: Indices) -> _Measur
     which = np.concatenate([fitted, test])
     mean, log_variance = encode(vae.encoder, frames.images[which])
     held_mean, held_log_variance = mean[len(fitted) :], log_variance[len(fitted) :]
-    std = np.exp(0.5 * held_log_variance.astype(np.float64)).mean(0).astype(np.float32)
+    std = mean_std(held_log_variance)
     low, high = bounds(mean, std)
     divergences = 0.5 * (
         held_mean.astype(np.float64) ** 2

@@ -21,7 +21,7 @@ from vinoreward.errors import ConfigError, PictureMismatchError, VinorewardError
 from vinoreward_training.configs import ImportEncoderConfig
 from vinoreward_training.data.dataset import LOWEST_COUNT, load_frames
 from vinoreward_training.data.dataset_files import read_about
-from vinoreward_training.encoder.probe import bounds
+from vinoreward_training.encoder.probe import bounds, mean_std
 from vinoreward_training.runs.next_command import after_bundle, origin
 
 MAX_PICTURES = 500
@@ -108,11 +108,8 @@ def _measured(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Encoding:
     size = len(encoding.low)
     with bundle.backend("openvino", precision="fp32", verify=False) as backend:
         outputs = backend.infer(bundle.prepare(pictures))
-    means = outputs[:, :size]
-    std = np.zeros(size, dtype=np.float32)
-    if encoding.posterior:
-        std = np.exp(0.5 * outputs[:, size:].astype(np.float64)).mean(0).astype(np.float32)
-    low, high = bounds(means, std)
+    std = mean_std(outputs[:, size:]) if encoding.posterior else np.zeros(size, np.float32)
+    low, high = bounds(outputs[:, :size], std)
     # A number that no picture moves still needs an interval.
     room = np.maximum(0.0, 1e-3 - (high - low))
     return dataclasses.replace(

@@ -17,24 +17,20 @@ import numpy.typing as npt
 from vinoreward.errors import DatasetError
 
 Floats = npt.NDArray[np.floating]
+Floats32 = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
-
-MILLIMETRES = 1000.0
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A fitted linear map.
-
-    Attributes:
-        weights: (D, P) float64.
-        offset: (P,) float64.
-        fitted_on: frames that show the thing.
-    """
+    """A fitted linear map."""
 
     weights: npt.NDArray[np.float64]
+    """(D, P)."""
     offset: npt.NDArray[np.float64]
+    """(P,)."""
     fitted_on: int
+    """Frames that show the thing."""
 
     def predict(self, latents: Floats) -> npt.NDArray[np.float64]:
         """Return places (N, P) for latents (N, D)."""
@@ -44,30 +40,25 @@ class Probe:
 
 @dataclass(frozen=True)
 class ProbeError:
-    """How far a probe is off on held-out frames.
-
-    Attributes:
-        name: of the thing, e.g. ``"object"``.
-        r2: share of the places' variance that is explained, 1 for all; summed over coordinates.
-        mean_mm: mean distance between the place read and the true one.
-        p95_mm: the distance that 95 % of the frames stay below.
-        chance_mm: mean error of always answering the mean place: what no information gives.
-        frames: held-out frames that show the thing.
-        fitted_on: training frames that show it.
-    """
+    """How far a probe is off on held-out frames."""
 
     name: str
+    """Of the thing, e.g. ``"object"``."""
     r2: float
+    """Share of the places' variance that is explained, 1 for all; summed over coordinates."""
     mean_mm: float
+    """Mean distance between the place read and the true one."""
     p95_mm: float
+    """The distance that 95 % of the frames stay below."""
     chance_mm: float
+    """Mean error of always answering the mean place: what no information gives."""
     frames: int
+    """Held-out frames that show the thing."""
     fitted_on: int
+    """Training frames that show it."""
 
 
-def bounds(
-    means: npt.NDArray[np.float32], std: npt.NDArray[np.float32]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+def bounds(means: Floats32, std: Floats32) -> tuple[Floats32, Floats32]:
     """Return bounds (D,) that hold every vector seen, with room for what was not.
 
     Args:
@@ -77,6 +68,11 @@ def bounds(
     low, high = means.min(0), means.max(0)
     room = 0.25 * (high - low) + 4.0 * std
     return (low - room).astype(np.float32), (high + room).astype(np.float32)
+
+
+def mean_std(log_variance: Floats32) -> Floats32:
+    """Return the mean standard deviation (D,) of posteriors with log variances (N, D)."""
+    return np.asarray(np.exp(0.5 * log_variance.astype(np.float64)).mean(0), dtype=np.float32)
 
 
 def fit_probe(latents: Floats, places: Floats) -> Probe:
@@ -120,14 +116,14 @@ def judge_probe(probe: Probe, name: str, latents: Floats, places: Floats) -> Pro
         )
     off = probe.predict(latents[shown]) - truth
     spread = truth - truth.mean(0)
-    distances = np.linalg.norm(off, axis=1) * MILLIMETRES
+    distances = np.linalg.norm(off, axis=1) * 1000.0
     variance = float((spread**2).sum())
     return ProbeError(
         name=name,
         r2=1.0 - float((off**2).sum()) / variance if variance > 0 else 0.0,
         mean_mm=float(distances.mean()),
         p95_mm=float(np.quantile(distances, 0.95)),
-        chance_mm=float(np.linalg.norm(spread, axis=1).mean()) * MILLIMETRES,
+        chance_mm=float(np.linalg.norm(spread, axis=1).mean()) * 1000.0,
         frames=len(truth),
         fitted_on=probe.fitted_on,
     )

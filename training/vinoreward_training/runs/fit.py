@@ -1,4 +1,4 @@
-"""The training loop of ``finetune`` and ``train-vae``: repeatable, resumable to the step."""
+"""The training loop of ``finetune`` and ``train-vae``, resumable to the very step, and its export."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from vinoreward.actor_learner.learners.precision import has_bf16
+from vinoreward.backends.base import load_backend
+from vinoreward.backends.convert import export_onnx
+from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.errors import ModelCorruptError, OutputError
 from vinoreward.processes import interrupt_between
 from vinoreward.saved_state import save_state
@@ -24,11 +28,15 @@ from vinoreward_training.runs.machine import cores
 from vinoreward_training.runs.run_folder import read_tensors
 
 CHECKPOINT = "checkpoint.pt"
+EXPORT_TOLERANCE = 2e-3
+"""Largest difference that an exported network may show, in units of its largest number."""
 BF16_SHARE = 0.75
 """Share of the steps that may run in bfloat16; the rest settles in float32 what that blurred."""
 
 Indices = npt.NDArray[np.int64]
 Record = dict[str, float]
+Floats = npt.NDArray[np.float32]
+Images = npt.NDArray[np.uint8]
 _Recipe = TypeVar("_Recipe", bound="Recipe")
 
 
@@ -310,7 +318,7 @@ def predict(
     prepare: Callable[[npt.NDArray[Any]], Tensor] = torch.from_numpy,
     *,
     batch_size: int = 128,
-) -> npt.NDArray[np.float32]:
+) -> Floats:
     """Return a module's outputs (N, ...) for inputs (N, ...), in evaluation mode and in batches."""
     training = module.training
     module.eval()
@@ -324,3 +332,46 @@ def predict(
 def steps_per_epoch(train: Indices, recipe: Recipe) -> int:
     """Return how many steps draw as many frames as there are, at least one."""
     return max(1, len(train) // recipe.batch_size)
+
+
+def spread(images: Images, indices: npt.NDArray[np.int64], count: int) -> Images:
+    """Return at most ``count`` of the images with these indices, at equal distances."""
+    return images[indices[:: max(1, len(indices) // count)][:count]]
+
+
+def weights_of(module: nn.Module, metadata: dict[str, str] | None = None) -> bytes:
+    """Return a module's state dict as a ``.safetensors`` file."""
+    state = {name: value.contiguous() for name, value in module.state_dict().items()}
+    return bytes(safetensors.torch.save(state, metadata=metadata))
+
+
+def export_checked(module: nn.Module, path: Path, images: Images, expected: Floats) -> float:
+    """Write a network as ONNX; return its largest difference from torch, on both runtimes.
+
+    Args:
+        module: with its preprocessing, see :func:`~vinoreward.backends.convert.export_onnx`.
+        path: of the file; it takes uint8 pictures.
+        images: (N, H, W, 3) uint8, a few to compare on.
+        expected: (N, K) what torch gives for them.
+
+    Raises:
+        OutputError: the exported network does not compute what was trained.
+    """
+    export_onnx(module, path, *images.shape[1:3])
+    spec = NetworkSpec(
+        path,
+        TensorSpec((None, *images.shape[1:]), "uint8"),
+        TensorSpec((None, expected.shape[1]), "float32"),
+    )
+    worst, limit = 0.0, EXPORT_TOLERANCE * max(1.0, float(np.abs(expected).max()))
+    for name in ("openvino", "onnxruntime"):
+        with load_backend(name, spec) as backend:
+            difference = float(np.abs(backend.infer(images) - expected).max())
+        if not difference <= limit:
+            raise OutputError(
+                f"the exported network gives numbers {difference:.4g} away from torch's on {name}. "
+                f"Expected at most {limit:.4g}; export with other versions of torch or onnx "
+                "(vinoreward doctor lists them)."
+            )
+        worst = max(worst, difference)
+    return worst

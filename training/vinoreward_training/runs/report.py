@@ -1,17 +1,25 @@
-"""Reports: one self-contained HTML file that opens anywhere, offline."""
+"""Reports: one self-contained HTML file that opens anywhere, offline; and bundles with a report."""
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import html
 import math
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import write_text
+from vinoreward_training.runs.machine import package_versions
 from vinoreward_training.runs.run_folder import NEVER_FROM_A_FILE, plain
 
 MEDIA_TYPES = {
@@ -226,3 +234,43 @@ def _width(path: Path) -> int:
             return picture.width
     except OSError:
         return 0
+
+
+def publish(
+    folder: Path,
+    title: str,
+    intro: str,
+    sections: Sequence[Section],
+    spec: BundleSpec,
+    files: Mapping[str, Path | bytes],
+    golden: tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]],
+) -> Path:
+    """Write FOLDER/bundle, with the sections as its card, and FOLDER/report.html.
+
+    Args:
+        folder: the run folder.
+        title: of the report; the bundle's name follows it.
+        intro: what the bundle is, for the card.
+        sections: of both; their pictures go into the bundle.
+        spec: of the bundle; versions are added.
+        files: of the bundle; those in ``folder`` are removed there.
+        golden: pictures and what the network gives for them.
+
+    Returns:
+        The bundle's path.
+
+    Raises:
+        RunFolderError: a file cannot be written.
+    """
+    made_by = package_versions(("vinoreward", "torch", "torchvision", "onnx", "openvino", "numpy"))
+    present = {name: version for name, version in made_by.items() if version is not None}
+    spec = dataclasses.replace(spec, versions={"python": platform.python_version(), **present})
+    drawn = {Path(path).name: Path(path) for section in sections for path in section.pictures}
+    card = markdown(spec.name, intro, sections)
+    saved = save_bundle(folder / "bundle", spec, files, *golden, card, drawn, overwrite=True)
+    write_report(folder / "report.html", f"{title} {spec.name}", sections)
+    for file in files.values():
+        if isinstance(file, Path):
+            file.unlink()
+    print(f"bundle {saved}, report {folder / 'report.html'}")
+    return saved
