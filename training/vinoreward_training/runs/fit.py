@@ -1,4 +1,4 @@
-"""The training loop of ``finetune`` and ``train-vae``, resumable to the very step, and its export."""
+"""The training loop of ``finetune`` and ``train-vae``, resumable to the step, and its export."""
 
 from __future__ import annotations
 
