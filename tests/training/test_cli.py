@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from vinoreward.errors import install_command
-from vinoreward_training import configs
 from vinoreward_training.cli import COMMANDS, main
 
 
@@ -46,9 +45,9 @@ def test_every_command_has_help_with_examples(
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_has_its_configuration_and_run(name: str) -> None:
-    place, title, _ = COMMANDS[name]
+    place, kind = COMMANDS[name]
     assert callable(importlib.import_module(f"vinoreward_training.{place}").run)
-    assert dataclasses.is_dataclass(vars(configs)[title])
+    assert dataclasses.is_dataclass(kind)
 
 
 @pytest.mark.parametrize("word", ["false", "False"])

@@ -12,65 +12,31 @@ from typing import Any
 from vinoreward.bundles.picture import shown_name
 from vinoreward.errors import VinorewardError, install_command
 from vinoreward.processes import terminated_like_interrupted
+from vinoreward_training import configs
 from vinoreward_training.runs.machine import extra_of
 
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "capture": (
-        "data.capture",
-        "CaptureConfig",
-        "write labelled pictures of successes, near misses and traps",
-    ),
-    "finetune": (
-        "classifier.finetune",
-        "FinetuneConfig",
-        "train a success classifier and save it as a bundle",
-    ),
-    "quantize": (
-        "quantize.command",
-        "QuantizeConfig",
-        "add an INT8 network, gated on unchanged decisions",
-    ),
-    "train-vae": (
-        "encoder.train_vae",
-        "TrainVaeConfig",
-        "train a state encoder on pictures without labels",
-    ),
-    "import-encoder": (
-        "encoder.import_encoder",
-        "ImportEncoderConfig",
-        "make a bundle of an encoder trained elsewhere",
-    ),
-    "train": ("policy.train", "TrainConfig", "train a policy on the learned reward"),
-    "actors": (
-        "actors.command",
-        "ActorsConfig",
-        "learn in full precision, act compressed: many actors, one learner",
-    ),
-    "play": (
-        "play.command",
-        "PlayConfig",
-        "film a policy; claimed and true success over many episodes",
-    ),
-    "profile": (
-        "bench.profile",
-        "ProfileConfig",
-        "where the time of a step goes, and what could be gained",
-    ),
-    "bench": ("bench.command", "BenchConfig", "the paired comparisons behind the README's figures"),
-    "doctor": ("doctor", "DoctorConfig", "what is installed, what works, what to add"),
-    "demo": (
-        "demo.command",
-        "DemoConfig",
-        "capture, finetune, quantize, train, play and report in one go",
-    ),
+COMMANDS: dict[str, tuple[str, type[Any]]] = {
+    "capture": ("data.capture", configs.CaptureConfig),
+    "finetune": ("classifier.finetune", configs.FinetuneConfig),
+    "quantize": ("quantize.command", configs.QuantizeConfig),
+    "train-vae": ("encoder.train_vae", configs.TrainVaeConfig),
+    "import-encoder": ("encoder.import_encoder", configs.ImportEncoderConfig),
+    "train": ("policy.train", configs.TrainConfig),
+    "actors": ("actors.command", configs.ActorsConfig),
+    "play": ("play.command", configs.PlayConfig),
+    "profile": ("bench.profile", configs.ProfileConfig),
+    "bench": ("bench.command", configs.BenchConfig),
+    "doctor": ("doctor", configs.DoctorConfig),
+    "demo": ("demo.command", configs.DemoConfig),
 }
-"""Command name to (module with its ``run``, configuration class, one-line help)."""
+"""Command name to the module with its ``run``, and its options."""
 
 
 def usage() -> str:
     """Return the top-level help text."""
     lines = ["usage: vinoreward COMMAND [options]", "", "commands:"]
-    lines += [f"  {name:<14} {text}" for name, (_, _, text) in COMMANDS.items()]
+    for name, (_, config) in COMMANDS.items():
+        lines.append(f"  {name:<14} {(config.__doc__ or '').splitlines()[0]}")
     lines += ["", "vinoreward COMMAND --help shows a command's options with examples."]
     return "\n".join(lines)
 
@@ -94,15 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         # Here, so that the top-level help appears at once.
-        from vinoreward_training import configs
         from vinoreward_training.runs.settings import Settings, command_line
 
-        place, title, _ = COMMANDS[name]
+        place, kind = COMMANDS[name]
         module = importlib.import_module(f"vinoreward_training.{place}")
         prog = f"vinoreward {name}"
         settings: Settings[Any] | None = getattr(module, "SETTINGS", None)
         if settings is None:
-            config = command_line(getattr(configs, title), arguments[1:], prog=prog)
+            config = command_line(kind, arguments[1:], prog=prog)
         else:
             config = settings.parse(arguments[1:], prog=prog)
         with terminated_like_interrupted():

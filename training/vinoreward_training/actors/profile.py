@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -22,39 +24,12 @@ from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import RunFolder, plain
 
 if TYPE_CHECKING:
-    from vinoreward.actor_learner.trainer import ActorLearner, Progress
-
+    from vinoreward.actor_learner.trainer import Progress
 
 ENOUGH = 1000
 """Steps for a reliable profile; the first ones are slower."""
-
-
 PAYS = 1.1
 """Minimum speed-up for which compression is worthwhile."""
-
-
-class _Warm:
-    """Notes the profile once actors act with their final kind of weights."""
-
-    def __init__(self, owner: ActorLearner, bar: tqdm, *, compressed: bool) -> None:
-        self._owner, self._bar, self._compressed = owner, bar, compressed
-        self._updates = 0
-        self.found: Breakdown | None = None
-        self.error = ""
-        self.pushes: list[float] = []
-
-    def __call__(self, progress: Progress) -> bool:
-        self._bar.update(progress.steps - self._bar.n)
-        self._updates += 1
-        self.error = next(
-            (str(one["error"]) for one in progress.compressor if "error" in one), self.error
-        )
-        self.pushes += [one["seconds"] for one in progress.compressor if "seconds" in one]
-        share = progress.metrics.get("compressed_share", 0.0)
-        ready = share > 0.5 or not self._compressed
-        if self.found is None and self._updates > 1 and ready:
-            self.found = self._owner.profile()[0]
-        return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,30 +77,47 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
     import torch
 
     torch.set_num_threads(config.threads)
-    parts = build(dataclasses.replace(config, resume=False, evaluate_every=0))
-    bar = tqdm(total=steps, unit="step", disable=not config.progress, desc=config.compress[:20])
-    try:
-        owner = parts.trainer(dataclasses.replace(config, resume=False), None)
-        warm = _Warm(owner, bar, compressed=parts.chain is not None)
-        summary = owner.learn(steps, warm)
-        if parts.chain is not None and warm.found is None:
-            why = f": {warm.error.rstrip('.')}" if warm.error else ""
-            raise ConfigError(
-                f"no actor acted with {config.compress!r} in {summary.steps} steps{why}. Expected "
-                "some thousand steps of a network that it can compress; give --profile-only more "
-                "of them, or change --compress or --network."
-            )
-        return Measured(
-            actor=difference(summary.profile, warm.found),
-            learner_seconds=summary.learner_seconds,
-            # The first one includes one-time preparation.
-            push_seconds=statistics.median(warm.pushes[1:]) if warm.pushes[1:] else None,
-            steps_per_update=summary.steps / max(1, summary.updates),
-            share=share_words(summary.compressed_share, summary.staleness),
+    config = dataclasses.replace(config, resume=False, evaluate_every=0)
+    with (
+        contextlib.closing(build(config)) as parts,
+        tqdm(
+            total=steps, unit="step", disable=not config.progress, desc=config.compress[:20]
+        ) as bar,
+    ):
+        owner = parts.trainer(config, None)
+        start: Breakdown | None = None
+        calls = 0
+        reports: list[Mapping[str, Any]] = []
+
+        def watch(progress: Progress) -> bool:
+            nonlocal start, calls
+            calls += 1
+            bar.update(progress.steps - bar.n)
+            reports.extend(progress.compressor)
+            # The profile starts once actors act with their final kind of weights.
+            share = progress.metrics.get("compressed_share", 0.0)
+            if start is None and calls > 1 and (share > 0.5 or parts.chain is None):
+                start = owner.profile()[0]
+            return False
+
+        summary = owner.learn(steps, watch)
+    if parts.chain is not None and start is None:
+        errors = [str(one["error"]) for one in reports if "error" in one]
+        why = f": {errors[-1].rstrip('.')}" if errors else ""
+        raise ConfigError(
+            f"no actor acted with {config.compress!r} in {summary.steps} steps{why}. Expected "
+            "some thousand steps of a network that it can compress; give --profile-only more "
+            "of them, or change --compress or --network."
         )
-    finally:
-        bar.close()
-        parts.close()
+    # The first one includes one-time preparation.
+    pushes = [one["seconds"] for one in reports if "seconds" in one][1:]
+    return Measured(
+        actor=difference(summary.profile, start),
+        learner_seconds=summary.learner_seconds,
+        push_seconds=statistics.median(pushes) if pushes else None,
+        steps_per_update=summary.steps / max(1, summary.updates),
+        share=share_words(summary.compressed_share, summary.staleness),
+    )
 
 
 def profile(config: ActorsConfig) -> dict[str, Breakdown]:
@@ -183,17 +175,13 @@ def profile(config: ActorsConfig) -> dict[str, Breakdown]:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """Whether compressing its actors makes a training faster.
-
-    Attributes:
-        words: sentences for the user.
-        changes: of the settings, for the next run.
-    """
+class Verdict(NamedTuple):
+    """Whether compressing its actors makes a training faster."""
 
     words: list[str]
+    """Sentences for the user."""
     changes: dict[str, Any]
+    """Of the settings, for the next run."""
 
 
 def recommend(config: ActorsConfig, full: Measured, compressed: Measured) -> Verdict:

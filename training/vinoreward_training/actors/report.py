@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vinoreward.actor_learner.acting.evaluation import Pair
+from vinoreward.actor_learner.acting.evaluation import Pair, Played
 from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward.actor_learner.progress import NEAR_ZERO
 from vinoreward.errors import InputError
@@ -31,6 +31,7 @@ from vinoreward_training.runs.run_folder import plain
 
 Row = Mapping[str, Any]
 SUMMARY = "summary.json"
+MACHINE = ("cpu", "cores", "system", "python", "commit")
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def _apart(lost: float) -> str:
 def breakdown_rows(found: Breakdown) -> list[dict[str, object]]:
     """Return the table of an actor's time."""
     total = max(found.step_cpu, 1e-12)
-    rows: list[dict[str, object]] = [
+    return [
         {
             "part": NAMES[part],
             "processor µs per step": round(1e6 * found.cpu[part], 1),
@@ -130,7 +131,6 @@ def breakdown_rows(found: Breakdown) -> list[dict[str, object]]:
         }
         for part in PARTS
     ]
-    return rows
 
 
 def aligned(rows: Sequence[Row], *, left: int = 0, indent: int = 0) -> str:
@@ -156,6 +156,7 @@ def aligned(rows: Sequence[Row], *, left: int = 0, indent: int = 0) -> str:
 def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -> None:
     """Write the pictures, ``report.html`` and ``summary.json`` into the run folder."""
     folder, pair = outcome.folder, outcome.pair
+    machine = describe_machine()
     title = f"{config.algorithm} on {config.task}, {config.compress}, seed {config.seed}"
     curve = draw_returns(folder / "returns.png", title, rows, config.target)
     profile = draw_profile(folder / "profile.png", {"an actor": outcome.breakdown})
@@ -166,7 +167,7 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
         Section("Does compression pay here?", f"{outcome.verdict}\n{gap_words(pair)}"),
         Section("Result", "Without exploration, on fresh episodes.", _result_rows(pair)),
         *_success(pair),
-        Section("In figures", rows=_figures(config, outcome)),
+        Section("In figures", facts=_figures(config, outcome)),
         Section(
             "Return",
             "Grey: training episodes, in which actors explore. Dots: both policies on the same "
@@ -191,70 +192,63 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
         sections.append(Section("What happened to processes", rows=_texts(rows, "event")))
     sections += [
         Section("Evaluations", rows=_evaluations(rows)),
-        Section("Machine", rows=_machine()),
+        Section("Machine", facts={name: machine[name] for name in MACHINE}),
         configuration(config),
     ]
     write_report(folder / "report.html", f"Actors: {title}", sections)
-    write_json(folder / SUMMARY, plain_numbers(summary_of(config, outcome)))
+    summary = {**summary_of(config, outcome), "machine": machine}
+    write_json(folder / SUMMARY, plain_numbers(summary))
 
 
 def summary_of(config: ActorsConfig, outcome: Outcome) -> dict[str, Any]:
-    """Return the content of ``summary.json``."""
+    """Return the content of ``summary.json``, but for the machine."""
     pair = outcome.pair
+    settings = ("task", "algorithm", "compress", "seed", "target")
+    results = {
+        name: plain(value)
+        for name, value in vars(outcome).items()
+        if name not in ("folder", "pair")
+    }
     return {
-        "task": config.task,
-        "algorithm": config.algorithm,
-        "compress": config.compress,
-        "seed": config.seed,
-        "steps": outcome.steps,
-        "updates": outcome.updates,
-        "seconds": outcome.seconds,
-        "evaluation_seconds": outcome.evaluation_seconds,
-        "reached_at": outcome.reached_at,
-        "reached_seconds": outcome.reached_seconds,
-        "target": config.target,
+        **{name: getattr(config, name) for name in settings},
+        **results,
         "full_return": pair.full.mean,
         "full_error": pair.full.error,
         "compressed_return": None if pair.compressed is None else pair.compressed.mean,
-        "breakdown": plain(outcome.breakdown),
-        "learner_seconds": outcome.learner_seconds,
-        "verdict": outcome.verdict,
-        "compressed_share": outcome.compressed_share,
-        "staleness": outcome.staleness,
-        "machine": describe_machine(),
     }
 
 
+def _policies(pair: Pair) -> list[tuple[str, Played]]:
+    both = (("full precision", pair.full), ("compressed", pair.compressed))
+    return [(name, played) for name, played in both if played is not None]
+
+
 def _result_rows(pair: Pair) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    for name, played in (("full precision", pair.full), ("compressed", pair.compressed)):
-        if played is not None:
-            rows.append(
-                {
-                    "policy": name,
-                    "mean return": round(played.mean, 3),
-                    "standard error": round(played.error, 3),
-                    "episodes": len(played.returns),
-                    "mean length": float(played.lengths.mean()),
-                    "version": played.version,
-                }
-            )
-    return rows
+    return [
+        {
+            "policy": name,
+            "mean return": round(played.mean, 3),
+            "standard error": round(played.error, 3),
+            "episodes": len(played.returns),
+            "mean length": float(played.lengths.mean()),
+            "version": played.version,
+        }
+        for name, played in _policies(pair)
+    ]
 
 
 def _success(pair: Pair) -> list[Section]:
     if pair.full.true is None and pair.full.claimed is None:
         return []
     rows = []
-    for name, played in (("full precision", pair.full), ("compressed", pair.compressed)):
-        if played is not None:
-            rows.append(rate_row(f"{name}: claimed by the reward", rate_of(played.claimed)))
-            rows.append(rate_row(f"{name}: true, by the simulator", rate_of(played.true)))
+    for name, played in _policies(pair):
+        rows.append(rate_row(f"{name}: claimed by the reward", rate_of(played.claimed)))
+        rows.append(rate_row(f"{name}: true, by the simulator", rate_of(played.true)))
     text = "Success of each episode's last state. Where the two differ, the reward is fooled."
     return [Section("Claimed and true success", text, rows)]
 
 
-def _figures(config: ActorsConfig, outcome: Outcome) -> list[dict[str, object]]:
+def _figures(config: ActorsConfig, outcome: Outcome) -> dict[str, object]:
     target = "none" if config.target is None else "not reached"
     if outcome.reached_at is not None and outcome.reached_seconds is not None:
         target = f"{outcome.reached_at} steps, {outcome.reached_seconds:.1f} s"
@@ -275,7 +269,7 @@ def _figures(config: ActorsConfig, outcome: Outcome) -> list[dict[str, object]]:
         values["pushes by which their weights were behind (median)"] = (
             "none acted" if math.isnan(outcome.staleness) else round(outcome.staleness)
         )
-    return [{"what": name, "value": value} for name, value in values.items()]
+    return values
 
 
 def _texts(rows: Sequence[Row], kind: str) -> list[dict[str, object]]:
@@ -299,11 +293,3 @@ def _evaluations(rows: Sequence[Row]) -> list[dict[str, object]]:
                 line[f"{name} success"] = f"{full[name]:.0%}"
         found.append(line)
     return found
-
-
-def _machine() -> list[dict[str, object]]:
-    machine = describe_machine()
-    return [
-        {"name": key, "value": str(machine[key])}
-        for key in ("cpu", "cores", "system", "python", "commit")
-    ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ import gymnasium as gym
 
 from vinoreward.actor_learner.acting.environments import check_spaces, failures_told
 from vinoreward.actor_learner.acting.evaluation import Player, evaluation_backend
-from vinoreward.closing import Closing
 from vinoreward.errors import (
     ConfigError,
     MissingDisplayError,
@@ -25,6 +24,7 @@ from vinoreward.policies.policy import Policy
 from vinoreward_training.actors.build import evaluation_options
 from vinoreward_training.actors.settings import SETTINGS
 from vinoreward_training.configs import ActorsConfig
+from vinoreward_training.policy import evaluate
 from vinoreward_training.tasks.lookup import make_task
 
 if TYPE_CHECKING:
@@ -35,29 +35,33 @@ MOST_FRAMES = 300
 
 
 @dataclass(frozen=True)
-class ActorsModel(Closing):
-    """Adapter of a player to the interface of ``evaluate``.
+class Opened:
+    """A policy with its environment.
 
     Attributes:
         env: the environment.
-        player: chooses the actions.
+        model: chooses the actions.
         description: of the policy, plain data.
         unfilmed: why the environment cannot render; empty if it can, or need not.
+        most_frames: maximum of a film; None: episodes are short, so every step is filmed.
     """
 
     env: gym.Env[Any, Any]
-    player: Player
-    description: Mapping[str, Any] = field(default_factory=dict)
+    model: evaluate.Policy
+    description: dict[str, Any]
     unfilmed: str = ""
+    most_frames: int | None = None
+
+
+class _Greedy:
+    """Gives a player the interface of ``evaluate``."""
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
 
     def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[Any, None]:
         """Return the best action for one observation."""
-        return self.player.act(observation), None
-
-    def close(self) -> None:
-        """Close player and environment."""
-        self.player.close()
-        self.env.close()
+        return self._player.act(observation), None
 
 
 def is_of_actors(folder: Path) -> bool:
@@ -69,12 +73,13 @@ def is_of_actors(folder: Path) -> bool:
     return isinstance(found, dict) and "spec" in found
 
 
-def open_model(config: PlayConfig, render_mode: str | None) -> ActorsModel:
-    """Return the policy of a run with its task; close both.
+def open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitStack) -> Opened:
+    """Return the policy of a run with its task; the stack closes both.
 
     Args:
         config: of the command.
-        render_mode: ``"rgb_array"`` to film; an environment without it is made anyway.
+        mode: ``"rgb_array"`` to film; an environment without it is made anyway.
+        stack: closes them.
 
     Raises:
         ConfigError: an invalid setting, or an environment that does not match the policy.
@@ -92,23 +97,19 @@ def open_model(config: PlayConfig, render_mode: str | None) -> ActorsModel:
     policy = _policy(config.run, config.compressed)
     task, options, backend = _recorded(config)
     options = {**options, **config.env_kwargs}
-    env, unfilmed = _made(task, options, render_mode)
-    try:
-        check_spaces(env, policy.spec)
-        backend = policy.backend if config.compressed else evaluation_backend(backend)
-        description = {
-            "task": task,
-            "env_kwargs": options,
-            "file": f"{_name(config.compressed)}.json",
-            "version": policy.version,
-            "backend": backend,
-        }
-        return ActorsModel(
-            env, Player(policy, env.action_space, backend=backend), description, unfilmed
-        )
-    except BaseException:
-        env.close()
-        raise
+    env, unfilmed = _made(task, options, mode)
+    stack.callback(env.close)
+    check_spaces(env, policy.spec)
+    backend = policy.backend if config.compressed else evaluation_backend(backend)
+    player = stack.enter_context(Player(policy, env.action_space, backend=backend))
+    description = {
+        "task": task,
+        "env_kwargs": options,
+        "file": f"{_name(config.compressed)}.json",
+        "version": policy.version,
+        "backend": backend,
+    }
+    return Opened(env, _Greedy(player), description, unfilmed, MOST_FRAMES)
 
 
 def _name(compressed: bool) -> str:

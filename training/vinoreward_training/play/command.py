@@ -11,20 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from vinoreward.errors import ConfigError, MissingDisplayError
 from vinoreward.files import refuse_links, write_json
 from vinoreward.rewards.success import Truth
 from vinoreward_training.configs import PlayConfig
-from vinoreward_training.play.actors_run import MOST_FRAMES, is_of_actors, open_model
+from vinoreward_training.play.actors_run import Opened, is_of_actors, open_actors
 from vinoreward_training.play.film import Filmer, check_film_path, save_film
-from vinoreward_training.policy.checkpoint import load_policy, read_description
+from vinoreward_training.policy.checkpoint import OF_ENV, load_policy, read_description
 from vinoreward_training.policy.evaluate import (
     Evaluation,
     Moment,
-    Policy,
     evaluate,
     rate_row,
 )
@@ -58,19 +56,6 @@ class PlayResult:
         return float(np.std(self.returns, ddof=1) / np.sqrt(count)) if count > 1 else None
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """A loaded policy with its environment."""
-
-    env: gym.Env[Any, Any]
-    model: Policy
-    description: dict[str, Any]
-    filmed: int
-    unfilmed: str = ""
-    most_frames: int | None = None
-    """None: episodes are short, so every step is filmed."""
-
-
 def play(config: PlayConfig) -> PlayResult:
     """Play as configured; write the film, ``play.json`` and ``play.html`` into the run's folder.
 
@@ -83,7 +68,6 @@ def play(config: PlayConfig) -> PlayResult:
         ModelCorruptError: the policy cannot be read or does not match the environment.
         RunFolderError: the folder has a link to outside, or cannot be written.
     """
-
     filmed = 0 if config.human else min(config.film, config.episodes)
     if config.film < 0 or config.episodes < 1:
         raise ConfigError(
@@ -98,12 +82,12 @@ def play(config: PlayConfig) -> PlayResult:
     if config.run.is_dir():
         refuse_links(config.run)
     with contextlib.ExitStack() as stack:
-        opened = _open(config, filmed, stack)
-        filmer = Filmer(opened.env, opened.filmed, opened.most_frames)
+        opened = _open(config, "human" if config.human else "rgb_array" if filmed else None, stack)
+        filmer = Filmer(opened.env, 0 if opened.unfilmed else filmed, opened.most_frames)
         stack.callback(filmer.close)
         found, returns, ends = _played(config, opened, filmer)
     film = None
-    if opened.filmed:
+    if filmer.frames:
         seconds = filmer.frame_seconds
         film = save_film(film_path, filmer.frames, filmer.lasts, frame_seconds=seconds)
     write_json(
@@ -119,16 +103,10 @@ def play(config: PlayConfig) -> PlayResult:
     return PlayResult(found, film, report, tuple(returns), opened.unfilmed, opened.description)
 
 
-def _open(config: PlayConfig, filmed: int, stack: contextlib.ExitStack) -> _Opened:
+def _open(config: PlayConfig, mode: str | None, stack: contextlib.ExitStack) -> Opened:
     """Open a run of either kind; the stack closes it."""
-
-    mode = "human" if config.human else "rgb_array" if filmed else None
     if is_of_actors(config.run):
-        found = stack.enter_context(open_model(config, mode))
-        filmed = 0 if found.unfilmed else filmed
-        description = dict(found.description)
-        return _Opened(found.env, found, description, filmed, found.unfilmed, MOST_FRAMES)
-
+        return open_actors(config, mode, stack)
     description = read_description(config.run)
     if config.compressed:
         raise ConfigError(
@@ -140,11 +118,11 @@ def _open(config: PlayConfig, filmed: int, stack: contextlib.ExitStack) -> _Open
         agree_to_import(description.get("env"), recorded, trusted=config.trust_run)
     env = _make(config, description, mode)
     stack.callback(env.close)
-    return _Opened(env, load_policy(config.run, env), description, filmed)
+    return Opened(env, load_policy(config.run, env), description)
 
 
 def _played(
-    config: PlayConfig, opened: _Opened, filmer: Any
+    config: PlayConfig, opened: Opened, filmer: Filmer
 ) -> tuple[Evaluation, list[float], list[dict[str, object]]]:
     """Return the evaluation, and the return and the report's row of each episode."""
     from tqdm import tqdm
@@ -162,8 +140,7 @@ def _played(
 
         def watch(moment: Moment) -> None:
             nonlocal total
-            if opened.filmed:
-                filmer(moment)
+            filmer(moment)
             total = moment.reward if moment.step == 0 else total + moment.reward
             if moment.last:
                 # A game's score, if it differs from the training reward.
@@ -188,31 +165,18 @@ def check_display() -> None:
 
 
 def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | None) -> Any:
-    same = config.env is None or config.env == description["env"]
-    encoder = description.get("encoder")
-    if encoder is None and config.encoder is not None:
+    if config.encoder is not None and description.get("encoder") is None:
         raise ConfigError(
             f"found --encoder {config.encoder}, but the policy in {config.run} was trained without "
             "one. Expected none; leave it out."
         )
-    encoder = config.encoder or encoder
-    return make_env(
-        description["env"] if config.env is None else config.env,
-        {**(description["env_kwargs"] if same else {}), **config.env_kwargs},
-        backend=config.backend or description["backend"],
-        bundle=config.bundle or description["bundle"],
-        precision=description["precision"],
-        wrap_bundle=description["wrap_bundle"],
-        render_mode=render_mode,
-        # Runs of the first version have no encoder entry.
-        encoder=encoder,
-        encoder_sha256=description.get("encoder_sha256"),
-        frame_stack=description.get("frame_stack", 1),
-        accept_foreign_pictures=config.accept_foreign_pictures
-        or description.get("accept_foreign_pictures", False) is True,
-        success_reward=description.get("success_reward", 1.0),
-        step_reward=description.get("step_reward", 0.0),
-    )
+    # Runs of the first versions have not all of these.
+    settings = {name: description[name] for name in OF_ENV if name in description}
+    for name in ("backend", "bundle", "encoder", "accept_foreign_pictures"):
+        settings[name] = getattr(config, name) or settings.get(name)
+    env = description["env"] if config.env is None else config.env
+    options = description["env_kwargs"] if env == description["env"] else {}
+    return make_env(env, {**options, **config.env_kwargs}, render_mode=render_mode, **settings)
 
 
 def _end(moment: Moment) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What happens beside the learning: tables, evaluations, checkpoints, progress, a clean stop."""
+"""The callback of a training: tables, evaluations, checkpoints, progress, a clean stop."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ from vinoreward_training.runs.curves import (
 RECENT = 50
 """Episodes behind the rates of the progress bar and of TensorBoard."""
 EVAL_SEED = 10_000
-"""Of an evaluation's first episode; those of training are far from it."""
-
+"""First seed of evaluations, far from those of training."""
 CLOCK = "clock.json"
-"""How long a run has learned up to its checkpoint."""
+"""Seconds of a run up to its checkpoint."""
 
 
 def read_clock(folder: Path) -> tuple[float, float]:
-    """Return the seconds of learning and of evaluating before this process; 0 if not recorded."""
+    """Return the seconds of learning and of evaluating up to the checkpoint; 0 if not recorded."""
     try:
         found = read_json(folder / CLOCK)
         return float(found["seconds"]), float(found["evaluation_seconds"])
@@ -45,23 +44,23 @@ def read_clock(folder: Path) -> tuple[float, float]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{folder / CLOCK} cannot be read ({error}). Expected the seconds that a run has "
-            "learned; remove the file to go on without them."
+            "learned; remove the file to continue without them."
         ) from error
 
 
 class Solved(Exception):
-    """Training ends here: the task is solved."""
+    """Ends a training whose task is solved."""
 
 
 class RunCallback(BaseCallback):
-    """Keeps a run folder up to date while an SB3 model learns.
+    """Writes the run folder while an SB3 model learns.
 
     Args:
         folder: gets ``episodes.csv``, ``evaluations.csv`` and ``checkpoint.pt``.
-        evaluation_env: an environment of its own, so that evaluating does not disturb training.
-        config: of the run, settled.
+        evaluation_env: separate from training's.
+        config: of the run.
         check_interrupt: of :func:`~vinoreward.processes.interrupt_between`.
-        start: steps done already, when resuming.
+        start: steps before a resume.
     """
 
     def __init__(
@@ -75,12 +74,10 @@ class RunCallback(BaseCallback):
     ) -> None:
         super().__init__()
         self.folder = folder
-        self.episodes: list[Row] = list(
-            read_table(folder / "episodes.csv", EPISODE_COLUMNS, until=start)
-        )
-        self.evaluations: list[Row] = list(
-            read_table(folder / "evaluations.csv", EVALUATION_COLUMNS, until=start)
-        )
+        self.episodes: list[Row] = []
+        self.episodes += read_table(folder / "episodes.csv", EPISODE_COLUMNS, until=start)
+        self.evaluations: list[Row] = []
+        self.evaluations += read_table(folder / "evaluations.csv", EVALUATION_COLUMNS, until=start)
         self.solved_at: int | None = None
         self.final: Evaluation | None = None
         self._seconds_before, self.evaluation_seconds = read_clock(folder) if start else (0.0, 0.0)
@@ -94,16 +91,13 @@ class RunCallback(BaseCallback):
         self._truth = Truth(config.truth_key)
         self._said = False
         self._bar = tqdm(
-            total=config.timesteps,
-            initial=start,
-            unit="step",
-            disable=not config.progress,
+            total=config.timesteps, initial=start, unit="step", disable=not config.progress,
             desc="train",
-        )
+        )  # fmt: skip
 
     @property
     def seconds(self) -> float:
-        """Wall time of the learning so far, evaluations included, that of earlier processes too."""
+        """Wall time of the training with its evaluations, including earlier processes."""
         now = 0.0 if self._began is None else time.perf_counter() - self._began
         return self._seconds_before + now
 
@@ -170,7 +164,7 @@ class RunCallback(BaseCallback):
         print(f"\nStopped at step {self.num_timesteps}; the checkpoint is written.")
 
     def evaluate_now(self) -> None:
-        """Evaluate; where it looks solved, confirm over the final number of episodes."""
+        """Evaluate; if the task looks solved, confirm it over the final number of episodes."""
         began = time.perf_counter()
         found = self._evaluated(self._config.eval_episodes, EVAL_SEED)
         if self.reaches_goal(found):
@@ -181,7 +175,7 @@ class RunCallback(BaseCallback):
         self.evaluation_seconds += time.perf_counter() - began
 
     def evaluate_finally(self, *, note: bool = False) -> Evaluation:
-        """Evaluate over the final number of episodes, with seeds no other evaluation uses.
+        """Evaluate over the final number of episodes, with seeds that no other evaluation uses.
 
         Args:
             note: add it to the table of evaluations.
@@ -196,26 +190,24 @@ class RunCallback(BaseCallback):
         return evaluate(self.model, self._evaluation_env, episodes, seed, truth=self._truth)
 
     def reaches_goal(self, found: Evaluation) -> bool:
-        """Say whether the true success is the one at which training may stop."""
+        """Return whether the true success is high enough to stop."""
         goal = self._config.stop_when_solved
         return goal is not None and found.true is not None and found.true.value >= goal
 
     def _note_evaluation(self, found: Evaluation) -> None:
         rates = {"claimed": found.claimed, "true": found.true}
-        trials = next((r.trials for r in rates.values() if r is not None), None)
+        known = {name: rate for name, rate in rates.items() if rate is not None}
         self.evaluations.append(
             {
                 "step": self.num_timesteps,
-                "episodes": trials,
-                "claimed": None if found.claimed is None else found.claimed.value,
-                "true": None if found.true is None else found.true.value,
+                "episodes": next((rate.trials for rate in known.values()), None),
+                **{name: None if rate is None else rate.value for name, rate in rates.items()},
                 "mean_return": found.mean_return,
                 "mean_length": found.mean_length,
             }
         )
-        for name, value in rates.items():
-            if value is not None:
-                self.logger.record(f"eval/{name}_success", value.value)
+        for name, rate in known.items():
+            self.logger.record(f"eval/{name}_success", rate.value)
         self.logger.record("eval/mean_return", found.mean_return)
         self.logger.dump(self.num_timesteps)
         self.write_tables()
@@ -239,7 +231,7 @@ class RunCallback(BaseCallback):
         write_table(self.folder / "evaluations.csv", EVALUATION_COLUMNS, self.evaluations)
 
     def close(self) -> None:
-        """Leave the progress bar as it stands."""
+        """Close the progress bar."""
         self._bar.close()
 
 

@@ -1,4 +1,4 @@
-"""Evaluation of a policy: claimed and true success, counted, with exact intervals."""
+"""Evaluation of a policy: claimed and true success with exact intervals."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from vinoreward.rewards.success import Truth, claim_of
 
 
 class Policy(Protocol):
-    """What chooses actions: an SB3 model, or anything with its ``predict``."""
+    """Chooses actions: an SB3 model, or anything with its ``predict``."""
 
     def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[Any, Any]:
-        """Return the action for one observation, and a state that is not used here."""
+        """Return the action for one observation, and an unused state."""
         ...  # pragma: no cover
 
 
@@ -46,12 +46,12 @@ class Rate:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a policy did over a number of episodes."""
+    """Results of a policy over some episodes."""
 
     claimed: Rate | None
-    """What the environment's classifier said at each episode's last step; None if nobody says."""
+    """Successes of last states by the environment's classifier; None without one."""
     true: Rate | None
-    """What the simulator knows of that same state; None where the environment does not know."""
+    """Successes of the same states by the simulator; None if it does not tell."""
     mean_return: float
     mean_length: float
     truth_key: str | None = None
@@ -68,7 +68,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Moment:
-    """One state of an evaluated episode, for whoever watches."""
+    """One state of an evaluated episode."""
 
     episode: int
     step: int
@@ -77,9 +77,9 @@ class Moment:
     info: Mapping[str, Any]
     last: bool
     claimed: bool | None = None
-    """What the classifier says of this state; None if nobody says."""
+    """Success by the classifier; None without one."""
     true: bool | None = None
-    """What the simulator knows of it; None if it does not tell."""
+    """Success by the simulator; None if it does not tell."""
 
 
 def rate(successes: int, trials: int, confidence: float = 0.95) -> Rate:
@@ -89,7 +89,7 @@ def rate(successes: int, trials: int, confidence: float = 0.95) -> Rate:
 
 
 def rate_of(flags: NDArray[np.bool_] | None) -> Rate | None:
-    """Return how often something was so, None where that is not known."""
+    """Return the rate of true flags; None if there are no flags."""
     return None if flags is None else rate(int(flags.sum()), len(flags))
 
 

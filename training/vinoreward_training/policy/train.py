@@ -1,4 +1,4 @@
-"""``vinoreward train``: a policy learns from the learned reward; the truth is only watched."""
+"""``vinoreward train``: a policy learns from the learned reward; the truth is only recorded."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from vinoreward.saved_arrays import reason_of
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import (
+    OF_ENV,
     build_model,
     policy_for,
     read_description,
@@ -47,11 +48,6 @@ if TYPE_CHECKING:
     from vinoreward_training.policy.callbacks import RunCallback
 
 
-_OF_ENV = (
-    "backend", "bundle", "precision", "wrap_bundle", "encoder", "encoder_sha256", "frame_stack",
-    "accept_foreign_pictures", "success_reward", "step_reward",
-)  # fmt: skip
-"""Settings that ``make_env`` takes by the same name, and a policy's description records."""
 _RATES = ("claimed", "true")
 _SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
 _POSITIVE = (
@@ -94,22 +90,22 @@ SETTINGS: Settings[TrainConfig] = Settings(
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training came to."""
+    """Result of a training."""
 
     folder: Path
     steps: int
     """Environment steps done."""
     solved_at: int | None
-    """Steps after which the final evaluation confirmed the goal; None: it was not reached."""
+    """Steps after which the final evaluation confirmed the goal; None: not reached."""
     final: Evaluation
     seconds: float
-    """Wall time of the learning, evaluations included; of a resumed run, all of its parts."""
+    """Wall time of the training with its evaluations, including earlier processes."""
     evaluation_seconds: float
-    """How much of that went into evaluations."""
+    """Seconds of evaluations among them."""
 
 
 def train(config: TrainConfig) -> TrainResult:
-    """Train as configured and return what came out; everything is in ``config.out`` as well.
+    """Train as configured and return the result, which is in ``config.out`` as well.
 
     Raises:
         ConfigError: a setting that cannot work, or a folder that holds a run already.
@@ -188,7 +184,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
 
 def _make(config: TrainConfig) -> Any:
     return make_env(
-        config.env, config.env_kwargs, **{name: getattr(config, name) for name in _OF_ENV}
+        config.env, config.env_kwargs, **{name: getattr(config, name) for name in OF_ENV}
     )
 
 
@@ -225,12 +221,12 @@ def _conclude(
 
 
 def _description(config: TrainConfig) -> dict[str, Any]:
-    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", *_OF_ENV, "seed", "truth_key")
+    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", *OF_ENV, "seed", "truth_key")
     return {name: plain(getattr(config, name)) for name in names}
 
 
 def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
-    """Return the recorded result where resuming would have nothing left to do."""
+    """Return the recorded result if the run is finished."""
     path = folder / "summary.json"
     if not config.resume or not path.is_file():
         return None
@@ -280,14 +276,14 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
             ),
             Section(
                 "In figures",
-                rows=[
-                    {"what": "steps", "value": result.steps},
-                    {"what": "goal reached at step", "value": solved},
-                    {"what": "seconds of learning", "value": round(result.seconds, 1)},
-                    {"what": "of which evaluations", "value": round(result.evaluation_seconds, 1)},
-                    {"what": "mean return", "value": result.final.mean_return},
-                    {"what": "mean episode length", "value": result.final.mean_length},
-                ],
+                facts={
+                    "steps": result.steps,
+                    "goal reached at step": solved,
+                    "seconds of learning": round(result.seconds, 1),
+                    "of which evaluations": round(result.evaluation_seconds, 1),
+                    "mean return": result.final.mean_return,
+                    "mean episode length": result.final.mean_length,
+                },
             ),
             Section(
                 "Learning curve",
@@ -327,7 +323,7 @@ def check_device(name: str) -> None:
 
 
 def run(config: TrainConfig) -> int:
-    """Train, print what came out and the next command."""
+    """Train; print the result and the next command."""
     result = train(config)
     env = str(read_description(result.folder)["env"])
     print(f"steps: {result.steps}, {result.seconds:.1f} s")

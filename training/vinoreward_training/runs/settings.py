@@ -88,7 +88,7 @@ class Settings(Generic[_Config]):
         parser = argparse.ArgumentParser(
             add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
         )
-        for name in _DECIDE_THE_BASE:
+        for name in set(_DECIDE_THE_BASE) & set(self.names):
             parser.add_argument(f"--{name}", nargs="?")  # tyro refuses one without a value
         parser.add_argument("--resume", action="store_true")
         named = vars(parser.parse_known_args(arguments)[0])
