@@ -25,7 +25,7 @@ from vinoreward.actor_learner.learners.sb3 import SB3Config, SB3Learner
 from vinoreward.actor_learner.learners.sb3_network import policy_of
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.errors import ConfigError
-from vinoreward.policies import action_noise
+from vinoreward.policies import distributions
 from vinoreward.policies.distributions import Exploration, act, log_prob
 from vinoreward.policies.reference import forward
 from vinoreward.policies.spec import mlp
@@ -181,24 +181,24 @@ def test_noise_that_actors_cannot_draw_is_refused() -> None:
     with pytest.raises(ConfigError, match="shape"):
         learner_of(TD3, action_noise=NormalActionNoise(np.zeros(3), np.ones(3)))
     with pytest.raises(ConfigError, match="sigma of at least 0"):
-        action_noise.ActionNoise((0.0,), (-1.0,))
+        distributions.ActionNoise((0.0,), (-1.0,))
     gaussian = mlp(4, 2, head="tanh_gaussian", hidden=())
     with pytest.raises(ConfigError, match="tanh_gaussian head"):
         act(
             gaussian,
             np.zeros((1, 4), np.float32),
             np.random.default_rng(0),
-            Exploration(noise=action_noise.ActionNoise((0.0,), (0.1,))),
+            Exploration(noise=distributions.ActionNoise((0.0,), (0.1,))),
         )
 
 
 def test_a_sigma_is_in_place_of_the_models_noise() -> None:
     assert learner_of(TD3, sigma=0.2, action_noise=WALK).exploration.noise == (
-        action_noise.ActionNoise((0.0,), (0.2,))
+        distributions.ActionNoise((0.0,), (0.2,))
     )
     assert learner_of(TD3, sigma=0.2).exploration.unit == 0.2
     # In the long run a walk is as wide as its returns let it be.
-    walk = action_noise.ActionNoise((0.0,), (0.2,), theta=0.15, dt=0.01)
+    walk = distributions.ActionNoise((0.0,), (0.2,), theta=0.15, dt=0.01)
     assert walk.unit == pytest.approx(0.2 / math.sqrt(2 * 0.15), rel=1e-3)
     assert learner_of(TD3, sigma=0.0, action_noise=WALK).exploration == Exploration()
     assert learner_of(SAC, sigma=0.2).exploration == Exploration()
@@ -217,15 +217,15 @@ def test_noise_travels_in_orders() -> None:
         assert again.exploration(0, 4) == again.exploration(3, 4) == explore
 
 
-GAUSS = action_noise.ActionNoise((0.1, -0.2), (0.3, 0.05))
-ONE_IS_SURE = action_noise.ActionNoise((0.0,), (0.4, 0.0))
+GAUSS = distributions.ActionNoise((0.1, -0.2), (0.3, 0.05))
+ONE_IS_SURE = distributions.ActionNoise((0.0,), (0.4, 0.0))
 
 
 @pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize("noise", [GAUSS, ONE_IS_SURE])
 @pytest.mark.parametrize("before", [0.0, 0.7, -3.0])
 def test_recorded_probabilities_are_those_of_what_was_executed(
-    before: float, noise: action_noise.ActionNoise, uniform: bool
+    before: float, noise: distributions.ActionNoise, uniform: bool
 ) -> None:
     """Their sum over all actions is 1, and they are the shares that are drawn."""
     spec = mlp(4, 2, head="tanh", hidden=())
@@ -260,13 +260,13 @@ def _other(outputs: Any, actions: Any, explore: Exploration, column: int) -> Any
     alone = slice(1 - column, 2 - column)
     spread = np.broadcast_to(explore.noise.spread, 2)[alone]
     if explore.uniform:
-        return action_noise.log_density_of_uniform(actions[:, alone], centers[:, alone], spread)
-    return action_noise.log_density(actions[:, alone], (best + centers)[:, alone], spread)
+        return distributions.log_density_of_uniform(actions[:, alone], centers[:, alone], spread)
+    return distributions.log_density(actions[:, alone], (best + centers)[:, alone], spread)
 
 
 def test_noise_begins_anew_with_every_episode() -> None:
     """Noise that halves at every step, without chance, is seen in what actors executed."""
-    noise = action_noise.ActionNoise((0.0,), (0.0,), theta=0.5, dt=1.0, start=(0.8,))
+    noise = distributions.ActionNoise((0.0,), (0.0,), theta=0.5, dt=1.0, start=(0.8,))
     spec = mlp(3, 1, head="tanh", hidden=(8,))
     short = EnvironmentSpec("Pendulum-v1", {"max_episode_steps": 3})
     actor_settings = ActorSettings(noise=noise)

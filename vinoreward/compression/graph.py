@@ -165,11 +165,7 @@ class LowRank(Stage):
     """
 
     phase = FLOAT
-
-    @property
-    def shrinks(self) -> bool:
-        """See :attr:`Stage.shrinks`."""
-        return True
+    shrinks = True
 
     def __init__(
         self, rank: int | None = None, *, energy: float | None = None, frozen_for: int = 20

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from vinoreward.actor_learner.learners.base import outputs_of
 from vinoreward.errors import ConfigError
-from vinoreward.policies.action_noise import ActionNoise
+from vinoreward.policies.distributions import ActionNoise
 from vinoreward.policies.policy import Floats, Parameter, Policy
 from vinoreward.policies.spec import Activation, Conv, Dense, Flatten, Head, Layer, PolicySpec
 from vinoreward.policies.torch_policy import TorchPolicy

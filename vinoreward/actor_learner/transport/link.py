@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.errors import InputError
-from vinoreward.policies.action_noise import ActionNoise
-from vinoreward.policies.distributions import Exploration
+from vinoreward.policies.distributions import ActionNoise, Exploration
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import Bytes, decode
 
