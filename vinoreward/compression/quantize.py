@@ -27,10 +27,10 @@ from vinoreward.compression.stage import (
     state_parts,
 )
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.policies.policy import ActivationRange, Parameter, Policy, quantize_array
+from vinoreward.policies.policy import ActivationRange, Policy
 from vinoreward.policies.reference import layer_inputs
 from vinoreward.policies.spec import PolicySpec
-from vinoreward.policies.wire import to_float16
+from vinoreward.policies.wire import lowered
 
 Estimator = Literal["minmax", "mean"]
 Bounds = tuple[float, float]
@@ -93,12 +93,8 @@ class Quantize(Stage):
                 "Expected a margin of at least 1, a decay from 0 to 1, at least one row, and one "
                 f"of {', '.join(get_args(Estimator))}."
             )
-        self.precision = precision
-        self.margin = margin
-        self.decay = decay
-        self.first = first
-        self.head = head
-        self.rows = rows
+        self.precision, self.first, self.head = precision, first, head
+        self.margin, self.decay, self.rows = margin, decay, rows
         self.ranges: Estimator = ranges
         self._bits = {"int8": 8, "fp16": 16}.get(precision) or int(precision[1:])
         self._seen: dict[str, Bounds] = {}
@@ -120,29 +116,20 @@ class Quantize(Stage):
         """
         if self._bits == 32:
             return policy
-        parameters: dict[str, Parameter] = dict(float_weights(policy, self))
+        wide = policy.replace(parameters=float_weights(policy, self), ranges={}, blob=None)
         names = self._layers(policy.spec)
-        for name in names:
-            weight = f"{name}.weight"
-            wide = policy.float_parameters()[weight]
-            if self._bits == 16:
-                parameters[weight] = to_float16(weight, wide)
-            else:
-                parameters[weight] = quantize_array(wide, self._bits)
-        ranges: dict[str, ActivationRange] = {}
-        if self.precision == "int8" and self._bits == 8:
-            found = self._ranges(policy, context)
-            ranges = {name: found[name] for name in names}
-        return policy.replace(parameters=parameters, ranges=ranges, blob=None)
+        lower = lowered(wide, self._bits, names)
+        if self.precision != "int8" or self._bits != 8:
+            return lower
+        ranges = self._ranges(wide, context)
+        return lower.replace(ranges={name: ranges[name] for name in names})
 
     def _layers(self, spec: PolicySpec) -> list[str]:
         names = [layer.name for layer in spec.weighted]
         if self._bits == 16:
             return names
         first = spec.observation_dtype == "uint8" if self.first is None else self.first
-        kept = names[:1] if not first else []
-        kept += names[-1:] if not self.head else []
-        found = [name for name in names if name not in kept]
+        found = names[0 if first else 1 : len(names) if self.head else -1]
         if not found:
             raise ConfigError(
                 f"the network's layers are {', '.join(names)}; the first and the head stay float. "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,9 @@ from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.policy import Parameter, Policy
 from vinoreward.policies.spec import Activation, Conv, Dense, PolicySpec
 
-_ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu, "tanh": torch.tanh, "none": lambda values: values,
+}  # fmt: skip
 
 
 def empty_module(layer: Dense | Conv) -> nn.Module:
@@ -22,10 +26,6 @@ def empty_module(layer: Dense | Conv) -> nn.Module:
     else:
         module = nn.Conv2d(layer.inputs, layer.outputs, layer.kernel, layer.stride, device="meta")
     return module.to_empty(device="cpu")
-
-
-def _activated(values: Tensor, activation: Activation) -> Tensor:
-    return values if activation == "none" else _ACTIVATIONS[activation](values)
 
 
 class TorchPolicy(nn.Module):
@@ -58,16 +58,14 @@ class TorchPolicy(nn.Module):
 
     def features(self, observations: Tensor) -> Tensor:
         """Return the head's input (N, F) for observations (N, *shape) of any dtype."""
-        values = observations.to(self.get_parameter(self._first()).dtype) * self.spec.scale
+        first = self.get_parameter(f"{self.spec.weighted[0].name}.weight")
+        values = observations.to(first.dtype) * self.spec.scale
         for layer in self.spec.layers[:-1]:
             if isinstance(layer, Dense | Conv):
-                values = _activated(self.get_submodule(layer.name)(values), layer.activation)
+                values = _ACTIVATIONS[layer.activation](self.get_submodule(layer.name)(values))
             else:
                 values = values.flatten(1)
         return values
-
-    def _first(self) -> str:
-        return f"{self.spec.weighted[0].name}.weight"
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the head's outputs (N, K), and values (N,) if there is a value head."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,10 +73,15 @@ def _bytes(array: npt.NDArray[Any]) -> Bytes:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def lowered(policy: Policy, bits: int) -> Policy:
+def lowered(policy: Policy, bits: int, layers: Collection[str] | None = None) -> Policy:
     """Return a policy whose float weights have at most ``bits`` bits: 2 to 8, 16, or 32.
 
     Biases stay float32: they are few, so quantizing them saves nothing.
+
+    Args:
+        policy: in any precision.
+        bits: per weight.
+        layers: whose weights; None for all.
 
     Raises:
         ConfigError: an invalid number of bits.
@@ -88,21 +93,18 @@ def lowered(policy: Policy, bits: int) -> Policy:
         return policy
     parameters: dict[str, Parameter] = {}
     for name, value in policy.parameters.items():
-        if isinstance(value, QuantizedArray) or name.endswith(".bias"):
+        layer, _, kind = name.partition(".")
+        left_out = kind == "bias" or (layers is not None and layer not in layers)
+        if isinstance(value, QuantizedArray) or left_out:
             parameters[name] = value
         elif bits == 16:
-            parameters[name] = to_float16(name, value)
+            parameters[name] = _to_float16(name, value)
         else:
             parameters[name] = quantize_array(value.astype(np.float32), bits)
     return policy.replace(parameters=parameters)
 
 
-def to_float16(name: str, value: npt.NDArray[Any]) -> npt.NDArray[np.float16]:
-    """Return weights in half precision.
-
-    Raises:
-        InputError: NaN, infinity, or numbers above 65504, the limit of half precision.
-    """
+def _to_float16(name: str, value: npt.NDArray[Any]) -> npt.NDArray[np.float16]:
     with np.errstate(over="ignore"):
         half: npt.NDArray[np.float16] = value.astype(np.float16)
     if not np.isfinite(half).all():
