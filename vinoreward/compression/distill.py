@@ -18,7 +18,6 @@ from vinoreward.compression.stage import (
     Stage,
     State,
     float_weights,
-    own,
     state_parts,
 )
 from vinoreward.errors import ConfigError
@@ -161,14 +160,16 @@ class Distill(Stage):
             parts, updates = self._last.state(), self._last.updates
         found: dict[str, npt.NDArray[Any] | int | float] = {"updates": updates}
         for part, arrays in parts.items():
-            found |= {f"{part}.{name}": own(array, np.float32) for name, array in arrays.items()}
+            found |= {
+                f"{part}.{name}": np.array(array, np.float32) for name, array in arrays.items()
+            }
         return found
 
     def load_state(self, state: State) -> None:
         """Restore the saved student."""
         parts = state_parts(self, state, ["updates"], PARTS)
         last = {
-            part: {name: own(np.asarray(array), np.float32) for name, array in arrays.items()}
+            part: {name: np.array(array, np.float32) for name, array in arrays.items()}
             for part, arrays in parts.items()
         }
         shapes = [{name: array.shape for name, array in last[part].items()} for part in PARTS]

@@ -7,6 +7,7 @@ always follows, because the pruned network alone predicts badly.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -22,21 +23,15 @@ from vinoreward.compression.stage import (
     State,
     batches,
     float_weights,
-    own,
     state_parts,
 )
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Floats, Parameter, Policy
 from vinoreward.policies.reference import layer_inputs
-from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec
+from vinoreward.policies.spec import Conv, Dense, Flatten
 
 Criterion = Literal["magnitude", "activation"]
 Indices = npt.NDArray[np.int64]
-
-
-def feeding(spec: PolicySpec) -> list[tuple[Dense | Conv, Dense | Conv]]:
-    """Return each hidden layer with the layer that reads it."""
-    return list(zip(spec.weighted[:-1], spec.weighted[1:], strict=True))
 
 
 def keep_neurons(policy: Policy, kept: dict[str, Indices]) -> Policy:
@@ -92,7 +87,7 @@ def importance(
     """
     weights = policy.float_parameters()
     found: dict[str, Floats] = {}
-    for layer, _ in feeding(policy.spec):
+    for layer in policy.spec.weighted[:-1]:
         rows = weights[f"{layer.name}.weight"].reshape(layer.outputs, -1)
         squares = np.einsum("oi,oi->o", rows, rows) + weights[f"{layer.name}.bias"] ** 2
         found[layer.name] = np.sqrt(squares).astype(np.float32)
@@ -104,13 +99,13 @@ def importance(
 
 def _activity(policy: Policy, context: CompressionContext) -> dict[str, npt.NDArray[np.float64]]:
     """Return the mean square of each hidden layer's outputs, over observations and pixels."""
-    totals = {layer.name: np.zeros(layer.outputs) for layer, _ in feeding(policy.spec)}
+    totals = {layer.name: np.zeros(layer.outputs) for layer in policy.spec.weighted[:-1]}
     for part in batches(context.observations):
         inputs = layer_inputs(policy, part)
-        for layer, reader in feeding(policy.spec):
+        for layer, reader in itertools.pairwise(policy.spec.weighted):
             # Flatten keeps channels together, so both shapes reshape to (N, outputs, pixels).
-            said = inputs[reader.name].reshape(len(part), layer.outputs, -1)
-            totals[layer.name] += (said.astype(np.float64) ** 2).mean(2).sum(0)
+            outputs = inputs[reader.name].reshape(len(part), layer.outputs, -1)
+            totals[layer.name] += (outputs.astype(np.float64) ** 2).mean(2).sum(0)
     return {name: total / len(context.observations) for name, total in totals.items()}
 
 
@@ -175,7 +170,7 @@ class Prune(Stage):
         float_weights(policy, self)
         if self.sparsity == 0.0:
             return policy
-        widths = {layer.name: layer.outputs for layer, _ in feeding(policy.spec)}
+        widths = {layer.name: layer.outputs for layer in policy.spec.weighted[:-1]}
         if widths != self._widths or self._pushes >= self.frozen_for or not self._kept:
             self._choose(policy, context)
             self._widths = widths
@@ -208,7 +203,7 @@ class Prune(Stage):
         return {
             "sparsity": self.sparsity,
             "pushes": self._pushes,
-            **{f"kept.{name}": own(kept, np.int64) for name, kept in self._kept.items()},
+            **{f"kept.{name}": kept.copy() for name, kept in self._kept.items()},
             **{f"width.{name}": width for name, width in self._widths.items()},
         }
 
@@ -217,7 +212,7 @@ class Prune(Stage):
         parts = state_parts(self, state, ["sparsity", "pushes"], ["kept", "width"])
         self.sparsity = _checked_sparsity(float(state["sparsity"]))
         self._pushes = int(state["pushes"])
-        self._kept = {name: own(np.asarray(kept), np.int64) for name, kept in parts["kept"].items()}
+        self._kept = {name: np.array(kept, np.int64) for name, kept in parts["kept"].items()}
         self._widths = {name: int(width) for name, width in parts["width"].items()}
 
 

@@ -8,6 +8,7 @@ and a memory, aligned so that zero is a level.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -230,7 +231,7 @@ def limits(spec: PolicySpec) -> dict[str, Bounds]:
     seen = 255.0 * spec.scale if spec.observation_dtype == "uint8" else math.inf
     found = {spec.weighted[0].name: (0.0 if math.isfinite(seen) else -math.inf, seen)}
     bounds = {"tanh": (-1.0, 1.0), "relu": (0.0, math.inf), "none": (-math.inf, math.inf)}
-    for layer, reader in zip(spec.weighted[:-1], spec.weighted[1:], strict=True):
+    for layer, reader in itertools.pairwise(spec.weighted):
         found[reader.name] = bounds[layer.activation]
     return found
 

@@ -17,7 +17,7 @@ from vinoreward.policies.spec import PolicySpec
 
 Observations = npt.NDArray[np.generic]
 State = Mapping[str, "npt.NDArray[Any] | int | float"]
-"""State of a stage between pushes: arrays and numbers only."""
+"""State of a stage between pushes: numbers, and arrays of its own, not in shared memory."""
 
 BATCH = 64
 """Observations per batch: the patches of a first convolution take 400 kB each."""
@@ -203,11 +203,6 @@ def float_weights(policy: Policy, stage: Stage) -> dict[str, Floats]:
             "weights; put Quantize after it."
         )
     return policy.float_parameters()
-
-
-def own(array: npt.NDArray[Any], dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Return an own copy: state must not lie in shared memory."""
-    return np.array(array, dtype=dtype)
 
 
 def different_tasks(one: PolicySpec, other: PolicySpec) -> list[str]:

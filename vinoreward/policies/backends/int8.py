@@ -102,15 +102,13 @@ def reduced(policy: Policy) -> Policy:
     for layer in int8_layers(policy):
         name = f"{layer}.weight"
         weight = parameters[name]
-        if isinstance(weight, QuantizedArray) and _too_large(weight.codes):
+        if isinstance(weight, QuantizedArray) and (
+            weight.codes.max(initial=0) > LARGEST or weight.codes.min(initial=0) < -LARGEST
+        ):
             codes = np.take(_REDUCED, np.ascontiguousarray(weight.codes).view(np.uint8))
             scales = weight.scales * np.float32(127.0 / LARGEST)
             parameters[name] = QuantizedArray(codes, scales)
     return policy.replace(parameters=parameters)
-
-
-def _too_large(codes: npt.NDArray[np.int8]) -> bool:
-    return bool(codes.size) and (int(codes.max()) > LARGEST or int(codes.min()) < -LARGEST)
 
 
 def probes() -> Iterator[tuple[Policy, npt.NDArray[Any]]]:
