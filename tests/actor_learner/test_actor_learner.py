@@ -23,12 +23,11 @@ from engine_runs import (
 from faulty_environments import Remembers
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward.actor_learner.engine_setup import limiter_for
 from vinoreward.actor_learner.engines.base import Engine
 from vinoreward.actor_learner.learners.base import Consumption
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.sampler import Sampler
-from vinoreward.actor_learner.trainer import ActorLearner, Progress
+from vinoreward.actor_learner.trainer import ActorLearner, Progress, limiter_for
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.compression.chain import CompressorChain

@@ -24,14 +24,13 @@ from faulty_environments import Remembers
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.checkpoint import load_checkpoint
-from vinoreward.actor_learner.engine_setup import make_engine
 from vinoreward.actor_learner.engines import supervisor
 from vinoreward.actor_learner.engines.base import Engine, EngineError
 from vinoreward.actor_learner.engines.ray import cluster as ray_cluster
 from vinoreward.actor_learner.engines.ray.cluster import ADDRESS, NAMESPACE, found_address
 from vinoreward.actor_learner.engines.ray.engine import RayEngine
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig, Progress
+from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig, Progress, make_engine
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED
 from vinoreward.compression.chain import CompressorChain

@@ -15,11 +15,10 @@ from engine_runs import NUMBERED, PATIENCE, config, observations, random_policy,
 from faulty_environments import Rescales
 
 from vinoreward.actor_learner.config import SamplesPerInsert
-from vinoreward.actor_learner.engine_setup import make_engine
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError
 from vinoreward.actor_learner.engines.ray.cluster import ADDRESS, Cluster
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig
+from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig, make_engine
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain

@@ -10,7 +10,7 @@ import copy
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,11 +85,6 @@ class Pace:
         return TEACHING * statistics.median(self._intervals) * min(pushes, MISSED)
 
 
-def copied(policy: Policy) -> Policy:
-    """Return a copy of a policy in leased memory."""
-    return policy.replace(parameters={k: np.array(v) for k, v in policy.float_parameters().items()})
-
-
 class Compressor:
     """Compresses the newest version, again and again.
 
@@ -117,7 +112,8 @@ class Compressor:
         self._pushes = 0
         self._saved = 0
         if config.resume and config.folder is not None and (config.folder / STATE_FILE).is_file():
-            self._load(config.folder / STATE_FILE)
+            self._pushes, state = read_state(config.folder / STATE_FILE)
+            self._chain.load_state(state)
 
     def run(self) -> None:
         """Compress until the learner stops it."""
@@ -128,7 +124,9 @@ class Compressor:
             if weights is None:
                 continue
             # A copy: compression is slow, and the learner's next weights need the memory.
-            teacher = copied(weights.policy()).replace(backend=self._config.backend)
+            pushed = weights.policy()
+            copies = {name: np.array(one) for name, one in pushed.float_parameters().items()}
+            teacher = pushed.replace(parameters=copies, backend=self._config.backend)
             have = teacher.version
             with self._reporting(have):
                 self._push(teacher, self._link.settings())
@@ -196,14 +194,9 @@ class Compressor:
         ):
             np.savez(stream, **arrays)
 
-    def _load(self, path: Path) -> None:
-        state = read_state(path)
-        self._pushes = int(state["pushes"])
-        self._chain.load_state(chain_state(state))
 
-
-def read_state(path: Path) -> dict[str, Any]:
-    """Return what a compressor wrote there.
+def read_state(path: Path) -> tuple[int, dict[str, Any]]:
+    """Return the number of pushes and the chain's state that a compressor wrote there.
 
     Raises:
         ModelCorruptError: the file is damaged.
@@ -211,31 +204,23 @@ def read_state(path: Path) -> dict[str, Any]:
     try:
         data = read_plain(path, MAX_BYTES)
         state = read_npz(data, len(data), packed=False)
-        pushes = state.get("pushes")
+        pushes = state.pop("pushes", None)
         if pushes is None or pushes.shape != () or pushes.dtype.kind != "i" or pushes < 0:
             raise ModelCorruptError("no count of pushes")
     except (OSError, ModelCorruptError) as error:
         raise _damaged(path, error) from error
-    return state
-
-
-def chain_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chain's part of what :func:`read_state` gave."""
-    return {
-        name: value.item() if value.ndim == 0 else value
-        for name, value in state.items()
-        if name != "pushes"
-    }
+    chain = {name: value.item() if value.ndim == 0 else value for name, value in state.items()}
+    return int(pushes), chain
 
 
 def check_state(path: Path, chain: CompressorChain) -> None:
-    """Raise unless a chain can go on from what a compressor wrote; the chain stays as it is.
+    """Raise unless a chain can load what a compressor wrote; the chain does not change.
 
     Raises:
         ModelCorruptError: the file is damaged.
         ConfigError: it is that of another chain.
     """
-    state = chain_state(read_state(path))
+    _, state = read_state(path)
     try:
         copy.deepcopy(chain).load_state(state)
     except (TypeError, ValueError, LookupError) as error:

@@ -129,12 +129,7 @@ class Controller:
         return None if bits == FULL_BITS else bits
 
     def actor_settings(self, before: ActorSettings, version: int) -> ActorSettings:
-        """Return the next settings.
-
-        Args:
-            before: the current settings.
-            version: of the next published weights.
-        """
+        """Return the settings after ``before``; ``version`` is that of the next push."""
         explore, monitor = self._learner.exploration, self.monitor
         found = dataclasses.replace(
             before,
@@ -177,9 +172,7 @@ class Controller:
     def cache_pushed(self, pushed: Pushed, pulled: Sequence[int] = ()) -> None:
         """Cache pushed weights, to compare compressed rows with them later.
 
-        Args:
-            pushed: the weights just pushed.
-            pulled: see :meth:`~vinoreward.actor_learner.engines.base.Engine.pulled`.
+        ``pulled`` is what :meth:`~vinoreward.actor_learner.engines.base.Engine.pulled` returned.
         """
         if not (self._compressing or self._wire):
             return
@@ -192,12 +185,7 @@ class Controller:
         self._narrow.discard(pushed.version - NARROW_HISTORY)
 
     def evaluated(self, pair: Pair, version: int) -> None:
-        """Pass an evaluation to the monitor.
-
-        Args:
-            pair: the evaluation.
-            version: the learner's current version.
-        """
+        """Pass an evaluation to the monitor; ``version`` is the learner's current one."""
         if self.monitor is None:
             return
         # The gap needs a pair, but the full policy's return, which Staged reads, does not.
@@ -206,12 +194,7 @@ class Controller:
         self.monitor.observe(MonitorBatch.of_returns(spec, returns, version, evaluated))
 
     def watch(self, trajectories: Sequence[Trajectory], version: int) -> None:
-        """Pass rows of trajectories to the monitor, equally many of each.
-
-        Args:
-            trajectories: new ones.
-            version: the learner's.
-        """
+        """Pass rows of new trajectories to the monitor, equally many of each."""
         if self.monitor is None:
             return
         spec, explore = self._learner.spec, self._learner.exploration
@@ -236,15 +219,11 @@ class Controller:
     def _rows(self, trajectories: Sequence[Trajectory]) -> dict[str, Array]:
         """Return some rows; compressed ones only of cached versions, if there are any."""
         each = max(1, MONITOR_ROWS // len(trajectories))
-        rows = {
-            name: np.concatenate(
-                [
-                    array.reshape(-1, *array.shape[2:])[-each:]
-                    for array in (getattr(one, name) for one in trajectories)
-                ]
-            )
-            for name in _READ
-        }
+        rows = {}
+        for name in _READ:
+            arrays = [getattr(one, name) for one in trajectories]
+            parts = [array.reshape(-1, *array.shape[2:])[-each:] for array in arrays]
+            rows[name] = np.concatenate(parts)
         # Low-bit pushes no longer equal the learner's weights.
         versions, places = np.unique(rows["versions"], return_inverse=True)
         narrow = np.array([one in self._narrow for one in versions.tolist()], dtype=bool)
@@ -258,16 +237,14 @@ class Controller:
         Compared with them, compression shows without staleness.
         """
         compressed = rows["network"] == COMPRESSED
-        needed = set(np.unique(rows["versions"][compressed]).tolist())
-        cached = [self.cache.get(version) for version in needed]
-        found: Floats = rows["behaviour"].astype(np.float32)
-        for pushed in cached:
+        outputs: Floats = rows["behaviour"].astype(np.float32)
+        for version in np.unique(rows["versions"][compressed]).tolist():
+            pushed = self.cache.get(version)
             if pushed is None:
                 return None
-            chosen = compressed & (rows["versions"] == pushed.version)
-            module = from_policy(pushed.policy)
-            found[chosen] = outputs_of(module, rows["observations"][chosen])
-        return found
+            chosen = compressed & (rows["versions"] == version)
+            outputs[chosen] = outputs_of(from_policy(pushed.policy), rows["observations"][chosen])
+        return outputs
 
     def on_refused(self, refused: Sequence[tuple[int, Refused]], version: int) -> list[Event]:
         """Stop compression permanently if actors cannot use the compressed weights.
@@ -278,32 +255,27 @@ class Controller:
         Args:
             refused: (actor, weights) pairs.
             version: the learner's.
-
-        Returns:
-            One event for each.
         """
-        found = []
+        events = []
         for actor, weights in refused:
             what = f"cannot use the compressed weights of version {weights.version}"
             if self.monitor is not None:
                 self.monitor.halt(f"actor {actor} {what}: {weights.why}", version)
             self._halted = True
-            found.append(
+            events.append(
                 Event(
                     f"actor {actor}",
                     f"{what} ({weights.why}); it uses the learner's own instead, and compression "
                     "is switched off. Compress less, or with wider ranges",
                 )
             )
-        return found
+        return events
 
     def changes(self) -> tuple[str, ...]:
         """Describe the changes since the last call."""
-        if self.monitor is None:
-            return ()
-        found = [str(each) for each in self.monitor.changes if each.update > self._reported]
-        self._reported = self._last_change()
-        return tuple(found)
+        before, self._reported = self._reported, self._last_change()
+        changes = [] if self.monitor is None else self.monitor.changes
+        return tuple(str(each) for each in changes if each.update > before)
 
     def _last_change(self) -> int:
         changes = [] if self.monitor is None else self.monitor.changes

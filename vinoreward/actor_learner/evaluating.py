@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -78,12 +79,9 @@ class BackgroundEvaluator(Closing):
             self._changed.notify_all()
 
     def begin(self, pushed: Pushed, compressed: Policy | None = None, *, pair: bool) -> None:
-        """Start an evaluation; none may be running.
+        """Start an evaluation of the newest weights; none may be running.
 
-        Args:
-            pushed: the newest weights.
-            compressed: their compressed version, if known.
-            pair: if ``compressed`` is None, wait for the next compressed version from this one on.
+        With ``pair`` and without ``compressed``, it waits for the next compressed version.
         """
         if not self._child.alive:
             self._start()
@@ -149,7 +147,9 @@ class BackgroundEvaluator(Closing):
         deadline, tried = time.monotonic() + PAIR_TIMEOUT, pushed.version - 1
         while self._made_after(tried, pushed.version, deadline):
             tried = self._made
-            compressed = self._compressed()
+            compressed = None
+            with contextlib.suppress(EngineError):  # the learner's next call raises it
+                compressed = self._engine.compressed_policy()
             full = None if compressed is None else self._cache.get(compressed.version)
             if full is not None and full.version >= pushed.version:
                 return full, compressed
@@ -164,12 +164,6 @@ class BackgroundEvaluator(Closing):
         with self._changed:
             self._changed.wait_for(over, max(0.0, deadline - time.monotonic()))
             return self._made > tried and not self._closing
-
-    def _compressed(self) -> Policy | None:
-        try:
-            return self._engine.compressed_policy()
-        except EngineError:
-            return None  # the learner's next call raises it
 
     def _played(self, full: Policy, compressed: Policy | None) -> Pair:
         if self._requests is None:

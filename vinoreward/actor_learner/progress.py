@@ -118,22 +118,6 @@ class Totals:
         return float(np.mean(self.returns)) if self.returns else float("nan")
 
 
-def described(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-    """Return the lag of the acting networks in versions, and the fraction of compressed steps.
-
-    Args:
-        trajectories: at least one.
-        version: the learner's.
-    """
-    behind = [version - one.versions for one in trajectories]
-    shares = [(one.network == COMPRESSED).mean() for one in trajectories]
-    return {
-        "lag_mean": float(np.mean([part.mean() for part in behind])),
-        "lag_max": float(max(part.max() for part in behind)),
-        "compressed_share": float(np.mean(shares)),
-    }
-
-
 class CompressedShare:
     """Counts the steps of updates by the network that acted."""
 
@@ -143,8 +127,8 @@ class CompressedShare:
         self._last: deque[float] = deque(maxlen=WINDOW)
         self._raised = False
 
-    def add(self, trajectories: Sequence[Trajectory], version: int) -> None:
-        """Count the steps of an update.
+    def add(self, trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+        """Count the steps of an update; return their lag and the fraction that acted compressed.
 
         Args:
             trajectories: of the update; at least one.
@@ -154,13 +138,21 @@ class CompressedShare:
         for one in trajectories:
             chosen = one.network == COMPRESSED
             steps += one.network.size
-            compressed += int(chosen.sum())
-            ages, counts = np.unique(version - one.versions[chosen], return_counts=True)
-            self._ages.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
+            if chosen.any():
+                compressed += int(chosen.sum())
+                ages, counts = np.unique(version - one.versions[chosen], return_counts=True)
+                self._ages.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
         self._last.append(compressed / max(1, steps))
         if self._compressed or compressed:
             self._steps += steps
             self._compressed += compressed
+        behind = [version - one.versions for one in trajectories]
+        shares = [(one.network == COMPRESSED).mean() for one in trajectories]
+        return {
+            "lag_mean": float(np.mean([part.mean() for part in behind])),
+            "lag_max": float(max(part.max() for part in behind)),
+            "compressed_share": float(np.mean(shares)),
+        }
 
     @property
     def share(self) -> float:

@@ -1,4 +1,4 @@
-"""One training: learner, engine, compressor and monitor."""
+"""One training: learner, engine, compressor and monitor, and the engine's settings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vinoreward.actor_learner.acting.actor import ActorConfig
 from vinoreward.actor_learner.acting.environments import (
     EnvironmentSpec,
     check_spaces,
@@ -18,13 +19,16 @@ from vinoreward.actor_learner.acting.profile import Breakdown
 from vinoreward.actor_learner.buffers import Array, ObservationBuffer
 from vinoreward.actor_learner.checkpoint import TrainingState
 from vinoreward.actor_learner.compressor import STATE_FILE, CompressorConfig
-from vinoreward.actor_learner.config import EVALUATE_EVERY, ActorLearnerConfig
+from vinoreward.actor_learner.config import EVALUATE_EVERY, ActorLearnerConfig, SamplesPerInsert
 from vinoreward.actor_learner.controller import Controller
-from vinoreward.actor_learner.engine_setup import engine_config, make_engine
+from vinoreward.actor_learner.engines.base import Engine, EngineConfig
+from vinoreward.actor_learner.engines.local.engine import LocalEngine
+from vinoreward.actor_learner.engines.ray.engine import RayEngine
 from vinoreward.actor_learner.evaluating import BackgroundEvaluator
 from vinoreward.actor_learner.learners.base import Learner
 from vinoreward.actor_learner.progress import Progress, Summary
 from vinoreward.actor_learner.training_loop import Loop
+from vinoreward.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.errors import ConfigError
 from vinoreward.monitoring.monitor import Monitor
@@ -34,6 +38,7 @@ from vinoreward.processes import interrupt_between
 __all__ = ["ActorLearner", "ActorLearnerConfig", "Progress", "Summary"]
 
 FIRST_OBSERVATIONS = 256
+ENGINES: dict[str, type[Engine]] = {"local": LocalEngine, "ray": RayEngine}
 
 
 class ActorLearner:
@@ -203,3 +208,81 @@ class ActorLearner:
                 return self._running.run(total_steps, on_progress, check)
             finally:
                 self._running = None
+
+
+def make_engine(name: str, config: EngineConfig) -> Engine:
+    """Return an engine that has not been started.
+
+    Raises:
+        ConfigError: no engine of that name.
+        MissingExtraError: what it needs is not installed.
+    """
+    if name not in ENGINES:
+        raise ConfigError(f"there is no engine {name!r}. Expected one of {', '.join(ENGINES)}.")
+    return ENGINES[name](config)
+
+
+def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInsert | None:
+    """Return the limit on samples per insert; None for a learner without a replay."""
+    needs = learner.consumption
+    if needs.trajectories > 0:
+        return None
+    together = config.steps * config.environments * config.actors
+    smallest = SamplesPerInsert.smallest_buffer(config.samples_per_insert, together, needs.sampled)
+    return SamplesPerInsert(
+        config.samples_per_insert,
+        # A restored replay is full enough; counting starts over.
+        1 if learner.ready else max(1, needs.minimum),
+        2.0 * smallest,
+        insert_size=together,
+        sample_size=needs.sampled,
+    )
+
+
+def engine_config(
+    state: TrainingState, environment: EnvironmentSpec, compressor: CompressorConfig | None
+) -> EngineConfig:
+    """Return an engine's settings for a training.
+
+    Raises:
+        ConfigError: a fixed lag with a learner that cannot have one.
+    """
+    learner, config = state.learner, state.config
+    spec, needs = learner.spec, learner.consumption
+    if config.lag is not None and (needs.trajectories == 0 or needs.trajectories % config.actors):
+        raise ConfigError(
+            f"a fixed lag needs a learner that takes a multiple of the {config.actors} actors, but "
+            f"this one takes {needs.trajectories or 'any number of'} trajectories. Expected a "
+            "multiple: each actor contributes equally to every update."
+        )
+    per_actor = -(-needs.trajectories // config.actors)
+    # A learner with a replay uses old trajectories, too.
+    fresh = needs.trajectories > 0 and not needs.any_age
+    return EngineConfig(
+        actor=ActorConfig(
+            environment=environment,
+            policy=spec,
+            backend=config.backend,
+            environments=config.environments,
+            steps=config.steps,
+            actors=config.actors,
+            seed=config.seed,
+            lag=config.lag,
+            compressed=compressor is not None,
+            max_staleness=min(config.max_staleness, config.max_lag)
+            if fresh
+            else config.max_staleness,
+            max_lag=config.max_lag if fresh else None,
+            rollouts_per_update=max(1, per_actor),
+            first_version=state.totals.version,
+        ),
+        trajectory=TrajectorySpec.of(spec, config.steps, config.environments),
+        compressor=compressor,
+        limiter=limiter_for(learner, config),
+        # Enough that neither a fixed lag nor a large batch can deadlock.
+        slots_per_actor=max(2, (1 + per_actor) * (1 + (config.lag or 0))),
+        bits=config.bits,
+        observations=config.observations,
+        heartbeat=config.heartbeat,
+        restarts=config.restarts,
+    )

@@ -18,7 +18,7 @@ from vinoreward.actor_learner.checkpoint import TrainingState
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError
 from vinoreward.actor_learner.engines.supervisor import Event
 from vinoreward.actor_learner.evaluating import BackgroundEvaluator
-from vinoreward.actor_learner.progress import CompressedShare, Progress, Summary, described
+from vinoreward.actor_learner.progress import CompressedShare, Progress, Summary
 from vinoreward.actor_learner.sampler import Sampler
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory
@@ -129,7 +129,10 @@ class Loop:
         stopped = False
         try:
             while totals.steps < total_steps and not stopped:
-                learned = self._update()
+                with ExitStack() as stack:
+                    trajectories = self._sampler.take(stack, totals.version)
+                    totals.steps = self._before + self._sampler.steps
+                    learned = trajectories is not None and self._learn(trajectories)
                 self._take_messages()
                 self._check_compressor()
                 if learned:
@@ -216,21 +219,13 @@ class Loop:
 
     # Learning
 
-    def _update(self) -> bool:
-        """Take trajectories and learn from them; return whether there was an update."""
-        with ExitStack() as stack:
-            trajectories = self._sampler.take(stack, self._totals.version)
-            self._totals.steps = self._before + self._sampler.steps
-            return trajectories is not None and self._learn(trajectories)
-
     def _learn(self, trajectories: list[Trajectory]) -> bool:
+        """Learn from trajectories; return whether there was an update."""
         start = time.perf_counter()
         metrics = self._learner.update(trajectories)
         if trajectories:
             self._observations.add(trajectories)
-            self._experience = described(trajectories, self._totals.version)
-            if self._compressing:
-                self._share.add(trajectories, self._totals.version)
+            self._experience = self._share.add(trajectories, self._totals.version)
         if not metrics:
             return False
         self._sampler.learned()

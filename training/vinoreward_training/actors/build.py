@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward.actor_learner.engine_setup import ENGINES
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.policies.backends.base import BACKENDS
 from vinoreward_training.actors.expressions import chain_of, correctors_of, monitor_of
@@ -90,7 +89,7 @@ def build(config: ActorsConfig) -> Parts:
         MissingExtraError: a package is missing.
     """
     from vinoreward.actor_learner.learners.base import LEARNERS
-    from vinoreward.actor_learner.trainer import ActorLearnerConfig
+    from vinoreward.actor_learner.trainer import ENGINES, ActorLearnerConfig
 
     for name, known in (("engine", ENGINES), ("backend", BACKENDS.names())):
         if getattr(config, name) not in known:

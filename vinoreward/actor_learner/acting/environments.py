@@ -11,7 +11,7 @@ import importlib
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -268,16 +268,11 @@ class EpisodeSum:
         )
 
 
-@dataclass(frozen=True)
-class Stepped:
+class Stepped(NamedTuple):
     """Result of a step of N environments.
 
-    Attributes:
-        rewards: (N,) float32.
-        terminated: (N,) bool.
-        truncated: (N,) bool, never where terminated.
-        next_observations: (N, *shape) true successors, final observations included.
-        episodes: finished in this step.
+    ``rewards`` are (N,) float32, ``terminated`` and ``truncated`` (N,) bool and never both,
+    ``next_observations`` (N, *shape) the true successors, final observations included.
     """
 
     rewards: npt.NDArray[np.float32]

@@ -37,11 +37,10 @@ class Stopwatch:
 
     def take(self) -> dict[str, int]:
         """Return ``PART_wall`` and ``PART_cpu`` in nanoseconds since the last call."""
-        found = {f"{part}_wall": value for part, value in self.wall.items()}
-        found |= {f"{part}_cpu": value for part, value in self.cpu.items()}
-        self.wall = dict.fromkeys(PARTS, 0)
-        self.cpu = dict.fromkeys(PARTS, 0)
-        return found
+        counts = {f"{part}_wall": value for part, value in self.wall.items()}
+        counts |= {f"{part}_cpu": value for part, value in self.cpu.items()}
+        self.wall, self.cpu = dict.fromkeys(PARTS, 0), dict.fromkeys(PARTS, 0)
+        return counts
 
 
 COUNTERS = tuple(f"{part}_{clock}" for part in PARTS for clock in ("wall", "cpu"))
@@ -65,11 +64,10 @@ class Breakdown:
     def of(cls, totals: Mapping[str, int], steps: int) -> Breakdown:
         """Divide nanosecond counters (see :data:`COUNTERS`) by steps."""
         each = 1e-9 / max(1, steps)
-        return cls(
-            wall={part: totals[f"{part}_wall"] * each for part in PARTS},
-            cpu={part: totals[f"{part}_cpu"] * each for part in PARTS},
-            steps=steps,
+        wall, cpu = (
+            {part: totals[f"{part}_{clock}"] * each for part in PARTS} for clock in ("wall", "cpu")
         )
+        return cls(wall, cpu, steps)
 
     @property
     def step_cpu(self) -> float:

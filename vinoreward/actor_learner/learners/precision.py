@@ -23,13 +23,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice among equivalent ways to compute.
-
-    Attributes:
-        name: of the chosen way.
-        seconds: median seconds of each way that was tried.
-        why: as a clause.
-    """
+    """A choice among equivalent ways to compute: its name, the median seconds of all, and why."""
 
     name: str
     seconds: Mapping[str, float] = field(default_factory=dict)
