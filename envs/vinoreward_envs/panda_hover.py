@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError, MissingDisplayError
-from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.classifier import Classifier, check_origin
 from vinoreward.rewards.core import RewardCore, RewardOptions
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.spec import (
@@ -24,7 +24,6 @@ from vinoreward_envs.camera.spec import (
     Renderer,
     camera_spec,
     check_choice,
-    check_origin,
     check_picture,
     resized,
     size_before_crop,

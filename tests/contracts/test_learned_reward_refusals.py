@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,35 @@ def test_another_scene_is_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(PictureMismatchError):
         VecLearnedReward(DummyVecEnv([lambda: Corridor("picture", scene=other)]), bundle)
+
+
+@pytest.mark.parametrize("form", ["single", "vector", "sb3"])
+def test_pictures_of_unknown_origin_are_refused(bundle: Bundle, form: str) -> None:
+    """Where the environment says what draws its pictures and the bundle does not."""
+    make = functools.partial(Corridor, "picture", scene={"mesh": "20"})
+
+    def wrapped(**options: Any) -> Any:
+        if form == "single":
+            return LearnedReward(make(), bundle, image_source="obs", **options)
+        if form == "sb3":
+            return VecLearnedReward(DummyVecEnv([make]), bundle, **options)
+        return VectorLearnedReward(SyncVectorEnv([make]), bundle, image_source="obs", **options)
+
+    with pytest.raises(PictureMismatchError, match=r"does not say what drew.*accept_foreign"):
+        wrapped()
+    wrapped(accept_foreign_pictures=True).close()
+
+
+def test_a_function_makes_pictures_of_its_own(bundle: Bundle) -> None:
+    env = Corridor("picture", scene={"mesh": "20"})
+    LearnedReward(env, bundle, image_source=lambda _, observation: observation).close()
+
+
+def test_the_hover_scene_is_asked_too(bundle: Bundle) -> None:
+    env = gym.make("PandaHover-v0", backend="oracle", render_mode="rgb_array")
+    with pytest.raises(PictureMismatchError, match=r"does not say what drew.*accept_foreign"):
+        LearnedReward(env, bundle)
+    LearnedReward(env, bundle, accept_foreign_pictures=True).close()
 
 
 def test_ends_that_cannot_be_made_true_are_refused(bundle: Bundle) -> None:

@@ -40,6 +40,7 @@ EVERY_ARGUMENT: dict[str, Any] = {
     "terminate_on_success": False,
     "gamma": 0.9,
     "hold_in_observation": False,
+    "accept_foreign_pictures": True,
 }
 
 

@@ -30,6 +30,7 @@ from vinoreward_training.runs.next_command import (
     origin,
     to_train,
 )
+from vinoreward_training.tasks.environments import make_env
 
 SIZES = {
     "finetune": ("--epochs", "6", "--threads", "1"),
@@ -205,6 +206,20 @@ def test_the_hover_scene_refuses_pictures_of_unknown_origin(
     words = ["train", "--bundle", str(bundle.path), "--out", str(tmp_path / "run")]
     assert main(words) == 1
     assert "--accept-foreign-pictures" in capsys.readouterr().err
+
+
+def test_a_wrapped_scene_refuses_them_too(tmp_path: Path) -> None:
+    bundle = save_toy_bundle(tmp_path / "bundle")
+
+    def made(**options: Any) -> gym.Env[Any, Any]:
+        scene = {"scene": {"mesh": "20"}}
+        return make_env(
+            "ToyCorridor-v0", scene, bundle=str(bundle.path), wrap_bundle=True, **options
+        )
+
+    with pytest.raises(PictureMismatchError, match=r"does not say what drew.*accept-foreign"):
+        made()
+    made(accept_foreign_pictures=True).close()
 
 
 @pytest.mark.parametrize("name", ["capture", "train", "profile"])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.runner import Runner
-from vinoreward.errors import ConfigError, InputError, OutputError
+from vinoreward.errors import ConfigError, InputError, OutputError, PictureMismatchError
 
 if TYPE_CHECKING:
     from vinoreward.backends.base import Backend
@@ -265,6 +265,25 @@ def layout_of(shape: tuple[int, ...], where: str) -> Layout:
             "unambiguous shape; give a callable as image_source that returns (height, width, 3)."
         )
     return "HWC" if shape[2] == 3 else "CHW"
+
+
+def check_origin(bundle: Bundle) -> None:
+    """Refuse a bundle that does not say what drew the pictures it was trained on.
+
+    Its claims would look like any others: a policy that learns from them can be claimed to succeed
+    always and never does.
+
+    Raises:
+        PictureMismatchError: it does not say.
+    """
+    if not bundle.spec.picture.scene:
+        raise PictureMismatchError(
+            f"the bundle {bundle.spec.name!r} does not say what drew the pictures it was trained "
+            "on. Expected one trained on this scene's (vinoreward capture, then finetune), as its "
+            "probabilities hold for no other picture; for the environment of your own pictures "
+            "name that, with --env and --wrap-bundle, or accept such a bundle here with "
+            "accept_foreign_pictures=True (--accept-foreign-pictures)."
+        )
 
 
 def _log_probabilities(outputs: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.classifier import Classifier, check_origin
 from vinoreward.rewards.core import RewardCore, RewardMode, RewardOptions
 from vinoreward.rewards.success import Guard
 from vinoreward.wrappers.layers import (
@@ -56,6 +56,7 @@ class LearnedRewardBase(Form[AnyEnv]):
         terminate_on_success: bool = True,
         gamma: float = 0.99,
         hold_in_observation: bool = False,
+        accept_foreign_pictures: bool = False,
     ) -> None:
         options = RewardOptions(
             success_reward=success_reward,
@@ -86,9 +87,12 @@ class LearnedRewardBase(Form[AnyEnv]):
             "threads": threads,
             "image_source": source,
             "success_threshold": None if success_threshold is None else self._classifier.threshold,
+            "accept_foreign_pictures": accept_foreign_pictures,
             **{name: getattr(options, name) for name in options.__dataclass_fields__},
         }
         inside = self._inside(env)
+        if isinstance(inside.scene, Mapping) and not (callable(source) or accept_foreign_pictures):
+            check_origin(self._classifier.bundle)
         self._core = RewardCore(options, self._classifier.threshold, inside.num_envs)
         self._enclose(env, source, arguments)
         self._source = PictureSource(source, inside, self._classifier.bundle)
@@ -233,10 +237,13 @@ class LearnedReward(LearnedRewardBase[gym.Env[Any, Any]], SingleForm):
         gamma: discount of the potential; the learner's.
         hold_in_observation: append the number of counting frames in a row to the observation, a
             one-dimensional Box.
+        accept_foreign_pictures: around an environment that says what draws its pictures (a
+            ``picture_scene``, as PandaHover has), take a bundle that does not say it.
 
     Raises:
         ConfigError: arguments that cannot work, on their own or with this environment.
-        PictureMismatchError: the environment's picture is not the bundle's.
+        PictureMismatchError: the environment's picture is not the bundle's, or the bundle does not
+            say what drew its own.
         ModelNotFoundError: no such bundle.
     """
 

@@ -236,30 +236,11 @@ def camera_spec(
     return CameraSpec(height=height, width=width, renderer=camera, mesh=mesh)
 
 
-def check_origin(bundle: Bundle) -> None:
-    """Refuse a bundle that does not say what drew the pictures it was trained on.
-
-    Its claims would look like any others: a policy that learns from them can be claimed to succeed
-    always and never does.
-
-    Raises:
-        PictureMismatchError: it does not say.
-    """
-    if not bundle.spec.picture.scene:
-        raise PictureMismatchError(
-            f"the bundle {bundle.spec.name!r} does not say what drew the pictures it was trained "
-            "on. Expected one trained on this scene's (vinoreward capture, then finetune), as its "
-            "probabilities hold for no other picture; for the environment of your own pictures "
-            "name that, with --env and --wrap-bundle, or accept such a bundle here with "
-            "accept_foreign_pictures=True (--accept-foreign-pictures)."
-        )
-
-
 def check_picture(spec: CameraSpec, bundle: Bundle) -> None:
     """Check that the camera makes the pictures the bundle was trained on.
 
     A bundle without a scene (it comes from elsewhere) is checked for its size only; see
-    :func:`check_origin`.
+    :func:`~vinoreward.rewards.classifier.check_origin`.
 
     Raises:
         PictureMismatchError: names what differs, on both sides.

@@ -56,8 +56,8 @@ class TrainConfig:
     """Reward of any other step, with --wrap-bundle. SAC also maximises entropy: compared with it, a
     success worth 1 may be too little to end an episode for."""
     accept_foreign_pictures: bool = False
-    """Let the hover scene use a bundle that does not record the source of its training images: its
-    claims may mean nothing there."""
+    """Let the hover scene, or another that says what draws its pictures, use a bundle that does not
+    record the source of its training images: its claims may mean nothing there."""
     encoder: str | None = None
     """Name or folder of an encoder's bundle: the policy gets its latent instead of the image. It
     runs on --backend (OpenVINO for the oracle) with --precision."""

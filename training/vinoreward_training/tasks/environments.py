@@ -192,8 +192,8 @@ def make_env(
             on ``backend`` (OpenVINO where that is the oracle) with ``precision``.
         encoder_sha256: of the network that the encoder must have; see :func:`network_sha256`.
         frame_stack: latents of so many steps; with an encoder only.
-        accept_foreign_pictures: let our environments take a bundle that does not say what drew the
-            pictures it was trained on.
+        accept_foreign_pictures: let an environment that says what draws its pictures, as ours do,
+            take a bundle that does not say what drew those it was trained on.
         success_reward: of ``LearnedReward``, where it wraps the environment.
         step_reward: likewise.
 
@@ -232,6 +232,7 @@ def make_env(
             precision=precision,
             success_reward=success_reward,
             step_reward=step_reward,
+            accept_foreign_pictures=accept_foreign_pictures,
         )
 
     if encoder is None:
