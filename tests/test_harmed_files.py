@@ -1,4 +1,4 @@
-"""Bundles and policies harmed at random: an error of ours or an answer, never anything else."""
+"""Files harmed at random end in an error of ours or an answer, never in anything else."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ TRIES = {
     "foreign.onnx": 300,
     "policy.json": 300,
     "policy.safetensors": 200,
+    "clock.json": 200,
+    "config.yaml": 300,
 }
 """File to the number of mutations; what each does depends on the file and its number alone."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import hashlib
 import io
 import json
@@ -180,8 +181,12 @@ def cases(folder: Path) -> dict[str, Case]:
 
     from vinoreward.bundles.bundle import Bundle
     from vinoreward.bundles.save import save_bundle
+    from vinoreward.files import write_json
     from vinoreward.policies.files import load_policy, save_policy
     from vinoreward.policies.policy import random_policy
+    from vinoreward_training.policy.callbacks import read_clock
+    from vinoreward_training.policy.train import SETTINGS as TRAIN
+    from vinoreward_training.runs.run_folder import plain
 
     images = golden_images()
     model = network(folder / "source.onnx")
@@ -266,7 +271,29 @@ def cases(folder: Path) -> dict[str, Case]:
         found = load_policy(policy_path)
         return "same" if found.spec == policy.spec else "other"
 
+    run = folder / "run"
+    run.mkdir()
+    clock = {"seconds": 12.5, "evaluation_seconds": 3.0}
+    settings = {
+        "env": "CartPole-v1", "algorithm": "DQN", "timesteps": 100, "seed": 1, "bundle": None,
+        "stop_when_solved": 0.5, "env_kwargs": {}, "algorithm_kwargs": {"gamma": 0.9},
+    }  # fmt: skip
+
+    def run_clock(rng: random.Random) -> str:
+        (run / "clock.json").write_bytes(mutate_text(json.dumps(clock).encode(), rng))
+        learning, evaluating = read_clock(run)
+        write_json(run / "again.json", [learning, evaluating])  # which every checkpoint does
+        return "same" if [learning, evaluating] == list(clock.values()) else "other"
+
+    def run_settings(rng: random.Random) -> str:
+        (run / "config.yaml").write_bytes(mutate_text(json.dumps(settings).encode(), rng))
+        found = TRAIN.of(out=run, resume=True)
+        json.dumps(plain(dataclasses.asdict(found)), allow_nan=False)
+        return "other"
+
     return {
+        "config.yaml": run_settings,
+        "clock.json": run_clock,
         "bundle.json": description,
         "golden.npz": golden,
         "model.onnx": graph,

@@ -194,9 +194,10 @@ def test_measured_rows_are_kept_when_resuming(tmp_path: Path) -> None:
 
 def test_a_row_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / "install.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(RunFolderError, match="remove the file"):
-        bench.measured(tmp_path, "install")
+    for text in ("{}", '{"rows": ' + "[" * 100_000):
+        (tmp_path / "rows" / "install.json").write_text(text, encoding="utf-8")
+        with pytest.raises(RunFolderError, match="remove the file"):
+            bench.measured(tmp_path, "install")
 
 
 def test_every_row_has_a_function() -> None:

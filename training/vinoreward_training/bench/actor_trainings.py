@@ -24,7 +24,7 @@ from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator
 from vinoreward.actor_learner.acting.profile import Breakdown
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.errors import ConfigError, MissingExtraError, RunFolderError
-from vinoreward.files import write_json
+from vinoreward.files import read_json, write_json
 from vinoreward_training.actors.build import Parts, build, evaluation_environment
 from vinoreward_training.actors.record import plain_numbers, read_rows
 from vinoreward_training.actors.run import FINAL_SEED, difference
@@ -202,7 +202,7 @@ def kept(
     asked = json.loads(json.dumps(plain({**recorded(settings), "greedy": greedy})))
     if config.resume and path.is_file():
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = read_json(path)
             values = found["trained"]
             before = Trained(**{**values, "profile": Breakdown(**values["profile"])})
             if found["settings"] == asked:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from vinoreward.errors import ConfigError, RunFolderError
-from vinoreward.files import write_json, write_text
+from vinoreward.files import read_json, write_json, write_text
 from vinoreward_training.bench.rows import Row, markdown
 from vinoreward_training.configs import BenchConfig
 from vinoreward_training.runs.machine import describe_machine
@@ -97,7 +96,7 @@ def measured(folder: Path, name: str) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        stored = dict(json.loads(path.read_text(encoding="utf-8")))
+        stored = dict(read_json(path))
         return {**stored, "rows": [Row(**row) for row in stored["rows"]]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import shlex
 import shutil
@@ -28,7 +27,7 @@ from vinoreward.errors import (
     RunFolderError,
     UselessClassifierError,
 )
-from vinoreward.files import write_json
+from vinoreward.files import read_json, write_json
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.classifier.finetune import USELESS
 from vinoreward_training.classifier.finetune import run as run_finetune
@@ -186,7 +185,7 @@ class Stages:
 def _read(stamp: Path, **kinds: Callable[[Any], Any]) -> dict[str, Any]:
     """Return what a stamp records, each value as its kind."""
     try:
-        stored = json.loads(stamp.read_text(encoding="utf-8"))
+        stored = read_json(stamp)
         return {name: kind(stored[name]) for name, kind in kinds.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from tqdm import tqdm
 from vinoreward.errors import RunFolderError
 from vinoreward.files import read_json, write_json
 from vinoreward.rewards.success import Truth, claim_of
+from vinoreward.saved_arrays import shown
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint
 from vinoreward_training.policy.evaluate import Evaluation, evaluate
@@ -38,13 +40,16 @@ def read_clock(folder: Path) -> tuple[float, float]:
     """Return the seconds of learning and of evaluating up to the checkpoint; 0 if not recorded."""
     try:
         found = read_json(folder / CLOCK)
-        return float(found["seconds"]), float(found["evaluation_seconds"])
+        learning, evaluating = float(found["seconds"]), float(found["evaluation_seconds"])
+        if not (0 <= learning < math.inf and 0 <= evaluating < math.inf):
+            raise ValueError(f"found {learning} and {evaluating} seconds")
+        return learning, evaluating
     except FileNotFoundError:
         return 0.0, 0.0
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise RunFolderError(
-            f"{folder / CLOCK} cannot be read ({error}). Expected the seconds that a run has "
-            "learned; remove the file to continue without them."
+            f"{folder / CLOCK} cannot be read ({shown(error)}). Expected the seconds that a run "
+            "has learned; remove the file to continue without them."
         ) from error
 
 

@@ -17,6 +17,7 @@ import yaml
 from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import MAX_DEPTH, read_plain
+from vinoreward.saved_arrays import shown as short
 from vinoreward_training.runs.run_folder import CONFIG, NEVER_FROM_A_FILE
 from vinoreward_training.tasks.environments import agree_to_import
 
@@ -255,6 +256,13 @@ def allowed_by(hint: Any) -> str:
     return _WORDS.get(kind, "")
 
 
+def _why(error: Exception) -> str:
+    """Return the reason in one line, without the part of the file that PyYAML quotes."""
+    mark = getattr(error, "problem_mark", None)
+    place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    return short(getattr(error, "problem", None) or error) + place
+
+
 class _PlainLoader(yaml.SafeLoader):
     """Reads YAML that may be anybody's: no part stands for another, as few lines could make many.
 
@@ -305,8 +313,8 @@ def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
     except (yaml.YAMLError, OSError, ValueError, LookupError, TypeError) as error:
         # Also what PyYAML has no error of its own for, such as the date 2026-13-45.
         raise ConfigError(
-            f"{path} cannot be read: {error}. Expected YAML with lines such as {example}; correct "
-            "it."
+            f"{path} cannot be read: {_why(error)}. Expected YAML with lines such as {example}; "
+            "correct it."
         ) from error
     if not isinstance(found, dict):
         raise ConfigError(
