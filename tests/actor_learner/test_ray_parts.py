@@ -176,6 +176,11 @@ class TestPublisher:
         publisher.close()
 
 
+def has(look: Look, actors: int, version: int, compressed: bool) -> bool:
+    """As :meth:`Engine.everyone_has` reads it."""
+    return min(look.pulled[:actors]) >= version <= (look.compressed if compressed else version)
+
+
 class TestState:
     def test_newest_wins_and_an_older_generation_is_sent_away(self) -> None:
         async def talk() -> None:
@@ -191,12 +196,12 @@ class TestState:
             assert reply == (born, False, 5, (0, b"{}", None))
             await state.publish(FULL, Published(4, b"late", None))
             assert (await state.latest(FULL)) == (5, b"five", None)
-            assert await state.everyone_has(1, 5, False)
-            assert not await state.everyone_has(2, 5, False)
-            assert not await state.everyone_has(1, 5, True)
+            assert has(await state.look(), 1, 5, False)
+            assert not has(await state.look(), 2, 5, False)
+            assert not has(await state.look(), 1, 5, True)
             told = await state.sync(Query(1, 0, 5, 0), 3, None, 0.0)
             assert told == (born, False, 5, None)
-            assert await state.everyone_has(2, 5, False)
+            assert has(await state.look(), 2, 5, False)
             look = await state.look()
             assert look.silence[0] == float("inf") > look.silence[1] >= 0
             # Replaced while it waits: it is told to end, and does not count any more.
@@ -204,11 +209,11 @@ class TestState:
             await asyncio.sleep(0)
             await state.replace(1, 1)
             assert (await waiting_too).stopped
-            assert not await state.everyone_has(2, 5, False)
+            assert not has(await state.look(), 2, 5, False)
             assert (await state.look()).silence[1] == float("inf")
             await state.sync(Query(1, 0, 9, 0), 5, None, 0.0)
             assert (await state.look()).generations == (0, 1)
-            assert not await state.everyone_has(2, 5, False)
+            assert not has(await state.look(), 2, 5, False)
             await state.stop()
             assert (await state.pull(first, FULL, 5, PATIENCE))[0].stopped
 
@@ -260,12 +265,12 @@ class TestStateLost:
         link = ray_links.RayCompressorLink(Identity(handle, 1, 0, beat=0.01), messages)
         assert link.pull(0, -1).version == 5
         link.publish(random_policy(NUMBERED, 5))
-        assert ask("everyone_has", 1, 5, True)
+        assert has(ask("look"), 1, 5, True)
         made = ask("latest", COMPRESSED)
         handle.actor = State(2)  # Ray starts it anew, empty, and the publisher sends again
         learner_publishes()
         assert link.pull(0, 5) is None
-        until(lambda: ask("everyone_has", 1, 5, True))
+        until(lambda: has(ask("look"), 1, 5, True))
         assert ask("latest", COMPRESSED) == made
         ask("stop")
         until(lambda: link.stopped)
@@ -294,7 +299,7 @@ def test_nobody_is_silent_because_the_state_was_lost(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: clock.now))
     told, state, actor = config(), Answers(), Answers()
     requests = TrajectoryRequests(told, lambda number: worker.ask())
-    watch = engine.StateWatch(state, lambda: None)
+    watch = engine.StateWatch(state, lambda: None, lambda: None)
     cluster = SimpleNamespace(
         ray=None, remote=lambda *a, **b: SimpleNamespace(remote=lambda *c: actor)
     )
@@ -303,7 +308,7 @@ def test_nobody_is_silent_because_the_state_was_lost(monkeypatch: pytest.MonkeyP
     def looked(born: str, silence: float) -> float:
         clock.now += 1.0
         watch.wait([worker], 0.0)
-        state.asked["look"].set_result(Look(born, (0,), (silence,), (0,)))
+        state.asked["look"].set_result(Look(born, -1, (0,), (silence,), (0,)))
         watch.wait([worker], 0.0)
         found: float = worker.look().silence
         return found

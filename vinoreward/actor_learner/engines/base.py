@@ -92,7 +92,7 @@ class Engine(Closing):
     An engine implements seven members, because its processes exchange four kinds of data in ways of
     their own: processes start and end (:meth:`_open`, :meth:`close`), the newest content of a store
     goes to all of them (:meth:`_publish`), compressed weights come back
-    (:meth:`compressed_policy`, :meth:`_have`), and so do trajectories (:attr:`_source`,
+    (:meth:`compressed_policy`, :meth:`_progress`), and so do trajectories (:attr:`_source`,
     :meth:`sampled`). The rest is here or in the supervisor.
 
     Args:
@@ -227,16 +227,14 @@ class Engine(Closing):
         published.
         """
         compressing = self._config.compressor is not None and self._settings.enabled_at(version)
-        return self._have(version, compressing)
+        pulled, compressed = self._progress()
+        if compressing and compressed < version:
+            return False
+        return min(pulled[: self._config.actor.actors]) >= version
 
     @abc.abstractmethod
-    def _have(self, version: int, compressed: bool) -> bool:
-        """Return whether all actors have pulled a version, and its compressed form is published.
-
-        Args:
-            version: the learner's.
-            compressed: whether there is to be a compressed form.
-        """
+    def _progress(self) -> tuple[Sequence[int], int]:
+        """Return :meth:`pulled` as of now, and the newest compressed version, -1 for none."""
 
     def pulled(self) -> Sequence[int]:
         """Return the newest version of any weights that each process has pulled; -1 for none.

@@ -58,14 +58,9 @@ class RestartBudget:
     """Limits the restarts of a process within a minute of its work.
 
     Work is the time from a start to the last trajectory, or compressed weights, that the process
-    handed over. The time after that does not count, and a process that handed nothing over has not
-    worked, however long it lived. A minute of the clock would not do: a hang is noticed only after
-    a heartbeat, and a failed start only after the start timeout, so neither could happen often
-    within it. A process that works for minutes between two crashes is restarted for ever.
-
-    Args:
-        limit: restarts.
-        clock: seconds.
+    handed over. A minute of the clock would not do: a hang is noticed only after a heartbeat, and a
+    failed start only after the start timeout, so neither could happen often within it. A process
+    that works for minutes between two crashes is restarted for ever.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -243,14 +243,7 @@ class TrajectorySpec:
 
 
 class Batch(Closing, Sequence[Trajectory]):
-    """Trajectories that the learner took; closing it releases their memory to the actors.
-
-    They are read-only, and invalid afterwards.
-
-    Args:
-        trajectories: in the order of :func:`choose`.
-        release: called once.
-    """
+    """Trajectories that the learner took, read-only; closing it releases their memory to actors."""
 
     def __init__(self, trajectories: Sequence[Trajectory], release: Callable[[], None]) -> None:
         self._trajectories = tuple(trajectories)

@@ -49,17 +49,7 @@ def _blank(spec: PolicySpec) -> Policy:
 
 
 class _Memory:
-    """The shared memory, in the learner's process.
-
-    Args:
-        config: determines its size.
-        policy: the first.
-        observations: the first.
-
-    Raises:
-        ConfigError: an invalid number of bits.
-        SharedMemoryError: there is not enough; nothing is kept.
-    """
+    """The shared memory, in the learner's process; all of it or, on an error, none."""
 
     def __init__(
         self, config: EngineConfig, policy: Policy, observations: npt.NDArray[np.generic]
@@ -198,10 +188,8 @@ class LocalEngine(Engine):
         """See :meth:`Engine.sampled`."""
         self._memory.control.samples += count
 
-    def _have(self, version: int, compressed: bool) -> bool:
-        if compressed and self._memory.stores[COMPRESSED].latest_version < version:
-            return False
-        return min(self.pulled()[: self._config.actor.actors]) >= version
+    def _progress(self) -> tuple[Sequence[int], int]:
+        return self.pulled(), self._memory.stores[COMPRESSED].latest_version
 
     def compressed_policy(self) -> Policy | None:
         """See :meth:`Engine.compressed_policy`."""

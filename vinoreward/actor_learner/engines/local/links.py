@@ -57,13 +57,7 @@ class Shared:
 
 
 class _LocalLink(Link):
-    """What actors and compressor have in common.
-
-    Args:
-        shared: the memory.
-        process: number of this process.
-        pipe: to the learner's process.
-    """
+    """What actors and compressor have in common."""
 
     def __init__(self, shared: Shared, process: int, pipe: Connection) -> None:
         self._process = process

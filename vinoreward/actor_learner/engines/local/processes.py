@@ -34,15 +34,10 @@ CHUNK = 1 << 16
 
 
 def send(pipe: Connection, kind: str, value: Any) -> None:
-    """Write a message as a line of JSON; waits while the pipe is full.
+    """Write a message, plain data, as a line of JSON; waits while the pipe is full.
 
     Not with ``Connection.send_bytes``: if a child was stopped in the middle of a message, the
     supervisor's thread would wait for the rest, and would not notice that the child hangs.
-
-    Args:
-        pipe: writing end.
-        kind: such as ``"episodes"``.
-        value: plain data.
 
     Raises:
         OSError: the reading end is closed.
@@ -53,18 +48,12 @@ def send(pipe: Connection, kind: str, value: Any) -> None:
 
 
 class Inbox:
-    """Reads messages; never waits.
-
-    Args:
-        pipe: reading end; closed by :meth:`close`, or when there can be no more.
-
-    Attributes:
-        pipe: to wait for, None when there can be no more.
-    """
+    """Reads messages from a pipe; never waits."""
 
     def __init__(self, pipe: Connection) -> None:
         os.set_blocking(pipe.fileno(), False)
         self.pipe: Connection | None = pipe
+        """To wait for; closed, and None, when there can be no more messages."""
         self._rest = b""
 
     def read(self) -> list[dict[str, Any]]:

@@ -6,9 +6,8 @@ import contextlib
 import logging
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ _QUIET = {
 }
 _JOINED = {
     # By default Ray ends this process without a word after 60 s without the head, which may be
-    # shorter than one update. HeadWatch lets the learner save its state.
+    # shorter than one update. check_head lets the learner save its state.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",
 }
 _OWN = {
@@ -133,41 +132,6 @@ def _answers(address: str) -> bool:
     return True
 
 
-class HeadWatch:
-    """A thread that checks whether the cluster's head answers.
-
-    Without the head, actors and learner continue for a while, until Ray ends their processes.
-
-    Args:
-        address: HOST:PORT of the head.
-        lost: called once, with a sentence.
-    """
-
-    def __init__(self, address: str, lost: Callable[[str], None]) -> None:
-        self._address, self._lost = address, lost
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="vinoreward head", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        answered = time.monotonic()
-        while not self._closing.wait(HEAD_EVERY):
-            if _answers(self._address):
-                answered = time.monotonic()
-            elif time.monotonic() - answered > HEAD_PATIENCE:
-                self._lost(
-                    f"the head of the Ray cluster at {self._address} is lost: nobody has answered "
-                    f"for {HEAD_PATIENCE:g} s. Expected it to run as long as the training; start "
-                    "it again with `ray start --head`, then go on from the last checkpoint."
-                )
-                return
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closing.set()
-        self._thread.join()
-
-
 class Cluster:
     """A connection to Ray; ends what it has started and nothing else.
 
@@ -190,6 +154,8 @@ class Cluster:
             with environment_variables(_unset(_QUIET)), sigterm_kept():
                 self._connect(processes)
             self._connected = True
+        self._head = str(self.ray.get_runtime_context().gcs_address)
+        self._answered = self._next_look = time.monotonic()
 
     def _connect(self, processes: int) -> None:
         quiet: dict[str, Any] = {
@@ -221,10 +187,26 @@ class Cluster:
                 "versions of Python and Ray, and the same token if it asks for one."
             ) from error
 
-    @property
-    def head(self) -> str:
-        """HOST:PORT of the cluster's head."""
-        return str(self.ray.get_runtime_context().gcs_address)
+    def check_head(self) -> None:
+        """Look whether the cluster's head answers, at most once a second.
+
+        Without the head, actors and learner continue for a while, until Ray ends their processes.
+
+        Raises:
+            EngineError: it has not answered for long.
+        """
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + HEAD_EVERY
+        if _answers(self._head):
+            self._answered = time.monotonic()
+        elif now - self._answered > HEAD_PATIENCE:
+            raise EngineError(
+                f"the head of the Ray cluster at {self._head} is lost: nobody has answered "
+                f"for {HEAD_PATIENCE:g} s. Expected it to run as long as the training; start "
+                "it again with `ray start --head`, then go on from the last checkpoint."
+            )
 
     @property
     def processors(self) -> int:

@@ -1,20 +1,8 @@
 """The engine of a cluster: actors and compressor as Ray actors, the learner in this process.
 
-Every machine needs the same versions of Python and of vinoreward::
-
-    pip install '.[ray]'                     # in a copy of the repository, on all of them;
-                                             # the compressor's also needs [train]
-    ray start --head --port=6379             # on the learner's
-    ray start --address=LEARNER:6379         # on each other one
-
-and the training is run on the first with ``engine="ray"``. It finds the cluster there; elsewhere
-``RAY_ADDRESS=LEARNER:6379`` names it. Without a cluster, one is started on this machine and ended
-with the training. Where Ray asks for a token, ``ray get-auth-token --generate`` on the first
-machine makes one, which goes into ``~/.ray/auth_token`` of the others.
-
-Actors are spread over the machines and ask for one processor each. So does the compressor, but if
-there is a folder for its state it runs on the learner's machine, whatever is free there. An
-environment that is given as ``module:function`` has to be importable on all of them.
+For setting up a cluster, see docs/cluster.md. Actors are spread over the machines and ask for one
+processor each. So does the compressor, but if there is a folder for its state, it runs on the
+learner's machine, whatever is free there. Every machine has to find the environment's module.
 """
 
 from __future__ import annotations
@@ -43,7 +31,6 @@ from vinoreward.actor_learner.engines.base import (
 )
 from vinoreward.actor_learner.engines.ray.cluster import (
     Cluster,
-    HeadWatch,
     import_ray,
     ray_errors,
     reason_of,
@@ -77,25 +64,25 @@ class StateWatch:
     Args:
         state: handle of the state actor.
         lost: called when the state actor has started anew, empty.
-
-    Attributes:
-        look: the latest signs of life.
-        woken: set when a process has answered.
+        check: called now and then; raises if the cluster is lost.
     """
 
-    def __init__(self, state: Any, lost: Callable[[], None]) -> None:
-        self.state, self._lost = state, lost
+    def __init__(self, state: Any, lost: Callable[[], None], check: Callable[[], None]) -> None:
+        self.state, self._lost, self._check = state, lost, check
         self._asked: Future[Any] | None = None
         self._next = 0.0
         self.woken = threading.Event()
+        """Set when a process has answered."""
         self.look: Look | None = None
+        """The latest."""
 
     def wait(self, workers: Sequence[Worker], seconds: float) -> None:
         """Wait until a process or the state actor has answered.
 
         Raises:
-            EngineError: the state actor is gone for good.
+            EngineError: the state actor is gone for good, or the cluster is lost.
         """
+        self._check()
         if self._asked is None and time.monotonic() >= self._next:
             self._asked = future = self.state.look.remote().future()
             future.add_done_callback(lambda _: self.woken.set())
@@ -302,7 +289,6 @@ class RayEngine(Engine):
         self._state: Any = None
         self._workers: list[RayWorker] = []
         self._publisher: Publisher | None = None
-        self._head: HeadWatch | None = None
         self._requests = TrajectoryRequests(config, lambda actor: self._workers[actor].ask())
 
     # Starting and ending
@@ -320,13 +306,12 @@ class RayEngine(Engine):
             name=f"vinoreward-{uuid.uuid4().hex[:12]}",
             scheduling_strategy=cluster.beside_us(),
         ).remote(len(names))
-        watch = StateWatch(self._state, self._resend)
+        watch = StateWatch(self._state, self._resend, cluster.check_head)
         self._workers = [
             RayWorker(name, number, config, cluster, watch, self._requests)
             for number, name in enumerate(names)
         ]
         supervisor = Supervisor(self._workers, watch.wait, config)
-        self._head = HeadWatch(cluster.head, supervisor.fail)
         self._publisher = Publisher(self._send, supervisor.fail)
         return supervisor
 
@@ -353,8 +338,6 @@ class RayEngine(Engine):
         cluster, self._cluster = self._cluster, None
         if cluster is None:
             return
-        if self._head is not None:
-            self._head.close()
         try:
             if cluster.ray.is_initialized() and self._state is not None:
                 self._end(cluster.ray)
@@ -389,10 +372,10 @@ class RayEngine(Engine):
         """See :meth:`Engine.sampled`."""
         self._requests.sampled(count)
 
-    def _have(self, version: int, compressed: bool) -> bool:
+    def _progress(self) -> tuple[Sequence[int], int]:
         self._raise()
-        answer = self._state.everyone_has.remote(self._config.actor.actors, version, compressed)
-        return bool(self._answer(answer))
+        look: Look = self._answer(self._state.look.remote())
+        return look.pulled, look.compressed
 
     def compressed_policy(self) -> Policy | None:
         """See :meth:`Engine.compressed_policy`."""

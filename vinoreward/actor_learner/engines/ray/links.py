@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 
 from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
 from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
-from vinoreward.actor_learner.engines.ray.state import Identity, Published, Query, Reply
+from vinoreward.actor_learner.engines.ray.state import Identity, Published, Query, Reply, version_of
 from vinoreward.actor_learner.engines.supervisor import error_report
 from vinoreward.actor_learner.transport.link import (
     LONGEST_PUSH,
@@ -52,12 +52,7 @@ PATIENCE = 0.25
 
 
 class _RayLink(Link):
-    """What actors and compressor have in common.
-
-    Args:
-        identity: of this process.
-        process: for its messages to the learner.
-    """
+    """What actors and compressor have in common."""
 
     def __init__(self, identity: Identity, process: RayProcess) -> None:
         self._identity = identity
@@ -68,39 +63,34 @@ class _RayLink(Link):
         self._looked = time.monotonic()
         self._pulled = NONE
         self._lock = threading.Lock()
-        self._learner_version = NONE
-        self._newest: Published | None = None
-        """The latest settings."""
-        self._stopped = False
-        self._born = ""
-        while self._newest is None and not self._stopped:
+        self._latest = Reply("", False, NONE, None)
+        """All that the state actor has replied so far."""
+        while self._latest.settings is None and not self._latest.stopped:
             self._sync(PATIENCE)  # no process acts without settings
         threading.Thread(target=self._talk, name="vinoreward signs of life", daemon=True).start()
 
     @property
     def _query(self) -> Query:
         me = self._identity
-        settings = NONE if self._newest is None else self._newest.version
-        return Query(me.process, me.generation, self._pulled, settings)
+        return Query(me.process, me.generation, self._pulled, version_of(self._latest.settings))
 
     def _note(self, reply: Reply) -> None:
-        with self._lock:
-            # Settings first: the loop must not see a version without the settings for it.
-            have = NONE if self._newest is None else self._newest.version
-            if reply.settings is not None and reply.settings.version > have:
-                self._newest = reply.settings
-            self._learner_version = max(self._learner_version, reply.learner_version)
-            self._stopped = self._stopped or reply.stopped
-            lost = self._born not in ("", reply.born)
-            self._born = reply.born
-        if lost:
+        with self._lock:  # replies come in two threads
+            before = self._latest
+            self._latest = Reply(
+                reply.born,
+                before.stopped or reply.stopped,
+                max(before.learner_version, reply.learner_version),
+                max(before.settings, reply.settings, key=version_of),
+            )
+        if before.born not in ("", reply.born):
             self._publish_again()
 
     def _publish_again(self) -> None:
         """Publish to a state actor that started anew what this process had published."""
 
     def _sync(self, patience: float) -> None:
-        version = self._learner_version if self._identity.exact else None
+        version = self._latest.learner_version if self._identity.exact else None
         self._note(ray.get(self._state.sync.remote(self._query, self._sign(), version, patience)))
 
     def _sign(self) -> int:
@@ -109,17 +99,17 @@ class _RayLink(Link):
 
     def _talk(self) -> None:
         """Send signs of life and receive new settings, until training is over."""
-        while not self._stopped:
+        while not self._latest.stopped:
             try:
                 self._sync(self._identity.beat)
-            except RayError:
-                self._stopped = True  # the state actor is gone for good: so is the learner
+            except RayError:  # the state actor is gone for good: so is the learner
+                self._note(self._latest._replace(stopped=True))
 
     @property
     def stopped(self) -> bool:
         self._beats += 1
         self._looked = time.monotonic()
-        return self._stopped
+        return self._latest.stopped
 
     def report(self, kind: str, value: Any) -> None:
         self._reports.append((kind, value))
@@ -130,7 +120,7 @@ class _RayLink(Link):
 
     def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
         if store == SETTINGS:
-            newest = self._newest  # they arrive with every reply
+            newest = self._latest.settings
             if newest is None or newest.version <= have:
                 return None
             return Weights(newest.header, np.empty(0, np.uint8), newest.version)
@@ -162,7 +152,7 @@ class _RayActorLink(_RayLink, ActorLink):
 
     @property
     def learner_version(self) -> int:
-        return self._learner_version
+        return self._latest.learner_version
 
     def begin(self) -> Trajectory | None:
         if not self._process.wait_asked(lambda: self.stopped):

@@ -76,6 +76,11 @@ class Published(NamedTuple):
         return payload
 
 
+def version_of(published: Published | None) -> int:
+    """Return a version, -1 for nothing."""
+    return NONE if published is None else published.version
+
+
 class Query(NamedTuple):
     """The part of a process's requests that is always the same."""
 
@@ -98,9 +103,10 @@ class Reply(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Signs of life of all processes, for the learner's process."""
+    """State of all processes, for the learner's process."""
 
     born: str  # see Reply
+    compressed: int  # newest compressed version, -1 for none
     generations: tuple[int, ...]  # the latest known ones
     silence: tuple[float, ...]  # seconds since their last signs of life, infinity for never
     pulled: tuple[int, ...]  # newest versions of any weights that they have pulled, -1 for none
@@ -145,7 +151,7 @@ class State:
 
     def _newer(self, store: int, have: int) -> Published | None:
         latest = self._stores.get(store)
-        return latest if latest is not None and latest.version > have else None
+        return latest if version_of(latest) > have else None
 
     async def publish(self, store: int, published: Published) -> None:
         """Replace the content of a store, unless it is newer."""
@@ -159,11 +165,10 @@ class State:
         return self._stores.get(store)
 
     def _reply(self, query: Query) -> Reply:
-        latest = self._stores.get(FULL_PRECISION)
         return Reply(
             self._born,
             self._stopped or self._signs[query.process].generation > query.generation,
-            NONE if latest is None else latest.version,
+            version_of(self._stores.get(FULL_PRECISION)),
             self._newer(SETTINGS, query.settings),
         )
 
@@ -225,17 +230,12 @@ class State:
         self._signs_of(process, generation)
         self._wake()
 
-    async def everyone_has(self, actors: int, version: int, compressed: bool) -> bool:
-        """Return whether actors have pulled a version, and its compressed form is published."""
-        if compressed and self._newer(COMPRESSED, version - 1) is None:
-            return False
-        return all(signs.pulled >= version for signs in self._signs[:actors])
-
     async def look(self) -> Look:
         """Return signs of life."""
         now = time.monotonic()
         return Look(
             self._born,
+            version_of(self._stores.get(COMPRESSED)),
             tuple(signs.generation for signs in self._signs),
             tuple(now - signs.last_beat for signs in self._signs),
             tuple(signs.pulled for signs in self._signs),
