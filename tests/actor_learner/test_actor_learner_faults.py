@@ -154,7 +154,8 @@ class Training:
     """A training in its own process and process group, as one of a terminal has."""
 
     def __init__(self, folder: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+        paths = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, str(folder)],
             stdout=subprocess.PIPE,

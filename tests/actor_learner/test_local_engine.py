@@ -285,7 +285,8 @@ class TestEnding:
             "with started(config(restarts=0)) as engine:\n"
             "    take(engine)\n"
         )
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+        paths = [str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         ended = subprocess.run(
             [sys.executable, str(script)], capture_output=True, text=True, env=environment
         )

@@ -83,10 +83,11 @@ def _mapped(descriptor: int, size: int) -> mmap.mmap:
     return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
-def _full(size: int, error: OSError) -> SharedMemoryError:
+def _full(size: int, error: Exception) -> SharedMemoryError:
     free = os.statvfs(_FOLDER)
+    reason = getattr(error, "strerror", None) or error
     return SharedMemoryError(
-        f"cannot reserve {size / 1e6:,.1f} MB of shared memory: {error.strerror or error}; "
+        f"cannot reserve {size / 1e6:,.1f} MB of shared memory: {reason}; "
         f"{free.f_bavail * free.f_frsize / 1e6:,.1f} MB of {_FOLDER} are free. Expected room for "
         "every slot; use fewer actors, fewer or smaller slots, free some, or give the container "
         "more (docker run --shm-size)."
@@ -138,8 +139,7 @@ class Segment(Closing):
             mapping = cls._reserve(name, size)
         except (OSError, OverflowError) as error:
             named.unlink()
-            found = error if isinstance(error, OSError) else OSError(str(error))
-            raise _full(size, found) from error
+            raise _full(size, error) from error
         return cls(SegmentSpec(name, size), mapping, named)
 
     @staticmethod

@@ -135,15 +135,15 @@ class TrajectoryRing(InSegment):
         return range(actor * count, (actor + 1) * count)
 
     def _view(self, slot: int, generation: int) -> Trajectory:
-        found = self._views.get(slot)
-        if found is None or found.generation != generation:
+        trajectory = self._views.get(slot)
+        if trajectory is None or trajectory.generation != generation:
             spec = self.spec.trajectories
             start = self.spec.control_bytes + slot * spec.nbytes
             buffer = self._segment.array(start, (spec.nbytes,), np.uint8)
             buffer.flags.writeable = self._actor is not None
-            found = spec.view(buffer, slot // self.spec.slots_per_actor, generation)
-            self._views[slot] = found
-        return found
+            trajectory = spec.view(buffer, slot // self.spec.slots_per_actor, generation)
+            self._views[slot] = trajectory
+        return trajectory
 
     # An actor writes
 
@@ -249,7 +249,7 @@ class TrajectoryRing(InSegment):
 
     def _ready(self) -> list[tuple[int, int, int]]:
         """Return (actor, sequence, slot) of all READY slots, oldest first."""
-        found = []
+        ready = []
         for slot in range(self.spec.slots):
             line = self.slot_line(slot)
             word = self.words[line + _STATE]
@@ -259,10 +259,10 @@ class TrajectoryRing(InSegment):
             actor = slot // self.spec.slots_per_actor
             if self._accepts(line, actor):
                 committed = self.words[line + _COMMITTED_AT]
-                found.append((committed, actor, self.words[line + _SEQUENCE], slot))
+                ready.append((committed, actor, self.words[line + _SEQUENCE], slot))
             else:
                 self.words[line + _STATE] = word_of(FREE, _generation_of(word))
-        return [one[1:] for one in sorted(found)]
+        return [one[1:] for one in sorted(ready)]
 
     def ready(self) -> int:
         """Return the number of READY trajectories; called only by the learner."""
