@@ -63,7 +63,7 @@ def _check_directory(stream: IO[bytes]) -> None:
     if len(tail) < 22 or tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0":
         raise ValueError("it is no zip archive, or has something behind its end")
     size = int.from_bytes(tail[-10:-6], "little")
-    if tail[-42:-38] == b"PK\6\7":  # of more than 4 GiB, which the end is told before
+    if tail[-42:-38] == b"PK\6\7":  # larger than 4 GiB: the record before the end has its sizes
         if int.from_bytes(tail[-34:-26], "little") != end - 98:
             raise ValueError("it is no zip archive")
         size = max(size % 0xFFFFFFFF, int.from_bytes(tail[-58:-50], "little"))

@@ -259,10 +259,10 @@ class _Saved:
             return self._tensor(arguments[:4], _of(arguments[6], _Name))
         raise ValueError(f"{name}, which plain data do not need")
 
-    def _tensor(self, told: tuple[Any, ...], newer: _Name | None = None) -> torch.Tensor:
+    def _tensor(self, arguments: tuple[Any, ...], newer: _Name | None = None) -> torch.Tensor:
         import torch
 
-        storage, offset, size, stride = told
+        storage, offset, size, stride = arguments
         named = _of(storage, _Storage).dtype
         if named is None:  # a type that PyTorch has had for less long
             named = {f"torch.{each}": each for each in _NEWER_DTYPES}[str(newer)]

@@ -17,13 +17,14 @@ import yaml
 from task_runs import evaluator
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward.actor_learner.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from vinoreward.actor_learner.checkpoint import CHECKPOINT, load_checkpoint
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trainer import ActorLearner
 from vinoreward.actor_learner.transport.trajectory import ARRAYS
 from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError, install_command
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
+from vinoreward.saved_state import save_state
 from vinoreward_training.actors.build import build
 from vinoreward_training.actors.expressions import chain_of, correctors_of, monitor_of
 from vinoreward_training.actors.record import METRICS, read_rows
@@ -231,7 +232,7 @@ STATE: dict[str, Any] = {
 
 def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path) is None
-    save_checkpoint(tmp_path, STATE)
+    save_state(tmp_path / CHECKPOINT, STATE)
     found = load_checkpoint(tmp_path)
     assert found is not None and found["steps"] == 10
     assert torch.equal(found["observations"], STATE["observations"])
@@ -260,7 +261,7 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
 def test_a_checkpoint_with_something_else_in_it_is_refused(
     tmp_path: Path, changed: dict[str, Any]
 ) -> None:
-    save_checkpoint(tmp_path, {**STATE, **changed})
+    save_state(tmp_path / CHECKPOINT, {**STATE, **changed})
     with pytest.raises(ModelCorruptError, match="Expected") as error:
         load_checkpoint(tmp_path)
     assert next(iter(changed)) in str(error.value)
@@ -360,7 +361,7 @@ def test_an_environment_that_needs_options_is_built_with_them() -> None:
 
 def test_observations_of_another_network_are_refused(tmp_path: Path) -> None:
     learner = Impala(mlp(4, 2, head="logits", hidden=(4,), value=True), ImpalaConfig())
-    save_checkpoint(tmp_path, {**STATE, "learner": learner.state()})
+    save_state(tmp_path / CHECKPOINT, {**STATE, "learner": learner.state()})
     with pytest.raises(ModelCorruptError, match=r"observations of \(3,\)\. Expected \(4,\)"):
         ActorLearner("CartPole-v1", learner, folder=tmp_path, resume=True)
 

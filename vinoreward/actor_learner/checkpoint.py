@@ -50,7 +50,7 @@ class TrainingState:
     pending: list[Trajectory] = field(default_factory=list)
 
     def save(self) -> bool:
-        """Write a checkpoint if there is a folder; return whether there is.
+        """Write a checkpoint atomically if there is a folder; return whether there is.
 
         Raises:
             RunFolderError: the disk is full or the folder cannot be written.
@@ -60,8 +60,8 @@ class TrainingState:
         import torch
 
         totals, monitor = self.totals, self.controller.monitor
-        save_checkpoint(
-            self.folder,
+        save_state(
+            self.folder / CHECKPOINT,
             {
                 "learner": self.learner.state(),
                 "monitor": None if monitor is None else monitor.state(),
@@ -144,17 +144,8 @@ class TrainingState:
         )
 
 
-def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write ``folder/checkpoint.pt`` atomically.
-
-    Raises:
-        RunFolderError: the disk is full or the folder cannot be written.
-    """
-    save_state(folder / CHECKPOINT, state)
-
-
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """Return what :func:`save_checkpoint` wrote, or None if there is no checkpoint.
+    """Return a folder's checkpoint, or None if there is none.
 
     Raises:
         ModelCorruptError: the file cannot be read as plain tensors, or is incomplete.

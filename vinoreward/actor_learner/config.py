@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vinoreward.errors import ConfigError
@@ -23,10 +22,6 @@ EVALUATE_EVERY = 5000
 """Default steps between two evaluations if the monitor needs returns."""
 ROUNDING = 1e-9
 """Tolerance in samples, so that rounding cannot block both sides at the limit."""
-
-
-def _words(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 @dataclass(frozen=True)
@@ -106,8 +101,9 @@ class ActorLearnerConfig:
             if getattr(self, name) is not None and getattr(self, name) < 0:
                 wrong[name] = getattr(self, name)
         if wrong:
+            words = ", ".join(f"{name}={value}" for name, value in wrong.items())
             raise ConfigError(
-                f"the training's settings have {_words(wrong)}. Expected at least 1 of each of "
+                f"the training's settings have {words}. Expected at least 1 of each of "
                 f"{', '.join(_AT_LEAST_ONE)}; max_staleness, restarts, lag and evaluate_every from "
                 f"0 (or None for the last two); and {', '.join(positive)} above 0."
             )

@@ -77,9 +77,9 @@ class ActorLearner:
         self.config = config or ActorLearnerConfig()
         self.learner = learner
         self.monitor = monitor
-        self._environment = (
-            EnvironmentSpec(environment) if isinstance(environment, str) else environment
-        )
+        if isinstance(environment, str):
+            environment = EnvironmentSpec(environment)
+        self._environment = environment
         self._evaluation = evaluation or self._environment
         if compressor is not None:
             compressor.check()

@@ -140,8 +140,7 @@ class D4PG(ReplayLearner):
             "gradient_norm": norm,
             "critic_gradient_norm": critic_norm,
         }
-        found: npt.NDArray[np.float32] = errors.detach().cpu().numpy()
-        return metrics, found
+        return metrics, errors.detach().cpu().numpy()
 
     def _targets(self, windows: Windows) -> Tensor:
         """Return the critic's target distributions (B, atoms)."""

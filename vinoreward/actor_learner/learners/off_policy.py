@@ -199,9 +199,9 @@ def n_step_sums(rewards: Floats, windows: Windows, gamma: float) -> tuple[Floats
 
 def target_of(module: Module) -> Module:
     """Return a frozen copy of a network."""
-    found = copy.deepcopy(module)
-    found.requires_grad_(False)
-    return found
+    target = copy.deepcopy(module)
+    target.requires_grad_(False)
+    return target
 
 
 def follow(target: nn.Module, module: nn.Module, share: float) -> None:

@@ -256,11 +256,10 @@ class Replay:
         """Set the priorities of the windows' first steps from errors (B,), if prioritised."""
         if self._tree is None or self._priorities is None:
             return
-        found = (np.abs(errors.astype(np.float64)) + self._priorities.least) ** (
-            self._priorities.alpha
-        )
-        self._tree.set(windows.slots[0], found)
-        self._highest = max(self._highest, float(found.max()))
+        settings = self._priorities
+        priorities = (np.abs(errors.astype(np.float64)) + settings.least) ** settings.alpha
+        self._tree.set(windows.slots[0], priorities)
+        self._highest = max(self._highest, float(priorities.max()))
 
     def _evenly(self, count: int) -> Places:
         steps = self._arrays["steps"]

@@ -87,9 +87,8 @@ class SAC(ReplayLearner):
             self.critics = networks.Twins(spec, config.hidden).to(self.device)
         self.target = target_of(self.critics)
         self.temperature = Temperature(config.first_ent_coef).to(self.device)
-        self._entropy = -float(spec.actions)
-        if config.target_entropy is not None:
-            self._entropy = config.target_entropy
+        target = config.target_entropy
+        self._entropy = -float(spec.actions) if target is None else target
         self.optimizer = config.make_optimizer(self.actor.parameters())
         self.critic_optimizer = config.make_optimizer(self.critics.parameters())
         self.temperature_optimizer = config.make_optimizer(self.temperature.parameters())
@@ -143,8 +142,7 @@ class SAC(ReplayLearner):
             "gradient_norm": norm,
             "critic_gradient_norm": critic_norm,
         }
-        found: npt.NDArray[np.float32] = errors.detach().abs().mean(1).cpu().numpy()
-        return metrics, found
+        return metrics, errors.detach().abs().mean(1).cpu().numpy()
 
     def _executed(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self.speed(self.actor, observations)[0]
