@@ -23,7 +23,6 @@ from vinoreward_envs.camera.spec import (
     Camera,
     CameraSpec,
     check_choice,
-    checked_scene,
     clip_matrix,
     view_matrix,
 )
@@ -142,17 +141,11 @@ class TinyCamera(Camera):
         projection = clip_matrix(spec.height, spec.width) @ np.linalg.inv(view)
         self._projection = projection.T.ravel().tolist()
 
-    def render_batch(
-        self, joints: ArrayLike, object_poses: ArrayLike, present: ArrayLike
-    ) -> NDArray[np.uint8]:
-        """Draw ``B`` scenes one after the other; see :class:`Camera`."""
-        q, poses, shown = checked_scene(joints, object_poses, present)
+    def _draw(self, joints: Array, poses: Array, shown: NDArray[np.bool_]) -> NDArray[np.uint8]:
         world, size = self._world, (self.spec.height, self.spec.width)
-        if world.client is None:
-            raise self._closed()
-        pictures = np.empty((len(q), *size, 3), dtype=np.uint8)
-        for i in range(len(q)):
-            world.set_joints(q[i])
+        pictures = np.empty((len(joints), *size, 3), dtype=np.uint8)
+        for i in range(len(joints)):
+            world.set_joints(joints[i])
             world.place_object(poses[i] if shown[i] else None)
             _, _, rgba, _, _ = world.bullet.getCameraImage(
                 self.spec.width,
@@ -167,6 +160,7 @@ class TinyCamera(Camera):
 
     def close(self) -> None:
         """Stop the physics server."""
+        super().close()
         self._world.close()
 
 

@@ -121,7 +121,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         check_choice("render_mode", render_mode, (None, "rgb_array", "human"))
         self.render_mode = render_mode
         self._object_position = _checked_object_position(object_position)
-        self._view = HumanView("PandaHover") if render_mode == "human" else None
+        self._view = HumanView() if render_mode == "human" else None
         if backend != ORACLE or bundle is not None:
             loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle or DEFAULT_BUNDLE)
         else:
@@ -326,10 +326,7 @@ def _checked_object_position(value: ObjectPosition) -> ObjectPosition:
 
 def _place(value: Any, what: str) -> tuple[float, float]:
     """Return x, y in metres if they are a place in the workspace, else raise ``InputError``."""
-    try:
-        xy = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        xy = np.empty(0)
+    xy = _numbers(value)
     # NaN compares false, so this refuses it as well.
     if xy.shape == (2,) and (xy >= c.WORKSPACE_LOW).all() and (xy <= c.WORKSPACE_HIGH).all():
         return (float(xy[0]), float(xy[1]))
@@ -339,12 +336,17 @@ def _place(value: Any, what: str) -> tuple[float, float]:
     )
 
 
+def _numbers(value: Any) -> NDArray[np.float64]:
+    """Return a value as float64, or nothing where it is no array of numbers."""
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        return np.empty(0)
+
+
 def _checked_action(action: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the action as ``(2,)`` float64 within its bounds, or raise ``InputError``."""
-    try:
-        move = np.asarray(action, dtype=np.float64)
-    except (TypeError, ValueError):
-        move = np.empty(0)
+    move = _numbers(action)
     if move.shape != (2,) or not np.isfinite(move).all():
         raise InputError(
             f"Found the action {action!r}; expected two finite numbers, (dx, dy) in metres within "
@@ -360,7 +362,10 @@ class HumanView:
         MissingDisplayError: no display, or no tkinter to open a window with.
     """
 
-    def __init__(self, title: str) -> None:
+    # Window, label and picture: Tk shows a picture only as long as somebody holds it.
+    _shown: tuple[Any, Any, Any] | None = None
+
+    def __init__(self) -> None:
         if sys.platform.startswith("linux") and not (
             os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         ):
@@ -369,9 +374,6 @@ class HumanView:
                 'render_mode="human" opens a window and needs one. Use render_mode="rgb_array", or '
                 '"vinoreward play", which writes a GIF.'
             )
-        self._title = title
-        # Window, label and picture: Tk shows a picture only as long as somebody holds it.
-        self._shown: tuple[Any, Any, Any] | None = None
 
     def show(self, frame: NDArray[np.uint8]) -> None:
         """Show an ``(H, W, 3)`` uint8 picture, enlarged by a whole number if it is small.
@@ -391,7 +393,7 @@ class HumanView:
         try:
             if self._shown is None:
                 root = tkinter.Tk()
-                root.title(self._title)
+                root.title("PandaHover")
                 label = tkinter.Label(root)
                 label.pack()
             else:

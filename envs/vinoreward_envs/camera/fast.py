@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, UnknownDeviceError
 from vinoreward_envs import constants as c
@@ -27,7 +27,6 @@ from vinoreward_envs.camera.spec import (
     LIGHT,
     Camera,
     CameraSpec,
-    checked_scene,
     clip_matrix,
     missing_warp,
 )
@@ -90,19 +89,17 @@ class FastCamera(Camera):
 
     The first camera in a fresh installation compiles its kernels (seconds); Warp keeps them in
     its cache folder for later processes.
+
+    Args:
+        spec: what a picture looks like.
+        device: ``"cpu"`` or a CUDA device as Warp names it, such as ``"cuda:0"``.
+
+    Raises:
+        MissingExtraError: warp-lang is not installed.
+        UnknownDeviceError: Warp finds no such device here.
     """
 
     def __init__(self, spec: CameraSpec, device: str = "cpu") -> None:
-        """Load the meshes and draw the background.
-
-        Args:
-            spec: what a picture looks like.
-            device: ``"cpu"`` or a CUDA device as Warp names it, such as ``"cuda:0"``.
-
-        Raises:
-            MissingExtraError: warp-lang is not installed.
-            UnknownDeviceError: Warp finds no such device here.
-        """
         super().__init__(spec)
         self._warp = _warp()
         known = [str(found) for found in self._warp.get_devices()]
@@ -112,29 +109,25 @@ class FastCamera(Camera):
                 "of these."
             )
         self._device = device
-        self._frame: _Frame | None = _Frame(self._warp, spec, device, 1)
-        self._chunk: _Frame | None = None
+        self._frames = {1: _Frame(self._warp, spec, device, 1)}
 
-    def render_batch(
-        self, joints: ArrayLike, object_poses: ArrayLike, present: ArrayLike
+    def _draw(
+        self, joints: NDArray[np.float64], poses: NDArray[np.float64], shown: NDArray[np.bool_]
     ) -> NDArray[np.uint8]:
-        """Draw ``B`` scenes; see :class:`Camera`."""
-        q, poses, shown = checked_scene(joints, object_poses, present)
-        if self._frame is None:
-            raise self._closed()
-        if len(q) == 1:
-            return self._frame.draw(q, poses, shown)
-        if self._chunk is None:
-            self._chunk = _Frame(self._warp, self.spec, self._device, CHUNK)
-        pictures = np.empty((len(q), self.spec.height, self.spec.width, 3), dtype=np.uint8)
-        for start in range(0, len(q), CHUNK):
+        if len(joints) == 1:
+            return self._frames[1].draw(joints, poses, shown)
+        if CHUNK not in self._frames:
+            self._frames[CHUNK] = _Frame(self._warp, self.spec, self._device, CHUNK)
+        pictures = np.empty((len(joints), self.spec.height, self.spec.width, 3), dtype=np.uint8)
+        for start in range(0, len(joints), CHUNK):
             part = slice(start, start + CHUNK)
-            pictures[part] = self._chunk.draw(q[part], poses[part], shown[part])
+            pictures[part] = self._frames[CHUNK].draw(joints[part], poses[part], shown[part])
         return pictures
 
     def close(self) -> None:
         """Release the buffers."""
-        self._frame = self._chunk = None
+        super().close()
+        self._frames.clear()
 
 
 class _Frame:

@@ -91,8 +91,8 @@ class Camera(Closing):
 
     def __init__(self, spec: CameraSpec) -> None:
         self.spec = spec
+        self._open = True
 
-    @abc.abstractmethod
     def render_batch(
         self, joints: ArrayLike, object_poses: ArrayLike, present: ArrayLike
     ) -> NDArray[np.uint8]:
@@ -107,21 +107,41 @@ class Camera(Closing):
             ``(B, height, width, 3)`` uint8 RGB, owned by the caller.
 
         Raises:
+            ConfigError: the camera is closed.
             InputError: shapes do not fit, or a value that matters is not finite.
         """
+        q = np.asarray(joints, dtype=np.float64)
+        poses = np.asarray(object_poses, dtype=np.float64)
+        shown = np.asarray(present, dtype=np.bool_)
+        count = q.shape[0] if q.ndim == 2 else -1
+        if q.shape != (count, c.JOINTS) or poses.shape != (count, 4, 4) or shown.shape != (count,):
+            raise InputError(
+                f"Found joints of shape {q.shape}, object poses {poses.shape} and presence "
+                f"{shown.shape}; expected (B, {c.JOINTS}), (B, 4, 4) and (B,). Pass one of each "
+                "per scene."
+            )
+        if not (np.isfinite(q).all() and np.isfinite(poses[shown]).all()):
+            raise InputError(
+                "Found NaN or infinity in the joints or in an object's pose; expected finite "
+                "radians and metres. Check where they come from."
+            )
+        if not self._open:
+            raise ConfigError(
+                "Found a closed camera; expected an open one. Make a new one with make_camera()."
+            )
+        return self._draw(q, poses, shown)
+
+    @abc.abstractmethod
+    def _draw(
+        self, joints: NDArray[np.float64], poses: NDArray[np.float64], shown: NDArray[np.bool_]
+    ) -> NDArray[np.uint8]:
+        """Draw ``B`` scenes of checked arguments."""
 
     def render(self, joints: ArrayLike, object_pose: ArrayLike | None) -> NDArray[np.uint8]:
         """Draw one scene; ``object_pose`` None draws it without the object.
 
-        Args:
-            joints: ``(9,)`` float64.
-            object_pose: ``(4, 4)`` float64, or None.
-
-        Returns:
-            ``(height, width, 3)`` uint8 RGB, owned by the caller.
-
-        Raises:
-            InputError: shapes do not fit, or a value is not finite.
+        It takes ``(9,)`` joints and a ``(4, 4)`` pose, returns ``(height, width, 3)`` uint8 RGB,
+        owned by the caller, and raises what :meth:`render_batch` raises.
         """
         pose = np.eye(4) if object_pose is None else np.asarray(object_pose, dtype=np.float64)
         picture: NDArray[np.uint8] = self.render_batch(
@@ -131,12 +151,7 @@ class Camera(Closing):
 
     def close(self) -> None:
         """Release what the camera holds; it cannot draw afterwards. Closing twice is harmless."""
-        return
-
-    def _closed(self) -> ConfigError:
-        return ConfigError(
-            "Found a closed camera; expected an open one. Make a new one with make_camera()."
-        )
+        self._open = False
 
 
 def missing_warp() -> MissingExtraError:
@@ -145,32 +160,6 @@ def missing_warp() -> MissingExtraError:
         "Found no warp; expected it for the camera renderer 'fast'. Run "
         f"{install_command('panda')} (the package is called warp-lang), or use the renderer 'tiny'."
     )
-
-
-def checked_scene(
-    joints: ArrayLike, object_poses: ArrayLike, present: ArrayLike
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the arguments of ``render_batch`` as arrays of matching shapes, or raise.
-
-    Raises:
-        InputError: shapes do not fit, or a value that matters is not finite.
-    """
-    q = np.asarray(joints, dtype=np.float64)
-    poses = np.asarray(object_poses, dtype=np.float64)
-    shown = np.asarray(present, dtype=np.bool_)
-    count = q.shape[0] if q.ndim == 2 else -1
-    if q.shape != (count, c.JOINTS) or poses.shape != (count, 4, 4) or shown.shape != (count,):
-        raise InputError(
-            f"Found joints of shape {q.shape}, object poses {poses.shape} and presence "
-            f"{shown.shape}; expected (B, {c.JOINTS}), (B, 4, 4) and (B,). Pass one of each per "
-            "scene."
-        )
-    if not (np.isfinite(q).all() and np.isfinite(poses[shown]).all()):
-        raise InputError(
-            "Found NaN or infinity in the joints or in an object's pose; expected finite radians "
-            "and metres. Check where they come from."
-        )
-    return q, poses, shown
 
 
 def view_matrix() -> NDArray[np.float64]:
