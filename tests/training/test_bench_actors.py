@@ -27,9 +27,9 @@ from vinoreward_training.bench.actor_trainings import (
     Curve,
     Trained,
     bound,
+    cached,
     curve_row,
     draw_curves,
-    kept,
     preset,
     time_row,
     train,
@@ -261,18 +261,18 @@ def test_a_policy_arrives_in_an_evaluation_of_its_own(target: float, arrives: bo
 def test_a_training_that_was_done_is_not_done_again(tmp_path: Path) -> None:
     settings = preset("actorq/cartpole-fp32-compiled", 0, network="1x8", steps=600)
     bench = BenchConfig(out=tmp_path, resume=True)
-    first = kept(bench, "actorq/x", EAGER, settings)
-    assert kept(bench, "actorq/x", EAGER, settings) == first
+    first = cached(bench, "actorq/x", EAGER, settings)
+    assert cached(bench, "actorq/x", EAGER, settings) == first
     # Other settings, or no word of going on: trained anew.
     other = dataclasses.replace(settings, steps=1200)
-    assert kept(bench, "actorq/x", EAGER, other).steps > first.steps
-    fresh = kept(BenchConfig(out=tmp_path), "actorq/x", EAGER, other)
+    assert cached(bench, "actorq/x", EAGER, other).steps > first.steps
+    fresh = cached(BenchConfig(out=tmp_path), "actorq/x", EAGER, other)
     assert fresh.step_ms != first.step_ms
     (file,) = (tmp_path / "actor-trainings").iterdir()
     for damaged in ("", "[]", '{"trained": 3}', file.read_text()[:200]):
         file.write_text(damaged)
         with pytest.raises(RunFolderError, match="remove it"):
-            kept(bench, "actorq/x", EAGER, other)
+            cached(bench, "actorq/x", EAGER, other)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ BITS = (32, 16, 8, 6, 4, 3, 2)
 NNCF = "int8, every layer, ranges as NNCF's default"
 _WIDTHS = {f"{bits} bits": bits for bits in BITS}
 LEAST_KL = 1e-6
-"""Nats; full precision has none, and a logarithm no place for that."""
+"""Nats: drawn in place of zero, as the axis is logarithmic."""
 ACTS, CAUGHT, RETURN = "tab:blue", "tab:red", "tab:gray"
 
 

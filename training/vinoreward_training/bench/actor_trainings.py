@@ -44,7 +44,7 @@ ARMS = (EAGER, INT8, MANY)
 """Of every row here: batching is compression's strongest competitor, so it stands beside it."""
 COLOURS = {EAGER: "tab:gray", INT8: "tab:blue", MANY: "tab:orange"}
 WINDOW = 20
-"""Episodes whose mean return decides that a training has arrived."""
+"""Last episodes of the actors: their mean return is compared with the target."""
 TIMES = 3.0
 RATIOS = {1: "-spi1", 16: ""}
 """Samples per insert, and what the presets with them are called."""
@@ -108,7 +108,7 @@ def preset(name: str, seed: int, **changes: Any) -> ActorsConfig:
 
 
 class _Watch:
-    """Progress callback of a training: stops where the target is reached, and keeps the times."""
+    """Progress callback of a training: stops where the target is reached, and records times."""
 
     def __init__(
         self, config: ActorsConfig, parts: Parts, trainer: ActorLearner, evaluator: Evaluator | None
@@ -186,15 +186,13 @@ def train(arm: str, config: ActorsConfig, *, greedy: bool = False) -> Trained:
     )
 
 
-def kept(
+def cached(
     config: BenchConfig, name: str, arm: str, settings: ActorsConfig, *, greedy: bool = False
 ) -> Trained:
-    """Train, or read a training that is there: with ``resume``, of the very same settings.
-
-    So a row that was stopped goes on where it was.
+    """Train, or with ``resume`` read the same training's result from disk.
 
     Raises:
-        RunFolderError: what is kept there cannot be read.
+        RunFolderError: a stored result cannot be read.
     """
     import torch
 
@@ -232,7 +230,7 @@ def _paired(
         settings = preset(presets[arm], config.first_seed + turn, **changes)
         if not changes:
             settings = dataclasses.replace(settings, steps=min(settings.steps, config.actor_steps))
-        found[arm].append(kept(config, presets[arm], arm, settings, greedy=greedy))
+        found[arm].append(cached(config, presets[arm], arm, settings, greedy=greedy))
         print(f"{presets[arm]}: {found[arm][-1]}", flush=True)
     return found
 
@@ -255,7 +253,7 @@ def actor_classic_rows(config: BenchConfig) -> list[Row]:
     """Train Acrobot and MountainCar with DQN, ActorQ's other tasks of Gym.
 
     Until the learner's own policy arrives: actors explore for as long as it learns, and their
-    returns would seldom say so.
+    returns would seldom reach the target.
     """
     rows = []
     for name, what in CLASSIC.items():
@@ -353,7 +351,7 @@ Curves = Mapping[str, Sequence[Curve]]
 def actor_curves_rows(config: BenchConfig) -> list[Row]:
     """Train two control tasks in every arm; compare eager and INT8 actors' returns at the end.
 
-    A training that is there is read; one that was stopped goes on.
+    With ``resume``, finished trainings are read and stopped ones continue.
     """
     try:
         make_task(CURVES[0]).close()
@@ -387,7 +385,7 @@ def curve(folder: Path) -> Curve:
 
 
 def curve_row(task: str, found: Curves, picture: str) -> Row:
-    """Return how much less return a policy has whose actors were INT8; every arm is in the note."""
+    """Return how much return INT8 actors cost; every arm is in the note."""
     eager, int8 = (np.array([one.final for one in found[arm]]) for arm in (EAGER, INT8))
     lost = float(eager.mean() - int8.mean())
     error = None

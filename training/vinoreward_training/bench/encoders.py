@@ -34,6 +34,7 @@ from vinoreward_training.bench.rows import (
     Clock,
     Row,
     Timing,
+    inference_times,
     interleaved,
     speed_row,
     speed_rows,
@@ -110,27 +111,28 @@ def alone_rows(config: BenchConfig, side: int, at_least: float) -> list[Row]:
     pictures = np.stack([resized(scene, side, side) for scene in scenes])
     torch.manual_seed(0)
     encoder = build_encoder("conv_vae", side, side, 2 * LATENT).eval()
-    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         paths = {"fp32": folder / "model.onnx", "int8": folder / "model.int8.onnx"}
         export_encoder(encoder, paths["fp32"], pictures[:4])
         safetensors.torch.save_file(encoder.state_dict(), folder / "model.safetensors")
         quantize_onnx(paths["fp32"], paths["int8"], pictures)
-        candidates: dict[str, Callable[[], object]] = {}
-        for one in ALONE:
-            name, precision = one.split()
-            network = NetworkSpec(
-                paths[precision],
-                TensorSpec((None, side, side, 3), "uint8"),
-                TensorSpec((None, 2 * LATENT), "float32"),
-                architecture="conv_vae",
-                weights=folder / "model.safetensors",
-                mean=MEAN,
-                std=STD,
+        spec = NetworkSpec(
+            paths["fp32"],
+            TensorSpec((None, side, side, 3), "uint8"),
+            TensorSpec((None, 2 * LATENT), "float32"),
+            architecture="conv_vae",
+            weights=folder / "model.safetensors",
+            mean=MEAN,
+            std=STD,
+        )
+        backends = {
+            f"{name} {precision}": load_backend(
+                name, dataclasses.replace(spec, path=paths[precision])
             )
-            backend = stack.enter_context(load_backend(name, network))
-            candidates[one] = functools.partial(backend.infer, pictures[:1])
-        times = interleaved(candidates, rounds=config.rounds, calls=20, warm_up=20)
+            for name, precision in map(str.split, ALONE)
+        }
+        times = inference_times(backends, pictures[:1], config.rounds)
     return speed_rows(
         "encoders",
         f"conv_vae {side}x{side}, batch 1, one thread: {{}} against eager PyTorch",

@@ -29,6 +29,7 @@ from vinoreward_envs.constants import (
 from vinoreward_envs.scene import HoverScene, make_camera
 from vinoreward_training.bench.rows import (
     Row,
+    inference_times,
     interleaved,
     range_row,
     share_row,
@@ -102,12 +103,8 @@ def backends_rows(config: BenchConfig) -> list[Row]:
     if int8:
         wanted += [("onnxruntime", "int8"), ("openvino", "int8")]
     size = f"{bundle.spec.picture.width}x{bundle.spec.picture.height}"
-    with contextlib.ExitStack() as stack:
-        candidates: dict[str, Callable[[], object]] = {}
-        for name, precision in wanted:
-            backend = stack.enter_context(bundle.backend(name, precision=precision))
-            candidates[f"{name} {precision}"] = functools.partial(backend.infer, picture)
-        times = interleaved(candidates, rounds=config.rounds, calls=20, warm_up=20)
+    backends = {f"{name} {one}": bundle.backend(name, precision=one) for name, one in wanted}
+    times = inference_times(backends, picture, config.rounds)
     what = f"{bundle.spec.architecture} {size}, batch 1, one thread: {{}} against eager PyTorch"
     rows = speed_rows("backends", what, times, {"openvino int8": 5.0})
     if not int8:

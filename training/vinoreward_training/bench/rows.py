@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.calibration import clopper_pearson
@@ -159,6 +160,18 @@ def interleaved(
             function()
         spent[name].append((wall_and_cpu() - began) / count)
     return {name: Timing.of(seconds) for name, seconds in spent.items()}
+
+
+def inference_times(
+    backends: Mapping[str, Any], pictures: npt.NDArray[np.uint8], rounds: int
+) -> dict[str, Timing]:
+    """Time each backend's ``infer`` on the same pictures; closes the backends."""
+    with contextlib.ExitStack() as stack:
+        candidates = {
+            name: functools.partial(stack.enter_context(backend).infer, pictures)
+            for name, backend in backends.items()
+        }
+        return interleaved(candidates, rounds=rounds, calls=20, warm_up=20)
 
 
 def wall_and_cpu() -> Any:

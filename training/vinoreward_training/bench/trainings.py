@@ -76,8 +76,8 @@ def train_to_solved(
 
     Now and then (as the preset says) a few episodes are played; if they look solved, the final
     number decides, on seeds that no other evaluation uses. Evaluations are not in the seconds. A
-    run that was stopped goes on from its checkpoint, its seconds with it. ``settings`` are further
-    ones of ``vinoreward train``.
+    stopped run continues from its checkpoint, its seconds included. ``settings`` are further ones
+    of ``vinoreward train``.
     """
     result = train(
         SETTINGS.of(
@@ -311,8 +311,8 @@ def _trained(
 ) -> Training:
     """Train on pictures with the learned reward, then judge the policy on episodes of its own.
 
-    Training stops at an evaluation that went well, so that one is no fair count of what was
-    learned: the one that is returned is another, of episodes that no training run has seen.
+    Training stops at a good evaluation, which therefore overstates success; the returned one uses
+    episodes that no training run has seen.
     """
     run = train_to_solved(
         config,
@@ -322,7 +322,7 @@ def _trained(
         steps=steps,
         encoder=encoder,
         # A replay buffer of pictures is over a gigabyte; writing it often would be timed too. A
-        # CnnPolicy run that was stopped therefore goes on with an empty one.
+        # stopped CnnPolicy run therefore continues with an empty one.
         save_replay=encoder is not None,
         algorithm_kwargs={} if encoder is not None else {"learning_rate": CNN_LEARNING_RATE},
     )

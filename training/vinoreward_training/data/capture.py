@@ -39,7 +39,6 @@ from vinoreward_training.tasks.environments import (
     is_hover,
     naming,
     not_importable,
-    takes_hover_arguments,
 )
 
 FORMAT = "vinoreward image folder 1"
@@ -88,7 +87,7 @@ def _make(config: CaptureConfig) -> Any:
             size = None if config.height is config.width is None else _size(config)
             asked = {"image_size": size, "camera": config.renderer, "mesh": config.mesh}
             options |= {name: value for name, value in asked.items() if value is not None}
-            if takes_hover_arguments(spec, "backend"):
+            if is_hover(spec, "backend"):
                 options["backend"] = "oracle"  # it needs no bundle to take pictures
         elif config.fidelity is not None:
             raise ConfigError(

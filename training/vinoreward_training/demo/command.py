@@ -1,7 +1,7 @@
 """``vinoreward demo``: from pictures to a trained arm, a film and a report, in one go.
 
-It is a chain of our own commands, each of which goes on where it was stopped; what a stage found is
-kept in ``stages/NAME.json``, and a stage that ended is not repeated.
+A chain of our own commands, each of which can be resumed. ``stages/NAME.json`` holds the facts of a
+finished stage, which is not repeated.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from vinoreward_training.quantize.command import run as run_quantize
 from vinoreward_training.runs.machine import usable_cores
 from vinoreward_training.runs.next_command import beside
 from vinoreward_training.runs.report import write_report
-from vinoreward_training.runs.run_folder import RunFolder
+from vinoreward_training.runs.run_folder import CONFIG, RunFolder
 
 CAPTURE_SEED = 710_000
 """Added to the seed of the capture: the shipped bundle was trained on captures of small seeds,
@@ -217,14 +217,7 @@ def _without_next() -> Iterator[None]:
 
 
 class Demo:
-    """The stages of a demo: our own commands, each of which goes on where it was stopped.
-
-    Each returns facts for the report.
-
-    Args:
-        config: settled.
-        folder: where everything lies.
-    """
+    """The stages of a demo: our own commands with settings; each returns facts for the report."""
 
     def __init__(self, config: DemoConfig, folder: Path) -> None:
         self.config = config
@@ -251,8 +244,7 @@ class Demo:
     def capture(self) -> Facts:
         """Take the pictures."""
         frames, seed = self.config.frames or 0, CAPTURE_SEED + self.config.seed
-        resume = _started(self.data)
-        run_capture(CaptureConfig(out=self.data, frames=frames, seed=seed, resume=resume))
+        run_capture(CaptureConfig(frames=frames, seed=seed, **_resumed(self.data)))
         return {}
 
     def finetune(self) -> Facts:
@@ -260,8 +252,8 @@ class Demo:
         config = self.config
         status = run_finetune(
             FinetuneConfig(
+                **_resumed(self.classifier),
                 data=self.data,
-                out=self.classifier,
                 name="demo-classifier",
                 weights=config.weights,
                 epochs=config.epochs or 0,
@@ -270,7 +262,6 @@ class Demo:
                 target_fpr=config.target_fpr,
                 seed=config.seed,
                 threads=usable_cores(),
-                resume=_started(self.classifier),
             )
         )
         if status == USELESS:
@@ -314,12 +305,11 @@ class Demo:
         timesteps = {} if config.timesteps is None else {"timesteps": config.timesteps}
         result = train_policy(
             TRAIN.of(
-                out=self.policy,
+                **_resumed(self.policy),
                 env=config.env,
                 bundle=str(self.bundle),
                 final_episodes=config.episodes,
                 seed=config.seed,
-                resume=_started(self.policy),
                 **timesteps,
             )
         )
@@ -364,8 +354,9 @@ class Demo:
         ]
 
 
-def _started(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file()
+def _resumed(folder: Path) -> dict[str, Any]:
+    """Return the settings of a command that continues where it was stopped."""
+    return {"out": folder, "resume": (folder / CONFIG).is_file()}
 
 
 def run(config: DemoConfig) -> int:

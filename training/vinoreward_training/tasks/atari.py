@@ -87,8 +87,8 @@ class AtariEnv(gym.Env[Bytes, np.int64]):
         frame_skip: frames that an action is held.
         noops: a game starts after 1 to this many frames without action; 0 for none.
         sticky: probability that a frame repeats the action before (0.25 in Machado et al.).
-        episodic_life: for training: a lost life terminates, and the next reset goes on with the
-            game, unless it has a seed.
+        episodic_life: for training: a lost life terminates, and the next reset continues the game,
+            unless it has a seed.
         clip_reward: for training: the sign of the points instead of the points.
         press_fire: press FIRE when a game or life begins, where it is the game's second action; a
             greedy policy that never fires would stand still until the last frame.
@@ -153,7 +153,7 @@ class AtariEnv(gym.Env[Bytes, np.int64]):
             self._ale.setInt("random_seed", int(self.np_random.integers(2**31)))
             self._ale.loadROM(self._rom)  # the emulator takes its seed when it loads
             self._seeded = self._game_over = True
-        # The truth of a truncated game is that it goes on, but not for us.
+        # A truncated game has not ended in the emulator, but it has for us.
         if self._game_over or self._ale.game_truncated() or not self._episodic_life:
             self._new_game()
         else:

@@ -102,34 +102,22 @@ def has_own_reward(env_id: str) -> bool:
         ) from error
     if isinstance(spec.entry_point, str) and spec.entry_point.startswith("vinoreward_envs."):
         return True
-    return takes_hover_arguments(spec, "backend", "precision", "bundle")
+    return is_hover(spec, "backend", "precision", "bundle")
 
 
-def is_hover(spec: gym.envs.registration.EnvSpec) -> bool:
-    """Say whether an environment is PandaHover, or of a class that is derived from it."""
-    creator = _creator(spec)
-    return isinstance(creator, type) and issubclass(creator, PandaHoverEnv)
-
-
-def takes_hover_arguments(spec: gym.envs.registration.EnvSpec, *names: str) -> bool:
-    """Say whether PandaHover, or a class that is derived from it, takes these arguments."""
-    creator = _creator(spec)
-    if creator is None or not is_hover(spec):
+def is_hover(spec: gym.envs.registration.EnvSpec, *names: str) -> bool:
+    """Say whether an environment is PandaHover or derived from it, and takes these arguments."""
+    creator: Any = spec.entry_point
+    if isinstance(creator, str):
+        try:
+            creator = gym.envs.registration.load_env_creator(creator)
+        except (ImportError, AttributeError, ValueError):
+            return False  # making it says why
+    if not (isinstance(creator, type) and issubclass(creator, PandaHoverEnv)):
         return False
     parameters = inspect.signature(creator).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-        return True
-    return all(name in parameters for name in names)
-
-
-def _creator(spec: gym.envs.registration.EnvSpec) -> Any:
-    """Return the class or function that makes an environment, None if it cannot be imported."""
-    if not isinstance(spec.entry_point, str):
-        return spec.entry_point
-    try:
-        return gym.envs.registration.load_env_creator(spec.entry_point)
-    except (ImportError, AttributeError, ValueError):
-        return None  # making it says why
+    anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    return anything or all(name in parameters for name in names)
 
 
 def check_bundle_used(env_id: str, bundle: str | None, *, wrap_bundle: bool) -> None:
