@@ -165,7 +165,11 @@ class LowRank(Stage):
     """
 
     phase = FLOAT
-    shrinks = True
+
+    @property
+    def shrinks(self) -> bool:
+        """See :attr:`Stage.shrinks`."""
+        return True
 
     def __init__(
         self, rank: int | None = None, *, energy: float | None = None, frozen_for: int = 20

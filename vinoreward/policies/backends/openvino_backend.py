@@ -68,7 +68,7 @@ class OpenVINOBackend(PolicyBackend):
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
         self._openvino = import_openvino()
-        self._core = shared_core(self._openvino)
+        self._core: Any = shared_core(self._openvino)
         self._compiled: Any = None
         self._request: Any = None
         self._key: object = None
