@@ -16,6 +16,7 @@ from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward.policies.backends.base import BACKENDS
 from vinoreward_training.actors.expressions import chain_of, correctors_of, monitor_of
 from vinoreward_training.configs import ActorsConfig
+from vinoreward_training.policy.checkpoint import algorithm_class, build_model
 from vinoreward_training.runs.settings import converted
 from vinoreward_training.tasks.lookup import Task, find_task, make_task
 from vinoreward_training.tasks.networks import dense_layers, network
@@ -132,7 +133,7 @@ def learner_of(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], 
     return made, lambda: None
 
 
-def _refused(config: ActorsConfig, by: str, error: Exception) -> str:
+def _refused(config: ActorsConfig, by: str, error: BaseException) -> str:
     # Only the first line: PyTorch's further lines describe its own calls.
     first = (str(error) or type(error).__name__).splitlines()[0]
     return (
@@ -199,7 +200,6 @@ def _converted(name: str, value: Any, hint: Any) -> Any:
 
 def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:
     """Return a Stable-Baselines3 model as learner."""
-    import stable_baselines3
     from torch import nn
 
     from vinoreward.actor_learner.learners.sb3 import SB3Config, SB3Learner
@@ -209,10 +209,9 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
             f"{config.algorithm} does not support --correctors {config.correctors!r}: its targets "
             "are Stable-Baselines3's own. Expected none; impala, dqn, d4pg and sac support them."
         )
-    picture = len(task.observation_shape) == 3
-    kind = getattr(stable_baselines3, SB3[config.algorithm][0])
-    arguments = {"buffer_size": max(1000, config.steps), **_sb3_settings(config, kind)}
-    if not picture:
+    algorithm = SB3[config.algorithm][0]
+    arguments = _sb3_settings(config, algorithm_class(algorithm))
+    if len(task.observation_shape) != 3:  # an image's network is CnnPolicy's
         name = config.network or ("2x256" if task.network == "original" else task.network)
         dense = dense_layers(name)
         if dense is None:
@@ -226,20 +225,14 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
         }
     options: dict[str, Any] = dict(config.env_kwargs)
     env = make_task(config.task, config.seed, **options)
+    size = max(1000, config.steps)
     try:
-        model = kind(
-            "CnnPolicy" if picture else "MlpPolicy",
-            env,
-            seed=config.seed,
-            device="cpu",
-            **arguments,
-        )
-    except (
-        TypeError, ValueError, AssertionError, AttributeError, MemoryError, OverflowError,
-        RuntimeError,
-    ) as error:  # fmt: skip
+        model: Any = build_model(algorithm, env, arguments, seed=config.seed, replay_size=size)
+    except ConfigError as error:
         env.close()
-        raise ConfigError(_refused(config, "Stable-Baselines3", error)) from error
+        raise ConfigError(
+            _refused(config, "Stable-Baselines3", error.__cause__ or error)
+        ) from error
     # Without noise, TD3 stops exploring after its first steps.
     sigma = 0.1 if config.algorithm == "sb3-td3" else None
     settings = SB3Config(total_steps=config.steps, sigma=sigma, seed=config.seed)

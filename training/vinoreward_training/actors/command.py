@@ -14,7 +14,7 @@ from vinoreward.files import write_json
 from vinoreward_training.actors.plots import draw_study
 from vinoreward_training.actors.profile import profile
 from vinoreward_training.actors.record import Row, plain_numbers, read_rows
-from vinoreward_training.actors.report import aligned, gap_words, share_words
+from vinoreward_training.actors.report import aligned, gap_words, policies_of, share_words
 from vinoreward_training.actors.run import read_summary, train
 from vinoreward_training.actors.settings import SETTINGS, command, presets, recorded
 from vinoreward_training.configs import ActorsConfig
@@ -70,9 +70,7 @@ def _train(config: ActorsConfig) -> int:
         return 0
     pair = found.pair
     print(f"steps: {found.steps}, updates: {found.updates}, {found.seconds:.1f} s")
-    for name, played in (("full precision", pair.full), ("compressed", pair.compressed)):
-        if played is None:
-            continue
+    for name, played in policies_of(pair):
         print(f"{name}: return {played.mean:.4g} ± {played.error:.2g} (standard error)")
         if played.claimed is not None or played.true is not None:
             print(f"  claimed success: {rate_of(played.claimed) or 'not known'}")

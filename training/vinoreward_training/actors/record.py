@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from vinoreward_training.policy.evaluate import rate_of
 from vinoreward_training.runs.run_folder import made
 
 if TYPE_CHECKING:
+    from vinoreward.actor_learner.acting.environments import Episode
     from vinoreward.actor_learner.acting.profile import Breakdown
     from vinoreward.actor_learner.trainer import Progress
     from vinoreward.monitoring import CompressionSetting
@@ -113,14 +114,14 @@ class Recorder(Closing):
         )  # fmt: skip
         self._every = max(1, total // ROWS)
         self._next = start
-        self._ended: deque[tuple[bool | None, bool | None]] = deque(maxlen=100)
+        self._ended: deque[Episode] = deque(maxlen=100)
         self._reports: list[dict[str, Any]] = []
         self._said = ""
 
     def note(self, progress: Progress, setting: CompressionSetting | None) -> bool:
         """Record a training's progress; return whether a row was due."""
         self._bar.update(progress.steps - self._bar.n)
-        self._ended.extend((one.claimed_success, one.true_success) for one in progress.ended)
+        self._ended.extend(progress.ended)
         base = {"step": progress.steps, "seconds": self.before + progress.seconds}
         for event in progress.events:
             self._say("event", base, str(event))
@@ -140,7 +141,8 @@ class Recorder(Closing):
             "updates": progress.updates,
             "mean_return": progress.mean_return,
             "episodes": progress.episodes,
-            **{name: _share([pair[at] for pair in self._ended]) for at, name in _FLAGS},
+            "claimed": _share(one.claimed_success for one in self._ended),
+            "true": _share(one.true_success for one in self._ended),
             "learner": progress.metrics,
             "readings": progress.readings,
             "setting": None if setting is None else setting.to_dict(),
@@ -165,7 +167,7 @@ class Recorder(Closing):
         step = int(row["step"])
         scalars: dict[str, Any] = {
             "return/behaviour": row["mean_return"],
-            **{f"behaviour/{name}": row[name] for _, name in _FLAGS},
+            **{f"behaviour/{name}": row[name] for name in _NAMES},
         }
         for group in ("learner", "readings", "compressor", "setting"):
             scalars |= {f"{group}/{name}": value for name, value in (row[group] or {}).items()}
@@ -244,10 +246,9 @@ class Recorder(Closing):
 
 
 _NAMES = ("claimed", "true")
-_FLAGS = tuple(enumerate(_NAMES))
 
 
-def _share(flags: list[bool | None]) -> float | None:
+def _share(flags: Iterable[bool | None]) -> float | None:
     known = [flag for flag in flags if flag is not None]
     return float(np.mean(known)) if known else None
 

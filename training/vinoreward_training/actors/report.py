@@ -218,7 +218,8 @@ def summary_of(config: ActorsConfig, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _policies(pair: Pair) -> list[tuple[str, Played]]:
+def policies_of(pair: Pair) -> list[tuple[str, Played]]:
+    """Return the names and results of the evaluated policies."""
     both = (("full precision", pair.full), ("compressed", pair.compressed))
     return [(name, played) for name, played in both if played is not None]
 
@@ -233,7 +234,7 @@ def _result_rows(pair: Pair) -> list[dict[str, object]]:
             "mean length": float(played.lengths.mean()),
             "version": played.version,
         }
-        for name, played in _policies(pair)
+        for name, played in policies_of(pair)
     ]
 
 
@@ -241,7 +242,7 @@ def _success(pair: Pair) -> list[Section]:
     if pair.full.true is None and pair.full.claimed is None:
         return []
     rows = []
-    for name, played in _policies(pair):
+    for name, played in policies_of(pair):
         rows.append(rate_row(f"{name}: claimed by the reward", rate_of(played.claimed)))
         rows.append(rate_row(f"{name}: true, by the simulator", rate_of(played.true)))
     text = "Success of each episode's last state. Where the two differ, the reward is fooled."
