@@ -50,6 +50,20 @@ def test_what_is_named_on_the_command_line_wins_even_where_it_is_the_default(
     assert (silent.eval_every, silent.backend, silent.progress) == (250, "oracle", False)
 
 
+def test_tables_of_the_command_line_are_merged_key_by_key(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("algorithm_kwargs: {batch_size: 64, tau: 0.1}\n", encoding="utf-8")
+    words = ["--config", str(file), "--algorithm-kwargs", "batch_size", "32", "train_freq", "2"]
+    found = SETTINGS.parse(words, prog="train").algorithm_kwargs
+    assert found | {"batch_size": 32, "train_freq": 2, "tau": 0.1, "gamma": 0.9} == found
+
+
+def test_help_shows_the_defaults_of_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        SETTINGS.parse(["--env", "PandaHoverRandom-v0", "--help"], prog="train")
+    assert "(default: 20000)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_preset_is_that_of_the_environment_and_of_sac() -> None:
     assert SETTINGS.of(env="PandaHoverRandom-v0").timesteps == 20_000
     assert SETTINGS.of(env="vinoreward:PandaHover-v0").algorithm_kwargs["gamma"] == 0.9

@@ -320,8 +320,8 @@ def read_description(folder: Path) -> dict[str, Any]:
         missing = [name for name in _DESCRIBED if name not in found]
         if missing:
             raise ModelCorruptError(f"it does not say {', '.join(missing)}")
-        told = {name: value for name, value in found.items() if name != "schema_version"}
-        return {"schema_version": 1, **typed(TrainConfig, told)}
+        del found["schema_version"]
+        return {"schema_version": 1, **typed(TrainConfig, found)}
     except ConfigError as error:
         raise ModelCorruptError(f"{path} cannot be used: {error}") from error
     except (OSError, ValueError) as error:

@@ -239,8 +239,8 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
         # Runs of the first version do not say which key the truth was read from.
         rest = {name: value for name, value in final.items() if name not in _RATES}
         evaluation = Evaluation(claimed, true, **typed(Evaluation, rest))
-        told = {"folder": folder, **{name: found[name] for name in _SUMMARISED}}
-        result = TrainResult(**typed(TrainResult, told), final=evaluation)
+        known = {"folder": folder, **{name: found[name] for name in _SUMMARISED}}
+        result = TrainResult(**typed(TrainResult, known), final=evaluation)
         evaluation.lines()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise RunFolderError(
