@@ -55,7 +55,7 @@ def test_flips_are_counted_with_a_bound() -> None:
     assert 0.02 < flips.high < 0.1
 
 
-LIMITS = {"boundary": 500, "max_flips": 0.005, "max_second_looks": 0.25, "seed": 0}
+LIMITS = QuantizeConfig(boundary=500, max_flips=0.005, max_second_looks=0.25, seed=0)
 
 
 def test_the_halves_share_no_episode() -> None:
@@ -103,14 +103,14 @@ def noisy(scale: float, spread: float = 8.0) -> tuple[np.ndarray, np.ndarray, np
 
 def test_int8_decides_alone_where_it_surely_agrees() -> None:
     before, after, first = noisy(1e-4)
-    found = gate(before, {"a": after}, first, 0.5, **LIMITS)  # type: ignore[arg-type]
+    found = gate(before, {"a": after}, first, 0.5, LIMITS)
     assert found.band is None and found.looks_all == 0
     assert found.flips == found.alone and found.flips.high <= 0.005
 
 
 def test_a_second_look_takes_the_flips_away() -> None:
     before, after, first = noisy(0.6)
-    found = gate(before, {"a": before, "b": after}, first, 0.5, **LIMITS)  # type: ignore[arg-type]
+    found = gate(before, {"a": before, "b": after}, first, 0.5, LIMITS)
     assert found.alone.share > 0.005 >= found.flips.share
     assert found.band is not None and 1.2 < found.band < 2.4  # two to four times the noise
     assert found.flips == found.by_backend["b"]  # the worst backend's
@@ -121,9 +121,9 @@ def test_a_second_look_takes_the_flips_away() -> None:
 def test_the_gate_refuses_where_fp32_would_have_to_look_too_often() -> None:
     before, after, first = noisy(0.6, spread=2.0)
     with pytest.raises(QuantizationRefusedError, match=r"unsure.*stays FP32.*--max-second-looks"):
-        gate(before, {"a": after}, first, 0.5, **LIMITS)  # type: ignore[arg-type]
-    wide = {**LIMITS, "max_second_looks": 1.0}
-    assert gate(before, {"a": after}, first, 0.5, **wide).flips.share <= 0.005  # type: ignore[arg-type]
+        gate(before, {"a": after}, first, 0.5, LIMITS)
+    wide = dataclasses.replace(LIMITS, max_second_looks=1.0)
+    assert gate(before, {"a": after}, first, 0.5, wide).flips.share <= 0.005
 
 
 def test_the_gate_refuses_what_the_other_half_did_not_show() -> None:
@@ -131,7 +131,7 @@ def test_the_gate_refuses_what_the_other_half_did_not_show() -> None:
     random = np.random.default_rng(1)
     worse = np.where(first, after, before + 3 * random.normal(size=8000))
     with pytest.raises(QuantizationRefusedError, match=r"although FP32.*--max-flips"):
-        gate(before, {"a": worse}, first, 0.5, **LIMITS)  # type: ignore[arg-type]
+        gate(before, {"a": worse}, first, 0.5, LIMITS)
 
 
 @pytest.mark.parametrize("softmax", [False, True])
@@ -168,7 +168,7 @@ def test_frames_on_which_fp32_decides_all_alike_cannot_pass_a_network() -> None:
     never = np.full(2000, -3.0)  # claims nothing: 5 flips of 2,000 are below the limit
     first = np.arange(2000) % 2 == 0
     with pytest.raises(QuantizationRefusedError, match=r"claims success on \d of the 1000"):
-        gate(before, {"a": never}, first, 0.0, **LIMITS)  # type: ignore[arg-type]
+        gate(before, {"a": never}, first, 0.0, LIMITS)
 
 
 def test_values_that_cannot_work_are_refused() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.backends.torch_networks import WithPreprocess
-from vinoreward.bundles.schema import BundleSpec, Decision, Picture
+from vinoreward.bundles.schema import BundleSpec, Decision
 from vinoreward.rewards.calibration import clopper_pearson, temperature, threshold_for_fpr
 from vinoreward_training.classifier.evaluation import (
     GOOD_RECALL,
@@ -199,12 +199,7 @@ def make_bundle(
     golden = test[golden_indices(found.log_odds[test], dataset.labels[test], boundary)]
     spec = BundleSpec(
         name=config.name,
-        picture=Picture(
-            height=height,
-            width=width,
-            resize="pil_bilinear" if dataset.resized else "none",
-            scene=dataset.scene,
-        ),
+        picture=dataset.picture(),
         decision=decision,
         architecture=config.architecture,
         metrics=found.metrics | {"export_difference": difference, "history": list(history)},

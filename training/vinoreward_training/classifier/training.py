@@ -29,8 +29,6 @@ from vinoreward_training.runs.fit import (
     steps_per_epoch,
 )
 
-SAVE_EVERY = 250
-"""Steps between checkpoints within an epoch."""
 MARGIN_SCALE = 0.003
 """Metres beyond the success distance that one unit of log-odds stands for."""
 MARGIN_LIMIT = 6.0
@@ -88,6 +86,8 @@ class ClassifierFit(Fit):
     """
 
     POSTFIX = ("epoch", "val_loss", "val_ap")
+    SAVE_EVERY = 250
+    CLIP = 5.0
 
     def __init__(
         self,
@@ -120,8 +120,6 @@ class ClassifierFit(Fit):
             folder,
             steps=every * recipe.epochs,
             every=every,
-            save_every=SAVE_EVERY,
-            clip=5.0,
             patience=recipe.patience,
             shares=shares if np.ptp(shares) > 0 else None,
             resume=resume,

@@ -124,13 +124,9 @@ def _picture_keys(images: npt.NDArray[np.uint8]) -> Keys:
 def record_of(
     dataset: Dataset, train: npt.NDArray[np.int64], *, started: bool, before: TrainedOn | None
 ) -> TrainedOn:
-    """Return the record of a training on the frames ``train`` of a dataset.
+    """Return the record of a training on the frames with the indices ``train``.
 
-    Args:
-        dataset: all frames.
-        train: numbers of those trained on.
-        started: whether it began with weights rather than at random.
-        before: the record of those weights, None where they have none.
+    ``started`` is whether it began with weights rather than at random, ``before`` their record.
     """
     keys = np.unique(_picture_keys(dataset.images[train]))
     datasets = [dataset.sha256]

@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.schema import Picture
 from vinoreward.errors import DatasetError
 from vinoreward_training.data.dataset_files import (
     MAX_NAME,
@@ -57,6 +58,12 @@ class Pictures:
     sha256: str
     resized: bool = False
     seed: int | None = None
+
+    def picture(self, **more: Any) -> Picture:
+        """Return what a bundle records of them; ``more`` are arguments of its class."""
+        height, width = self.images.shape[1:3]
+        resize: Literal["pil_bilinear", "none"] = "pil_bilinear" if self.resized else "none"
+        return Picture(height=height, width=width, resize=resize, scene=self.scene, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

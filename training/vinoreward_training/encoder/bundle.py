@@ -14,7 +14,7 @@ from torch import nn
 
 from vinoreward.backends.convert import quiet_exporter
 from vinoreward.backends.torch_networks import WithPreprocess
-from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
+from vinoreward.bundles.schema import BundleSpec, Encoding
 from vinoreward.encoders.vae import Vae
 from vinoreward.files import atomic_path
 from vinoreward_training.configs import TrainVaeConfig
@@ -36,24 +36,6 @@ TRAVERSED = 10
 PROBE_FRAMES = 40_000
 PROBE_LIMIT_MM = 5.0
 """Mean error of a place that serves a policy on our hover task."""
-
-NO_PLACES = (
-    "Where things are was not recorded with these pictures, so nothing is known about how well "
-    "this encoder serves control; only how well pictures are made from it."
-)
-PROBED = (
-    "A linear map from the latent to places on the table, fitted on training frames and judged on "
-    "frames of other episodes. Frames without the thing are left out."
-)
-PICTURES = (
-    "`reconstructions.png`: held-out frames, what the decoder makes of their latent, and the "
-    "difference. `traversals.png`: one row per latent number, moved from its lowest to its highest "
-    "usual value."
-)
-LIMITS = (
-    "It knows the pictures it was trained on: another camera, size, light or object needs new "
-    "frames and a new training. The decoder is for looking; nothing at run time needs it."
-)
 
 Floats = npt.NDArray[np.float32]
 Pictures = npt.NDArray[np.uint8]
@@ -229,14 +211,7 @@ def make_bundle(
         kind="encoder",
         labels=(),
         latent_size=config.latent,
-        picture=Picture(
-            height=height,
-            width=width,
-            mean=MEAN,
-            std=STD,
-            resize="pil_bilinear" if frames.resized else "none",
-            scene=frames.scene,
-        ),
+        picture=frames.picture(mean=MEAN, std=STD),
         encoding=found.encoding,
         architecture=config.architecture,
         metrics={
@@ -294,7 +269,16 @@ def make_bundle(
                     "exported network's largest difference from torch": f"{difference:.2g}",
                 },
             ),
-            Section("What the numbers know", PROBED if found.errors else NO_PLACES, probed),
+            Section(
+                "What the numbers know",
+                "A linear map from the latent to places on the table, fitted on training frames "
+                "and judged on frames of other episodes. Frames without the thing are left out."
+                if found.errors
+                else "Where things are was not recorded with these pictures, so nothing is known "
+                "about how well this encoder serves control; only how well pictures are made from "
+                "it.",
+                probed,
+            ),
             Section(
                 "On held-out frames",
                 facts={
@@ -305,8 +289,19 @@ def make_bundle(
                     "numbers in use": f"{held['active']} of {config.latent}",
                 },
             ),
-            Section("Pictures", PICTURES, pictures=drawn),
-            Section("Limits", LIMITS),
+            Section(
+                "Pictures",
+                "`reconstructions.png`: held-out frames, what the decoder makes of their latent, "
+                "and the difference. `traversals.png`: one row per latent number, moved from its "
+                "lowest to its highest usual value.",
+                pictures=drawn,
+            ),
+            Section(
+                "Limits",
+                "It knows the pictures it was trained on: another camera, size, light or object "
+                "needs new frames and a new training. The decoder is for looking; nothing at run "
+                "time needs it.",
+            ),
         ],
         spec,
         {

@@ -22,8 +22,6 @@ from vinoreward_training.runs.settings import Settings, refuse
 from vinoreward_training.tasks.environments import make_env, naming
 
 ROLLOUT_FRAMES = 4000
-
-
 SETTINGS = Settings(TrainVaeConfig)
 
 

@@ -195,6 +195,8 @@ class VaeFit(Fit):
     """
 
     POSTFIX = ("val_reconstruction", "val_kl", "val_active")
+    SAVE_EVERY = RECORD_EVERY
+    CLIP = 1e4
 
     def __init__(
         self,
@@ -230,8 +232,6 @@ class VaeFit(Fit):
             folder,
             steps=recipe.steps,
             every=RECORD_EVERY,
-            save_every=RECORD_EVERY,
-            clip=1e4,
             resume=resume,
         )
 

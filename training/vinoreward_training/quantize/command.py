@@ -128,10 +128,7 @@ def compare(
         {name: log_odds_of(int8, name, images, bundle) for name in BACKENDS},
         halves(episodes, seed=config.seed),
         logit(bundle.spec.decision.threshold),
-        boundary=config.boundary,
-        max_flips=config.max_flips,
-        max_second_looks=config.max_second_looks,
-        seed=config.seed,
+        config,
     )
 
 

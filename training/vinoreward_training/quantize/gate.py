@@ -22,6 +22,7 @@ from vinoreward.rewards.classifier import unsure
 
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import Encoding
+    from vinoreward_training.configs import QuantizeConfig
 
 BAND_MARGIN = 1.25
 """The band is this times the farthest flip seen: a few frames cannot show the very farthest."""
@@ -138,11 +139,7 @@ def gate(
     after: Mapping[str, Floats],
     first: Bools,
     threshold: float,
-    *,
-    boundary: int,
-    max_flips: float,
-    max_second_looks: float,
-    seed: int,
+    config: QuantizeConfig,
 ) -> GateResult:
     """Choose the band on one half of the frames and judge it on the other.
 
@@ -153,16 +150,15 @@ def gate(
         after: per backend (N,) log-odds of the INT8 network.
         first: (N,) bool, the half on which the band is chosen.
         threshold: in log-odds; one for both networks.
-        boundary: frames closest to the threshold in the boundary-rich set of a half.
-        max_flips: allowed share of flips, with the second look, on the boundary-rich set.
-        max_second_looks: allowed share of second looks on all frames of the half.
-        seed: decides the random frames.
+        config: ``max_flips`` is for the boundary-rich set of a half, ``max_second_looks`` for all
+            frames of it.
 
     Raises:
         QuantizationRefusedError: above either limit, or FP32 decides nearly all frames alike.
     """
+    max_flips, boundary = config.max_flips, config.boundary
     rest = np.flatnonzero(~first)
-    judged = rest[boundary_rich(before[rest], threshold, boundary=boundary, seed=seed)]
+    judged = rest[boundary_rich(before[rest], threshold, boundary=boundary, seed=config.seed)]
     decided = before >= threshold
     claims, frames = int(decided[judged].sum()), len(judged)
     if min(claims, frames - claims) <= max_flips * frames:
@@ -201,11 +197,11 @@ def gate(
             f"{alone}). Expected at most {max_flips:.2%}; the bundle is unchanged and stays "
             "FP32. Train longer or on more frames, or accept more with --max-flips."
         )
-    if looks_all > max_second_looks:
+    if looks_all > config.max_second_looks:
         raise QuantizationRefusedError(
             f"INT8 is unsure (within {band:.3g} log-odds of the threshold) about "
-            f"{looks_all:.1%} of the held-out frames, and FP32 would have to look at them "
-            f"again. Expected at most {max_second_looks:.1%}, above which INT8 gains little; the "
+            f"{looks_all:.1%} of the held-out frames, and FP32 would have to look at them again. "
+            f"Expected at most {config.max_second_looks:.1%}, above which INT8 gains little; the "
             "bundle is unchanged and stays FP32. Train longer or on more frames, or accept more "
             "with --max-second-looks or --max-flips."
         )

@@ -78,9 +78,9 @@ class Recipe:
 class Fit(abc.ABC):
     """One training: a network, its optimiser and where it stands.
 
-    A subclass defines a step's loss, the learning rate, an evaluation, and what a checkpoint has to
-    be of. It may set ``reader``, a module that is trained too and thrown away, before this one's
-    ``__init__``.
+    A subclass defines a step's loss, the learning rate, an evaluation, what a checkpoint has to be
+    of, and the constants below. It may set ``reader``, a module that is trained too and thrown
+    away, before this one's ``__init__``.
 
     Args:
         module: trained in place.
@@ -90,8 +90,6 @@ class Fit(abc.ABC):
         folder: holds the checkpoint and TensorBoard's files.
         steps: in all.
         every: steps between evaluations.
-        save_every: steps between checkpoints: what a kill can cost.
-        clip: largest norm of the gradient.
         patience: epochs without a better score before training stops; None: never.
         shares: (N,) how often each frame is drawn; None: each once an epoch.
         resume: continue from the checkpoint if there is one.
@@ -99,6 +97,10 @@ class Fit(abc.ABC):
 
     POSTFIX: tuple[str, ...] = ()
     """What the progress bar shows of an evaluation."""
+    SAVE_EVERY: int
+    """Steps between checkpoints: what a kill can cost."""
+    CLIP: float
+    """Largest norm of the gradient."""
     reader: nn.Module | None = None
 
     def __init__(
@@ -111,8 +113,6 @@ class Fit(abc.ABC):
         *,
         steps: int,
         every: int,
-        save_every: int,
-        clip: float,
         patience: int | None = None,
         shares: npt.NDArray[np.float64] | None = None,
         resume: bool = False,
@@ -126,8 +126,7 @@ class Fit(abc.ABC):
         self._optimiser = optimiser
         self._train, self._shares = train, shares
         self._folder = folder
-        self._every, self._save_every = every, save_every
-        self._clip, self._patience = clip, patience
+        self._every, self._patience = every, patience
         self._best: dict[str, Tensor] = {}
         self._best_loss, self._best_epoch = math.inf, -1
         self._order: tuple[int, Indices] | None = None
@@ -220,7 +219,7 @@ class Fit(abc.ABC):
         loss, parts = self._loss(self._batch(), random)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.module.parameters(), self._clip)
+        nn.utils.clip_grad_norm_(self.module.parameters(), self.CLIP)
         self._optimiser.step()
         self.step += 1
         found = {"loss": float(loss.detach()), **parts}
@@ -263,7 +262,7 @@ class Fit(abc.ABC):
                         self._best = {name: one.clone() for name, one in weights.items()}
                     self.history.append(record)
                     on_record(record)
-                if due or self.step % self._save_every == 0:
+                if due or self.step % self.SAVE_EVERY == 0:
                     self.save()
                 check(self.save)
         if self._best:
