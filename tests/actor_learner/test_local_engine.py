@@ -39,9 +39,10 @@ from vinoreward.compression.graph import Compile
 from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError
 from vinoreward.policies.distributions import log_prob
-from vinoreward.policies.policy import Policy
+from vinoreward.policies.policy import Policy, QuantizedArray
 from vinoreward.policies.reference import forward
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
+from vinoreward.policies.wire import decode
 
 CARTPOLE = mlp(4, 2, head="logits", hidden=(16, 16))
 
@@ -156,6 +157,16 @@ class TestActing:
             check_acted(one, {0: compressed})
             full = forward(random_policy(spec), one.observations[:, 0])
             assert np.abs(full - one.behaviour[:, 0]).max() > 1e-4
+
+    def test_compressed_weights_are_not_packed(self) -> None:
+        """Actors read codes of few bits where they lie, a byte each: packing takes time."""
+        spec = mlp(4, 2, head="logits", hidden=(32, 32))
+        chain = CompressorChain().add(Quantize("w4"))
+        with started(config(spec, "CartPole-v1", chain=chain), ActorSettings(bits=4)) as engine:
+            lease = until(engine._memory.inspector.pull_if_newer, engine)
+            weights = decode(lease.header, lease.payload).parameters.values()
+            codes = [one.codes for one in weights if isinstance(one, QuantizedArray)]
+            assert codes and all(np.shares_memory(one, lease.payload) for one in codes)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("compiled", [False, True])
