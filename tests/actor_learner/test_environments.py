@@ -152,6 +152,22 @@ class TestSteps:
         found = [None if one.claimed is None else bool(one.claimed[0]) for one in played]
         assert found == claims
 
+    def test_a_truth_that_is_named_is_the_one_read(self) -> None:
+        """In training and in evaluations; without the name, this key is not known."""
+        named = EnvironmentSpec("faulty_environments:Numbered", {"truth": "at_goal"}, "at_goal")
+        truth = [how == "terminated" for how, _ in ENDS]
+        for spec, expected in ((named, truth), (replace(named, truth_key=None), [None] * 3)):
+            envs = Environments(spec, TWO, 1, 0)
+            ended = [one for _ in range(9) for one in envs.step(np.zeros(1, np.int64)).episodes]
+            assert [one.true_success for one in ended] == expected
+            with Evaluator(spec, "numpy") as evaluator:
+                played = evaluator.play(random_policy(TWO), range(3), "numpy")
+            assert (played.true is None) == (expected[0] is None)
+        wrong = Environments(replace(named, truth_key="nothing"), TWO, 1, 0)
+        with pytest.raises(ConfigError, match=r"without 'nothing' \(it has at_goal.*--truth-key"):
+            for _ in range(9):
+                wrong.step(np.zeros(1, np.int64))
+
     def test_what_was_given_out_stays_as_it_was(self) -> None:
         envs = environments()
         before = envs.observations

@@ -117,6 +117,11 @@ class Numbered(gym.Env[Any, Any]):
         self.closed = True
 
 
+gym.register(
+    "NumberedTelling-v0", entry_point="faulty_environments:Numbered", kwargs={"truth": "at_goal"}
+)
+
+
 class Far(gym.Env[Any, Any]):
     """Observations (2,) between 0.1 and 1, whatever the actions; some in actors are far away.
 

@@ -30,6 +30,27 @@ def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "actorq/cartpole-int8" in capsys.readouterr().out
 
 
+def test_a_truth_key_that_the_task_lacks_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["actors", *SMALL, "--truth-key", "at_goal", "--out", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert "without 'at_goal'" in said and "--truth-key" in said
+
+
+@pytest.mark.slow
+def test_a_training_reads_the_truth_that_is_named(tmp_path: Path) -> None:
+    """Where it acts and where it is evaluated; the run records the name."""
+    out = tmp_path / "run"
+    task = ["--task", "faulty_environments:NumberedTelling-v0", "--network", "1x8", *FEW]
+    steps = ["--steps", "600", "--evaluate-every", "0", "--backend", "numpy", "--no-progress"]
+    assert main(["actors", *task, *steps, "--truth-key", "at_goal", "--out", str(out)]) == 0
+    assert yaml.safe_load((out / "config.yaml").read_text())["truth_key"] == "at_goal"
+    assert rows_of(out, "final")[0]["full"]["true"] is not None
+    assert any(row["true"] is not None for row in rows_of(out, "train"))
+
+
 @pytest.mark.slow
 def test_a_training_without_compression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"

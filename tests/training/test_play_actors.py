@@ -18,6 +18,7 @@ from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from vinoreward.files import write_json
 from vinoreward.policies.files import save_policy
 from vinoreward.policies.policy import random_policy
+from vinoreward.policies.spec import mlp
 from vinoreward_training.actors.settings import SETTINGS, recorded
 from vinoreward_training.cli import main
 from vinoreward_training.configs import PlayConfig
@@ -63,9 +64,30 @@ def test_a_run_of_actors_is_played(
         "file": "compressed.json" if compressed else "policy.json",
         "version": 3,
         "backend": "onnxruntime" if compressed else "numpy",
+        "truth_key": None,
     }
     assert len(found["returns"]) == 4 and max(found["returns"]) <= 30
     assert "Mean return" in (cartpole / "play.html").read_text()
+
+
+def test_the_truth_is_read_under_the_name_that_is_given(tmp_path: Path) -> None:
+    """On the command line, or to the run."""
+    task, out = "faulty_environments:NumberedTelling-v0", tmp_path / "run"
+
+    def played(*words: str) -> Any:
+        arguments = ["--run", str(out), "--episodes", "3", "--film", "0", "--env", task]
+        assert main(["play", *arguments, "--no-progress", *words]) == 0
+        return json.loads((out / "play.json").read_text())["evaluation"]
+
+    run_of(out, task, mlp(2, 2, head="logits", hidden=(8,)))
+    old = yaml.safe_load((out / "config.yaml").read_text())
+    del old["truth_key"]  # as runs before there was this setting
+    (out / "config.yaml").write_text(yaml.safe_dump(old))
+    assert played()["true"] is None
+    named = played("--truth-key", "at_goal")
+    assert named["truth_key"] == "at_goal" and named["true"]["successes"] == 1
+    run_of(out, task, mlp(2, 2, head="logits", hidden=(8,)), truth_key="at_goal")
+    assert played()["true"] == named["true"]
 
 
 @pytest.mark.parametrize("options", [{}, {"normalise_actions": False}])

@@ -34,6 +34,7 @@ from vinoreward.errors import ConfigError
 from vinoreward.monitoring.monitor import Monitor
 from vinoreward.policies.policy import Policy
 from vinoreward.processes import interrupt_between
+from vinoreward.rewards.success import Truth
 
 __all__ = ["ActorLearner", "ActorLearnerConfig", "Progress", "Summary"]
 
@@ -154,9 +155,13 @@ class ActorLearner:
             check_spaces(env, self.learner.spec)
             env.action_space.seed(self.config.seed)
             rows = [env.reset(seed=self.config.seed)[0]]
+            truth = Truth(self._environment.truth_key)
             while len(rows) < FIRST_OBSERVATIONS:
-                row, _, ended, cut, _ = env.step(env.action_space.sample())
-                rows.append(env.reset()[0] if ended or cut else row)
+                row, _, ended, cut, info = env.step(env.action_space.sample())
+                if ended or cut:
+                    truth(info)  # a wrong key is refused before training
+                    row = env.reset()[0]
+                rows.append(row)
             return observed(np.stack(rows), self.learner.spec)
 
     def learn(

@@ -110,7 +110,9 @@ def build(config: ActorsConfig) -> Parts:
     chain = chain_of(config.compress, config.backend, lambda name: network(task, name, head_of))
     learner, close = learner_of(config, task)
     monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period, config.bits)
-    environment = EnvironmentSpec(FACTORY, {"name": config.task, **config.env_kwargs})
+    environment = EnvironmentSpec(
+        FACTORY, {"name": config.task, **config.env_kwargs}, config.truth_key
+    )
     return Parts(task, learner, chain, monitor, environment, settings, close)
 
 
@@ -283,4 +285,6 @@ def evaluation_options(config: ActorsConfig) -> dict[str, Any]:
 
 def evaluation_environment(config: ActorsConfig) -> EnvironmentSpec:
     """Return the evaluation environment."""
-    return EnvironmentSpec(FACTORY, {"name": config.task, **evaluation_options(config)})
+    return EnvironmentSpec(
+        FACTORY, {"name": config.task, **evaluation_options(config)}, config.truth_key
+    )

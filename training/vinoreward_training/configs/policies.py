@@ -198,6 +198,8 @@ class ActorsConfig:
     """Settings of the algorithm: name value name value, such as learning_rate 1e-4 gamma 0.95."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the environment: name value name value."""
+    truth_key: str | None = None
+    """Key of the truth in info, for true success; None: found automatically."""
     evaluate_every: int = 5000
     """Steps between evaluations, which a separate process plays during training: both policies of
     one version. If one is still running, the next starts after it. 0: only at the end."""

@@ -95,7 +95,7 @@ def open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitStac
                 f"{getattr(config, name)}."
             )
     policy = _policy(config.run, config.compressed)
-    task, options, backend = _recorded(config)
+    task, options, backend, truth_key = _recorded(config)
     options = {**options, **config.env_kwargs}
     env, unfilmed = _made(task, options, mode)
     stack.callback(env.close)
@@ -108,6 +108,7 @@ def open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitStac
         "file": f"{_name(config.compressed)}.json",
         "version": policy.version,
         "backend": backend,
+        "truth_key": truth_key,
     }
     return Opened(env, _Greedy(player), description, unfilmed, MOST_FRAMES)
 
@@ -126,20 +127,21 @@ def _policy(folder: Path, compressed: bool) -> Policy:
     return load_policy(path)
 
 
-def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str]:
-    """Return task, options and backend: the run's, unless the command line overrides them."""
+def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, str | None]:
+    """Return task, options, backend and truth key: the run's, if the command line has no others."""
     if (config.run / "config.yaml").is_file():
         # Use the run's task only if the command line names no other.
         trusted = config.trust_run or config.env is not None
         run = SETTINGS.of(out=config.run, resume=True, trust_run=trusted)
         same = config.env is None or config.env == run.task
-        return config.env or run.task, evaluation_options(run) if same else {}, run.backend
+        options, truth_key = (evaluation_options(run), run.truth_key) if same else ({}, None)
+        return config.env or run.task, options, run.backend, truth_key
     if config.env is None:
         raise ConfigError(
             f"{config.run} has a policy, but no config.yaml with its task. Expected the one that "
             "vinoreward actors writes; name the task with --env and --env-kwargs."
         )
-    return config.env, {}, ActorsConfig.backend
+    return config.env, {}, ActorsConfig.backend, None
 
 
 def _made(

@@ -188,6 +188,8 @@ class EnvironmentSpec:
         factory: a Gymnasium id (``"CartPole-v1"``, ``"package:Id-v0"``), or ``"module:function"``
             for a function that returns an environment.
         kwargs: for the factory; plain data.
+        truth_key: key of ``info`` with the truth about success; None: found automatically, see
+            :class:`~vinoreward.rewards.success.Truth`.
 
     Raises:
         ConfigError: on ``make``, if the factory does not give an environment.
@@ -195,6 +197,7 @@ class EnvironmentSpec:
 
     factory: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    truth_key: str | None = None
 
     def __str__(self) -> str:
         return f"{self.factory} with {dict(self.kwargs)}" if self.kwargs else self.factory
@@ -301,7 +304,7 @@ class Environments:
 
     def __init__(self, spec: EnvironmentSpec, policy: PolicySpec, count: int, seed: int) -> None:
         self._policy = policy
-        self._truth = Truth()
+        self._truth = Truth(spec.truth_key)
         self._envs: list[gym.Env[Any, Any]] = []
         try:
             for _ in range(count):

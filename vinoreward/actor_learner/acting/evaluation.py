@@ -277,7 +277,7 @@ class Evaluator(Closing):
         self._environment = environment
         self._backend = evaluation_backend(backend)
         self._stepped = stepped
-        self._truth = Truth()
+        self._truth = Truth(environment.truth_key)
         self._envs: list[gym.Env[Any, Any]] = []
 
     def pair(self, full: Policy, compressed: Policy | None, seeds: Sequence[int]) -> Pair:
