@@ -23,13 +23,13 @@ from vinoreward.compression.chain import CompressorChain, Run, check_policy
 from vinoreward.compression.stage import CompressionContext
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError, VinorewardError
 from vinoreward.files import atomic_path, open_plain, read_plain
+from vinoreward.monitoring.strategy import FULL_BITS
 from vinoreward.policies.policy import Policy
 from vinoreward.saved_arrays import read_npz, reason_of
 
 STATE_FILE = "compressor.npz"
 """State of a compressor between two runs: plain arrays, in the checkpoint's folder."""
 MAX_BYTES = 2 << 30
-FULL_BITS = 32
 QUALITY_ROWS = 64
 """Observations for comparing a policy with its teacher. Few, because actors wait for the result;
 different ones at each push, so that rare observations are included at times."""

@@ -11,8 +11,8 @@ import numpy as np
 from vinoreward.actor_learner.acting.actor import ActorConfig
 from vinoreward.actor_learner.acting.environments import (
     EnvironmentSpec,
+    as_config_error,
     check_spaces,
-    failures_told,
     observed,
 )
 from vinoreward.actor_learner.acting.profile import Breakdown
@@ -146,7 +146,7 @@ class ActorLearner:
     def _first_observations(self) -> Array:
         """Act at random for a moment, so that the first weights can be compressed, too."""
         with (
-            failures_told(
+            as_config_error(
                 f"the environment {self._environment} failed before training began",
                 "one that can be made, reset and stepped; fix it or its arguments",
             ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from vinoreward.actor_learner.acting.environments import check_spaces, failures_told
+from vinoreward.actor_learner.acting.environments import as_config_error, check_spaces
 from vinoreward.actor_learner.acting.evaluation import Player, evaluation_backend
 from vinoreward.errors import (
     ConfigError,
@@ -152,7 +152,7 @@ def _made(
         return make_task(task, **{**options, "render_mode": render_mode}), ""
     env = None
     try:
-        with warnings.catch_warnings(), failures_told(f"{task} does not render", "one that does"):
+        with warnings.catch_warnings(), as_config_error(f"{task} does not render", "one that does"):
             # Gymnasium warns of missing render modes; the code below reports them.
             warnings.simplefilter("ignore")
             env = make_task(task, **{**options, "render_mode": render_mode})

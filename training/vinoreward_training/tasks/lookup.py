@@ -22,7 +22,7 @@ from gymnasium.wrappers import (
     TimeLimit,
 )
 
-from vinoreward.actor_learner.acting.environments import action_cure, failures_told
+from vinoreward.actor_learner.acting.environments import action_cure, as_config_error
 from vinoreward.errors import ConfigError
 from vinoreward_training.tasks.atari import AtariEnv
 from vinoreward_training.tasks.dm_control import DmControlEnv
@@ -264,7 +264,7 @@ def _made(
     task: Task, max_steps: int | None, render_mode: str | None, options: Mapping[str, Any]
 ) -> Env:
     """Make an environment of a suite, with errors that name the task."""
-    with failures_told(
+    with as_config_error(
         f"an environment of {task.name} cannot be made",
         "one that can; mend it, or change its options",
     ):

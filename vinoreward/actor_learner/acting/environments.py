@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 
 
 @contextlib.contextmanager
-def failures_told(what: str, advice: str) -> Iterator[None]:
+def as_config_error(what: str, advice: str) -> Iterator[None]:
     """Re-raise an environment's error as a ConfigError that names the environment's code.
 
     Args:

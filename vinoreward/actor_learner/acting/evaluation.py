@@ -20,9 +20,9 @@ from vinoreward.actor_learner.acting.environments import (
     EnvironmentSpec,
     Episode,
     EpisodeSum,
+    as_config_error,
     check_actions,
     check_spaces,
-    failures_told,
     in_space,
     observed,
 )
@@ -300,7 +300,7 @@ class Evaluator(Closing):
         """Play one greedy episode per seed, several in parallel."""
         width = min(WIDTH, len(seeds))
         while len(self._envs) < width:
-            self._envs.append(self._asked(self._environment.make))
+            self._envs.append(self._call(self._environment.make))
         check_spaces(self._envs[0], policy.spec)
         played: list[Episode] = []
         with Player(policy, batch=width, backend=backend) as player:
@@ -313,7 +313,7 @@ class Evaluator(Closing):
         # The batch size is fixed: rows without an episode are computed and ignored.
         observations = np.zeros((width, *spec.observation_shape), dtype=spec.observation_dtype)
         for at, seed in enumerate(seeds):
-            observations[at] = self._row(spec, self._asked(self._envs[at].reset, seed=seed)[0])
+            observations[at] = self._row(spec, self._call(self._envs[at].reset, seed=seed)[0])
         sums = [EpisodeSum() for _ in seeds]
         played: dict[int, Episode] = {}
         while len(played) < len(seeds):
@@ -323,7 +323,7 @@ class Evaluator(Closing):
                     continue
                 # As in actors: with normalise_actions=False the limits are the task's own.
                 action = in_space(actions[at], env.action_space)
-                stepped = self._asked(env.step, int(action) if spec.discrete else action)
+                stepped = self._call(env.step, int(action) if spec.discrete else action)
                 observation, reward, terminated, truncated, info = stepped
                 observations[at] = self._row(spec, observation)
                 sums[at].add(float(reward))
@@ -331,9 +331,9 @@ class Evaluator(Closing):
                     played[at] = sums[at].finished(at, info, self._truth)
         return [played[at] for at in range(len(seeds))]
 
-    def _asked(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def _call(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call an environment; re-raise its errors as ConfigError."""
-        with failures_told(
+        with as_config_error(
             f"an environment of {self._environment} failed in an evaluation",
             "one that plays every episode; fix it and resume from the last checkpoint",
         ):

@@ -20,8 +20,8 @@ from vinoreward.actor_learner.learners.networks import Critic, project
 from vinoreward.actor_learner.learners.off_policy import (
     ReplayConfig,
     ReplayLearner,
-    follow,
-    target_of,
+    frozen_copy,
+    polyak_update,
 )
 from vinoreward.actor_learner.learners.replay import Windows
 from vinoreward.errors import ConfigError
@@ -101,7 +101,7 @@ class D4PG(ReplayLearner):
         self.atoms = torch.linspace(
             config.v_min, config.v_max, config.num_atoms, device=self.device
         )
-        self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
+        self.target_actor, self.target_critic = frozen_copy(self.actor), frozen_copy(self.critic)
         self.optimizer = config.make_optimizer(self.actor.parameters())
         self.critic_optimizer = config.make_optimizer(
             self.critic.parameters(), config.critic_learning_rate
@@ -131,8 +131,8 @@ class D4PG(ReplayLearner):
         actor_loss = self._d4pg.saturation * excess - value
         norm = self.step(actor_loss, self.optimizer, self.actor.parameters())
         if (self.updates + 1) % self._d4pg.target_update_interval == 0:
-            follow(self.target_actor, self.actor, 1.0)
-            follow(self.target_critic, self.critic, 1.0)
+            polyak_update(self.target_actor, self.actor, 1.0)
+            polyak_update(self.target_critic, self.critic, 1.0)
         metrics = {
             "loss": float(critic_loss.detach()),
             "actor_loss": float(actor_loss.detach()),

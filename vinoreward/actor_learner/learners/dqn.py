@@ -15,8 +15,8 @@ from vinoreward.actor_learner.learners.base import LearnerConfig
 from vinoreward.actor_learner.learners.off_policy import (
     ReplayConfig,
     ReplayLearner,
-    follow,
-    target_of,
+    frozen_copy,
+    polyak_update,
 )
 from vinoreward.actor_learner.learners.replay import Windows
 from vinoreward.errors import ConfigError
@@ -79,7 +79,7 @@ class DQN(ReplayLearner):
     def __init__(self, spec: PolicySpec, config: DQNConfig = DQNConfig()) -> None:
         super().__init__(spec, config)
         self._dqn = config
-        self.target = target_of(self.actor)
+        self.target = frozen_copy(self.actor)
         self.optimizer = config.make_optimizer(self.actor.parameters())
         self.save_parts("target", "optimizer")
 
@@ -103,7 +103,7 @@ class DQN(ReplayLearner):
         loss = (self.tensor(windows.weights) * errors).mean()
         norm = self.step(loss, self.optimizer, self.actor.parameters())
         if (self.updates + 1) % self._dqn.target_update_interval == 0:
-            follow(self.target, self.actor, 1.0)
+            polyak_update(self.target, self.actor, 1.0)
         difference: npt.NDArray[np.float32] = (targets - chosen).detach().cpu().numpy()
         metrics = {
             "loss": float(loss.detach()),

@@ -197,14 +197,12 @@ def n_step_sums(rewards: Floats, windows: Windows, gamma: float) -> tuple[Floats
     return returns.astype(np.float32), discounts.astype(np.float32)
 
 
-def target_of(module: Module) -> Module:
+def frozen_copy(module: Module) -> Module:
     """Return a frozen copy of a network."""
-    target = copy.deepcopy(module)
-    target.requires_grad_(False)
-    return target
+    return copy.deepcopy(module).requires_grad_(False)
 
 
-def follow(target: nn.Module, module: nn.Module, share: float) -> None:
+def polyak_update(target: nn.Module, module: nn.Module, share: float) -> None:
     """Move a target network by ``share`` towards a network; 1 copies it."""
     with torch.no_grad():
         for old, new in zip(target.parameters(), module.parameters(), strict=True):

@@ -16,8 +16,8 @@ from vinoreward.actor_learner.learners.base import LearnerConfig, seeded
 from vinoreward.actor_learner.learners.off_policy import (
     ReplayConfig,
     ReplayLearner,
-    follow,
-    target_of,
+    frozen_copy,
+    polyak_update,
 )
 from vinoreward.actor_learner.learners.replay import Windows
 from vinoreward.errors import ConfigError
@@ -85,7 +85,7 @@ class SAC(ReplayLearner):
         self._sac = config
         with seeded(config.seed + 1):
             self.critics = networks.Twins(spec, config.hidden).to(self.device)
-        self.target = target_of(self.critics)
+        self.target = frozen_copy(self.critics)
         self.temperature = Temperature(config.first_ent_coef).to(self.device)
         target = config.target_entropy
         self._entropy = -float(spec.actions) if target is None else target
@@ -132,7 +132,7 @@ class SAC(ReplayLearner):
                 self.temperature_optimizer,
                 self.temperature.parameters(),
             )
-        follow(self.target, self.critics, self._sac.tau)
+        polyak_update(self.target, self.critics, self._sac.tau)
         metrics = {
             "loss": float(critic_loss.detach()),
             "actor_loss": float(actor_loss.detach()),
