@@ -120,7 +120,7 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
     )
 
 
-def profile(config: ActorsConfig) -> dict[str, Breakdown]:
+def profile(config: ActorsConfig) -> None:
     """Measure full-precision actors, and compressed ones if there is a chain; print advice.
 
     Raises:
@@ -167,12 +167,12 @@ def profile(config: ActorsConfig) -> dict[str, Breakdown]:
             ],
         )
     for name, each in found.items():
-        print(table(name, each))
+        print(f"{name}: {1e6 * each.step_cpu:.0f} µs of processor time per step")
+        print(f"{aligned(breakdown_rows(each), left=1, indent=2)}\n")
     print(f"learner: {learner_seconds * 1e6:.0f} µs of wall time per environment step\n")
     print("\n".join(lines))
     print(f"\nprofile: {picture}")
     print(f"next:    {command(config, **changes)}")
-    return found
 
 
 class Verdict(NamedTuple):
@@ -253,9 +253,3 @@ def _pushes(config: ActorsConfig, found: Measured) -> list[str]:
             "compression (distill with fewer steps, or none)"
         )
     return [f"{words}."]
-
-
-def table(name: str, found: Breakdown) -> str:
-    """Return a breakdown as text."""
-    first = f"{name}: {1e6 * found.step_cpu:.0f} µs of processor time per step"
-    return f"{first}\n{aligned(breakdown_rows(found), left=1, indent=2)}\n"

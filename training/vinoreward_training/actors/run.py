@@ -13,7 +13,7 @@ from vinoreward.actor_learner.acting.evaluation import Evaluator
 from vinoreward.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward.actor_learner.checkpoint import CHECKPOINT
 from vinoreward.errors import RunFolderError, needed_for
-from vinoreward.files import read_json, read_plain, write_bytes
+from vinoreward.files import read_json, write_bytes
 from vinoreward.policies.files import save_policy
 from vinoreward.saved_state import check_counts
 from vinoreward_training.actors.build import Parts, build, evaluation_environment
@@ -23,7 +23,6 @@ from vinoreward_training.actors.settings import command, recorded
 from vinoreward_training.configs import ActorsConfig
 from vinoreward_training.runs.next_command import again
 from vinoreward_training.runs.run_folder import CONFIG, RunFolder
-from vinoreward_training.runs.settings import MAX_YAML
 from vinoreward_training.tasks.environments import naming
 
 if TYPE_CHECKING:
@@ -50,7 +49,8 @@ def train(config: ActorsConfig) -> Outcome | None:
             importlib.import_module(name)
         import torch
     torch.set_num_threads(config.threads)
-    before = _recorded_before(config)
+    path = config.out / CONFIG
+    before = path.read_bytes() if config.resume and path.is_file() else None
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
         owner: ActorLearner | None = None
         start, outcome = 0, None
@@ -65,14 +65,7 @@ def train(config: ActorsConfig) -> Outcome | None:
         finally:
             if before is not None and outcome is None and (owner is None or owner.steps == start):
                 # The run did not use the new settings, so restore the recorded ones.
-                write_bytes(folder / CONFIG, before)
-
-
-def _recorded_before(config: ActorsConfig) -> bytes | None:
-    try:
-        return read_plain(config.out / CONFIG, MAX_YAML) if config.resume else None
-    except OSError:
-        return None  # missing, or refused where it is used
+                write_bytes(path, before)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

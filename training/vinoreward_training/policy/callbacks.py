@@ -150,7 +150,7 @@ class RunCallback(BaseCallback):
 
         Raises:
             Solved: the final evaluation confirmed it.
-            KeyboardInterrupt: somebody pressed Ctrl-C; a checkpoint was written first.
+            KeyboardInterrupt: Ctrl-C; a checkpoint was written first.
         """
         if self.num_timesteps >= self._next_evaluation:
             self._next_evaluation = _next_multiple(self.num_timesteps, self._config.eval_every)

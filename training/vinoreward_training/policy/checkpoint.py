@@ -39,7 +39,7 @@ _DESCRIBED = (
     "algorithm", "algorithm_kwargs", "env", "env_kwargs", "backend", "bundle", "precision",
     "wrap_bundle",
 )  # fmt: skip
-"""What every version has written of a policy."""
+"""Keys that every version has written of a policy."""
 _COUNTERS = ("_n_updates", "_episode_num", "_n_calls")
 _REPLAY = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 
@@ -139,7 +139,7 @@ def policy_for(space: gym.Space[Any]) -> str:
 
 
 def save_checkpoint(path: Path, model: BaseAlgorithm, *, replay: bool = True) -> None:
-    """Write everything training needs to go on, as one file, whole or not at all.
+    """Write everything that training needs to continue, as one file (atomically).
 
     Call it between rollouts: within one, the newest transition is not in the buffer yet.
 
@@ -164,9 +164,9 @@ def save_checkpoint(path: Path, model: BaseAlgorithm, *, replay: bool = True) ->
 
 
 def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
-    """Bring a freshly built model to where :func:`save_checkpoint` left one.
+    """Restore a freshly built model from a file of :func:`save_checkpoint`.
 
-    The episode that was under way is given up: training goes on with a new one.
+    Training continues with a new episode.
 
     Raises:
         ModelNotFoundError: no such file.

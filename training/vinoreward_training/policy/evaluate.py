@@ -130,7 +130,7 @@ def evaluate(
     for episode in range(episodes):
         observation, info = env.reset(seed=seed + episode)
         if watch is not None:
-            # Nobody has judged yet, so that an is_success here need not be what it is in steps.
+            # A reset judges nothing: is_success may mean something else here.
             known = truth.key is not None or "true_success" in info
             started = truth(info, last=False) if known else None
             watch(Moment(episode, 0, 0.0, info, False, None, started))
@@ -142,8 +142,8 @@ def evaluate(
             total += float(reward)
             steps += 1
             if watch is not None:
-                said = claim_of(info), truth(info, last=over)
-                watch(Moment(episode, steps, float(reward), info, over, *said))
+                success = claim_of(info), truth(info, last=over)
+                watch(Moment(episode, steps, float(reward), info, over, *success))
         claimed.append(claim_of(info))
         true.append(truth(info))
         returns.append(total)

@@ -264,9 +264,9 @@ def _why(error: Exception) -> str:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Reads YAML that may be anybody's: no part stands for another, as few lines could make many.
+    """Reads untrusted YAML: no aliases, which could expand a few lines to gigabytes.
 
-    Depth is bounded too, and values are numbers, text, flags, lists and tables.
+    Depth is bounded, and values are numbers, text, flags, lists and tables.
     """
 
     _depth = 0
