@@ -13,8 +13,7 @@ from toy_environments import HEIGHT, WIDTH, Camera, save_toy_encoder
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import InputError
-from vinoreward.wrappers.layers import Inside
-from vinoreward.wrappers.sources import PictureSource
+from vinoreward.wrappers.sources import Inside, PictureSource
 
 ENVS = 3
 KINDS = ("picture", "planes", "stack", "stack_planes", "channels", "channels_first")

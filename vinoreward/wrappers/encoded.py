@@ -13,8 +13,18 @@ from numpy.typing import NDArray
 
 from vinoreward.encoders.encoder import Encoder
 from vinoreward.errors import ConfigError
-from vinoreward.wrappers.layers import AnyEnv, Form, ImageSource, SingleForm, refuse_autoreset
-from vinoreward.wrappers.sources import AnyBundle, PictureSource, default_source, located, recorded
+from vinoreward.wrappers.sources import (
+    AnyBundle,
+    AnyEnv,
+    Form,
+    ImageSource,
+    PictureSource,
+    SingleForm,
+    default_source,
+    located,
+    recorded,
+    refuse_autoreset,
+)
 
 
 @dataclass(frozen=True)

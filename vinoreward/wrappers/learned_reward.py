@@ -12,22 +12,25 @@ from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier, check_origin
-from vinoreward.rewards.core import RewardCore, RewardMode, RewardOptions
+from vinoreward.rewards.core import RewardCore, RewardMode, RewardOptions, Scores
 from vinoreward.rewards.success import Guard
-from vinoreward.wrappers.layers import (
-    SB3_RECORDER,
+from vinoreward.wrappers.render_once import layers
+from vinoreward.wrappers.sources import (
+    AnyBundle,
     AnyEnv,
     Form,
     ImageSource,
+    PictureSource,
     SingleForm,
-    has_recorder,
+    located,
+    recorded,
     refuse_autoreset,
-    strict_monitor,
 )
-from vinoreward.wrappers.render_once import layers
-from vinoreward.wrappers.sources import AnyBundle, PictureSource, located, recorded
 
 _ALL = np.ones(1, np.bool_)
+# Attributes by which Gymnasium's RecordEpisodeStatistics and SB3's Monitor are known: also in
+# another process, and without importing SB3.
+GYMNASIUM_RECORDER, SB3_RECORDER = "return_queue", "get_episode_rewards"
 _NONE: Mapping[int, Any] = MappingProxyType({})
 
 
@@ -141,6 +144,15 @@ class LearnedRewardBase(Form[AnyEnv]):
             return None
         return [last.get(i, item) for i, item in enumerate(self._source.rows(observations))]
 
+    @staticmethod
+    def _record(info: dict[str, Any], scores: Scores, i: int, env_reward: Any) -> None:
+        """Write what was claimed into an environment's info; keep its own ``is_success``."""
+        if "is_success" in info:
+            info["original_is_success"] = info["is_success"]
+        info["is_success"] = bool(scores.claimed[i])
+        info["reward_prob"] = float(scores.probability[i])
+        info["original_env_rew"] = float(env_reward)
+
     def _observed(self, observations: Any) -> Any:
         """Return one or a batch of observations as the learner sees them."""
         if not self._core.options.hold_in_observation:
@@ -175,6 +187,31 @@ def append_hold(observation: NDArray[Any], counter: NDArray[np.int64]) -> NDArra
     """Return the ``(..., D)`` observation with the ``(...)`` counter as its last number."""
     last = np.asarray(counter).astype(observation.dtype)[..., None]
     return np.concatenate([observation, last], axis=-1)
+
+
+def strict_monitor() -> ConfigError:
+    """Return the error for a ``Monitor`` that refuses a reset before its episode ends."""
+    return ConfigError(
+        "terminate_on_success is set and a Monitor refuses early resets. Expected "
+        "Monitor(env, allow_early_resets=True), or terminate_on_success=False."
+    )
+
+
+def has_recorder(env: gym.Env[Any, Any]) -> bool:
+    """Return whether something inside reports ``info["episode"]`` at the end of an episode.
+
+    That is Gymnasium's ``RecordEpisodeStatistics`` with its default key, or SB3's ``Monitor``.
+    """
+    return any(
+        hasattr(layer, SB3_RECORDER)
+        or (hasattr(layer, GYMNASIUM_RECORDER) and reports_episodes(layer))
+        for layer in layers(env)
+    )
+
+
+def reports_episodes(recorder: Any) -> bool:
+    """Return whether a recorder writes ``episode``, which another key may stand for."""
+    return bool(getattr(recorder, "_stats_key", "episode") == "episode")
 
 
 class LearnedReward(LearnedRewardBase[gym.Env[Any, Any]], SingleForm):
@@ -287,11 +324,7 @@ class LearnedReward(LearnedRewardBase[gym.Env[Any, Any]], SingleForm):
             [observation],
         )
         info = dict(info)
-        if "is_success" in info:
-            info["original_is_success"] = info["is_success"]
-        info["is_success"] = bool(scores.claimed[0])
-        info["reward_prob"] = float(scores.probability[0])
-        info["original_env_rew"] = float(reward)
+        self._record(info, scores, 0, reward)
         if scores.terminated[0] or truncated:
             if "episode" in info:
                 info["original_episode"] = info["episode"]

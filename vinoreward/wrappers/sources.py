@@ -1,12 +1,13 @@
-"""Where the pictures that are scored or encoded come from."""
+"""How wrappers go around an environment, and where the pictures come from that they look at."""
 
 from __future__ import annotations
 
+import abc
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -17,10 +18,69 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
 from vinoreward.rewards.classifier import Layout, layout_of
-from vinoreward.wrappers.layers import ImageSource, Inside
+from vinoreward.wrappers.render_once import layers, render_once
+
+AnyEnv = TypeVar("AnyEnv")
+
+ImageSource = str | Callable[[Any, Any], NDArray[np.uint8]]
+"""``"render"``, ``"obs"``, ``"obs:<key>"`` or ``callable(env, observation)``."""
 
 AnyBundle = Bundle | str | Path | Mapping[str, Any]
 """A loaded bundle, its folder or registered name, or what :func:`recorded` returned."""
+
+
+class Inside(NamedTuple):
+    """What a wrapper has to know of the environment that it goes around."""
+
+    space: gym.Space[Any]
+    """Observation space of one environment."""
+    render_mode: str | None
+    scene: object
+    """What its pictures depend on (``picture_scene``); None where it does not say."""
+    num_envs: int = 1
+
+
+class Form(abc.ABC, Generic[AnyEnv]):
+    """How a wrapper goes around one kind of environment: single, Gymnasium's vectors or SB3's.
+
+    The constructors of ``LearnedRewardBase`` and ``EncodedObservationBase`` call its three methods,
+    in this order.
+    """
+
+    @abc.abstractmethod
+    def _inside(self, env: AnyEnv) -> Inside:
+        """Return what a wrapper has to know of the environment."""
+
+    @abc.abstractmethod
+    def _enclose(self, env: AnyEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
+        """Refuse an environment that cannot be right; call the constructors of the library.
+
+        ``arguments`` are the wrapper's, as ``env.spec`` records them.
+        """
+
+    @abc.abstractmethod
+    def _show(self, space: gym.Space[Any]) -> None:
+        """Set the observation space of one environment."""
+
+
+class SingleForm(
+    Form[gym.Env[Any, Any]], gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs
+):
+    """:class:`Form` for one Gymnasium environment."""
+
+    def _inside(self, env: gym.Env[Any, Any]) -> Inside:
+        scene = getattr(env.unwrapped, "picture_scene", None)
+        return Inside(env.observation_space, env.render_mode, scene)
+
+    def _enclose(
+        self, env: gym.Env[Any, Any], source: ImageSource, arguments: dict[str, Any]
+    ) -> None:
+        # Recorded so that env.spec can make this environment again, also from JSON.
+        gym.utils.RecordConstructorArgs.__init__(self, **arguments)
+        gym.Wrapper.__init__(self, render_once(env) if source == "render" else env)
+
+    def _show(self, space: gym.Space[Any]) -> None:
+        self.observation_space = space
 
 
 class PictureSource:
@@ -229,6 +289,16 @@ def stack_of(
     layout = readings[0]
     count = shape[0] if len(shape) == 4 else found[layout] // 3
     return count, layout, sizes[layout]
+
+
+def refuse_autoreset(env: gym.Env[Any, Any], harm: str) -> None:
+    """Raise ConfigError where Gymnasium's ``Autoreset`` is inside; ``harm`` is a clause of it."""
+    if any(isinstance(layer, gym.wrappers.Autoreset) for layer in layers(env)):
+        raise ConfigError(
+            "the environment is wrapped in gymnasium.wrappers.Autoreset, whose step() returns the "
+            f"first picture of the next episode like any other: {harm}. Expected Autoreset outside;"
+            " put it around this wrapper."
+        )
 
 
 def located(bundle: AnyBundle) -> Bundle:

@@ -23,8 +23,7 @@ from vinoreward import (
 )
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
-from vinoreward.wrappers.layers import Inside
-from vinoreward.wrappers.sources import PictureSource
+from vinoreward.wrappers.sources import Inside, PictureSource
 
 
 @pytest.mark.parametrize(

@@ -255,12 +255,13 @@ class FromOthers:
         """
         # A mistyped argument fails before the export, not after it.
         inspect.signature(cls.from_encoder).bind(onnx_path, height=height, width=width, **facts)
-        given = {"mean": mean, "std": std, "scale": scale, "color_order": color_order}
+        given: dict[str, Any] = {"mean": mean, "std": std, "scale": scale}
+        given["color_order"] = color_order
         with describing(Path(onnx_path)):
-            picture = Picture(height, width, **cast("dict[str, Any]", given))
+            picture = Picture(height, width, **given)
         if export_module(module, Path(weights), Path(onnx_path), picture):
             facts["posterior"] = True
         bundle = cls.from_encoder(onnx_path, height=height, width=width, **facts)
         given = {name: getattr(picture, name) for name in given}
-        picture = dataclasses.replace(bundle.spec.picture, **cast("dict[str, Any]", given))
+        picture = dataclasses.replace(bundle.spec.picture, **given)
         return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from vinoreward.errors import ConfigError, InputError, needed_for
 from vinoreward.rewards.core import Scores
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
-from vinoreward.wrappers.layers import Form, ImageSource, Inside, strict_monitor
-from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold
+from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold, strict_monitor
 from vinoreward.wrappers.render_once import LastPictures, own_last
-from vinoreward.wrappers.sources import PictureSource
+from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource
 
 with needed_for("vinoreward.wrappers.sb3", "train"):
     from stable_baselines3.common.monitor import Monitor
@@ -198,12 +197,8 @@ class VecLearnedReward(LearnedRewardBase[VecEnv], SB3Form):
         last = self._finals(self._source, dones, observations, infos)
         everyone = np.ones(self.num_envs, np.bool_)
         probability, odds, _ = self._score(self.venv, observations, everyone, ~everyone, last)
-        terminated = np.array(
-            [
-                bool(done and not info.get("TimeLimit.truncated", False))
-                for done, info in zip(dones, infos, strict=True)
-            ]
-        )
+        truncated = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+        terminated = dones & ~np.array(truncated, np.bool_)
         guarded = self._guarded(observations, last)
         scores = self._core.transition(
             everyone, probability, odds, np.asarray(env_rewards, np.float64), terminated, guarded
@@ -213,11 +208,7 @@ class VecLearnedReward(LearnedRewardBase[VecEnv], SB3Form):
             observations = self._restart(scores.terminated & ~dones, observations, infos)
         ended = dones | scores.terminated
         for i, info in enumerate(infos):
-            if "is_success" in info:
-                info["original_is_success"] = info["is_success"]
-            info["is_success"] = bool(scores.claimed[i])
-            info["reward_prob"] = float(scores.probability[i])
-            info["original_env_rew"] = float(env_rewards[i])
+            self._record(info, scores, i, env_rewards[i])
             if ended[i]:
                 self._end(info, i, scores, counter[i])
         if ended.any():

@@ -23,16 +23,14 @@ from numpy.typing import NDArray
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.rewards.core import Scores
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
-from vinoreward.wrappers.layers import (
-    Form,
-    ImageSource,
-    Inside,
+from vinoreward.wrappers.learned_reward import (
+    LearnedRewardBase,
+    append_hold,
     has_recorder,
     reports_episodes,
 )
-from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold
 from vinoreward.wrappers.render_once import LastPictures, layers, own_last, vector_render_once
-from vinoreward.wrappers.sources import PictureSource
+from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource
 
 Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
 
@@ -92,14 +90,21 @@ class VectorForm(Form[VectorEnv[Any, Any, Any]], VectorWrapper[Any, Any, Any, An
             )
         return self.env.step(actions)
 
-    def _finals(
+    def _split(
         self,
         source: PictureSource,
         ended: NDArray[np.bool_],
         observations: Any,
         infos: dict[str, Any],
-    ) -> dict[int, Any]:
-        """Return the last observation of each episode that ended with this SAME_STEP step."""
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Mapping[int, Any]]:
+        """Return whose step ended with a picture, whose episode starts, and last observations.
+
+        The latter are of the episodes that ended with this step, in SAME_STEP mode.
+        """
+        if self._mode is AutoresetMode.NEXT_STEP:
+            return ~self._over, self._over, {}
+        if self._mode is AutoresetMode.DISABLED:
+            return np.ones_like(ended), np.zeros_like(ended), {}
         chosen = np.flatnonzero(ended).tolist()
         found: Any = infos.get("final_obs")
         if isinstance(found, (dict, tuple)):  # batched, as a native vector environment may give it
@@ -116,7 +121,7 @@ class VectorForm(Form[VectorEnv[Any, Any, Any]], VectorWrapper[Any, Any, Any, An
         last = {i: found[i] for i in chosen} if found is not None else {}
         if self._last is not None:
             self._last.check(source, last, observations)
-        return last
+        return np.ones_like(ended), ended, last
 
 
 class VectorEncodedObservation(EncodedObservationBase[VectorEnv[Any, Any, Any]], VectorForm):
@@ -158,13 +163,7 @@ class VectorEncodedObservation(EncodedObservationBase[VectorEnv[Any, Any, Any]],
         """
         observations, rewards, terminations, truncations, infos = self._step(actions)
         ended = np.asarray(terminations, np.bool_) | np.asarray(truncations, np.bool_)
-        last: Mapping[int, Any] = {}
-        going, starting = np.ones_like(ended), np.zeros_like(ended)
-        if self._mode is AutoresetMode.SAME_STEP:
-            starting = ended
-            last = self._finals(self._core.source, ended, observations, infos)
-        elif self._mode is AutoresetMode.NEXT_STEP:
-            going, starting = ~self._over, self._over
+        going, starting, last = self._split(self._core.source, ended, observations, infos)
         ends, begins = np.flatnonzero(going).tolist(), np.flatnonzero(starting).tolist()
         final, infos = self._encode(observations, ends, begins, last, infos)
         if final:
@@ -267,19 +266,12 @@ class VectorLearnedReward(LearnedRewardBase[VectorEnv[Any, Any, Any]], VectorFor
         observations, env_rewards, terminations, truncations, infos = self._step(actions)
         terminations, truncations = np.array(terminations), np.array(truncations)
         env_rewards = np.array(env_rewards, np.float64)
-        starting = np.zeros(self.num_envs, np.bool_)
-        if self._mode is AutoresetMode.NEXT_STEP:
-            starting = self._over
-            if self._unaware.any():
-                observations = self._reset_where(self._unaware, observations, infos)
-                for values in (env_rewards, terminations, truncations):
-                    values[self._unaware] = 0
-        scored = ~starting
+        if self._mode is AutoresetMode.NEXT_STEP and self._unaware.any():
+            observations = self._reset_where(self._unaware, observations, infos)
+            for values in (env_rewards, terminations, truncations):
+                values[self._unaware] = 0
         ended = terminations | truncations
-        last: Mapping[int, Any] = {}
-        if self._mode is AutoresetMode.SAME_STEP:
-            starting = ended
-            last = self._finals(self._source, ended, observations, infos)
+        scored, starting, last = self._split(self._source, ended, observations, infos)
         probability, odds, first = self._score(self.env, observations, scored, starting, last)
         if self._mode is not AutoresetMode.SAME_STEP:
             self._core.begin(starting, first)
