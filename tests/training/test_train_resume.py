@@ -202,7 +202,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     done = torch.load(out / "checkpoint.pt", weights_only=True)["num_timesteps"]
     assert done >= 50
     result = train(
-        SETTINGS.of(out, resume=True, timesteps=done + 60, final_episodes=3, progress=False)
+        SETTINGS.of(out=out, resume=True, timesteps=done + 60, final_episodes=3, progress=False)
     )
     assert result.steps == done + 60
     rows = read_table(out / "episodes.csv", EPISODE_COLUMNS)
