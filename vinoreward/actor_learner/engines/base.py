@@ -79,6 +79,7 @@ class TrajectorySource(Protocol):
 
     def ready(self) -> int:
         """Return the number of trajectories that can be taken now."""
+        ...
 
     def take(
         self, count: int, *, timeout: float, stop: Callable[[], bool], evenly: bool

@@ -100,8 +100,8 @@ class StateWatch:
                 "Expected Ray to run on; look at it with `ray status`, then go on from the "
                 "last checkpoint."
             )
-        before, self.look = self.look, asked.result()
-        if before is not None and before.born != self.look.born:
+        before, self.look = self.look, (latest := asked.result())
+        if before is not None and before.born != latest.born:
             self._lost()
             for worker in workers:
                 if isinstance(worker, RayWorker):
