@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from actor_learner_parts import impala, settings, weights_of
 from engine_runs import check_nothing_left
+from plain_links import CARTPOLE, policy_of
 
-from vinoreward.actor_learner.compressor import MISSED, TEACHING, Pace
+from vinoreward.actor_learner.compressor import (
+    MISSED,
+    TEACHING,
+    Compressor,
+    CompressorConfig,
+    Pace,
+)
 from vinoreward.actor_learner.progress import WINDOW, CompressedShare
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
-from vinoreward.actor_learner.transport.link import ActorSettings
+from vinoreward.actor_learner.transport.link import ActorSettings, CompressorLink, Weights
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.distill import Distill
@@ -23,6 +32,7 @@ from vinoreward.monitoring import CompressionSetting, Monitor
 from vinoreward.monitoring.indicators import KL
 from vinoreward.policies.policy import Policy
 from vinoreward.policies.spec import mlp
+from vinoreward.policies.wire import encode
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +57,64 @@ def rows(compressed: int, age: int, version: int, steps: int = 10) -> Trajectory
     one.network[:compressed] = COMPRESSED
     one.versions[...] = version - age
     return one
+
+
+class WorkPaced(CompressorLink):
+    """Of a learner that pushes whenever the compressor has worked for ``interval`` seconds.
+
+    These are of processor time: whatever else the machine does, weights are late by the same work.
+    It ends ``pushes`` after the first compressed weights, which take long.
+    """
+
+    def __init__(self, interval: float, pushes: int) -> None:
+        self._interval, self._pushes, self._began = interval, pushes, time.thread_time()
+        self._newest = 0
+        self.published: list[tuple[int, int]] = []
+        """The learner's version when weights came out, and theirs."""
+
+    @property
+    def version(self) -> int:
+        worked = time.thread_time() - self._began
+        self._newest = max(self._newest, int(worked / self._interval))
+        return self._newest
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.published) and self.version >= self.published[0][0] + self._pushes
+
+    def settings(self) -> ActorSettings:
+        return ActorSettings()
+
+    def report(self, kind: str, value: Any) -> None:
+        assert "error" not in value, value
+
+    def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
+        self._newest = max(self.version, have + 1)
+        encoded = encode(policy_of(CARTPOLE, self._newest, seed=0))
+        return Weights(encoded.header, encoded.payload())
+
+    def observations(self) -> Any:
+        return np.random.default_rng(0).normal(size=(1024, 4)).astype(np.float32)
+
+    def publish(self, policy: Policy) -> None:
+        self.published.append((self.version, policy.version))
+
+    def staleness(self) -> list[int]:
+        """How old the newest weights are at each of the learner's pushes after the first ones."""
+        ages = []
+        for (since, made_of), (until, _) in itertools.pairwise(self.published[1:]):
+            ages += [version - made_of for version in range(since, until)]
+        return ages
+
+
+def test_an_expensive_student_is_at_most_20_pushes_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the median, where the learner pushes 500 times in a second of the compressor's work."""
+    monkeypatch.setattr(time, "perf_counter", time.thread_time)
+    student = mlp(4, 2, head="logits", hidden=(512, 512))
+    link = WorkPaced(0.002, 400)
+    Compressor(CompressorConfig(CompressorChain().add(Distill(student=student))), link).run()
+    ages = link.staleness()
+    assert len(ages) > 100 and np.median(ages) <= 20
 
 
 class TestTrainings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 from actor_runs import FEW, SMALL, rows_of, trained
 
 from vinoreward.policies.files import load_policy
+from vinoreward_training.actors.report import share_words
 from vinoreward_training.cli import main
 from vinoreward_training.tasks.networks import network
 
@@ -28,6 +30,22 @@ def test_an_error_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["actors", "--list-presets"]) == 0
     assert "actorq/cartpole-int8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("share", "staleness", "said"),
+    [(0.0, math.nan, "0% of the steps"), (0.02, 60.0, "2% of the steps since the first")],
+)
+def test_a_compressed_share_near_zero_is_said(share: float, staleness: float, said: str) -> None:
+    words = share_words(share, staleness)
+    assert said in words and ("60 pushes old" in words) == (staleness == 60.0)
+    assert "use a cheaper compression" in words and "--max-staleness" in words
+
+
+def test_a_usual_compressed_share_needs_no_advice() -> None:
+    words = share_words(0.95, 3.0)
+    assert "95% of the steps" in words and "3 pushes old" in words and "cheaper" not in words
+    assert share_words(math.nan, math.nan) == ""
 
 
 def test_a_truth_key_that_the_task_lacks_is_refused_at_once(
