@@ -84,6 +84,7 @@ def test_networks_that_people_export_are_followed(
 
     path = tmp_path / "network.onnx"
     export_onnx(WithPreprocess(build().eval(), IMAGENET_MEAN, IMAGENET_STD), path, SIDE, SIDE)
+    assert b".py" not in path.read_bytes(), "the file names sources of this machine"
     wanted = inferred(path, 4)
     followed: list[tuple[int, tuple[int, ...]]] = []
     keep = onnx_check._bounded

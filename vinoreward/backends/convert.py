@@ -26,6 +26,7 @@ from vinoreward.errors import InputError, ModelCorruptError, needed_for
 from vinoreward.files import atomic_path
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -45,33 +46,61 @@ def export_onnx(module: nn.Module, path: Path, height: int, width: int) -> None:
         RunFolderError: the file cannot be written.
     """
     with needed_for("exporting", "train"):
-        import onnxscript  # noqa: F401 - the exporter needs it and would say so less clearly
         import torch
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     # A batch of 2: with 1 the exporter may take the batch for a constant.
     example = torch.zeros((2, height, width, 3), dtype=torch.uint8, device=device)
+    write_onnx(module, example, path, "pictures", "logits")
+
+
+def write_onnx(
+    module: nn.Module, example: torch.Tensor, path: Path, input_name: str, output_name: str
+) -> None:
+    """Write a network of one input and one output as ``path``, with a dynamic batch.
+
+    Args:
+        module: exported in evaluation mode and left in the mode it was in.
+        example: of its input, on its device; a batch of at least 2.
+        path: the ``.onnx`` file, written whole or not at all. Weights are inside it.
+        input_name: in the file.
+        output_name: in the file.
+
+    Raises:
+        MissingExtraError: torch, onnx or onnxscript is not installed.
+        RunFolderError: the file cannot be written.
+    """
+    with needed_for("exporting", "train"):
+        import onnx
+        import onnxscript  # noqa: F401 - the exporter needs it and would say so less clearly
+        import torch
     training = module.training
     module.eval()
     try:
-        with atomic_path(path) as part, quiet_exporter(), torch.no_grad():
+        with atomic_path(path) as part, _quiet_exporter(), torch.no_grad():
             torch.onnx.export(
                 module,
                 (example,),
                 str(part),
                 dynamo=True,
                 external_data=False,
-                optimize=True,
                 verbose=False,
-                input_names=["pictures"],
-                output_names=["logits"],
+                input_names=[input_name],
+                output_names=[output_name],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
             )
+            # The exporter notes for each node which line of which file made it: paths of this
+            # machine, and another file whenever a line moves.
+            model = onnx.load(str(part))
+            for item in (*model.graph.node, *model.graph.value_info, *model.graph.initializer):
+                item.ClearField("metadata_props")
+                item.ClearField("doc_string")
+            part.write_bytes(model.SerializeToString(deterministic=True))
     finally:
         module.train(training)
 
 
 @contextlib.contextmanager
-def quiet_exporter() -> Iterator[None]:
+def _quiet_exporter() -> Iterator[None]:
     """Keep the exporter's progress lines and its own deprecation warnings from the user."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from vinoreward.backends.convert import quiet_exporter
+from vinoreward.backends.convert import write_onnx
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.schema import BundleSpec, Encoding
 from vinoreward.encoders.vae import Vae
@@ -169,19 +169,8 @@ def export_encoder(encoder: nn.Module, path: Path, images: Pictures) -> float:
 
 def _export_decoder(decoder: nn.Module, path: Path, latent_size: int) -> None:
     """Write the decoder as ONNX: ``latent`` (N, D) float32 to ``pictures`` (N, 3, H, W), 0 to 1."""
-    decoder = decoder.to(memory_format=torch.contiguous_format).eval()
-    with atomic_path(path) as part, quiet_exporter(), torch.no_grad():
-        torch.onnx.export(
-            decoder,
-            (torch.zeros(2, latent_size),),
-            str(part),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-            input_names=["latent"],
-            output_names=["pictures"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-        )
+    decoder = decoder.to(memory_format=torch.contiguous_format)
+    write_onnx(decoder, torch.zeros(2, latent_size), path, "latent", "pictures")
 
 
 def make_bundle(
