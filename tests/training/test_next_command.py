@@ -206,6 +206,9 @@ def test_the_hover_scene_refuses_pictures_of_unknown_origin(
     words = ["train", "--bundle", str(bundle.path), "--out", str(tmp_path / "run")]
     assert main(words) == 1
     assert "--accept-foreign-pictures" in capsys.readouterr().err
+    # A profile measures times alone.
+    words = ["profile", "--bundle", str(bundle.path), "--out", str(tmp_path / "profile")]
+    assert main([*words, "--steps", "2", "--no-learner"]) == 0
 
 
 def test_a_wrapped_scene_refuses_them_too(tmp_path: Path) -> None:
