@@ -123,7 +123,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         self._object_position = _checked_object_position(object_position)
         self._view = HumanView() if render_mode == "human" else None
         if backend != ORACLE or bundle is not None:
-            loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle or DEFAULT_BUNDLE)
+            named = DEFAULT_BUNDLE if bundle is None else bundle
+            loaded = named if isinstance(named, Bundle) else Bundle.load(named)
         else:
             loaded = None
         if fidelity == "article":

@@ -271,8 +271,12 @@ class TestCluster:
             assert output.rstrip().endswith("KeyboardInterrupt")
             assert (tmp_path / "run" / "checkpoint.pt").is_file()
 
-    def test_the_head_is_lost(self, tmp_path: Path) -> None:
-        """The learner says so and has saved what it learned until then, before Ray ends it."""
+    @pytest.mark.parametrize("with_an_actor", [False, True])
+    def test_the_head_is_lost(self, tmp_path: Path, with_an_actor: bool) -> None:
+        """The learner says so and has saved what it learned until then, before Ray ends it.
+
+        Also where an actor on the head's machine is lost with it, and cannot be replaced.
+        """
         shorter = "from vinoreward.actor_learner.engines.ray import cluster as c; c.HEAD_PATIENCE=2"
         with (
             cluster_of_its_own(tmp_path) as (address, head),
@@ -280,6 +284,9 @@ class TestCluster:
         ):
             until_late(lambda: (tmp_path / "updates").is_file() or process.poll() is not None)
             head.kill()
+            if with_an_actor:
+                actors = [path.stem for path in tmp_path.iterdir() if path.stem.isdigit()]
+                os.kill(int(actors[0]), signal.SIGKILL)
             output, _ = process.communicate(timeout=LATE)
         last = output.rstrip().splitlines()[-1]
         assert "EngineError: the head of the Ray cluster at " in last, output

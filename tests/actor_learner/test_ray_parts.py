@@ -299,7 +299,7 @@ def test_nobody_is_silent_because_the_state_was_lost(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: clock.now))
     told, state, actor = config(), Answers(), Answers()
     requests = TrajectoryRequests(told, lambda number: worker.ask())
-    watch = engine.StateWatch(state, lambda: None, lambda: None)
+    watch = engine.StateWatch(state, lambda: None)
     cluster = SimpleNamespace(
         ray=None, remote=lambda *a, **b: SimpleNamespace(remote=lambda *c: actor)
     )

@@ -424,3 +424,36 @@ def most_memory(made: bytes) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "numbers"),
+    [
+        ("UINT8", "int32_data", [3]),
+        ("UINT8", "int32_data", [3] * 20),
+        ("UINT8", "raw_data", b"\1" * 20),
+        ("DOUBLE", "double_data", [1.0] * 7),
+        ("FLOAT", "float_data", [1.0] * 9),
+        ("INT64", "int64_data", [1] * 7),
+    ],
+)
+def test_a_small_tensor_has_exactly_its_numbers(kind: str, field: str, numbers: Any) -> None:
+    tensor = onnx.TensorProto(name="c", data_type=getattr(onnx.TensorProto, kind), dims=[8])
+    if isinstance(numbers, bytes):
+        tensor.raw_data = numbers
+    else:
+        getattr(tensor, field).extend(numbers)
+    nodes = [onnx.helper.make_node("Identity", ["c"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "g", [], [], [tensor])
+    with pytest.raises(Malformed):
+        read_graph(onnx.helper.make_model(graph).SerializeToString())
+
+
+def test_whole_numbers_of_any_type_may_divide() -> None:
+    pixels = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, ["n", 3, 8, 8])
+    two = onnx.numpy_helper.from_array(np.array([2], np.uint8), "two")
+    nodes = [onnx.helper.make_node("Div", ["x", "two"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "g", [pixels], [], [two])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    found = read_graph(onnx.helper.make_model(graph, opset_imports=opset).SerializeToString())
+    onnx_check.check_graph(found, (3, 8, 8), (1,))

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from toy_environments import (
     HEIGHT,
     WIDTH,
@@ -209,3 +209,22 @@ def test_the_places_that_written_specifications_name_stay(tmp_path: Path) -> Non
         "vinoreward.wrappers.encoded:EncodedObservation",
     ]
     env.close()
+
+
+def test_specifications_of_earlier_versions_find_their_wrappers() -> None:
+    for place in (
+        "last_pictures:OwnLast", "render_once:RenderOnce", "learned_reward:LearnedReward",
+        "encoded:EncodedObservation",
+    ):  # fmt: skip
+        assert issubclass(load_env_creator(f"vinoreward.wrappers.{place}"), gym.Wrapper)
+    old = {
+        **json.loads(gym.spec("CartPole-v1").to_json()),
+        "additional_wrappers": [
+            {
+                "name": "OwnLast",
+                "entry_point": "vinoreward.wrappers.last_pictures:OwnLast",
+                "kwargs": {},
+            }
+        ],
+    }
+    gym.make(EnvSpec.from_json(json.dumps(old))).close()

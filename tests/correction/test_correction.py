@@ -22,7 +22,7 @@ from vinoreward.correction import (
     TreeBackup,
     VTrace,
 )
-from vinoreward.errors import ConfigError, OutputError
+from vinoreward.errors import ConfigError, InputError, OutputError
 
 
 def select(batch, index):
@@ -260,3 +260,9 @@ def test_overflowing_products_are_an_error_with_the_remedy():
     with pytest.raises(OutputError, match=r"truncate them \(rho, c\)"):
         Correction([VTrace(rho=math.inf, c=math.inf)])(batch)
     assert np.isfinite(Correction([VTrace()])(batch).targets).all()
+
+
+@pytest.mark.parametrize("name", ["rewards", "values", "next_values"])
+def test_an_array_that_is_missing_is_named(name):
+    with pytest.raises(InputError, match=name):
+        replace(make_batch(), **{name: None})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -282,3 +284,12 @@ def test_the_fast_camera_is_silent_and_needs_no_pybullet() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert done.stderr == ""
+
+
+def test_a_camera_needs_no_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_there(*arguments: Any, **options: Any) -> Any:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", none_there)
+    with contextlib.closing(make_camera(CameraSpec(width=32, height=24))) as camera:
+        assert camera is not None

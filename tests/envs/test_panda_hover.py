@@ -16,7 +16,13 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, InputError, MissingDisplayError, PictureMismatchError
+from vinoreward.errors import (
+    BundleError,
+    ConfigError,
+    InputError,
+    MissingDisplayError,
+    PictureMismatchError,
+)
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.panda_hover import PandaHoverEnv
@@ -423,3 +429,8 @@ def test_the_articles_setting_runs_with_the_shipped_bundle() -> None:
     assert picture is not None
     assert np.shape(picture) == (c.ARTICLE_HEIGHT, c.ARTICLE_WIDTH, 3)
     env.close()
+
+
+def test_a_bundle_without_a_name_is_no_default() -> None:
+    with pytest.raises(BundleError):
+        PandaHoverEnv(bundle="")

@@ -166,8 +166,22 @@ def test_the_reward_function_is_imitations(bundle: Bundle) -> None:
         assert np.array_equal(graded(batch, nothing, batch, nothing), classifier.log_odds(batch))
         with pytest.raises(InputError, match="pictures"):
             reward(batch, nothing, np.zeros((8, 4)), nothing)
-        with pytest.raises(ConfigError):
-            classifier.as_reward_fn("dense")  # type: ignore[arg-type]
+        for wrong in ("dense", ["claim"]):
+            with pytest.raises(ConfigError):
+                classifier.as_reward_fn(wrong)  # type: ignore[arg-type]
+
+
+class Halved(Classifier):
+    def probability(self, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return super().probability(images) / 2
+
+
+def test_the_reward_function_of_a_derived_classifier_is_its_own(bundle: Bundle) -> None:
+    with Halved(bundle) as classifier:
+        batch, nothing = pictures(), np.zeros(8)
+        found = classifier.as_reward_fn("probability")(batch, nothing, batch, nothing)
+        assert np.array_equal(found, classifier.probability(batch))
+        assert found.max() <= 0.5
 
 
 def test_wrong_pictures_and_closed_classifiers_are_errors(bundle: Bundle) -> None:

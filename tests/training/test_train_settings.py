@@ -19,6 +19,7 @@ from vinoreward.errors import (
     ModelNotFoundError,
     UnknownDeviceError,
 )
+from vinoreward_training.actors.settings import SETTINGS as ACTORS
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.train import SETTINGS, check_device, train
 from vinoreward_training.tasks.environments import has_own_reward, make_env
@@ -217,3 +218,17 @@ def test_the_rl_zoo_example_says_what_the_preset_says(env: str) -> None:
     settled = SETTINGS.of(env=env)
     assert example["n_timesteps"] == settled.timesteps
     assert {name: example[name] for name in settled.algorithm_kwargs} == settled.algorithm_kwargs
+
+
+def test_none_on_the_command_line_takes_back_what_a_file_names(tmp_path: Path) -> None:
+    file = tmp_path / "actors.yaml"
+    file.write_text("preset: actorq/cartpole-int8\n", encoding="utf-8")
+    found = ACTORS.parse(["--config", str(file), "--preset", "None"], prog="actors")
+    assert (found.preset, found.network) == (None, None)
+    assert SETTINGS.parse(["--config", "None"], prog="train").config is None
+
+
+def test_steps_are_not_left_open_in_python(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="timesteps is None"):
+        train(TrainConfig(out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

@@ -29,12 +29,15 @@ MAX_RANK = 10
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
-# TensorProto.DataType: bits of one element, and how NumPy calls it where shapes are made of it.
+# TensorProto.DataType: bits of one element, and how NumPy calls it where values are of use.
 _BITS = {
     1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64,
     15: 128, 16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4,
 }  # fmt: skip
-_NUMPY = {1: "<f4", 6: "<i4", 7: "<i8", 9: "?"}
+_NUMPY = {
+    1: "<f4", 2: "u1", 3: "i1", 4: "<u2", 5: "<i2", 6: "<i4", 7: "<i8", 9: "?", 10: "<f2",
+    11: "<f8", 12: "<u4", 13: "<u8",
+}  # fmt: skip
 
 
 @dataclass
@@ -331,18 +334,19 @@ def _read_tensor(reader: _Reader, data: memoryview) -> tuple[str, Value]:
             stored.append((number, kind, value))
     if len(kinds) != 1 or kinds[0] not in _BITS:
         raise Malformed(f"the tensor {_shown(name)} of type {kinds[:9]}")
-    kind, count = kinds[0], math.prod(shape)
-    # What a few bytes claim to be large is not made large.
-    held = 8 * len(raw) if raw is not None else 128 * sum(map(_count, stored))
-    if count * _BITS[kind] > held:
-        raise Malformed(f"the tensor {_shown(name)} of shape {shape} in {held // 8} bytes")
-    if count <= SMALL and kind in _NUMPY:
-        return name, Value(tuple(shape), _values(reader, kind, shape, raw, stored), kind)
-    limits = None
-    if raw is not None and count and kind in (6, 7):
-        values = np.frombuffer(raw[: count * _BITS[kind] // 8], _NUMPY[kind])
-        limits = int(values.min()), int(values.max())
-    return name, Value(tuple(shape), None, kind, limits)
+    bits, count = _BITS[kinds[0]], math.prod(shape)
+    if count > SMALL:
+        # What a few bytes claim to be large is not made large.
+        held = 8 * len(raw) if raw is not None else 128 * sum(map(_count, stored))
+        if count * bits > held:
+            raise Malformed(f"the tensor {_shown(name)} of shape {shape} in {held // 8} bytes")
+        limits = None
+        if raw is not None and kinds[0] in (6, 7):
+            values = np.frombuffer(raw[: count * bits // 8], _NUMPY[kinds[0]])
+            limits = int(values.min()), int(values.max())
+        return name, Value(tuple(shape), None, kinds[0], limits)
+    known = _values(reader, kinds[0], shape, raw, stored)
+    return name, Value(tuple(shape), known, kinds[0])
 
 
 def _count(item: tuple[int, int, Any]) -> int:
@@ -357,23 +361,37 @@ def _values(
     shape: list[int],
     raw: memoryview | None,
     stored: list[tuple[int, int, Any]],
-) -> NDArray[Any]:
-    """Return a small tensor's values, of a type that shapes are made of."""
-    dtype, count = np.dtype(_NUMPY[kind]), math.prod(shape)
-    if raw is not None or kind == 1:
-        parts = [value for number, wire, value in stored if number == 4 and wire != _VARINT]
-        parts = parts if raw is None else [raw]
-        if sum(map(len, parts)) != count * dtype.itemsize:
-            raise Malformed(f"a tensor of shape {shape} in {sum(map(len, parts))} bytes")
-        return np.frombuffer(b"".join(parts), dtype).reshape(shape)
-    items: list[int] = []
-    for _, wire, value in stored:
-        items += itertools.islice([value] if wire == _VARINT else reader.packed(value), SMALL + 1)
-        if len(items) > count:
-            raise Malformed(f"a tensor of shape {shape} with more numbers")
-    if len(items) != count:
-        raise Malformed(f"a tensor of shape {shape} with {len(items)} numbers")
-    return np.array([_signed(item) for item in items], np.int64).astype(dtype).reshape(shape)
+) -> NDArray[Any] | None:
+    """Return a small tensor's values; None where they are of a type that shapes never have."""
+    dtype = _NUMPY.get(kind)
+    if dtype is None:
+        return None
+    count = math.prod(shape)
+    found: Any
+    if raw is not None:
+        if len(raw) != count * np.dtype(dtype).itemsize:
+            raise Malformed(f"a tensor of shape {shape} in {len(raw)} bytes")
+        return np.frombuffer(raw, dtype).reshape(shape)
+    if kind in (1, 11):
+        number = 4 if kind == 1 else 10
+        parts = [value for place, wire, value in stored if place == number and wire != _VARINT]
+        if sum(map(len, parts)) != count * np.dtype(dtype).itemsize:
+            raise Malformed(f"a tensor of shape {shape} with other numbers")
+        found = np.frombuffer(b"".join(parts), dtype)
+    else:
+        items: list[int] = []
+        for _, wire, value in stored:
+            numbers = [value] if wire == _VARINT else reader.packed(value)
+            items += itertools.islice(numbers, SMALL + 1)
+            if len(items) > count:
+                raise Malformed(f"a tensor of shape {shape} with more numbers")
+        if kind == 10:  # as bit patterns, which no shape is
+            return None
+        found = np.array([_signed(item) for item in items], np.int64).astype(dtype)
+    if found.size != count:
+        raise Malformed(f"a tensor of shape {shape} with {found.size} numbers")
+    values: NDArray[Any] = found.reshape(shape)
+    return values
 
 
 def _read_input(reader: _Reader, data: memoryview) -> tuple[str, tuple[int | None, ...], int]:

@@ -93,7 +93,9 @@ class OffPolicyBatch:
     def _reals(self) -> dict[str, Floats]:
         names = ("log_pi", "log_mu", "rewards", "values", "next_values", "q_values")
         arrays = {name: getattr(self, name) for name in names}
-        return {name: array for name, array in arrays.items() if array is not None}
+        return {
+            name: array for name, array in arrays.items() if array is not None or name != "q_values"
+        }
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -162,18 +162,14 @@ class Classifier(Runner):
         return success_log_odds(backend.infer(pictures), self.bundle.spec)
 
 
-_METHODS = {
-    "claim": Classifier.compute_reward,
-    "probability": Classifier.probability,
-    "log_odds": Classifier.log_odds,
-}
+_METHODS = {"claim": "compute_reward", "probability": "probability", "log_odds": "log_odds"}
 
 
 class _RewardFunction:
     """``imitation``'s calling convention; a class so that it can be pickled."""
 
     def __init__(self, classifier: Classifier, reward: RewardKind) -> None:
-        if reward not in _METHODS:
+        if reward not in tuple(_METHODS):
             raise ConfigError(
                 f"as_reward_fn was asked for {reward!r}. Expected 'claim', 'probability' or "
                 "'log_odds'."
@@ -195,7 +191,8 @@ class _RewardFunction:
             )
         layout = layout_of(next_state.shape[1:], "next_state")
         images = next_state if layout == "HWC" else next_state.transpose(0, 2, 3, 1)
-        return _METHODS[self.reward](self.classifier, images)
+        found: NDArray[np.float32] = getattr(self.classifier, _METHODS[self.reward])(images)
+        return found
 
 
 def success_log_odds(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:

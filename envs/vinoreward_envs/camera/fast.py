@@ -65,13 +65,14 @@ def _warp() -> Any:
 @contextlib.contextmanager
 def stderr_without(noise: bytes) -> Iterator[None]:
     """Leave out what C code writes to the process's stderr and a pattern matches."""
-    try:
-        kept = os.dup(2)
-    except OSError:  # There is no stderr (a windowed or detached process): nothing to silence.
-        yield
-        return
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as written:
+    with contextlib.ExitStack() as stack:
+        try:
+            written = stack.enter_context(tempfile.TemporaryFile())
+            kept = os.dup(2)
+        except OSError:  # No temporary folder, or no stderr (a windowed or detached process).
+            yield
+            return
+        sys.stderr.flush()
         try:
             os.dup2(written.fileno(), 2)
             yield

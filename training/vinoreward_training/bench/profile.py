@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from vinoreward.errors import ConfigError
@@ -24,6 +25,7 @@ from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.tasks.environments import (
     dependencies_named,
     has_own_reward,
+    is_hover,
     make_env,
 )
 
@@ -74,7 +76,9 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
         if has_own_reward(config.env):
             kwargs = {} if config.fidelity is None else {"fidelity": config.fidelity}
             # Only times are measured: what the claims mean does not matter here.
-            chosen["accept_foreign_pictures"] = True
+            spec = gym.spec(config.env.rpartition(":")[-1])
+            if config.bundle is not None and is_hover(spec, "accept_foreign_pictures"):
+                chosen["accept_foreign_pictures"] = True
             env = opened(config.env, kwargs, bundle=config.bundle, **chosen)
             scene, classifier = env.unwrapped.scene, env.unwrapped.classifier
             for name, part in (

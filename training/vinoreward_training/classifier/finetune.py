@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
-from vinoreward.errors import TooFewNegativesError
+from vinoreward.errors import TooFewNegativesError, needed_for
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
@@ -86,6 +86,8 @@ def run(config: FinetuneConfig) -> int:
             that these data hold out.
         TooFewNegativesError: too few failures for the target.
     """
+    with needed_for("fine-tuning", "train"):
+        import torch  # noqa: F401 - before the data are read
     _check(config)
     config = replace(config, name=config.name or bundle_name(config.data, "classifier"))
     line = again("finetune", config.out)

@@ -116,6 +116,11 @@ def train(config: TrainConfig) -> TrainResult:
         RunFolderError: the folder is in use or cannot be written.
         KeyboardInterrupt: Ctrl-C; a checkpoint was written first.
     """
+    if config.timesteps is None:
+        raise ConfigError(
+            "timesteps is None. Expected a number of steps; name it, or let SETTINGS.of(...) take "
+            "the preset's."
+        )
     if config.encoder is not None:
         encoder = load_encoder(config.encoder, config.encoder_sha256)
         config = dataclasses.replace(config, encoder_sha256=network_sha256(encoder))

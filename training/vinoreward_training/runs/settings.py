@@ -87,12 +87,22 @@ class Settings(Generic[_Config]):
     def parse(self, arguments: Sequence[str], *, prog: str) -> _Config:
         """Return the settings of a command line; raises as :meth:`of` does."""
         parser = argparse.ArgumentParser(
-            add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
+            prog=prog,
+            usage=f"{prog} [OPTIONS]",
+            add_help=False,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
         )
         for name in set(_DECIDE_THE_BASE) & set(self.names):
             parser.add_argument(f"--{name}", nargs="?")  # tyro refuses one without a value
         parser.add_argument("--resume", action="store_true")
-        named = vars(parser.parse_known_args(arguments)[0])
+        given = vars(parser.parse_known_args(arguments)[0])
+        hints = get_type_hints(self.kind)
+        named = {
+            # As tyro reads it where None is allowed.
+            name: None if value == "None" and NoneType in get_args(hints[name]) else value
+            for name, value in given.items()
+        }
         base, file = self._base(named)
         # With a table as its default, tyro would take the table's own keys only.
         empty: dict[str, Any] = {n: {} for n, value in vars(base).items() if type(value) is dict}

@@ -6,8 +6,9 @@ import contextlib
 import logging
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ _QUIET = {
 }
 _JOINED = {
     # By default Ray ends this process without a word after 60 s without the head, which may be
-    # shorter than one update. check_head lets the learner save its state.
+    # shorter than one update. HeadWatch lets the learner save its state.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",
 }
 _OWN = {
@@ -132,6 +133,43 @@ def _answers(address: str) -> bool:
     return True
 
 
+class HeadWatch:
+    """A thread that looks whether the cluster's head answers.
+
+    Not the supervisor's thread: a machine that drops packets makes each look wait for seconds, and
+    Ray's own calls may wait for the head, too. Without the head, actors and learner continue for a
+    while, until Ray ends their processes.
+
+    Args:
+        address: HOST:PORT of the head.
+        lost: called once, with the reason.
+    """
+
+    def __init__(self, address: str, lost: Callable[[str], None]) -> None:
+        self._address, self._lost = address, lost
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="vinoreward head", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        answered = time.monotonic()
+        while not self._closing.wait(HEAD_EVERY):
+            if _answers(self._address):
+                answered = time.monotonic()
+            elif time.monotonic() - answered > HEAD_PATIENCE:
+                self._lost(
+                    f"the head of the Ray cluster at {self._address} is lost: nobody has answered "
+                    f"for {HEAD_PATIENCE:g} s. Expected it to run as long as the training; start "
+                    "it again with `ray start --head`, then go on from the last checkpoint."
+                )
+                return
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing.set()
+        self._thread.join()
+
+
 class Cluster:
     """A connection to Ray; ends what it has started and nothing else.
 
@@ -154,8 +192,11 @@ class Cluster:
             with environment_variables(_unset(_QUIET)), sigterm_kept():
                 self._connect(processes)
             self._connected = True
-        self._head = str(self.ray.get_runtime_context().gcs_address)
-        self._answered = self._next_look = time.monotonic()
+        self.head = str(self.ray.get_runtime_context().gcs_address)
+        """HOST:PORT where the cluster's head listens."""
+        self.lost = False
+        """Whether the head is known to be lost: to end a process that it was never told of would
+        wait for it."""
 
     def _connect(self, processes: int) -> None:
         quiet: dict[str, Any] = {
@@ -186,27 +227,6 @@ class Cluster:
                 f"the Ray cluster at {address} cannot be used: {error} Expected one with the same "
                 "versions of Python and Ray, and the same token if it asks for one."
             ) from error
-
-    def check_head(self) -> None:
-        """Look whether the cluster's head answers, at most once a second.
-
-        Without the head, actors and learner continue for a while, until Ray ends their processes.
-
-        Raises:
-            EngineError: it has not answered for long.
-        """
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + HEAD_EVERY
-        if _answers(self._head):
-            self._answered = time.monotonic()
-        elif now - self._answered > HEAD_PATIENCE:
-            raise EngineError(
-                f"the head of the Ray cluster at {self._head} is lost: nobody has answered "
-                f"for {HEAD_PATIENCE:g} s. Expected it to run as long as the training; start "
-                "it again with `ray start --head`, then go on from the last checkpoint."
-            )
 
     @property
     def processors(self) -> int:

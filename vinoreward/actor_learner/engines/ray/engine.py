@@ -31,6 +31,7 @@ from vinoreward.actor_learner.engines.base import (
 )
 from vinoreward.actor_learner.engines.ray.cluster import (
     Cluster,
+    HeadWatch,
     import_ray,
     ray_errors,
     reason_of,
@@ -64,11 +65,10 @@ class StateWatch:
     Args:
         state: handle of the state actor.
         lost: called when the state actor has started anew, empty.
-        check: called now and then; raises if the cluster is lost.
     """
 
-    def __init__(self, state: Any, lost: Callable[[], None], check: Callable[[], None]) -> None:
-        self.state, self._lost, self._check = state, lost, check
+    def __init__(self, state: Any, lost: Callable[[], None]) -> None:
+        self.state, self._lost = state, lost
         self._asked: Future[Any] | None = None
         self._next = 0.0
         self.woken = threading.Event()
@@ -80,9 +80,8 @@ class StateWatch:
         """Wait until a process or the state actor has answered.
 
         Raises:
-            EngineError: the state actor is gone for good, or the cluster is lost.
+            EngineError: the state actor is gone for good.
         """
-        self._check()
         if self._asked is None and time.monotonic() >= self._next:
             self._asked = future = self.state.look.remote().future()
             future.add_done_callback(lambda _: self.woken.set())
@@ -134,6 +133,18 @@ class RayWorker(Worker):
         saves = config.compressor is not None and config.compressor.folder is not None
         self._beside = not self._acts and saves
         self.processors = 0 if self._beside else 1
+        from vinoreward.actor_learner.engines.ray import links  # imports Ray
+
+        # Once: Ray sends a class that it does not know to the head, and a start would wait for it.
+        # No runtime environment, which would double the time to start: Ray itself sets
+        # OMP_NUM_THREADS to num_cpus before anything is imported.
+        self._process = cluster.remote(
+            links.RayProcess,
+            num_cpus=self.processors,
+            # The supervisor restarts it: it counts generations and keeps to the budget.
+            max_restarts=0,
+            scheduling_strategy=cluster.beside_us() if self._beside else "SPREAD",
+        )
         self._arguments: list[Any] = []
         self._handle: Any = None
         self._answers: deque[tuple[str, int, Future[Any]]] = deque()
@@ -164,16 +175,7 @@ class RayWorker(Worker):
     def _new_process(self) -> Any:
         from vinoreward.actor_learner.engines.ray import links  # imports Ray
 
-        config = self._config
-        process = self._cluster.remote(
-            links.RayProcess,
-            num_cpus=self.processors,
-            # The supervisor restarts it: it counts generations and keeps to the budget.
-            max_restarts=0,
-            scheduling_strategy=self._cluster.beside_us() if self._beside else "SPREAD",
-            # No runtime environment, which would double the time to start: Ray itself sets
-            # OMP_NUM_THREADS to num_cpus before anything is imported.
-        )
+        config, process = self._config, self._process
         identity = Identity(
             self._watch.state,
             self.number,
@@ -255,9 +257,9 @@ class RayWorker(Worker):
         """See :meth:`Worker.kill`; Ray frees the rest."""
         if self._acts:
             self._requests.lost(self.number)
-        if self._handle is not None:
+        if self._handle is not None and not self._cluster.lost:
             self._cluster.ray.kill(self._handle, no_restart=True)
-            self._handle = None
+        self._handle = None
         self._before = self._counters
         return True
 
@@ -289,6 +291,7 @@ class RayEngine(Engine):
         self._state: Any = None
         self._workers: list[RayWorker] = []
         self._publisher: Publisher | None = None
+        self._head: HeadWatch | None = None
         self._requests = TrajectoryRequests(config, lambda actor: self._workers[actor].ask())
 
     # Starting and ending
@@ -306,12 +309,18 @@ class RayEngine(Engine):
             name=f"vinoreward-{uuid.uuid4().hex[:12]}",
             scheduling_strategy=cluster.beside_us(),
         ).remote(len(names))
-        watch = StateWatch(self._state, self._resend, cluster.check_head)
+        watch = StateWatch(self._state, self._resend)
         self._workers = [
             RayWorker(name, number, config, cluster, watch, self._requests)
             for number, name in enumerate(names)
         ]
         supervisor = Supervisor(self._workers, watch.wait, config)
+
+        def lost(why: str) -> None:
+            cluster.lost = True
+            supervisor.fail(why)
+
+        self._head = HeadWatch(cluster.head, lost)
         self._publisher = Publisher(self._send, supervisor.fail)
         return supervisor
 
@@ -346,6 +355,9 @@ class RayEngine(Engine):
 
     def _end(self, ray: Any) -> None:
         self._state.stop.remote()
+        head, self._head = self._head, None
+        if head is not None:
+            head.close()
         if self._supervisor is not None:
             self._supervisor.close()
         publisher, self._publisher = self._publisher, None
