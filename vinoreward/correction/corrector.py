@@ -91,11 +91,10 @@ class OffPolicyBatch:
 
     @property
     def _reals(self) -> dict[str, Floats]:
-        names = ("log_pi", "log_mu", "rewards", "values", "next_values", "q_values")
-        arrays = {name: getattr(self, name) for name in names}
-        return {
-            name: array for name, array in arrays.items() if array is not None or name != "q_values"
-        }
+        names = ["log_pi", "log_mu", "rewards", "values", "next_values"]
+        if self.q_values is not None:
+            names.append("q_values")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def shape(self) -> tuple[int, int]:
