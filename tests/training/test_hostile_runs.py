@@ -26,6 +26,7 @@ from vinoreward_training.actors.settings import SETTINGS as ACTORS
 from vinoreward_training.classifier.finetune import SETTINGS as FINETUNE
 from vinoreward_training.cli import main
 from vinoreward_training.play.actors_run import is_of_actors
+from vinoreward_training.policy.callbacks import read_clock
 from vinoreward_training.policy.checkpoint import build_model, read_description
 from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train
@@ -233,3 +234,13 @@ def test_an_error_does_not_steer_the_terminal(
     told = capsys.readouterr().err
     assert "\\x1b[31;1mred" in told
     assert "\x1b" not in told and "\x07" not in told
+
+
+@pytest.mark.parametrize("seconds", ["Infinity", "NaN", "-1", "1" + "0" * 400, '"x"', "[]", "null"])
+@pytest.mark.parametrize("name", ["seconds", "evaluation_seconds"])
+def test_a_clock(tmp_path: Path, name: str, seconds: str) -> None:
+    other = {"seconds": "evaluation_seconds", "evaluation_seconds": "seconds"}[name]
+    text = f'{{"{name}": {seconds}, "{other}": 1.0}}'
+    (tmp_path / "clock.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"clock\.json cannot be read .*remove the file"):
+        read_clock(tmp_path)

@@ -24,6 +24,7 @@ from vinoreward_training.runs.next_command import (
     after_bundle,
     after_capture,
     after_play,
+    after_profile,
     beside,
     bundle_name,
     free,
@@ -89,6 +90,9 @@ def test_from_pictures_to_a_policy_by_what_is_printed(
     assert [each[0] for each in ran] == [
         "capture", "finetune", "quantize", "train", "play", "profile",
     ]  # fmt: skip
+    assert words[0] == "train"
+    options = dict(itertools.pairwise(words))
+    assert (options["--env"], options["--truth-key"]) == (env, "success")
     for name in ("train", "play", "profile"):
         words = next(each for each in ran if each[0] == name)
         assert words[words.index("--env") + 1] == env
@@ -187,6 +191,15 @@ def test_other_commands_name_what_is_at_hand(
     (tmp_path / "x").mkdir()
     (tmp_path / "x-2").mkdir()
     assert free(tmp_path / "x") == tmp_path / "x-3"
+
+
+def test_a_profile_leads_to_the_training_that_its_bundle_is_for(tmp_path: Path) -> None:
+    about = {"env": "a:B-v0", "truth_key": "goal", "actions": "discrete"}
+    found = shlex.split(after_profile("a:B-v0", "b", own=False, dataset=about))
+    options = dict(itertools.pairwise(found))
+    assert (options["--truth-key"], options["--algorithm"]) == ("goal", "DQN")
+    # In another environment what the pictures' one needs means nothing.
+    assert "--truth-key" not in after_profile("a:C-v0", "b", own=False, dataset=about)
 
 
 def test_what_a_stranger_recorded_is_quoted_and_cannot_move_the_cursor() -> None:

@@ -222,14 +222,13 @@ class LearnedReward(LearnedRewardBase[gym.Env[Any, Any]], SingleForm):
     ``original_env_rew``; the environment's ``true_success`` stays, and an ``is_success`` of its own
     moves to ``original_is_success``.
 
-    Around a recorder of episodes, SB3's ``Monitor`` (as ``make_vec_env(wrapper_class=...)`` and RL
-    Zoo build it) or Gymnasium's ``RecordEpisodeStatistics``, ``info["episode"]`` at an episode's
-    end has the return of the learned reward ``r``, the length ``l`` and the seconds ``t``, also
-    where a claimed success ended it. What the recorder wrote about the environment's own reward is
-    kept as ``original_episode``; it knows nothing of the episodes that a claim ended, and a file it
-    writes lacks them. Without a recorder inside no ``episode`` is written: one outside sees the
-    learned reward, and Gymnasium's refuses an ``episode`` that is there already. With one inside,
-    give it a ``stats_key`` of its own.
+    A recorder of episodes inside is SB3's ``Monitor`` (as ``make_vec_env(wrapper_class=...)`` and
+    RL Zoo build it) or Gymnasium's ``RecordEpisodeStatistics``. Then ``info["episode"]`` at an
+    episode's end has the learned reward's return ``r``, the length ``l`` and the seconds ``t``,
+    also where a claimed success ended it. The recorder's own entry moves to ``original_episode``.
+    It misses episodes that a claim ended, and so does its file. Without a recorder inside, no
+    ``episode`` is written: put one outside, where it sees the learned reward. With one inside, a
+    ``RecordEpisodeStatistics`` outside needs a ``stats_key`` of its own.
 
     ``reward_mode``:
 

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.rewards.classifier import Classifier
@@ -171,7 +172,9 @@ def run(config: ProfileConfig) -> int:
         write_json(folder / "profile.json", {**record, "steps": config.steps, "bound": finite})
         draw(folder / "profile.png", config, table, total, bound)
     print(f"{config.out / 'profile.png'}\n{config.out / 'profile.json'}")
-    print(f"next: {after_profile(config.env, config.bundle, own=has_own_reward(config.env))}")
+    dataset = None if config.bundle is None else Bundle.load(config.bundle).spec.dataset
+    own = has_own_reward(config.env)
+    print(f"next: {after_profile(config.env, config.bundle, own=own, dataset=dataset)}")
     return 0
 
 

@@ -122,10 +122,7 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
     else:
         words += [] if _judges_itself(known.get("env", YOURS)) else WRAPPED
         words += ["--bundle", _from_here(bundle)]
-    if "truth_key" in known:
-        words += ["--truth-key", known["truth_key"]]
-    if (algorithm := algorithm_for(known.get("actions"))) is not None:
-        words += ["--algorithm", algorithm]
+    words += _learning(known)
     if "drawn" in spec.picture.scene:
         words += ["--env-kwargs", "fidelity", "article"]
     run = bundle.parent if bundle.name == "bundle" else bundle
@@ -134,6 +131,16 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
     if "env" in known:
         return command(*words)
     return f"{command(*words)}\n({YOURS} stands for your environment: nothing says which it is)"
+
+
+def _learning(known: Mapping[str, str]) -> list[object]:
+    """Return the options of ``train`` that the origin of a bundle's pictures decides."""
+    words: list[object] = []
+    if "truth_key" in known:
+        words += ["--truth-key", known["truth_key"]]
+    if (algorithm := algorithm_for(known.get("actions"))) is not None:
+        words += ["--algorithm", algorithm]
+    return words
 
 
 def _judges_itself(env_id: str) -> bool:
@@ -145,14 +152,19 @@ def _judges_itself(env_id: str) -> bool:
     return isinstance(point, str) and point.startswith("vinoreward_envs.")
 
 
-def after_profile(env: str, bundle: str | None, *, own: bool) -> str:
+def after_profile(
+    env: str, bundle: str | None, *, own: bool, dataset: Mapping[str, Any] | None = None
+) -> str:
     """Return the command that trains where was profiled.
 
-    ``bundle`` is None for the environment's own, ``own`` whether it has a learned reward itself.
+    ``bundle`` is None for the environment's own, ``own`` whether it has a learned reward itself,
+    ``dataset`` what the bundle says of its pictures.
     """
+    known = origin(dataset or {})
     words: list[object] = ["train", "--env", env]
     words += [] if own else WRAPPED
     words += [] if bundle is None else ["--bundle", bundle]
+    words += _learning(known) if known.get("env") == env else []
     return command(*words, "--out", free(Path("runs") / (_short(env) or "policy")))
 
 
