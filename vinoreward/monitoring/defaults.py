@@ -128,9 +128,8 @@ def default_strategy(
             is safer than the learner's weights.
     """
     largest = SOFTMAX_KL_MAX if head == "logits" else GAUSSIAN_KL_MAX
-    unsourced = () if head == "tanh" else (UNSOURCED_KL_MAX,)
     guard = Threshold(
-        (largest, Q_REGRET_MEAN, Q_REGRET_MAX, *unsourced, ESS, RETURN_GAP), (*safer, STOP)
+        (largest, Q_REGRET_MEAN, Q_REGRET_MAX, UNSOURCED_KL_MAX, ESS, RETURN_GAP), (*safer, STOP)
     )
     return Composite([guard, AdaptivePull()])
 
