@@ -28,9 +28,8 @@ from vinoreward.monitoring import (
 from vinoreward.policies.files import load_policy, save_policy
 from vinoreward.policies.policy import Policy, quantize_array, random_policy
 from vinoreward.policies.spec import mlp
-from vinoreward_training.actors.record import METRICS, Recorder, read_rows
 from vinoreward_training.actors.report import gap_words
-from vinoreward_training.actors.run import difference
+from vinoreward_training.actors.run import METRICS, Recorder, difference, read_rows
 from vinoreward_training.tasks.networks import network
 
 # Files

@@ -27,8 +27,7 @@ from vinoreward.policies.spec import mlp
 from vinoreward.saved_state import save_state
 from vinoreward_training.actors.build import build
 from vinoreward_training.actors.expressions import chain_of, correctors_of, monitor_of
-from vinoreward_training.actors.record import METRICS, read_rows
-from vinoreward_training.actors.run import finished, read_summary
+from vinoreward_training.actors.run import METRICS, finished, read_rows, read_summary
 from vinoreward_training.actors.settings import SETTINGS, recorded
 from vinoreward_training.cli import main
 from vinoreward_training.configs import ActorsConfig

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from actor_runs import FEW, SMALL, rows_of, summary_of, trained
 
-from vinoreward_training.actors.record import read_rows
+from vinoreward_training.actors.run import read_rows
 from vinoreward_training.cli import main
 
 

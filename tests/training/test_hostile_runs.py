@@ -20,8 +20,7 @@ from vinoreward.errors import (
     RunFolderError,
     VinorewardError,
 )
-from vinoreward_training.actors.record import Recorder, read_rows
-from vinoreward_training.actors.run import read_summary
+from vinoreward_training.actors.run import Recorder, read_rows, read_summary
 from vinoreward_training.actors.settings import SETTINGS as ACTORS
 from vinoreward_training.classifier.finetune import SETTINGS as FINETUNE
 from vinoreward_training.cli import main
@@ -30,7 +29,7 @@ from vinoreward_training.policy.callbacks import read_clock
 from vinoreward_training.policy.checkpoint import build_model, read_description
 from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train
-from vinoreward_training.runs.curves import EPISODE_COLUMNS, read_table
+from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
 
 BOMB = "env_kwargs:\n  a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)

@@ -25,7 +25,7 @@ from vinoreward.rewards.success import Truth
 from vinoreward_training.cli import main
 from vinoreward_training.policy.evaluate import Moment, evaluate
 from vinoreward_training.policy.train import SETTINGS, run, train
-from vinoreward_training.runs.curves import (
+from vinoreward_training.runs.report import (
     EPISODE_COLUMNS,
     EVALUATION_COLUMNS,
     read_table,

@@ -32,7 +32,7 @@ from vinoreward_training.policy.checkpoint import (
     save_policy,
 )
 from vinoreward_training.policy.train import SETTINGS, train
-from vinoreward_training.runs.curves import EPISODE_COLUMNS, read_table
+from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
 from vinoreward_training.tasks.environments import make_env
 
 

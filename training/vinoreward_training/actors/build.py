@@ -83,12 +83,7 @@ class Parts:
 
 
 def build(config: ActorsConfig) -> Parts:
-    """Build all parts of a training; starts no process.
-
-    Raises:
-        ConfigError: invalid or incompatible settings.
-        MissingExtraError: a package is missing.
-    """
+    """Build all parts of a training; starts no process."""
     from vinoreward.actor_learner.learners.base import LEARNERS
     from vinoreward.actor_learner.trainer import ENGINES, ActorLearnerConfig
 
@@ -117,11 +112,7 @@ def build(config: ActorsConfig) -> Parts:
 
 
 def learner_of(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:
-    """Return the learner, and a function that releases what it opened.
-
-    Raises:
-        ConfigError: an unknown setting, or a network that the algorithm cannot train.
-    """
+    """Return the learner, and a function that releases what it opened."""
     if config.algorithm in SB3:
         return _sb3(config, task)
     kind, settings = settings_of(config)
@@ -146,11 +137,7 @@ def _refused(config: ActorsConfig, by: str, error: BaseException) -> str:
 
 
 def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
-    """Return the class and configuration of a learner of this library.
-
-    Raises:
-        ConfigError: an unknown or invalid setting.
-    """
+    """Return the class and configuration of a learner of this library."""
     from vinoreward.actor_learner.learners.base import LEARNERS
 
     learner = LEARNERS.find(config.algorithm)

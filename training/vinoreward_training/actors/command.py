@@ -11,18 +11,23 @@ import numpy as np
 
 from vinoreward.actor_learner.acting.profile import PARTS
 from vinoreward.files import write_json
-from vinoreward_training.actors.plots import draw_study
 from vinoreward_training.actors.profile import profile
-from vinoreward_training.actors.record import Row, plain_numbers, read_rows
-from vinoreward_training.actors.report import aligned, gap_words, policies_of, share_words
-from vinoreward_training.actors.run import read_summary, train
+from vinoreward_training.actors.report import (
+    Row,
+    aligned,
+    draw_study,
+    gap_words,
+    policies_of,
+    share_words,
+)
+from vinoreward_training.actors.run import read_rows, read_summary, train
 from vinoreward_training.actors.settings import SETTINGS, command, presets, recorded
 from vinoreward_training.configs import ActorsConfig
 from vinoreward_training.policy.evaluate import rate_of
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.next_command import again, beside
 from vinoreward_training.runs.report import Section, write_report
-from vinoreward_training.runs.run_folder import RunFolder, plain
+from vinoreward_training.runs.run_folder import RunFolder, plain, plain_numbers
 from vinoreward_training.tasks.environments import naming
 
 __all__ = ["SETTINGS", "run"]
@@ -148,10 +153,6 @@ def study(config: ActorsConfig) -> list[dict[str, object]]:
     """Train once for each pull period and seed; write and print one table and one plot.
 
     Skips finished runs; with ``resume``, a stopped study continues where it was.
-
-    Raises:
-        ConfigError: invalid settings, or a folder with another run.
-        KeyboardInterrupt: Ctrl-C; the current run has written its checkpoint.
     """
     seeds = range(config.seed, config.seed + config.study_seeds)
     summaries: dict[int, list[dict[str, Any]]] = {period: [] for period in config.pull_study}

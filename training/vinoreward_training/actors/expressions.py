@@ -1,8 +1,7 @@
 """The expressions of ``--compress``, ``--correctors`` and ``--monitor``, and what they make.
 
-An expression has parts with ``|`` between them. A part is a name, then values, then ``key=value``
-pairs, as in ``prune 0.5 | distill batch=32 | int8``. They are the settings of a class: its
-annotations say which there are and of what types.
+Parts stand between ``|``: a name, then values, then ``key=value`` pairs, as in ``prune 0.5 |
+distill batch=32 | int8``. They set the arguments of a class, whose annotations give their types.
 """
 
 from __future__ import annotations
@@ -13,35 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from vinoreward import correction, monitoring
 from vinoreward.compression import Compile, Distill, Fuse, LowRank, Prune, Quantize
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.stage import Stage
-from vinoreward.correction import (
-    ImportanceSampling,
-    NoCorrection,
-    QLambda,
-    Retrace,
-    TreeBackup,
-    VTrace,
-)
 from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError
-from vinoreward.monitoring import (
-    AdaptiveSparsity,
-    Composite,
-    CompressionSetting,
-    Limit,
-    LinearAlpha,
-    Monitor,
-    Staged,
-    SwitchPrecision,
-    default_indicators,
-    default_strategy,
-)
 from vinoreward_training.runs.settings import allowed_by, converted
 
 if TYPE_CHECKING:
-    from vinoreward.correction import Corrector
     from vinoreward.policies.spec import Head, PolicySpec
 
 Value = bool | int | float | str
@@ -52,12 +31,12 @@ STAGES = (
 OTHER_STAGES = Registry("vinoreward.stages", Stage, "stage")  # type: ignore[type-abstract]
 """Stages from other packages."""
 CORRECTORS: Mapping[str, Any] = {
-    "vtrace": VTrace,
-    "importance": ImportanceSampling,
-    "retrace": Retrace,
-    "tree-backup": TreeBackup,
-    "q-lambda": QLambda,
-    "uncorrected": NoCorrection,
+    "vtrace": correction.VTrace,
+    "importance": correction.ImportanceSampling,
+    "retrace": correction.Retrace,
+    "tree-backup": correction.TreeBackup,
+    "q-lambda": correction.QLambda,
+    "uncorrected": correction.NoCorrection,
 }
 MONITORS = ("default", "watch", "kl", "alpha", "staged", "sparsity", "off")
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]*")
@@ -68,19 +47,14 @@ _EXAMPLES: Mapping[str, Value] = {"sparsity": 0.5, "rank": 8, "low": 0.05, "high
 
 @dataclass(frozen=True)
 class Part:
-    """One part of an expression.
-
-    Attributes:
-        name: in lower case, with ``-`` for ``_``.
-        values: without a key.
-        options: with a key.
-        option: of the command, for messages.
-    """
+    """One part of an expression: values without a key, and options with one."""
 
     name: str
+    """In lower case, with ``-`` for ``_``."""
     values: tuple[Value, ...] = ()
     options: Mapping[str, Value] = field(default_factory=dict)
     option: str = field(default="", compare=False)
+    """Of the command, for messages."""
 
     def __str__(self) -> str:
         pairs = (f"{key}={_written(value)}" for key, value in self.options.items())
@@ -89,64 +63,50 @@ class Part:
     def make(self, kind: Any, *positional: str, also: Any = None, **fixed: Any) -> Any:
         """Call ``kind`` with the part's settings.
 
-        Args:
-            kind: a class or function.
-            positional: names of the values without a key.
-            also: a callable to which ``kind`` passes further settings on.
-            fixed: arguments of ``kind`` that the part cannot set.
-
-        Raises:
-            ConfigError: more values than names, an unknown setting, or an invalid value.
+        ``positional`` names the values without a key. ``also`` is what ``kind`` passes further
+        settings on to. The part cannot set the ``fixed`` ones.
         """
-        parameters = _parameters(kind)
         takes = {
-            name: each.annotation
+            name: each
             for source in (also, kind)
             for name, each in _parameters(source).items()
             if name not in fixed and allowed_by(each.annotation)
         }
         given = self._settings(takes, positional)
-        required = [name for name, each in parameters.items() if each.default is each.empty]
-        self.need([name for name in required if name not in (*given, *fixed)], positional)
+        missing = [n for n in takes if takes[n].default is inspect.Parameter.empty]
+        self.need([name for name in missing if name not in given], positional)
         try:
             return kind(**fixed, **given)
         except TypeError as error:
-            raise ConfigError(
-                f"{self._said()} is invalid: {error}. Expected other values of its settings."
-            ) from error
+            raise self._wrong(f" is invalid: {error}", "other values of its settings") from error
         except ConfigError as error:
-            raise ConfigError(f"{self._said()}: {error}") from error
+            raise ConfigError(f"{self.option} has the part {str(self)!r}: {error}") from error
 
-    def _said(self) -> str:
-        return f"{self.option} has the part {str(self)!r}"
+    def _wrong(self, what: str, expected: str) -> ConfigError:
+        return ConfigError(f"{self.option} has the part {str(self)!r}{what}. Expected {expected}.")
 
-    def _settings(self, takes: Mapping[str, Any], positional: Sequence[str]) -> dict[str, Any]:
+    def _settings(
+        self, takes: Mapping[str, inspect.Parameter], positional: Sequence[str]
+    ) -> dict[str, Any]:
         """Return the settings by name, as the annotations say."""
         if len(self.values) > len(positional):
             most = f"at most {', '.join(positional)}" if positional else "none"
-            raise ConfigError(
-                f"{self._said()} with {len(self.values)} values. Expected {most}; write further "
-                "settings as key=value."
+            raise self._wrong(
+                f" with {len(self.values)} values", f"{most}; write further settings as key=value"
             )
         given = dict(zip(positional, self.values, strict=False))
         if twice := sorted(set(given) & set(self.options)):
-            raise ConfigError(
-                f"{self._said()}, which sets {', '.join(twice)} twice. Expected each once."
-            )
-        found = {}
+            raise self._wrong(f", which sets {', '.join(twice)} twice", "each once")
+        settings = {}
         for name, value in {**given, **self.options}.items():
             if name not in takes:
-                raise ConfigError(
-                    f"{self._said()} with the setting {name!r}. Expected some of: "
-                    f"{', '.join(takes) or 'none'}."
-                )
+                known = ", ".join(takes) or "none"
+                raise self._wrong(f" with the setting {name!r}", f"some of: {known}")
             try:
-                found[name] = converted(value, takes[name])
+                settings[name] = converted(value, takes[name].annotation)
             except ValueError as error:
-                raise ConfigError(
-                    f"{self._said()} with {name}={_written(value)}. Expected {error}."
-                ) from error
-        return found
+                raise self._wrong(f" with {name}={_written(value)}", str(error)) from error
+        return settings
 
     def need(self, missing: Sequence[str], positional: Sequence[str]) -> None:
         """Refuse the part if it lacks settings; the message shows how to write them."""
@@ -156,9 +116,8 @@ class Part:
         whole = replace(self, options={**self.options, **more})
         if list(positional[len(self.values) :][: len(missing)]) == list(missing):
             whole = replace(self, values=(*self.values, *more.values()))
-        raise ConfigError(
-            f"{self._said()}, and {self.name} needs its {' and '.join(missing)}. Expected such a "
-            f"value, as in {whole}."
+        raise self._wrong(
+            f", and {self.name} needs its {' and '.join(missing)}", f"such a value, as in {whole}"
         )
 
 
@@ -184,15 +143,7 @@ def _parameters(kind: Any) -> dict[str, inspect.Parameter]:
 
 
 def parse(text: str, option: str) -> list[Part]:
-    """Parse an expression; empty, ``none`` and ``off`` give no parts.
-
-    Args:
-        text: such as ``"prune 0.5 | distill | int8 | openvino"``.
-        option: of the command, for messages.
-
-    Raises:
-        ConfigError: an empty part, an invalid name, a value after a pair, or a repeated key.
-    """
+    """Parse an expression; empty, ``none`` and ``off`` give no parts."""
     if text.strip().lower() in ("", "none", "off"):
         return []
     return [_part(piece, text, option) for piece in text.split("|")]
@@ -237,20 +188,12 @@ def chain_of(
 ) -> CompressorChain | None:
     """Return the chain that ``--compress`` describes; None for ``none``.
 
-    If the chain names no backend, it uses that of full precision, or OpenVINO instead of PyTorch.
-
-    Args:
-        text: such as ``"prune 0.5 | distill | int8 | openvino"``.
-        backend: of full-precision weights.
-        network: returns a student's spec by its name.
-
-    Raises:
-        ConfigError: an unknown stage, invalid settings, or stages in a wrong order.
+    If it names no backend, the chain uses that of full precision, or OpenVINO instead of PyTorch.
+    ``network`` returns a student's spec by its name.
     """
     parts = parse(text, "--compress")
     if not parts:
         return None
-
     chain = CompressorChain()
     for part in parts:
         chain.add(_stage(part, network))
@@ -264,61 +207,54 @@ def _stage(part: Part, network: Callable[[str], PolicySpec]) -> Stage:
     def distill(student: object = None, **options: Any) -> Stage:
         return Distill(**options, student=None if student is None else network(str(student)))
 
-    made: Stage
+    stage: Callable[..., Stage] = part.make
     if part.name in BACKENDS:
-        made = part.make(Compile, backend=part.name)
-    elif re.fullmatch("int8|fp16|w[2-8]", part.name):
-        made = part.make(Quantize, precision=part.name)
-    elif part.name == "prune":
-        made = part.make(Prune, "sparsity")
-    elif part.name == "distill":
-        made = part.make(distill, "student", also=Distill)
-    elif part.name == "low-rank":
+        return stage(Compile, backend=part.name)
+    if re.fullmatch("int8|fp16|w[2-8]", part.name):
+        return stage(Quantize, precision=part.name)
+    if part.name == "prune":
+        return stage(Prune, "sparsity")
+    if part.name == "distill":
+        return stage(distill, "student", also=Distill)
+    if part.name == "low-rank":
         if not part.values and not {"rank", "energy"} & set(part.options):  # one of the two
             part.need(["rank"], ["rank"])
-        made = part.make(LowRank, "rank")
-    elif part.name == "fuse":
-        made = part.make(Fuse)
-    elif part.name in OTHER_STAGES.names():
-        made = part.make(OTHER_STAGES.find(part.name))
-    else:
-        raise ConfigError(
-            f"--compress has the stage {part.name!r}. Expected some of "
-            f"{', '.join((*STAGES, *OTHER_STAGES.names()))}, and one of {', '.join(BACKENDS)} at "
-            "the end."
-        )
-    return made
+        return stage(LowRank, "rank")
+    if part.name == "fuse":
+        return stage(Fuse)
+    if part.name in OTHER_STAGES.names():
+        return stage(OTHER_STAGES.find(part.name))
+    raise ConfigError(
+        f"--compress has the stage {part.name!r}. Expected some of "
+        f"{', '.join((*STAGES, *OTHER_STAGES.names()))}, and one of {', '.join(BACKENDS)} at the "
+        "end."
+    )
 
 
-def correctors_of(text: str | None) -> tuple[Corrector, ...] | None:
-    """Return the correctors that ``--correctors`` names; None for the algorithm's own.
-
-    Raises:
-        ConfigError: an unknown corrector, or invalid settings.
-    """
+def correctors_of(text: str | None) -> tuple[correction.Corrector, ...] | None:
+    """Return the correctors that ``--correctors`` names; None for the algorithm's own."""
     if text is None:
         return None
-
-    found = []
+    correctors = []
     for part in parse(text, "--correctors"):
         if part.name not in CORRECTORS:
             raise ConfigError(
                 f"--correctors has {part.name!r}. Expected some of {', '.join(CORRECTORS)}, with "
                 "settings such as vtrace rho=1."
             )
-        found.append(part.make(CORRECTORS[part.name]))
-    if not found:
+        correctors.append(part.make(CORRECTORS[part.name]))
+    if not correctors:
         raise ConfigError(
             f"--correctors is {text!r}. Expected one of {', '.join(CORRECTORS)}; to learn without "
             "a correction, use uncorrected."
         )
-    return tuple(found)
+    return tuple(correctors)
 
 
-def setting_of(parameters: Mapping[str, float], pull_period: int) -> CompressionSetting:
+def setting_of(parameters: Mapping[str, float], pull_period: int) -> monitoring.CompressionSetting:
     """Return the chain's parameters as the monitor's initial setting."""
     bits = parameters.get("bits")
-    return CompressionSetting(
+    return monitoring.CompressionSetting(
         bits=None if bits is None else int(bits),
         sparsity=float(parameters.get("sparsity", 0.0)),
         pull_period=pull_period,
@@ -327,19 +263,11 @@ def setting_of(parameters: Mapping[str, float], pull_period: int) -> Compression
 
 def monitor_of(
     text: str, head: Head, chain: CompressorChain | None, pull_period: int, bits: int = 32
-) -> Monitor | None:
+) -> monitoring.Monitor | None:
     """Return the monitor that ``--monitor`` names; None for ``off`` or without compression.
 
-    Args:
-        text: a name of :data:`MONITORS` with settings, or several with ``|``: the first that wants
-            a change gets it.
-        head: of the policy.
-        chain: of the compressor.
-        pull_period: the initial one.
-        bits: of pushes; without a chain, the monitor watches and adjusts these.
-
-    Raises:
-        ConfigError: an unknown monitor, or invalid settings.
+    Of several with ``|``, the first that wants a change gets it. Without a chain, the monitor
+    watches and adjusts the ``bits`` of pushes.
     """
     parts = parse(text, "--monitor")
     for part in parts:
@@ -355,14 +283,19 @@ def monitor_of(
             "--monitor alpha mixes a compressed network with the learner's, but --bits alone does "
             "not create one. Expected --compress, or another monitor, such as kl or default."
         )
-
     parameters = {"bits": float(bits)} if chain is None else chain.parameters()
-    setting = setting_of(parameters, pull_period)
     safer = () if chain is None else chain.safer()
-    made = [_strategy(part, head, parameters, safer) for part in parts]
-    strategies = [each for each in made if each is not None]
-    strategy = Composite(strategies) if len(strategies) > 1 else next(iter(strategies), None)
-    return Monitor(default_indicators(head), strategy, setting)
+    strategies = [
+        strategy
+        for part in parts
+        if (strategy := _strategy(part, head, parameters, safer)) is not None
+    ]
+    strategy = (
+        monitoring.Composite(strategies) if len(strategies) > 1 else next(iter(strategies), None)
+    )
+    return monitoring.Monitor(
+        monitoring.default_indicators(head), strategy, setting_of(parameters, pull_period)
+    )
 
 
 def _strategy(
@@ -381,23 +314,27 @@ def _strategy(
     def switch(threshold: float = 14.0, good: float | None = None, **options: Any) -> Any:
         low = 0.25 * threshold if good is None else good
         above(threshold, low)
-        return SwitchPrecision(limits=(Limit("kl_pi_mu_max", threshold, low),), **options)
+        return monitoring.SwitchPrecision(
+            limits=(monitoring.Limit("kl_pi_mu_max", threshold, low),), **options
+        )
 
     def sparsity(bad: float = 0.2, good: float = 0.1, **options: Any) -> Any:
         above(bad, good)
-        return AdaptiveSparsity((Limit("kl_mu_pi_max", bad, good),), **options)
+        return monitoring.AdaptiveSparsity(
+            (monitoring.Limit("kl_mu_pi_max", bad, good),), **options
+        )
 
     if part.name in ("watch", "default"):
         part.make(lambda: None)  # refuses settings
-        return default_strategy(head, safer) if part.name == "default" else None
+        return monitoring.default_strategy(head, safer) if part.name == "default" else None
     _needs(part, head, parameters)
     if part.name == "kl":
-        return part.make(switch, "threshold", also=SwitchPrecision)
+        return part.make(switch, "threshold", also=monitoring.SwitchPrecision)
     if part.name == "alpha":
-        return part.make(LinearAlpha, "low", "high")
+        return part.make(monitoring.LinearAlpha, "low", "high")
     if part.name == "staged":
-        return part.make(Staged)
-    return part.make(sparsity, "bad", also=AdaptiveSparsity)
+        return part.make(monitoring.Staged)
+    return part.make(sparsity, "bad", also=monitoring.AdaptiveSparsity)
 
 
 def _needs(part: Part, head: Head, parameters: Mapping[str, float]) -> None:

@@ -14,8 +14,7 @@ from vinoreward.actor_learner.acting.profile import Breakdown
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward_training.actors.build import build
-from vinoreward_training.actors.plots import draw_profile
-from vinoreward_training.actors.report import aligned, breakdown_rows, share_words
+from vinoreward_training.actors.report import aligned, breakdown_rows, draw_profile, share_words
 from vinoreward_training.actors.run import difference
 from vinoreward_training.actors.settings import command, recorded
 from vinoreward_training.configs import ActorsConfig
@@ -68,12 +67,7 @@ class Measured:
 
 
 def measure(config: ActorsConfig, steps: int) -> Measured:
-    """Run for some steps and return the breakdown of their time.
-
-    Raises:
-        ConfigError: invalid settings, or no actor acted compressed.
-        EngineError: no actor can be kept running.
-    """
+    """Run for some steps and return the breakdown of their time."""
     import torch
 
     torch.set_num_threads(config.threads)
@@ -121,13 +115,7 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
 
 
 def profile(config: ActorsConfig) -> None:
-    """Measure full-precision actors, and compressed ones if there is a chain; print advice.
-
-    Raises:
-        ConfigError: invalid settings, or a folder that already has a run.
-        EngineError: no actor can be kept running.
-        RunFolderError: the folder is in use or cannot be written.
-    """
+    """Measure full-precision actors, and compressed ones if there is a chain; print advice."""
     steps = config.profile_only or 0
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
         found: dict[str, Breakdown] = {}

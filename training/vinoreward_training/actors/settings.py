@@ -52,9 +52,6 @@ def presets() -> dict[str, dict[str, Any]]:
 
     A file has common settings, and tables ``tasks`` and ``arms`` with the differences: each
     combination of a task and an arm is a preset.
-
-    Raises:
-        ConfigError: a file with unknown keys.
     """
     found = {}
     root = PRESETS / "actors"

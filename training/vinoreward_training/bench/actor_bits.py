@@ -35,7 +35,7 @@ from vinoreward.policies.reference import forward
 from vinoreward.policies.wire import encode
 from vinoreward_training.bench.rows import Row, mean_row
 from vinoreward_training.configs import BenchConfig
-from vinoreward_training.runs.curves import new_figure, save_figure
+from vinoreward_training.runs.report import new_figure, save_figure
 
 TASK = "Pendulum-v1"
 TRAINING_STEPS = 6000

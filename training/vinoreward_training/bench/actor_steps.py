@@ -93,11 +93,7 @@ def observations(arm: Arm, seed: int) -> npt.NDArray[Any]:
 
 
 def policy_for(arm: Arm, seed: int) -> Policy:
-    """Return random weights in an arm's precision, every layer, with its backend's prepared form.
-
-    Raises:
-        ConfigError: an unknown precision or backend.
-    """
+    """Return random weights in an arm's precision, every layer, prepared for its backend."""
     policy = random_policy(arm.spec, seed).replace(backend=arm.backend)
     if arm.precision != "fp32":
         context = CompressionContext(policy, observations(dataclasses.replace(arm, batch=32), seed))
@@ -137,12 +133,7 @@ def actor_step_rows(config: BenchConfig) -> list[Row]:
 
 
 def step_rows(baseline: Arm, arms: Sequence[Arm], *, rounds: int = 15, seed: int = 0) -> list[Row]:
-    """Compare arms, of other networks too, with a baseline; ratios are per environment's step.
-
-    Raises:
-        ConfigError: no rounds, or an unknown precision or backend.
-        MissingExtraError: a backend's library is not installed.
-    """
+    """Compare arms, of other networks too, with a baseline; ratios are per environment's step."""
     every = [baseline, *arms]
     with contextlib.ExitStack() as stack:
         calls: dict[str, Callable[[], object]] = {}
@@ -184,10 +175,6 @@ def refresh_rows(arms: Sequence[Arm], *, rounds: int = 15, seed: int = 0) -> lis
     """Measure what new weights cost: the refresh, and what it adds to the first action after it.
 
     Two sets of weights take turns, so the first action finds the new ones out of the caches.
-
-    Raises:
-        ConfigError: no rounds or no arms, or an unknown precision or backend.
-        MissingExtraError: a backend's library is not installed.
     """
     samples: list[list[tuple[float, float, float]]] = [[] for _ in arms]
     order = list(turns(map(str, range(len(arms))), rounds, np.random.default_rng(seed)))

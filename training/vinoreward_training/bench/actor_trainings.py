@@ -26,14 +26,13 @@ from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.errors import ConfigError, MissingExtraError, RunFolderError
 from vinoreward.files import read_json, write_json
 from vinoreward_training.actors.build import Parts, build, evaluation_environment
-from vinoreward_training.actors.record import plain_numbers, read_rows
-from vinoreward_training.actors.run import FINAL_SEED, difference
+from vinoreward_training.actors.run import FINAL_SEED, difference, read_rows
 from vinoreward_training.actors.run import train as train_actors
 from vinoreward_training.actors.settings import SETTINGS, recorded
 from vinoreward_training.bench.rows import Row, mean_row, median_row, turns
 from vinoreward_training.configs import ActorsConfig, BenchConfig
-from vinoreward_training.runs.curves import new_figure, save_figure
-from vinoreward_training.runs.run_folder import plain
+from vinoreward_training.runs.report import new_figure, save_figure
+from vinoreward_training.runs.run_folder import plain, plain_numbers
 from vinoreward_training.tasks.lookup import find_task, make_task
 
 EAGER, COMPILED, INT8 = "eager fp32", "openvino fp32", "openvino int8"
@@ -152,9 +151,6 @@ def train(arm: str, config: ActorsConfig, *, greedy: bool = False) -> Trained:
     The target is for the mean of the actors' last episodes; with ``greedy`` it is for the learner's
     policy, without exploration, in an evaluation every ``evaluate_every`` steps, whose time does
     not count.
-
-    Raises:
-        ConfigError: too few steps for a single update.
     """
     with (
         # Evaluations beside the training would take part of its processors, which are timed.
@@ -189,11 +185,7 @@ def train(arm: str, config: ActorsConfig, *, greedy: bool = False) -> Trained:
 def cached(
     config: BenchConfig, name: str, arm: str, settings: ActorsConfig, *, greedy: bool = False
 ) -> Trained:
-    """Train, or with ``resume`` read the same training's result from disk.
-
-    Raises:
-        RunFolderError: a stored result cannot be read.
-    """
+    """Train, or with ``resume`` read the same training's result from disk."""
     import torch
 
     path = config.out / "actor-trainings" / f"{name.replace('/', '-')}-{settings.seed}.json"

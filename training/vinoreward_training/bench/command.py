@@ -40,11 +40,7 @@ _NO_MEASURE = ("rows", "resume", "out")
 
 
 def check(config: BenchConfig) -> None:
-    """Refuse numbers that nothing can be measured with.
-
-    Raises:
-        ConfigError: names them.
-    """
+    """Refuse numbers that nothing can be measured with."""
     wrong = [
         f"{option(name)} {value}"
         for name, value in vars(config).items()
@@ -63,11 +59,7 @@ def option(field: str) -> str:
 
 
 def chosen(rows: Sequence[str]) -> list[str]:
-    """Return the names of the rows meant, in the table's order.
-
-    Raises:
-        ConfigError: a name that is no row, or no names.
-    """
+    """Return the names of the rows meant, in the table's order."""
     expected = f"Expected quick, actors, all or some of {', '.join(ROWS)}."
     if not rows:
         raise ConfigError(f"no rows were asked for. {expected}")
@@ -87,11 +79,7 @@ def function_of(name: str) -> Callable[[BenchConfig], list[Row]]:
 
 
 def measured(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return what a run has written of a row already, its rows as such; None if there is nothing.
-
-    Raises:
-        RunFolderError: the file is not what this command writes.
-    """
+    """Return what a run has written of a row already; None if there is nothing."""
     path = folder / "rows" / f"{name}.json"
     if not path.is_file():
         return None

@@ -47,11 +47,7 @@ print(json.dumps({"samples": samples, "torch": "torch" in sys.modules,
 
 
 def run_command(command: list[str], **environment: str) -> str:
-    """Run a command quietly and return what it printed.
-
-    Raises:
-        RunFolderError: it failed; the message ends with what it wrote.
-    """
+    """Run a command quietly and return what it printed."""
     env = {**os.environ, **environment}
     env.pop("PYTHONPATH", None)
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
@@ -67,9 +63,6 @@ def run_script(script: str, arguments: list[str], *, python: list[str] | None = 
     """Run a Python script in a process of its own; return the JSON of its last output line.
 
     ``python`` is another interpreter with its options; None is this one, with this one's modules.
-
-    Raises:
-        RunFolderError: it failed; the message ends with what it wrote.
     """
     command = [*python, "-c", script, *arguments] if python else python_command(script, *arguments)
     return json.loads(run_command(command, OMP_NUM_THREADS="1").strip().splitlines()[-1])
@@ -86,11 +79,7 @@ def disk_bytes(folder: Path) -> int:
 
 
 def install_rows(config: BenchConfig) -> list[Row]:
-    """Install the core, then the core with ``[panda]``, into a new environment; measure both.
-
-    Raises:
-        ConfigError: the package is not run from its repository.
-    """
+    """Install the core, then the core with ``[panda]``, into a new environment; measure both."""
     root = Path(__file__).resolve().parents[3]
     if not (root / "pyproject.toml").is_file():
         raise ConfigError(

@@ -19,9 +19,9 @@ from vinoreward_training.bench.rewards import Stepper, one_thread
 from vinoreward_training.bench.rows import Clock, quartiles
 from vinoreward_training.configs import ProfileConfig
 from vinoreward_training.policy.checkpoint import build_model
-from vinoreward_training.runs.curves import new_figure, save_figure
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.next_command import actions_of, after_profile, algorithm_for
+from vinoreward_training.runs.report import new_figure, save_figure
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.tasks.environments import (
     dependencies_named,
@@ -35,11 +35,7 @@ Step = Callable[[], object]
 
 
 def amdahl_bound(total: float, part: float) -> float:
-    """Return how many times faster ``total`` gets if ``part`` of it takes no time; may be inf.
-
-    Raises:
-        ConfigError: not ``0 <= part <= total`` with a positive total.
-    """
+    """Return how many times faster ``total`` gets if ``part`` of it takes no time; may be inf."""
     if not 0 <= part <= total or total <= 0:
         raise ConfigError(f"{part} s of {total} s. Expected a part of a positive total.")
     return float("inf") if part == total else total / (total - part)
@@ -61,9 +57,6 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
     """Step an environment; return the seconds of each part, step by step.
 
     The parts of ours are timed from within; any other is stepped, rendered and judged.
-
-    Raises:
-        ConfigError: an environment that cannot be made, or one without a classifier and no bundle.
     """
     from tqdm import tqdm
 
@@ -126,9 +119,6 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
     """Yield a function that takes one gradient step, from a small filled buffer.
 
     Of SAC, or of DQN where actions are discrete.
-
-    Raises:
-        ConfigError: neither learns with such actions.
     """
     one_thread()
     # The reward plays no part in the time, so the cheapest one fills the buffer.

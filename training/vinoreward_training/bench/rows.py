@@ -73,11 +73,7 @@ class Timing:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return lower quartile, median and upper quartile (of at least one value).
-
-    Raises:
-        ConfigError: there are no values.
-    """
+    """Return lower quartile, median and upper quartile (of at least one value)."""
     if not values:
         raise ConfigError("quartiles of no values. Expected at least one measured round.")
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
@@ -89,9 +85,6 @@ def paired_ratios(slow: Sequence[float], fast: Sequence[float]) -> list[float]:
 
     Both were measured in round ``i``, one right after the other, so a busy machine slows both and
     the ratio stays.
-
-    Raises:
-        ConfigError: the lengths differ, there are none, or a time is not positive.
     """
     if len(slow) != len(fast) or not slow or min(*slow, *fast) <= 0:
         raise ConfigError(
@@ -107,9 +100,6 @@ def turns(
     """Yield (round, name): in each round every name once.
 
     The order turns round, or is drawn anew for each round: none always goes first.
-
-    Raises:
-        ConfigError: no rounds or no names.
     """
     names = list(names)
     if rounds < 1 or not names:
@@ -142,9 +132,6 @@ def interleaved(
         settle: calls at the beginning of each turn, not measured: whoever had the turn before left
             its weights in the caches.
         random: draws the order of each round; without it the order turns round.
-
-    Raises:
-        ConfigError: no rounds or no candidates.
     """
     for function in candidates.values():
         for _ in range(warm_up):

@@ -35,10 +35,9 @@ from vinoreward_training.classifier.weights import RECORD, TrainedOn
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import SPLIT, Dataset
 from vinoreward_training.data.dataset_files import Indices, read_about
-from vinoreward_training.runs.curves import new_figure, save_figure
 from vinoreward_training.runs.fit import export_checked, predict, spread, weights_of
 from vinoreward_training.runs.next_command import after_bundle, origin
-from vinoreward_training.runs.report import Section, publish
+from vinoreward_training.runs.report import Section, new_figure, publish, save_figure
 
 Dead = dict[str, Floats]
 """Family of dead-camera frames to their log-odds (M,), not calibrated."""

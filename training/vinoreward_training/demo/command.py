@@ -65,12 +65,7 @@ Facts = dict[str, Any]
 
 
 def settled(config: DemoConfig) -> DemoConfig:
-    """Return the configuration with nothing left open, but for ``weights`` from scratch.
-
-    Raises:
-        ConfigError: settings that cannot work, too few frames for the target among them.
-        ModelNotFoundError: the weights are not there.
-    """
+    """Return the configuration with nothing left open, but for ``weights`` from scratch."""
     if config.from_scratch and config.weights is not None:
         raise ConfigError(
             f"found --from-scratch and --weights {config.weights}. Expected one of them; leave out "
@@ -123,10 +118,6 @@ class Stages:
     Args:
         folder: of the demo.
         settings: plain data, recorded in every stamp.
-
-    Raises:
-        ConfigError: the demo that the folder holds was begun with other settings.
-        RunFolderError: what was recorded cannot be read.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
@@ -152,11 +143,7 @@ class Stages:
         write_json(self._folder / "begun.json", {"settings": self._settings})
 
     def stage(self, name: str, work: Callable[[], Facts], *, keep: bool = True) -> None:
-        """Run ``work``, which returns facts, unless it ended before; ``keep=False``: always.
-
-        Raises:
-            RunFolderError: the stamp cannot be read.
-        """
+        """Run ``work``, which returns facts, unless it ended before; ``keep=False``: always."""
         title = f"[{list(STAGES).index(name) + 1}/{len(STAGES)}] {name}"
         stamp, part = self._folder / f"{name}.json", self._folder / "spent" / f"{name}.json"
         if stamp.is_file():
@@ -360,12 +347,7 @@ def _resumed(folder: Path) -> dict[str, Any]:
 
 
 def run(config: DemoConfig) -> int:
-    """Run what is left of the demo; return 0.
-
-    Raises:
-        ConfigError: a setting that cannot work, or the folder holds a demo with other settings.
-        KeyboardInterrupt: Ctrl-C; the same command continues.
-    """
+    """Run what is left of the demo; return 0."""
     # Before torch is loaded: on a machine that does other things too, threads that wait by spinning
     # take the time of those they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -22,10 +22,9 @@ from vinoreward_training.data.dataset import Frames
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.encoder.probe import ProbeError, bounds, mean_std, probe_places
 from vinoreward_training.encoder.training import decode, encode
-from vinoreward_training.runs.curves import new_figure, save_figure
 from vinoreward_training.runs.fit import export_checked, spread, weights_of
 from vinoreward_training.runs.next_command import origin
-from vinoreward_training.runs.report import Section, publish
+from vinoreward_training.runs.report import Section, new_figure, publish, save_figure
 
 MEAN = STD = (0.5, 0.5, 0.5)
 """Of the encoder's input, in units of 0 to 1: it sees pictures from -1 to 1."""

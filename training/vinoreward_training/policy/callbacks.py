@@ -20,7 +20,7 @@ from vinoreward.saved_arrays import shown
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint
 from vinoreward_training.policy.evaluate import Evaluation, evaluate
-from vinoreward_training.runs.curves import (
+from vinoreward_training.runs.report import (
     EPISODE_COLUMNS,
     EVALUATION_COLUMNS,
     Row,

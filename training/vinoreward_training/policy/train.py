@@ -26,9 +26,8 @@ from vinoreward_training.policy.checkpoint import (
     save_policy,
 )
 from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
-from vinoreward_training.runs.curves import draw_curve
 from vinoreward_training.runs.next_command import again, command
-from vinoreward_training.runs.report import Section, configuration, write_report
+from vinoreward_training.runs.report import Section, configuration, draw_curve, write_report
 from vinoreward_training.runs.run_folder import RunFolder, made, plain
 from vinoreward_training.runs.settings import PRESETS, Settings, read_yaml, typed
 from vinoreward_training.tasks.environments import (

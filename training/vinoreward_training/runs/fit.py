@@ -352,9 +352,6 @@ def export_checked(module: nn.Module, path: Path, images: Images, expected: Floa
         path: of the file; it takes uint8 pictures.
         images: (N, H, W, 3) uint8, a few to compare on.
         expected: (N, K) what torch gives for them.
-
-    Raises:
-        OutputError: the exported network does not compute what was trained.
     """
     export_onnx(module, path, *images.shape[1:3])
     spec = NetworkSpec(

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import math
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import numpy as np
 import yaml
 
-from vinoreward.errors import (
-    ConfigError,
-    ModelCorruptError,
-    ModelNotFoundError,
-    RunFolderError,
-)
+from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, RunFolderError
 from vinoreward.files import open_plain, refuse_links, write_bytes, write_text
 from vinoreward.saved_state import MAX_CHECKPOINT, read_state
 
@@ -40,12 +38,19 @@ def plain(value: Any) -> Any:
     return value
 
 
-def made(folder: Path) -> Path:
-    """Return a folder of a run after making it if it is not there.
+def plain_numbers(value: Any) -> Any:
+    """Convert a value for JSON: NaN and infinity become null, arrays become lists."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_numbers(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | list | tuple):
+        return [plain_numbers(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    Raises:
-        RunFolderError: something else is in its place, or it cannot be made.
-    """
+
+def made(folder: Path) -> Path:
+    """Return a folder of a run after making it if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -57,15 +62,7 @@ def made(folder: Path) -> Path:
 
 
 def read_tensors(path: Path) -> dict[str, Any]:
-    """Read a table of tensors and plain values; nothing in the file is executed.
-
-    Args:
-        path: a file of ``torch.save``, or, if it ends in ``.safetensors``, one of those.
-
-    Raises:
-        ModelNotFoundError: no such file.
-        ModelCorruptError: not such a file.
-    """
+    """Read a file of ``torch.save`` or a ``.safetensors``; executes nothing of it."""
     try:
         return read_state(path, MAX_CHECKPOINT)
     except FileNotFoundError as error:
@@ -81,19 +78,16 @@ def read_tensors(path: Path) -> dict[str, Any]:
 
 
 class RunFolder:
-    """An exclusive hold on a folder for the length of a ``with`` block.
+    """Locks a folder for the length of a ``with`` block; makes it if it is missing.
+
+    Refuses a folder with links out of it: a folder from somebody else must not have us write
+    elsewhere.
 
     Args:
-        path: the folder, made if it is not there.
+        path: the folder.
         config: recorded as ``config.yaml`` (a dataclass or a mapping of plain data).
-        resume: continue a run that is there; without it a folder that already holds a
-            ``config.yaml`` is refused, so that nothing is overwritten.
-        again: the command that goes on with the run, printed if Ctrl-C stops it.
-
-    Raises:
-        RunFolderError: another process holds the folder, it cannot be written, or it holds a link
-            out of it: a folder from somebody else must not have us write elsewhere.
-        ConfigError: the folder holds a run already and ``resume`` is false.
+        resume: continue the run that is there; otherwise a folder with a run is refused.
+        again: the command that continues the run, printed after Ctrl-C.
     """
 
     def __init__(

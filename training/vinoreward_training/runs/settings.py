@@ -74,13 +74,7 @@ class Settings(Generic[_Config]):
         return [name for name in get_type_hints(self.kind) if name not in NEVER_FROM_A_FILE]
 
     def of(self, **named: Any) -> _Config:
-        """Return the settings with those named here on top, as on the command line.
-
-        Raises:
-            ConfigError: an unknown key, a value of the wrong type or range, a change that a resumed
-                run does not allow, or no agreement to import a package.
-            ModelNotFoundError: the YAML file is not there.
-        """
+        """Return the settings with those named here on top, as on the command line."""
         base, file = self._base(named)
         return self._settled(self._over(base, named), named, base, file)
 
@@ -197,11 +191,7 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def typed(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as the types that the fields of ``kind`` have: YAML has no paths and tuples.
-
-    Raises:
-        ConfigError: a value of another type, or of no field.
-    """
+    """Return settings as the types of the fields of ``kind``: YAML has no paths or tuples."""
     hints = get_type_hints(kind)
     found = {}
     for name, value in settings.items():
@@ -221,9 +211,6 @@ def converted(value: Any, hint: Any) -> Any:
     """Return a plain value as the type of an annotation.
 
     Lists become tuples, text becomes a path, and integers become floats. ``True`` is no number.
-
-    Raises:
-        ValueError: it is of another type; the text says what the annotation allows.
     """
     kind, kinds = get_origin(hint) or hint, get_args(hint)
     if kind in (Any, object):
@@ -307,10 +294,6 @@ def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
     Args:
         path: the file.
         known: the keys that it may have.
-
-    Raises:
-        ModelNotFoundError: no such file.
-        ConfigError: not YAML, not a table, or a key that is not known.
     """
     # The same file serves several commands, and not all of them know the same keys.
     example = "`timesteps: 8000`" if "timesteps" in known else "`steps: 8000`"
