@@ -22,9 +22,8 @@ from vinoreward_training.tasks.lookup import Task, find_task, make_task
 from vinoreward_training.tasks.networks import dense_layers, network
 
 if TYPE_CHECKING:
-    from vinoreward.actor_learner.acting.environments import EnvironmentSpec
     from vinoreward.actor_learner.learners.base import Learner
-    from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig
+    from vinoreward.actor_learner.trainer import ActorLearner, ActorLearnerConfig, Progress
     from vinoreward.compression.chain import CompressorChain
     from vinoreward.monitoring import Monitor
 
@@ -41,33 +40,26 @@ TRAINING_ONLY = ("episodic_life", "clip_reward")
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a training.
-
-    Attributes:
-        task: from the table or the environment.
-        learner: with its network's spec.
-        chain: None if actors run the learner's own network.
-        monitor: None if nothing adjusts the compression.
-        environment: of actors.
-        settings: of the training.
-        close: releases what the learner opened.
-    """
+    """The parts of a training."""
 
     task: Task
     learner: Learner
     chain: CompressorChain | None
+    """None if actors run the learner's own network."""
     monitor: Monitor | None
+    """None if nothing adjusts the compression."""
     environment: EnvironmentSpec
+    """Of actors."""
     settings: ActorLearnerConfig
     close: Callable[[], None]
+    """Releases what the learner opened."""
+
+    def warm(self, progress: Progress) -> bool:
+        """Return whether actors act with their final kind of weights: profiles start there."""
+        return self.chain is None or progress.metrics.get("compressed_share", 0.0) > 0.5
 
     def trainer(self, config: ActorsConfig, folder: Path | None) -> ActorLearner:
-        """Create the training without starting it.
-
-        Args:
-            config: as given to :func:`build`.
-            folder: for checkpoints; None for none.
-        """
+        """Create the training without starting it; ``folder`` is for checkpoints."""
         from vinoreward.actor_learner.trainer import ActorLearner
 
         return ActorLearner(
@@ -158,7 +150,7 @@ def _settings(given: Mapping[str, Any], kind: Any, algorithm: str) -> dict[str, 
     known = [
         field.name for field in dataclasses.fields(kind) if field.name not in ("correctors", "seed")
     ]
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
             hint = "; --correctors names those" if name == "correctors" else ""
@@ -167,10 +159,10 @@ def _settings(given: Mapping[str, Any], kind: Any, algorithm: str) -> dict[str, 
                 f"{', '.join(known)}."
             )
         try:
-            found[name] = _converted(name, value, kinds[name])
+            settings[name] = _converted(name, value, kinds[name])
         except ValueError as error:
             raise ConfigError(f"--learner has {name}={value!r}. Expected {error}.") from error
-    return found
+    return settings
 
 
 def _converted(name: str, value: Any, hint: Any) -> Any:

@@ -169,38 +169,26 @@ def study(config: ActorsConfig) -> list[dict[str, object]]:
         table = table_of(summaries, rows)
         finals = {period: final_returns(runs) for period, runs in summaries.items()}
         picture = draw_study(folder / "pull_study.png", rows, finals)
-        write_json(
-            folder / "pull_study.json",
-            plain_numbers(
-                {
-                    "table": table,
-                    "seeds": list(seeds),
-                    "config": plain(recorded(config)),
-                    "machine": describe_machine(),
-                }
-            ),
+        settings, machine = plain(recorded(config)), describe_machine()
+        result = {"table": table, "seeds": list(seeds), "config": settings, "machine": machine}
+        write_json(folder / "pull_study.json", plain_numbers(result))
+        section = Section(
+            "How often to pull weights",
+            f"Seeds {seeds[0]} to {seeds[-1]}, the same for every period. Returns are of the "
+            "learner's last policy, without exploration.",
+            table,
+            [picture],
         )
-        write_report(
-            folder / "report.html",
-            f"Pull periods: {config.algorithm} on {config.task}",
-            [
-                Section(
-                    "How often to pull weights",
-                    f"Seeds {seeds[0]} to {seeds[-1]}, the same for every period. Returns are of "
-                    "the learner's last policy, without exploration.",
-                    table,
-                    [picture],
-                )
-            ],
-        )
+        title = f"Pull periods: {config.algorithm} on {config.task}"
+        write_report(folder / "report.html", title, [section])
     return table
 
 
 def final_returns(runs: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the final return of each run from the summaries, NaN for none."""
     # JSON has no NaN.
-    found = (run["full_return"] for run in runs)
-    return [float("nan") if value is None else float(value) for value in found]
+    returns = (run["full_return"] for run in runs)
+    return [float("nan") if value is None else float(value) for value in returns]
 
 
 def table_of(
@@ -216,11 +204,10 @@ def table_of(
             for row in seed
             if row["kind"] == "train" and row["learner"].get("lag_mean") is not None
         ]
-        cpu = [sum(run["breakdown"]["cpu"][part] for part in PARTS) for run in runs]
-        pulling = [
-            sum(run["breakdown"]["cpu"][part] for part in ("pull", "decode", "load"))
-            for run in runs
-        ]
+        cpu, pulling = (
+            [sum(run["breakdown"]["cpu"][part] for part in parts) for run in runs]
+            for parts in (PARTS, ("pull", "decode", "load"))
+        )
         table.append(
             {
                 "pull period": period,

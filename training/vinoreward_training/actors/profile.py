@@ -33,22 +33,17 @@ PAYS = 1.1
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Breakdown of a short run.
-
-    Attributes:
-        actor: per environment step.
-        learner_seconds: wall time of updates and pushes per environment step.
-        push_seconds: the compressor's time per version, without the first; None if it made only
-            one.
-        steps_per_update: environment steps per update.
-        share: sentence on the compressed steps and their age; empty without a compressor.
-    """
+    """Breakdown of a short run."""
 
     actor: Breakdown
+    """Per environment step."""
     learner_seconds: float
+    """Wall time of updates and pushes per environment step."""
     push_seconds: float | None
+    """The compressor's time per version, without the first; None if it made only one."""
     steps_per_update: float
     share: str = ""
+    """Sentence on the compressed steps and their age; empty without a compressor."""
 
     @property
     def acting(self) -> float:
@@ -88,9 +83,7 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
             calls += 1
             bar.update(progress.steps - bar.n)
             reports.extend(progress.compressor)
-            # The profile starts once actors act with their final kind of weights.
-            share = progress.metrics.get("compressed_share", 0.0)
-            if start is None and calls > 1 and (share > 0.5 or parts.chain is None):
+            if start is None and calls > 1 and parts.warm(progress):
                 start = owner.profile()[0]
             return False
 
@@ -118,43 +111,33 @@ def profile(config: ActorsConfig) -> None:
     """Measure full-precision actors, and compressed ones if there is a chain; print advice."""
     steps = config.profile_only or 0
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
-        found: dict[str, Breakdown] = {}
-        plain_config = dataclasses.replace(config, compress="none", monitor="off")
-        plain_measured = measure(plain_config, steps)
-        first, learner_seconds = plain_measured.actor, plain_measured.learner_seconds
-        found[config.backend] = first
+        full = measure(dataclasses.replace(config, compress="none", monitor="off"), steps)
+        first, learner_seconds = full.actor, full.learner_seconds
+        breakdowns = {config.backend: first}
         lines = [first.advice(learner_seconds, config.actors)]
         changes: dict[str, Any] = {"profile_only": None, "resume": False, "out": config.out / "run"}
         if first.steps < ENOUGH:
             lines.append(f"This is from only {first.steps} steps; {ENOUGH} or more are reliable.")
         if config.compress.strip().lower() not in ("", "none", "off"):
-            measured = measure(config, steps)
-            found["compressed"] = measured.actor
-            lines.append(_ratio(config, first, measured.actor))
-            verdict = recommend(config, plain_measured, measured)
-            lines += [*verdict.words, *_pushes(config, measured), *crowded(config, usable_cores())]
-            lines.append(f"{measured.share.capitalize()}.")
+            compressed = measure(config, steps)
+            breakdowns["compressed"] = compressed.actor
+            lines.append(_ratio(config, first, compressed.actor))
+            verdict = recommend(config, full, compressed)
+            lines += [*verdict.words, *_pushes(config, compressed)]
+            lines += [*crowded(config, usable_cores()), f"{compressed.share.capitalize()}."]
             changes |= verdict.changes
-        picture = draw_profile(folder / "profile.png", found)
-        write_json(
-            folder / "profile.json",
-            {
-                "breakdowns": plain(found),
-                "learner_seconds": learner_seconds,
-                "advice": lines,
-                "machine": describe_machine(),
-            },
-        )
-        write_report(
-            folder / "report.html",
-            f"Profile: {config.algorithm} on {config.task}",
-            [
-                Section("Does compression pay here?", "\n".join(lines)),
-                *(Section(name, rows=breakdown_rows(each)) for name, each in found.items()),
-                Section("ActorQ's figure", pictures=[picture]),
-            ],
-        )
-    for name, each in found.items():
+        picture = draw_profile(folder / "profile.png", breakdowns)
+        record = {"breakdowns": plain(breakdowns), "learner_seconds": learner_seconds}
+        record |= {"advice": lines, "machine": describe_machine()}
+        write_json(folder / "profile.json", record)
+        sections = [
+            Section("Does compression pay here?", "\n".join(lines)),
+            *(Section(name, rows=breakdown_rows(each)) for name, each in breakdowns.items()),
+            Section("ActorQ's figure", pictures=[picture]),
+        ]
+        title = f"Profile: {config.algorithm} on {config.task}"
+        write_report(folder / "report.html", title, sections)
+    for name, each in breakdowns.items():
         print(f"{name}: {1e6 * each.step_cpu:.0f} µs of processor time per step")
         print(f"{aligned(breakdown_rows(each), left=1, indent=2)}\n")
     print(f"learner: {learner_seconds * 1e6:.0f} µs of wall time per environment step\n")
@@ -173,13 +156,7 @@ class Verdict(NamedTuple):
 
 
 def recommend(config: ActorsConfig, full: Measured, compressed: Measured) -> Verdict:
-    """Recommend the next settings, by the training's bottleneck rather than an actor's step alone.
-
-    Args:
-        config: resolved, with the compression.
-        full: with full-precision actors.
-        compressed: with compressed ones.
-    """
+    """Recommend the next settings by the training's bottleneck, not an actor's step alone."""
     faster = _times(full.actor, compressed.actor) >= PAYS
     if full.learner_seconds * config.actors > full.acting:
         words = "The training waits for its learner, so that does not help: leave out --compress."
@@ -222,20 +199,21 @@ def _ratio(config: ActorsConfig, first: Breakdown, second: Breakdown) -> str:
     return f"{words} as fast."
 
 
-def _pushes(config: ActorsConfig, found: Measured) -> list[str]:
+def _pushes(config: ActorsConfig, measured: Measured) -> list[str]:
     """Return a sentence on the compressor's time per version, if it made more than one."""
-    if found.push_seconds is None:
+    if measured.push_seconds is None:
         return []
-    words = f"The compressor takes {found.push_seconds:.3g} s for a version of the weights"
+    words = f"The compressor takes {measured.push_seconds:.3g} s for a version of the weights"
     if config.lag is None:
-        late = found.push_seconds / max(found.learner_seconds * found.steps_per_update, 1e-12)
+        update = measured.learner_seconds * measured.steps_per_update
+        late = measured.push_seconds / max(update, 1e-12)
         return [f"{words}; in that time the learner alone could make {late:.2g} updates."]
-    per_step = found.pushing(config)
+    per_step = measured.pushing(config)
     words += (
         f"; with --lag {config.lag} every update waits for that: {per_step * 1e3:.3g} ms a step"
     )
     # Otherwise the bottleneck is the slower of learning and acting.
-    if per_step > found.learner_seconds + found.acting / config.actors:
+    if per_step > measured.learner_seconds + measured.acting / config.actors:
         words += (
             ". That is more than learning and acting together: leave out --lag, or use a cheaper "
             "compression (distill with fewer steps, or none)"

@@ -47,45 +47,34 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of an actors' run.
-
-    Attributes:
-        folder: the run's.
-        steps: environment steps.
-        updates: of the learner.
-        seconds: wall time, including earlier processes.
-        evaluation_seconds: of this process's evaluations; all but the last ran during training.
-        reached_at: steps when an evaluation reached the target; None if none did or no target.
-        reached_seconds: the same in seconds.
-        pair: the last evaluation.
-        breakdown: of an actor's time, after start-up.
-        learner_seconds: wall time of updates and pushes per environment step.
-        verdict: sentence on whether compression can pay here.
-        compressed_share: see :class:`~vinoreward.actor_learner.progress.Summary`.
-        staleness: likewise.
-    """
+    """Result of an actors' run; more on some figures at the trainer's ``Summary``."""
 
     folder: Path
     steps: int
     updates: int
     seconds: float
+    """Wall time, including earlier processes."""
     evaluation_seconds: float
+    """Of this process's evaluations; all but the last ran during training."""
     reached_at: int | None
+    """Step at which an evaluation reached the target; None if none did or no target."""
     reached_seconds: float | None
     pair: Pair
+    """The last evaluation."""
     breakdown: Breakdown
+    """Of an actor's time, after start-up."""
     learner_seconds: float
+    """Wall time of updates and pushes per environment step."""
     verdict: str
+    """Whether compression can pay here."""
     compressed_share: float
     staleness: float
 
 
 def share_words(share: float, staleness: float) -> str:
-    """Return a sentence on compressed steps and their age, with advice if there are almost none.
+    """Return a sentence on compressed steps and their age, empty for NaN.
 
-    Args:
-        share: see :class:`~vinoreward.actor_learner.progress.Summary`; NaN gives an empty string.
-        staleness: likewise.
+    It has advice if there are almost none.
     """
     if math.isnan(share):
         return ""
@@ -117,10 +106,10 @@ def gap_words(pair: Pair) -> str:
         gap = paired_gap(returns)
     except InputError:
         return "Too few episodes to say what compression costs."
-    kept = "certainly worse" if gap.worse else "not certainly worse"
+    verdict = "certainly worse" if gap.worse else "not certainly worse"
     return (
         f"On the same {len(pair.seeds)} episodes the compressed policy has {_apart(gap.mean)} "
-        f"(standard error {gap.error:.2g}): {kept}."
+        f"(standard error {gap.error:.2g}): {verdict}."
     )
 
 
@@ -130,28 +119,22 @@ def _apart(lost: float) -> str:
     return f"{abs(lost):.4g} {'more' if lost < 0.0 else 'less'} return"
 
 
-def breakdown_rows(found: Breakdown) -> list[dict[str, object]]:
+def breakdown_rows(breakdown: Breakdown) -> list[dict[str, object]]:
     """Return the table of an actor's time."""
-    total = max(found.step_cpu, 1e-12)
+    total = max(breakdown.step_cpu, 1e-12)
     return [
         {
             "part": NAMES[part],
-            "processor µs per step": round(1e6 * found.cpu[part], 1),
-            "wall µs per step": round(1e6 * found.wall[part], 1),
-            "share of processor time": f"{found.cpu[part] / total:.0%}",
+            "processor µs per step": round(1e6 * breakdown.cpu[part], 1),
+            "wall µs per step": round(1e6 * breakdown.wall[part], 1),
+            "share of processor time": f"{breakdown.cpu[part] / total:.0%}",
         }
         for part in PARTS
     ]
 
 
 def aligned(rows: Sequence[Row], *, left: int = 0, indent: int = 0) -> str:
-    """Return a table as lines of text.
-
-    Args:
-        rows: all with the same keys, which head the columns.
-        left: number of columns that are aligned to the left.
-        indent: spaces before each line.
-    """
+    """Return a table as lines of text; the rows' keys head the columns, ``left`` are flush left."""
     lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -174,6 +157,10 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
     lag = draw_lag(folder / "lag.png", rows)
     readings = draw_readings(folder / "readings.png", rows)
     compression = draw_compression(folder / "compression.png", rows)
+    changes, events = (
+        [{"step": row["step"], "what": row["text"]} for row in _kind(rows, kind)]
+        for kind in ("change", "event")
+    )
     sections = [
         Section("Does compression pay here?", f"{outcome.verdict}\n{gap_words(pair)}"),
         Section("Result", "Without exploration, on fresh episodes.", _result_rows(pair)),
@@ -196,37 +183,29 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
     if readings is not None:
         sections.append(Section("What the monitor read", pictures=[readings]))
     if compression is not None:
-        text = "" if _texts(rows, "change") else "It was not changed while training ran."
-        changes = _texts(rows, "change")
+        text = "" if changes else "It was not changed while training ran."
         sections.append(Section("How strongly was compressed", text, changes, [compression]))
-    if _texts(rows, "event"):
-        sections.append(Section("What happened to processes", rows=_texts(rows, "event")))
+    if events:
+        sections.append(Section("What happened to processes", rows=events))
     sections += [
         Section("Evaluations", rows=_evaluations(rows)),
         Section("Machine", facts={name: machine[name] for name in MACHINE}),
         configuration(config),
     ]
     write_report(folder / "report.html", f"Actors: {title}", sections)
-    summary = {**summary_of(config, outcome), "machine": machine}
-    write_json(folder / SUMMARY, plain_numbers(summary))
-
-
-def summary_of(config: ActorsConfig, outcome: Outcome) -> dict[str, Any]:
-    """Return the content of ``summary.json``, but for the machine."""
-    pair = outcome.pair
     settings = ("task", "algorithm", "compress", "seed", "target")
     results = {
-        name: plain(value)
-        for name, value in vars(outcome).items()
-        if name not in ("folder", "pair")
+        name: value for name, value in vars(outcome).items() if name not in ("folder", "pair")
     }
-    return {
+    summary = {
         **{name: getattr(config, name) for name in settings},
-        **results,
+        **plain(results),
         "full_return": pair.full.mean,
         "full_error": pair.full.error,
         "compressed_return": None if pair.compressed is None else pair.compressed.mean,
+        "machine": machine,
     }
+    write_json(folder / SUMMARY, plain_numbers(summary))
 
 
 def policies_of(pair: Pair) -> list[tuple[str, Played]]:
@@ -284,15 +263,9 @@ def _figures(config: ActorsConfig, outcome: Outcome) -> dict[str, object]:
     return values
 
 
-def _texts(rows: Sequence[Row], kind: str) -> list[dict[str, object]]:
-    return [{"step": row["step"], "what": row["text"]} for row in rows if row["kind"] == kind]
-
-
 def _evaluations(rows: Sequence[Row]) -> list[dict[str, object]]:
-    found = []
-    for row in rows:
-        if row["kind"] not in ("evaluation", "final"):
-            continue
+    lines = []
+    for row in _kind(rows, "evaluation", "final"):
         full, compressed = row["full"], row["compressed"] or {}
         line: dict[str, object] = {
             "step": row["step"],
@@ -303,8 +276,8 @@ def _evaluations(rows: Sequence[Row]) -> list[dict[str, object]]:
         for name in ("claimed", "true"):
             if full.get(name) is not None:
                 line[f"{name} success"] = f"{full[name]:.0%}"
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 def _figure(columns: int = 1, rows: int = 1, height: float = 4.2, width: float = 8.0) -> Any:
@@ -341,9 +314,9 @@ def draw_returns(path: Path, title: str, rows: Sequence[Row], target: float | No
         one = axes[0, at]
 
         def line(
-            found: list[Row], *names: str, axes: Any = one, key: str = key, **style: Any
+            rows: list[Row], *names: str, axes: Any = one, key: str = key, **style: Any
         ) -> None:
-            pairs = [(row[key], value) for row in found for value in _column([row], *names)[1]]
+            pairs = [(row[key], value) for row in rows for value in _column([row], *names)[1]]
             if pairs:
                 axes.plot(*zip(*pairs, strict=True), **style)
 
@@ -364,18 +337,13 @@ def draw_returns(path: Path, title: str, rows: Sequence[Row], target: float | No
 
 
 def draw_profile(path: Path, breakdowns: Mapping[str, Breakdown]) -> Path:
-    """Draw ActorQ's figure: stacked parts of an actor's step, in processor and wall time.
-
-    Args:
-        path: of the PNG.
-        breakdowns: name of a bar to its breakdown.
-    """
+    """Draw ActorQ's figure: stacked parts of an actor's step, a bar for each breakdown."""
     figure, axes = _figure(columns=2, width=10, height=2.6 + 0.6 * len(breakdowns))
     for axis, clock in zip(axes[0], ("cpu", "wall"), strict=True):
-        for place, found in enumerate(breakdowns.values()):
+        for place, breakdown in enumerate(breakdowns.values()):
             left = 0.0
             for part, colour in zip(PARTS, COLOURS, strict=True):
-                value = 1e6 * getattr(found, clock)[part]
+                value = 1e6 * getattr(breakdown, clock)[part]
                 axis.barh(
                     place, value, left=left, color=colour, height=0.6,
                     label=NAMES[part] if place == 0 else None,
@@ -412,21 +380,21 @@ def draw_lag(path: Path, rows: Sequence[Row]) -> Path:
 
 def draw_readings(path: Path, rows: Sequence[Row]) -> Path | None:
     """Draw the monitor's readings, one small plot each; None if there are none."""
-    seen = _kind(rows, "train")
-    names = sorted({name for row in seen for name in row.get("readings") or {}})
-    found = {name: _column(seen, "readings", name) for name in names}
-    found = {name: pair for name, pair in found.items() if len(pair[1]) > 1}
-    if not found:
+    trained = _kind(rows, "train")
+    names = sorted({name for row in trained for name in row.get("readings") or {}})
+    curves = {name: _column(trained, "readings", name) for name in names}
+    curves = {name: pair for name, pair in curves.items() if len(pair[1]) > 1}
+    if not curves:
         return None
-    lines = math.ceil(len(found) / 4)
+    lines = math.ceil(len(curves) / 4)
     figure, axes = _figure(columns=4, rows=lines, width=12, height=2.2 * lines)
-    for each, (name, (steps, values)) in zip(axes.flat, found.items(), strict=False):
+    for each, (name, (steps, values)) in zip(axes.flat, curves.items(), strict=False):
         each.plot(steps, values, color=FULL, linewidth=1)
         each.set_title(name, fontsize=8)
         each.tick_params(labelsize=7)
         if "kl" in name and min(values) > 0 and max(values) > 30 * min(values):
             each.set_yscale("log")
-    for each in list(axes.flat)[len(found) :]:
+    for each in list(axes.flat)[len(curves) :]:
         each.set_visible(False)
     return save_figure(figure, path)
 
@@ -467,10 +435,7 @@ def draw_study(
 ) -> Path:
     """Draw the return over steps for several pull periods: thin lines are seeds, thick the median.
 
-    Args:
-        path: of the PNG.
-        runs: pull period to the rows of each seed.
-        finals: pull period to the final return of each seed, NaN for none.
+    ``runs`` has the rows of each seed, ``finals`` its final return, NaN for none.
     """
     figure, axes = _figure(columns=2, width=10)
     ends = []

@@ -79,11 +79,13 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """Return the summary of a finished run."""
     path = folder / SUMMARY
     try:
-        found = read_json(path)
-        if not isinstance(found, dict) or not {"target", "breakdown", "reached_at"} <= set(found):
+        summary = read_json(path)
+        if not {"target", "breakdown", "reached_at"} <= set(
+            summary if type(summary) is dict else ()
+        ):
             raise ValueError("it is not a summary")
-        check_counts({"steps": found.get("steps")})
-        return found
+        check_counts({"steps": summary.get("steps")})
+        return dict(summary)
     except (OSError, ValueError) as error:
         raise RunFolderError(
             f"cannot read {path}: {error}. Expected what vinoreward actors writes at a run's end; "
@@ -95,9 +97,9 @@ def finished(folder: Path, config: ActorsConfig) -> bool:
     """Return whether a run is finished."""
     if not (folder / SUMMARY).exists():
         return False
-    found = read_summary(folder)
-    reached = found["reached_at"] is not None and found["target"] == config.target
-    return bool(reached or found["steps"] >= config.steps)
+    summary = read_summary(folder)
+    reached = summary["reached_at"] is not None and summary["target"] == config.target
+    return bool(reached or summary["steps"] >= config.steps)
 
 
 def _train(config: ActorsConfig, parts: Parts, owner: ActorLearner, folder: Path) -> Outcome:
@@ -184,14 +186,7 @@ def difference(whole: Breakdown, first: Breakdown | None) -> Breakdown:
 
 
 class Watcher:
-    """Progress callback of a training: rows, evaluations, profile, target.
-
-    Args:
-        config: of the run.
-        parts: of the training.
-        owner: the training.
-        recorder: writes the rows.
-    """
+    """Progress callback of a training: rows, evaluations, profile, target."""
 
     def __init__(
         self, config: ActorsConfig, parts: Parts, owner: ActorLearner, recorder: Recorder
@@ -212,13 +207,10 @@ class Watcher:
         monitor = self._parts.monitor
         due = self.recorder.note(progress, None if monitor is None else monitor.setting)
         if self.warm is None:
-            # Once actors act with their final kind of weights.
-            share = progress.metrics.get("compressed_share", 0.0)
-            if self._parts.chain is None or share > 0.5:
+            if self._parts.warm(progress):
                 self.warm = self._owner.profile()[0]
         elif due:
-            found = difference(self._owner.profile()[0], self.warm)
-            self.recorder.profile(found, progress.steps)
+            self.recorder.profile(difference(self._owner.profile()[0], self.warm), progress.steps)
         return self.record(progress.evaluations)
 
     def record(self, evaluations: Sequence[Evaluation]) -> bool:
@@ -239,12 +231,7 @@ class Watcher:
 
 
 def read_rows(folder: Path, *, until: int | None = None) -> list[Row]:
-    """Return the rows of a run folder; ignores a half-written last line.
-
-    Args:
-        folder: the run's.
-        until: leave out rows of later steps, as after a return to a checkpoint.
-    """
+    """Return the rows of a run folder ``until`` a step; ignores a half-written last line."""
     path = folder / METRICS
     try:
         lines = read_plain(path, MAX_METRICS).decode("utf-8").split("\n")
@@ -276,14 +263,7 @@ def read_rows(folder: Path, *, until: int | None = None) -> list[Row]:
 
 
 class Recorder(Closing):
-    """Writes the rows of a training.
-
-    Args:
-        folder: the run's.
-        total: environment steps in all.
-        start: steps before a resume; later rows are dropped.
-        progress: whether to show the bar.
-    """
+    """Writes the rows of a training of ``total`` steps; drops rows after ``start``, of a resume."""
 
     def __init__(self, folder: Path, *, total: int, start: int = 0, progress: bool = True) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -371,20 +351,13 @@ class Recorder(Closing):
             if isinstance(value, bool | int | float) and math.isfinite(value):
                 self._board.add_scalar(name, float(value), step)
 
-    def profile(self, found: Breakdown, step: int) -> None:
+    def profile(self, breakdown: Breakdown, step: int) -> None:
         """Log the breakdown of an actor's time, in microseconds of processor time per step."""
-        self._scalars(
-            {f"profile/{part}_us": 1e6 * value for part, value in found.cpu.items()}, step
-        )
+        cpu = breakdown.cpu.items()
+        self._scalars({f"profile/{part}_us": 1e6 * value for part, value in cpu}, step)
 
     def evaluation(self, pair: Pair, base: Mapping[str, Any], *, final: bool = False) -> Row:
-        """Record an evaluation and return its row.
-
-        Args:
-            pair: the evaluation.
-            base: ``step`` and ``seconds`` of this process.
-            final: whether it is the last one.
-        """
+        """Record an evaluation and return its row; ``base`` has this process's step and seconds."""
         row: Row = {
             "kind": "final" if final else "evaluation",
             "step": base["step"],
@@ -448,9 +421,8 @@ def _played(played: Played) -> Row:
         "error": played.error,
         "mean_length": float(played.lengths.mean()),
         "returns": played.returns,
-        **{name: None if found is None else found.value for name, found in rates.items()},
+        **{name: None if rate is None else rate.value for name, rate in rates.items()},
         "rates": {
-            name: None if found is None else dataclasses.asdict(found)
-            for name, found in rates.items()
+            name: None if rate is None else dataclasses.asdict(rate) for name, rate in rates.items()
         },
     }
