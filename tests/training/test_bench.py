@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward_training.bench import command as bench
-from vinoreward_training.bench.processes import memory_rows, run_script
+from vinoreward_training.bench.command import memory_rows, run_script
 from vinoreward_training.bench.rewards import backends_rows
 from vinoreward_training.bench.rows import (
     Row,

@@ -80,12 +80,11 @@ def read_summary(folder: Path) -> dict[str, Any]:
     path = folder / SUMMARY
     try:
         summary = read_json(path)
-        if not {"target", "breakdown", "reached_at"} <= set(
-            summary if type(summary) is dict else ()
-        ):
+        needed = {"target", "breakdown", "reached_at"}
+        if not isinstance(summary, dict) or not needed <= set(summary):
             raise ValueError("it is not a summary")
         check_counts({"steps": summary.get("steps")})
-        return dict(summary)
+        return summary
     except (OSError, ValueError) as error:
         raise RunFolderError(
             f"cannot read {path}: {error}. Expected what vinoreward actors writes at a run's end; "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import statistics
@@ -29,7 +30,7 @@ from vinoreward_training.actors.build import Parts, build, evaluation_environmen
 from vinoreward_training.actors.run import FINAL_SEED, difference, read_rows
 from vinoreward_training.actors.run import train as train_actors
 from vinoreward_training.actors.settings import SETTINGS, recorded
-from vinoreward_training.bench.rows import Row, mean_row, median_row, turns
+from vinoreward_training.bench.rows import Row, mean_row, median_row, paired
 from vinoreward_training.configs import ActorsConfig, BenchConfig
 from vinoreward_training.runs.report import new_figure, save_figure
 from vinoreward_training.runs.run_folder import plain, plain_numbers
@@ -124,8 +125,7 @@ class _Watch:
         now = time.monotonic()
         if self.began is None:
             self.began = now  # starting processes and importing torch is no part of the comparison
-        share = progress.metrics.get("compressed_share", 0.0)
-        if self.warm is None and (self._parts.chain is None or share > 0.5):
+        if self.warm is None and self._parts.warm(progress):
             self.warm = (now, progress.steps, self._trainer.profile()[0])
         if self._config.target is not None and self._arrived(progress, self._config.target):
             self.reached = now
@@ -148,9 +148,8 @@ class _Watch:
 def train(arm: str, config: ActorsConfig, *, greedy: bool = False) -> Trained:
     """Train until the target is reached, or for all steps.
 
-    The target is for the mean of the actors' last episodes; with ``greedy`` it is for the learner's
-    policy, without exploration, in an evaluation every ``evaluate_every`` steps, whose time does
-    not count.
+    The mean return of the actors' last episodes has to reach it; with ``greedy``, that of the
+    learner's policy in an evaluation every ``evaluate_every`` steps, whose time does not count.
     """
     with (
         # Evaluations beside the training would take part of its processors, which are timed.
@@ -192,10 +191,10 @@ def cached(
     asked = json.loads(json.dumps(plain({**recorded(settings), "greedy": greedy})))
     if config.resume and path.is_file():
         try:
-            found = read_json(path)
-            values = found["trained"]
+            stored = read_json(path)
+            values = stored["trained"]
             before = Trained(**{**values, "profile": Breakdown(**values["profile"])})
-            if {"truth_key": None, **found["settings"]} == asked:
+            if {"truth_key": None, **stored["settings"]} == asked:
                 return before
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise RunFolderError(
@@ -217,14 +216,16 @@ def _paired(
     **changes: Any,
 ) -> dict[str, list[Trained]]:
     """Train the preset of every arm, seed by seed, the arms in turns."""
-    found: dict[str, list[Trained]] = {arm: [] for arm in presets}
-    for turn, arm in turns(presets, seeds):
-        settings = preset(presets[arm], config.first_seed + turn, **changes)
+
+    def train(arm: str, seed: int) -> Trained:
+        settings = preset(presets[arm], seed, **changes)
         if not changes:
             settings = dataclasses.replace(settings, steps=min(settings.steps, config.actor_steps))
-        found[arm].append(cached(config, presets[arm], arm, settings, greedy=greedy))
-        print(f"{presets[arm]}: {found[arm][-1]}", flush=True)
-    return found
+        trained = cached(config, presets[arm], arm, settings, greedy=greedy)
+        print(f"{presets[arm]}: {trained}", flush=True)
+        return trained
+
+    return paired(presets, range(config.first_seed, config.first_seed + seeds), train)
 
 
 def _presets(name: str, suffix: str = "") -> dict[str, str]:
@@ -233,10 +234,10 @@ def _presets(name: str, suffix: str = "") -> dict[str, str]:
 
 def actor_cartpole_rows(config: BenchConfig) -> list[Row]:
     """Train CartPole with 3x2048 and V-trace in every arm."""
-    found = _paired(config, _presets("actorq/cartpole"), config.seeds)
+    arms = _paired(config, _presets("actorq/cartpole"), config.seeds)
     what = "CartPole-v0 with V-trace"
     return [
-        time_row("actor-cartpole", what, found, arm, TIMES if arm == INT8 else None)
+        time_row("actor-cartpole", what, arms, arm, TIMES if arm == INT8 else None)
         for arm in ARMS[1:]
     ]
 
@@ -249,8 +250,8 @@ def actor_classic_rows(config: BenchConfig) -> list[Row]:
     """
     rows = []
     for name, what in CLASSIC.items():
-        found = _paired(config, _presets(name), config.actor_seeds, greedy=True)
-        rows += [time_row("actor-classic", what, found, arm) for arm in ARMS[1:]]
+        arms = _paired(config, _presets(name), config.actor_seeds, greedy=True)
+        rows += [time_row("actor-classic", what, arms, arm) for arm in ARMS[1:]]
     return rows
 
 
@@ -274,12 +275,12 @@ def _step_rows(config: BenchConfig, name: str, what: str, presets: Mapping[str, 
     fixed: dict[str, Any] = {"actors": 1, "target": None, "final_episodes": 2}
     try:
         steps = config.samples_steps
-        found = _paired(config, presets, config.actor_seeds, steps=steps, **fixed)
+        arms = _paired(config, presets, config.actor_seeds, steps=steps, **fixed)
     except MissingExtraError as error:
         return [Row(name, what, None, note=str(error))]
     rows = []
     for arm in list(presets)[1:]:
-        pairs = list(zip(found[EAGER], found[arm], strict=True))
+        pairs = list(zip(arms[EAGER], arms[arm], strict=True))
         ratios = [slow.step_ms / fast.step_ms for slow, fast in pairs]
         details = {
             "ratios": ratios,
@@ -287,7 +288,7 @@ def _step_rows(config: BenchConfig, name: str, what: str, presets: Mapping[str, 
             "training_time_saved_percent": 100.0 * (1.0 - 1.0 / statistics.median(ratios)),
         }
         what_arm = f"{what}, one actor: wall time per step of training, {EAGER} over {arm}"
-        note = f"{bound(found[EAGER])} {bound(found[arm])} {found[arm][0].steps} steps each"
+        note = f"{bound(arms[EAGER])} {bound(arms[arm])} {arms[arm][0].steps} steps each"
         rows.append(median_row(name, what_arm, ratios, "seeds", note=note, details=details))
     return rows
 
@@ -304,9 +305,9 @@ def bound(trained: Sequence[Trained]) -> str:
     )
 
 
-def time_row(name: str, what: str, found: Arms, arm: str, times: float | None = None) -> Row:
+def time_row(name: str, what: str, arms: Arms, arm: str, times: float | None = None) -> Row:
     """Return how much sooner an arm reaches a return than eager PyTorch: the median of pairs."""
-    pairs = list(zip(found[EAGER], found[arm], strict=True))
+    pairs = list(zip(arms[EAGER], arms[arm], strict=True))
     ratios = [
         slow.seconds / fast.seconds
         for slow, fast in pairs
@@ -349,19 +350,20 @@ def actor_curves_rows(config: BenchConfig) -> list[Row]:
         make_task(CURVES[0]).close()
     except MissingExtraError as error:
         return [Row("actor-curves", "learning curves of dm_control", None, note=str(error))]
-    found: dict[str, dict[str, list[Curve]]] = {task: {arm: [] for arm in ARMS} for task in CURVES}
-    for task, curves in found.items():
-        for turn in range(config.actor_seeds):
-            for arm in ARMS:
-                seed = config.first_seed + turn
-                folder = config.out / "actor-curves" / f"{task}-{PRESETS[arm]}-{seed}"
-                resume = config.resume and (folder / "config.yaml").is_file()
-                name = f"actorq/{task}-curve-{PRESETS[arm]}"
-                train_actors(preset(name, seed, out=folder, progress=False, resume=resume))
-                curves[arm].append(curve(folder))
-                print(f"{task}, {arm}: {curves[arm][-1].final:.1f}", flush=True)
-    picture = draw_curves(config.out / "actor-curves.png", found)
-    return [curve_row(task, curves, picture.name) for task, curves in found.items()]
+
+    def curve_of(task: str, arm: str, seed: int) -> Curve:
+        folder = config.out / "actor-curves" / f"{task}-{PRESETS[arm]}-{seed}"
+        resume = config.resume and (folder / "config.yaml").is_file()
+        name = f"actorq/{task}-curve-{PRESETS[arm]}"
+        train_actors(preset(name, seed, out=folder, progress=False, resume=resume))
+        found = curve(folder)
+        print(f"{task}, {arm}: {found.final:.1f}", flush=True)
+        return found
+
+    seeds = range(config.first_seed, config.first_seed + config.actor_seeds)
+    curves = {task: paired(ARMS, seeds, functools.partial(curve_of, task)) for task in CURVES}
+    picture = draw_curves(config.out / "actor-curves.png", curves)
+    return [curve_row(task, arms, picture.name) for task, arms in curves.items()]
 
 
 def curve(folder: Path) -> Curve:
@@ -376,14 +378,14 @@ def curve(folder: Path) -> Curve:
     )
 
 
-def curve_row(task: str, found: Curves, picture: str) -> Row:
+def curve_row(task: str, arms: Curves, picture: str) -> Row:
     """Return how much return INT8 actors cost; every arm is in the note."""
-    eager, int8 = (np.array([one.final for one in found[arm]]) for arm in (EAGER, INT8))
+    eager, int8 = (np.array([one.final for one in arms[arm]]) for arm in (EAGER, INT8))
     lost = float(eager.mean() - int8.mean())
     error = None
     if len(eager) > 1:
         error = math.sqrt((eager.var(ddof=1) + int8.var(ddof=1)) / len(eager))
-    values = {arm: [round(one.final, 1) for one in curves] for arm, curves in found.items()}
+    values = {arm: [round(one.final, 1) for one in curves] for arm, curves in arms.items()}
     return mean_row(
         "actor-curves",
         f"D4PG on {task}, 2x256: mean return lost by INT8 actors, of {eager.mean():.0f}",
@@ -393,15 +395,15 @@ def curve_row(task: str, found: Curves, picture: str) -> Row:
         target="within one standard error",
         met=None if error is None else lost <= error,
         note=f"{find_task(task).title}, the policy of the learner, by seed: {values}; {picture}",
-        details={"seconds": {arm: [one.seconds for one in found[arm]] for arm in values}},
+        details={"seconds": {arm: [one.seconds for one in arms[arm]] for arm in arms}},
     )
 
 
-def draw_curves(path: Path, found: Mapping[str, Curves]) -> Path:
+def draw_curves(path: Path, tasks: Mapping[str, Curves]) -> Path:
     """Draw return against steps: each training thinly, an arm's mean in bold."""
-    figure = new_figure(6.0 * len(found), 4.5)
-    for at, (task, arms) in enumerate(found.items(), 1):
-        axes = figure.add_subplot(1, len(found), at)
+    figure = new_figure(6.0 * len(tasks), 4.5)
+    for at, (task, arms) in enumerate(tasks.items(), 1):
+        axes = figure.add_subplot(1, len(tasks), at)
         for arm, curves in arms.items():
             for one in curves:
                 axes.plot(one.steps, one.returns, color=COLOURS[arm], alpha=0.3, linewidth=0.8)

@@ -9,14 +9,16 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward_training.runs.report import markdown_table
 
+_Result = TypeVar("_Result")
 _BOUND = re.compile(r"(<=|>=|<|>) ([\d.]+)")
 _HOLDS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
@@ -73,7 +75,7 @@ class Timing:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return lower quartile, median and upper quartile (of at least one value)."""
+    """Return lower quartile, median and upper quartile."""
     if not values:
         raise ConfigError("quartiles of no values. Expected at least one measured round.")
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
@@ -81,11 +83,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def paired_ratios(slow: Sequence[float], fast: Sequence[float]) -> list[float]:
-    """Return the ratios ``slow[i] / fast[i]``.
-
-    Both were measured in round ``i``, one right after the other, so a busy machine slows both and
-    the ratio stays.
-    """
+    """Return the ratio of each round: a busy machine slows both of a round, so the ratio stays."""
     if len(slow) != len(fast) or not slow or min(*slow, *fast) <= 0:
         raise ConfigError(
             f"{len(slow)} and {len(fast)} times cannot be paired. Expected equally many, at least "
@@ -97,10 +95,7 @@ def paired_ratios(slow: Sequence[float], fast: Sequence[float]) -> list[float]:
 def turns(
     names: Iterable[str], rounds: int, random: np.random.Generator | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Yield (round, name): in each round every name once.
-
-    The order turns round, or is drawn anew for each round: none always goes first.
-    """
+    """Yield (round, name): in each round every name once, in an order that turns or is drawn."""
     names = list(names)
     if rounds < 1 or not names:
         raise ConfigError(
@@ -111,6 +106,16 @@ def turns(
         order = [*names[start:], *names[:start]]
         for name in order if random is None else random.permutation(names).tolist():
             yield index, name
+
+
+def paired(
+    arms: Iterable[str], seeds: range, train: Callable[[str, int], _Result]
+) -> dict[str, list[_Result]]:
+    """Train every arm with every seed, the arms in turns; return the results by arm."""
+    results: dict[str, list[_Result]] = {arm: [] for arm in arms}
+    for index, arm in turns(results, len(seeds)):
+        results[arm].append(train(arm, seeds[index]))
+    return results
 
 
 def interleaved(
@@ -124,14 +129,9 @@ def interleaved(
 ) -> dict[str, Timing]:
     """Time the candidates in turns, in one process; return their seconds per call.
 
-    Args:
-        candidates: name to a function of no arguments.
-        rounds: how many times each has its turn.
-        calls: calls per turn (one number, or one per candidate).
-        warm_up: calls of each before the first round, not measured.
-        settle: calls at the beginning of each turn, not measured: whoever had the turn before left
-            its weights in the caches.
-        random: draws the order of each round; without it the order turns round.
+    A turn takes ``calls`` calls (one number, or one per candidate). Not measured are ``warm_up``
+    calls of each before the first round and ``settle`` calls at the beginning of each turn, when
+    the caches hold the weights of the candidate before. ``random`` draws the order of each round.
     """
     for function in candidates.values():
         for _ in range(warm_up):
@@ -169,8 +169,7 @@ def wall_and_cpu() -> Any:
 class Clock:
     """Seconds spent inside wrapped calls, by part; inner calls are taken out of outer ones.
 
-    Args:
-        timer: returns the time in seconds: a number, or an array of several kinds.
+    ``timer`` returns the time in seconds: a number, or an array of several kinds.
     """
 
     def __init__(self, timer: Callable[[], Any] = time.perf_counter) -> None:
@@ -243,9 +242,9 @@ def speed_row(
     at_least: float | None = None,
     note: str = "",
 ) -> Row:
-    """Return the row "``fast`` is so many times faster than ``slow``", by processor time.
+    """Return how many times faster ``fast`` is, by processor time; wall times are in the details.
 
-    Processor time is what a busy machine leaves alone; wall times stand in the details.
+    Other work on the machine changes processor time less.
     """
     both = {"slow": slow, "fast": fast}
     kinds = ("cpu", "wall")
@@ -278,18 +277,17 @@ def speed_rows(
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the rows as a Markdown table."""
-    lines = ["| row | what | figure | spread | target | met |", "|---|---|---|---|---|---|"]
+    cells = []
     for row in rows:
-        met = {None: "", True: "yes", False: "**no**"}[row.met]
-        note = f" ({row.note})" if row.note else ""
         spread = row.spread
         if row.low is not None and row.high is not None:
             spread = f"{figure(row.low, '')} to {figure(row.high, '')} ({spread})"
-        lines.append(
-            f"| {row.name} | {row.what}{note} | {figure(row.value, row.unit)} | {spread} "
-            f"| {row.target} | {met} |"
+        what = f"{row.what} ({row.note})" if row.note else row.what
+        cells.append(
+            {"row": row.name, "what": what, "figure": figure(row.value, row.unit), "spread": spread}
+            | {"target": row.target, "met": {None: "", True: "yes", False: "**no**"}[row.met]}
         )
-    return "\n".join(lines) + "\n"
+    return markdown_table(cells) + "\n"
 
 
 def figure(value: float | None, unit: str) -> str:

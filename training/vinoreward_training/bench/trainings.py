@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,10 +21,11 @@ from vinoreward_training.bench.rewards import one_thread
 from vinoreward_training.bench.rows import (
     Row,
     median_row,
+    paired,
     paired_ratios,
     quartiles,
     range_row,
-    turns,
+    wall_and_cpu,
 )
 from vinoreward_training.configs import BenchConfig, TrainConfig
 from vinoreward_training.policy.checkpoint import build_model, load_policy
@@ -72,12 +72,10 @@ class Training:
 def train_to_solved(
     config: BenchConfig, name: str, env_id: str, *, seed: int, steps: int, **settings: Any
 ) -> Training:
-    """Run ``vinoreward train``, its preset included, until the task is solved or steps are spent.
+    """Run ``vinoreward train`` with its preset until the task is solved or the steps are spent.
 
-    Now and then (as the preset says) a few episodes are played; if they look solved, the final
-    number decides, on seeds that no other evaluation uses. Evaluations are not in the seconds. A
-    stopped run continues from its checkpoint, its seconds included. ``settings`` are further ones
-    of ``vinoreward train``.
+    If an evaluation looks solved, one on other seeds decides. Evaluations are not in the seconds. A
+    stopped run continues from its checkpoint. ``settings`` are further options of the command.
     """
     result = train(
         SETTINGS.of(
@@ -98,12 +96,12 @@ def train_to_solved(
     return run
 
 
-def _judged(run: Training, found: Evaluation) -> Training:
-    """Return the run with what an evaluation found."""
-    if found.true is None or found.claimed is None:  # our environments always say
+def _judged(run: Training, final: Evaluation) -> Training:
+    """Return the run with the success rates of an evaluation."""
+    if final.true is None or final.claimed is None:  # our environments always say
         return run
     return dataclasses.replace(
-        run, true=found.true.value, claimed=found.claimed.value, episodes=found.true.trials
+        run, true=final.true.value, claimed=final.claimed.value, episodes=final.true.trials
     )
 
 
@@ -248,18 +246,19 @@ def _overhead(
 ) -> list[Row]:
     """Time trainings in two environments, same seeds, in turns: the first's time over the second's.
 
-    Both use the preset of ``env_id``: a learner of another size would hide or exaggerate the
-    reward's share.
+    Both use the preset of ``env_id``, because the learner's size changes the reward's share.
     """
     settled = SETTINGS.of(env=env_id, timesteps=config.overhead_steps)
-    wall: dict[str, list[float]] = {kind: [] for kind in makers}
-    cpu: dict[str, list[float]] = {kind: [] for kind in makers}
-    for index, kind in turns(makers, config.seeds):
-        seed = config.first_seed + index
-        spent, processor = _train_seconds(makers[kind](), settled, seed)
-        wall[kind].append(spent)
-        cpu[kind].append(processor)
-        print(f"  {kind} seed {seed}: {spent:.1f} s", flush=True)
+
+    def seconds(kind: str, seed: int) -> Any:
+        spent = _train_seconds(makers[kind](), settled, seed)
+        print(f"  {kind} seed {seed}: {spent[0]:.1f} s", flush=True)
+        return spent
+
+    times = paired(makers, training_seeds(config), seconds)
+    wall, cpu = (
+        {kind: [float(one[at]) for one in times[kind]] for kind in makers} for at in range(2)
+    )
     by_cpu = quartiles(paired_ratios(*cpu.values()))[1]
     return [
         median_row(
@@ -274,7 +273,7 @@ def _overhead(
     ]
 
 
-def _train_seconds(env: gym.Env[Any, Any], settled: TrainConfig, seed: int) -> tuple[float, float]:
+def _train_seconds(env: gym.Env[Any, Any], settled: TrainConfig, seed: int) -> Any:
     """Return wall and processor seconds of a training of fixed length, without making its parts."""
     one_thread()
     steps = settled.timesteps or 1
@@ -285,9 +284,9 @@ def _train_seconds(env: gym.Env[Any, Any], settled: TrainConfig, seed: int) -> t
         learner = build_model(
             settled.algorithm, env, settled.algorithm_kwargs, seed=seed, replay_size=steps
         )
-        wall, cpu = time.perf_counter(), time.process_time()
+        began = wall_and_cpu()
         learner.learn(steps)
-        return time.perf_counter() - wall, time.process_time() - cpu
+        return wall_and_cpu() - began
 
 
 def solve_pixels_rows(config: BenchConfig) -> list[Row]:
@@ -309,10 +308,9 @@ def solve_pixels_rows(config: BenchConfig) -> list[Row]:
 def _trained(
     config: BenchConfig, name: str, seed: int, steps: int, encoder: str | None
 ) -> Training:
-    """Train on pictures with the learned reward, then judge the policy on episodes of its own.
+    """Train on pictures with the learned reward, then judge the policy on other episodes.
 
-    Training stops at a good evaluation, which therefore overstates success; the returned one uses
-    episodes that no training run has seen.
+    Training stops at a good evaluation, which therefore overstates success.
     """
     run = train_to_solved(
         config,

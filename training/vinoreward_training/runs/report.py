@@ -121,7 +121,7 @@ def markdown(title: str, intro: str, sections: Sequence[Section]) -> str:
             f"## {section.title}",
             section.text,
             bullets(section.facts),
-            _markdown_table(section.rows),
+            markdown_table(section.rows),
             "\n\n".join(f"![{name}](pictures/{name})" for name in names),
         ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -132,7 +132,8 @@ def bullets(facts: Mapping[str, object]) -> str:
     return "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
-def _markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
+def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return rows as a Markdown table; the keys of the first head the columns."""
     if not rows:
         return ""
     names = list(rows[0])
