@@ -42,28 +42,19 @@ _Recipe = TypeVar("_Recipe", bound="Recipe")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained; further settings are those of the same name of the command.
-
-    Attributes:
-        batch_size: frames of a step.
-        learning_rate: the highest one.
-        seed: decides initial weights, order and noise.
-        bf16: compute in bfloat16 for the first ``BF16_SHARE`` of the steps.
-    """
+    """How a network is trained; the command has options of the same names."""
 
     batch_size: int = 32
     learning_rate: float = 1e-3
+    """The highest one."""
     seed: int = 0
+    """Of initial weights, order and noise."""
     bf16: bool = False
+    """Compute in bfloat16 for the first ``BF16_SHARE`` of the steps."""
 
     @classmethod
     def of(cls: type[_Recipe], config: Any, frames: int) -> _Recipe:
-        """Return the recipe of a command's options, and set torch's threads and seed.
-
-        Args:
-            config: has ``threads``, ``bf16`` as ``auto``, ``on`` or ``off``, and settings.
-            frames: to train on.
-        """
+        """Return the recipe of a command's options, and set torch's threads and seed."""
         torch.set_num_threads(config.threads or cores())
         torch.manual_seed(config.seed)
         names = {field.name for field in dataclasses.fields(cls)} & set(vars(config))
@@ -146,8 +137,7 @@ class Fit(abc.ABC):
     def _evaluate(self, losses: list[Record]) -> tuple[Record, float | None]:
         """Return a record, and a score: the weights of the lowest are kept; None keeps the last.
 
-        Args:
-            losses: of the steps since the last evaluation.
+        ``losses`` are of the steps since the last evaluation.
         """
 
     @abc.abstractmethod
@@ -222,13 +212,13 @@ class Fit(abc.ABC):
         nn.utils.clip_grad_norm_(self.module.parameters(), self.CLIP)
         self._optimiser.step()
         self.step += 1
-        found = {"loss": float(loss.detach()), **parts}
-        if not math.isfinite(found["loss"]):
+        losses = {"loss": float(loss.detach()), **parts}
+        if not math.isfinite(losses["loss"]):
             raise OutputError(
-                f"the loss is {found['loss']} after step {self.step}. Expected a finite number; "
+                f"the loss is {losses['loss']} after step {self.step}. Expected a finite number; "
                 "lower --learning-rate, or start again from the last checkpoint."
             )
-        return found
+        return losses
 
     def run(
         self,
@@ -237,11 +227,8 @@ class Fit(abc.ABC):
     ) -> None:
         """Train to the end, then load the best weights where a score chooses them.
 
-        Args:
-            on_step: called with the step and the parts of its loss.
-            on_record: called with each evaluation.
-
-        Ctrl-C lets the step finish, saves the checkpoint and raises KeyboardInterrupt.
+        ``on_step`` gets each step and the parts of its loss, ``on_record`` each evaluation. Ctrl-C
+        lets the step finish, saves the checkpoint and raises KeyboardInterrupt.
         """
         self.module.train()
         losses: list[Record] = []
@@ -345,13 +332,10 @@ def weights_of(module: nn.Module, metadata: dict[str, str] | None = None) -> byt
 
 
 def export_checked(module: nn.Module, path: Path, images: Images, expected: Floats) -> float:
-    """Write a network as ONNX; return its largest difference from torch, on both runtimes.
+    """Write a network with its preprocessing as ONNX; return its largest difference from torch.
 
-    Args:
-        module: with its preprocessing, see :func:`~vinoreward.backends.convert.export_onnx`.
-        path: of the file; it takes uint8 pictures.
-        images: (N, H, W, 3) uint8, a few to compare on.
-        expected: (N, K) what torch gives for them.
+    Both runtimes are compared on a few ``images`` (N, H, W, 3) uint8, for which torch gives
+    ``expected`` (N, K).
     """
     export_onnx(module, path, *images.shape[1:3])
     spec = NetworkSpec(

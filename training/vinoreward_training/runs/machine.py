@@ -31,13 +31,9 @@ EXTRAS = {
 """Extra to its distributions."""
 
 CPU_FEATURES = {
-    "avx2": "avx2",
-    "avx512": "avx512f",
-    "vnni": "avx512_vnni",
-    "avx-vnni": "avx_vnni",
-    "bf16": "avx512_bf16",
-    "amx": "amx_tile",
-}
+    "avx2": "avx2", "avx512": "avx512f", "vnni": "avx512_vnni", "avx-vnni": "avx_vnni",
+    "bf16": "avx512_bf16", "amx": "amx_tile",
+}  # fmt: skip
 """Name for people to flag in ``/proc/cpuinfo``."""
 
 
@@ -48,8 +44,8 @@ def module_of(distribution: str) -> str:
 
 def extra_of(module: str) -> str | None:
     """Return the extra that installs a module, None if there is none."""
-    found = {module_of(name): extra for extra, names in EXTRAS.items() for name in names}
-    return {**found, "mujoco": "dm-control"}.get(module.partition(".")[0])
+    extras = {module_of(name): extra for extra, names in EXTRAS.items() for name in names}
+    return {**extras, "mujoco": "dm-control"}.get(module.partition(".")[0])
 
 
 def cpu_model() -> str:
@@ -82,11 +78,11 @@ def usable_cores() -> int:
 
 def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:
     """Return each distribution's installed version, None where it is missing."""
-    found: dict[str, str | None] = dict.fromkeys(names)
+    versions: dict[str, str | None] = dict.fromkeys(names)
     for name in names:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def git_commit(file: Path | None = None) -> str | None:

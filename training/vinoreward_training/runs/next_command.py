@@ -1,7 +1,7 @@
-"""The command that a command ends with: what to run next, with what is at hand, as it stands.
+"""The command line that a command ends with: what to run next.
 
-What is at hand travels with the data: ``capture`` records in ``dataset.json`` which environment it
-played and where that tells the truth; ``finetune`` and ``train-vae`` take it into the bundle.
+What it needs travels with the data: ``capture`` records in ``dataset.json`` which environment it
+played and its key of the truth; ``finetune`` and ``train-vae`` take that into the bundle.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
 """False-positive rates to ask for."""
 WRAPPED = ["--wrap-bundle", "--success-reward", "100", "--step-reward", "-1"]
 """Rewards as in the hover scene: a success is worth more than the randomness that SAC seeks."""
-HELD = 0.8 * 0.15
-"""Of the failures at least so many choose the threshold, where they are few."""
+VALIDATION_SHARE = 0.8 * 0.15
+"""Least share of the failures that choose the threshold, where they are few."""
 
 
 def origin(about: Mapping[str, Any]) -> dict[str, str]:
@@ -97,7 +97,7 @@ def beside(folder: Path, word: str) -> Path:
 
 def after_capture(data: Path, failures: int) -> str:
     """Return the command that trains a classifier on a capture with so many failures."""
-    supported = rate_supported(int(HELD * failures))
+    supported = rate_supported(int(VALIDATION_SHARE * failures))
     rate = next((rate for rate in RATES if rate >= supported), RATES[-1])
     more = [] if rate == RATES[0] else ["--target-fpr", rate]
     out = free(Path("runs") / f"{Path(os.path.abspath(data)).name}-classifier")
@@ -111,9 +111,9 @@ def after_bundle(bundle: Path, data: Path, success_label: str = "success") -> st
 
 
 def to_train(bundle: Path, spec: BundleSpec) -> str:
-    """Return the command that trains a policy where a bundle's pictures are from.
+    """Return the command that trains a policy in the environment of a bundle's pictures.
 
-    Where that is not known, ``YOURS`` stands for the environment, and a line before says so.
+    ``YOURS`` stands for an unknown environment, and a further line says so.
     """
     known = origin(spec.dataset)
     words: list[object] = ["train", "--env", known.get("env", YOURS)]
@@ -155,7 +155,7 @@ def _judges_itself(env_id: str) -> bool:
 def after_profile(
     env: str, bundle: str | None, *, own: bool, dataset: Mapping[str, Any] | None = None
 ) -> str:
-    """Return the command that trains where was profiled.
+    """Return the command that trains in the profiled environment.
 
     ``bundle`` is None for the environment's own, ``own`` whether it has a learned reward itself,
     ``dataset`` what the bundle says of its pictures.
@@ -169,9 +169,9 @@ def after_profile(
 
 
 def after_play(run: Path, description: Mapping[str, Any]) -> str:
-    """Return the command that profiles what was played, or plays more where it has no bundle.
+    """Return the command that profiles the played environment, or plays more if it has no bundle.
 
-    ``description`` is what the ``policy.json`` in the folder ``run`` says.
+    ``description`` is the content of ``policy.json`` in the folder ``run``.
     """
     env, bundle = description.get("env"), description.get("bundle")
     ours = isinstance(env, str) and _judges_itself(env)

@@ -26,12 +26,9 @@ from vinoreward_training.runs.machine import package_versions
 from vinoreward_training.runs.run_folder import NEVER_FROM_A_FILE, plain
 
 MEDIA_TYPES = {
-    ".png": "image/png",
-    ".gif": "image/gif",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
+    ".png": "image/png", ".gif": "image/gif", ".jpg": "image/jpeg", ".jpeg": "image/jpeg",
     ".mp4": "video/mp4",
-}
+}  # fmt: skip
 """What can be shown, by the file's suffix in lower case."""
 
 STYLE = """
@@ -59,11 +56,10 @@ figcaption { font-size: .85rem; opacity: .75 }
 img, video { max-width: 100%; height: auto; background: #fff; border: 1px solid var(--line) }
 """
 
-
 HALF_WIDTH = 600
-"""Of several pictures in a section, those of so many pixels or fewer stand two in a row."""
+"""In pixels: of several pictures in a section, those up to this width stand two in a row."""
 SHORT = 24
-"""Cells of so many characters or fewer are kept on one line."""
+"""Cells of up to this many characters stay on one line."""
 MAX_TABLE = 1 << 28
 """Bytes of a table: ten million episodes."""
 EPISODE_COLUMNS = ("step", "reward", "length", "claimed", "true")
@@ -217,15 +213,13 @@ def _picture(path: Path, caption: str, *, beside: bool) -> str:
             "the report."
         )
     source = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
-    name = html.escape(caption)
-    half = beside and kind.startswith("image") and _width(path) <= HALF_WIDTH
-    media = (
-        f'<video src="{source}" controls loop muted></video>'
-        if kind.startswith("video")
-        else f'<img src="{source}" alt="{name}">'
-    )
-    figure = f"<figure{_class('half' if half else '')}>"
-    return f"{figure}{media}<figcaption>{name}</figcaption></figure>"
+    name, size = html.escape(caption), ""
+    if kind.startswith("video"):
+        media = f'<video src="{source}" controls loop muted></video>'
+    else:
+        media = f'<img src="{source}" alt="{name}">'
+        size = _class("half" if beside and _width(path) <= HALF_WIDTH else "")
+    return f"<figure{size}>{media}<figcaption>{name}</figcaption></figure>"
 
 
 def _width(path: Path) -> int:
@@ -248,19 +242,10 @@ def publish(
     files: Mapping[str, Path | bytes],
     golden: tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]],
 ) -> Path:
-    """Write FOLDER/bundle, with the sections as its card, and FOLDER/report.html.
+    """Write FOLDER/bundle and FOLDER/report.html; return the bundle's path.
 
-    Args:
-        folder: the run folder.
-        title: of the report; the bundle's name follows it.
-        intro: what the bundle is, for the card.
-        sections: of both; their pictures go into the bundle.
-        spec: of the bundle; versions are added.
-        files: of the bundle; those in ``folder`` are removed there.
-        golden: pictures and what the network gives for them.
-
-    Returns:
-        The bundle's path.
+    The sections, after the ``intro``, are the bundle's card too, and their pictures go into it. Its
+    ``files`` are moved. ``golden`` are pictures and what the network gives for them.
     """
     made_by = package_versions(("vinoreward", "torch", "torchvision", "onnx", "openvino", "numpy"))
     present = {name: version for name, version in made_by.items() if version is not None}
@@ -289,13 +274,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None
 def read_table(
     path: Path, columns: Sequence[str], *, until: int | None = None
 ) -> list[dict[str, float | int | None]]:
-    """Read a table of :func:`write_table`; no file is no rows.
-
-    Args:
-        path: the CSV file.
-        columns: that are read; None where it lacks one.
-        until: leave out the rows of later steps, as after a return to a checkpoint.
-    """
+    """Read columns of a CSV table ``until`` a step; no file is no rows, no column is None."""
     try:
         text = read_plain(path, MAX_TABLE).decode("utf-8")
         reader = csv.DictReader(io.StringIO(text, newline=""), restkey="", restval="none")
@@ -350,11 +329,9 @@ def save_figure(figure: Any, path: Path) -> Path:
 def draw_curve(
     path: Path, title: str, episodes: Sequence[Row], evaluations: Sequence[Row], *, window: int = 50
 ) -> Path:
-    """Draw claimed and true success over training steps as two lines, to a PNG.
+    """Draw claimed and true success over training steps, to a PNG.
 
-    Thin lines are the last ``window`` training episodes (the policy explores), dots joined by
-    thick lines are evaluations (it does not). Where the two colours part, the learned reward is
-    being fooled.
+    Thin lines are means of the last ``window`` training episodes, thick ones with dots evaluations.
     """
     figure = new_figure(8, 4.5, dpi=120)
     axes = figure.add_subplot()
@@ -374,14 +351,10 @@ def draw_curve(
             axes.plot(
                 [float(row["step"] or 0) for row in evaluated],
                 [float(row[name] or 0) for row in evaluated],
-                color=colour,
-                marker=mark,
-                markersize=9 if mark == "s" else 5,
-                markerfacecolor="none" if mark == "s" else colour,
-                linewidth=2,
-                linestyle=dashes,
+                color=colour, marker=mark, markersize=9 if mark == "s" else 5,
+                markerfacecolor="none" if mark == "s" else colour, linewidth=2, linestyle=dashes,
                 label=label,
-            )
+            )  # fmt: skip
     axes.set(title=title, xlabel="training steps", ylabel="success", ylim=(-0.04, 1.04))
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:

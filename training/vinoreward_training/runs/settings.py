@@ -46,27 +46,24 @@ class Settings(Generic[_Config]):
     The command line wins over the YAML file of ``--config``, the file over the preset, and the
     preset over the defaults. With ``--resume``, the configuration that the run recorded takes the
     place of file and preset. Tables of names and values are merged key by key.
-
-    Attributes:
-        kind: the dataclass of the command's options; all have defaults.
-        environment: the option that names an environment. Its package is imported for a file only
-            if the user agrees.
-        limits: option to its least and greatest value; None is allowed beside them.
-        fixed: options that a resumed run cannot change.
-        preset: returns the preset for the settings of command line and file.
-        recorded: returns the settings of a run's file with the options' present names.
-        old: names that only a run's file may have.
-        check: checks the settings, given those that a resumed run recorded, and completes them.
     """
 
     kind: type[_Config]
+    """The dataclass of the command's options; all have defaults."""
     environment: str = "env"
+    """The option that names an environment: a file may import its package if the user agrees."""
     limits: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Option to its least and greatest value; None is allowed too."""
     fixed: tuple[str, ...] = ()
+    """Options that a resumed run cannot change."""
     preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
+    """Returns the preset for the settings of command line and file."""
     recorded: Callable[[dict[str, Any], Path], dict[str, Any]] = lambda settings, path: settings
+    """Returns the settings of a run's file with the options' present names."""
     old: tuple[str, ...] = ()
+    """Names that only a run's file may have."""
     check: Callable[[_Config, _Config | None], _Config] = lambda config, before: config
+    """Checks and completes the settings, given those that a resumed run recorded."""
 
     @property
     def names(self) -> list[str]:
@@ -156,11 +153,7 @@ def command_line(
 ) -> _Config:
     """Return the options of a command line; on ``--help`` or a usage error, the process exits.
 
-    Args:
-        kind: dataclass of the options; its docstring is the help text.
-        arguments: after the command's name.
-        prog: the command's name.
-        default: values of the options that are not named; None: those of ``kind``.
+    The docstring of ``kind`` is the help text. ``default`` has the options that are not named.
     """
     import tyro
 
@@ -180,37 +173,37 @@ def command_line(
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings, later layers over earlier ones; tables key by key."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
-            below = found.get(name)
+            below = settings.get(name)
             if isinstance(below, dict) and (value is None or isinstance(value, dict)):
                 value = {**below, **(value or {})}
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
 def typed(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as the types of the fields of ``kind``: YAML has no paths or tuples."""
     hints = get_type_hints(kind)
-    found = {}
+    values = {}
     for name, value in settings.items():
         if name not in hints:
             raise ConfigError(f"found {shown(name)}. Expected one of {', '.join(hints)}.")
         try:
-            found[name] = converted(value, hints[name])
+            values[name] = converted(value, hints[name])
         except ValueError as error:
             raise ConfigError(
                 f"found {name}={shown(value)}. Expected {error}; change "
                 f"--{name.replace('_', '-')} or the file."
             ) from error
-    return found
+    return values
 
 
 def converted(value: Any, hint: Any) -> Any:
-    """Return a plain value as the type of an annotation.
+    """Return a plain value as the type of an annotation; ``True`` is no number.
 
-    Lists become tuples, text becomes a path, and integers become floats. ``True`` is no number.
+    Lists become tuples, text a path, integers floats. The ValueError says what is allowed.
     """
     kind, kinds = get_origin(hint) or hint, get_args(hint)
     if kind in (Any, object):
@@ -289,12 +282,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
-    """Read a YAML file of settings.
-
-    Args:
-        path: the file.
-        known: the keys that it may have.
-    """
+    """Read a YAML file of settings, which may have the ``known`` keys."""
     # The same file serves several commands, and not all of them know the same keys.
     example = "`timesteps: 8000`" if "timesteps" in known else "`steps: 8000`"
     try:
