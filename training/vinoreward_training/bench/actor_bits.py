@@ -1,7 +1,6 @@
 """Bench row about fewer bits: bytes, divergence and paired return of a trained policy, in a plot.
 
-The policy is one that matters: SAC's on Pendulum, trained here. The monitor is shown every variant
-as it would meet it in a training, and says what it would have done.
+The policy is SAC's on Pendulum, trained here. The default monitor judges every variant.
 """
 
 from __future__ import annotations
@@ -108,10 +107,7 @@ def trained(seed: int) -> tuple[Policy, npt.NDArray[np.float32]]:
 
 
 def verdict(teacher: Policy, variant: Policy, seen: npt.NDArray[np.float32]) -> str:
-    """Let the default monitor look at a variant's outputs; say what it changes first, if anything.
-
-    Where the variant no longer acts as it is, what the monitor would see next is something else.
-    """
+    """Show the default monitor a variant's outputs; say what it changes first, if anything."""
     monitor = default_monitor(teacher.spec.head, CompressionSetting(bits=8))
     for start in range(0, len(seen), LOOK):
         rows = seen[start : start + LOOK]
@@ -138,7 +134,7 @@ def actor_bits_rows(config: BenchConfig) -> list[Row]:
     seed = config.first_seed
     teacher, seen = trained(seed)
     starts = range(config.seed, config.seed + EPISODES)
-    found = []
+    variants = []
     with Evaluator(EnvironmentSpec(TASK), "numpy") as evaluator:
         whole = evaluator.play(teacher, starts, "numpy")
         for name, stages in _variants().items():
@@ -146,7 +142,7 @@ def actor_bits_rows(config: BenchConfig) -> list[Row]:
             variant = chain.compress(teacher, CompressionContext(teacher, seen, seed=seed))
             played = evaluator.play(variant, starts, "numpy")
             gap = paired_gap(PairedReturns(whole.returns, played.returns))
-            found.append(
+            variants.append(
                 Variant(
                     name,
                     encode(variant).nbytes,
@@ -158,8 +154,8 @@ def actor_bits_rows(config: BenchConfig) -> list[Row]:
                 )
             )
     title = f"SAC on {TASK}, one network, trained with seed {seed}: what bits cost"
-    picture = draw(config.out / "actor-bits.png", found, whole.mean, title)
-    return [_row(one, whole.mean, picture, seed) for one in found]
+    picture = draw(config.out / "actor-bits.png", variants, whole.mean, title)
+    return [_row(one, whole.mean, picture, seed) for one in variants]
 
 
 def _row(one: Variant, whole: float, picture: Path, seed: int) -> Row:

@@ -78,7 +78,7 @@ class Arm:
 def eager(network: str, spec: PolicySpec) -> Arm:
     """Return the baseline: PyTorch, uncompiled, autograd on, one observation, as ActorQ ran it.
 
-    The checks of observations and outputs are in its time as in every other arm's: 2 us a call.
+    Like every arm's, its time includes the checks of observations and outputs, 2 us a call.
     """
     return Arm(network, spec, "torch")
 
@@ -150,15 +150,10 @@ def step_rows(baseline: Arm, arms: Sequence[Arm], *, rounds: int = 15, seed: int
         random = np.random.default_rng(seed)
         times = interleaved(calls, rounds=rounds, calls=count, warm_up=0, random=random)
     first, *others = (timing / arm.batch for timing, arm in zip(times.values(), every, strict=True))
+    names = [f"{arm.label} against {baseline.label}" for arm in arms]
     return [
-        speed_row(
-            "actor-step",
-            f"{arm.label} against {baseline.label}",
-            first,
-            timing,
-            at_least=arm.target,
-        )
-        for arm, timing in zip(arms, others, strict=True)
+        speed_row("actor-step", name, first, timing, at_least=arm.target)
+        for name, arm, timing in zip(names, arms, others, strict=True)
     ]
 
 
@@ -218,10 +213,7 @@ def _refreshed(
 
 
 def actor_tasks_rows(config: BenchConfig) -> list[Row]:
-    """Time whole actor steps (act and step): ActorQ's eleven tasks with 3x2048, and Pong.
-
-    Beside the compressed arms stands the batch of :data:`MANY` environments, per environment step.
-    """
+    """Time whole actor steps (act and step): ActorQ's eleven tasks with 3x2048, and Pong."""
     rows = []
     for name, of_what in (*((task.name, "3x2048") for task in ACTORQ), ("pong", "original")):
         try:
@@ -252,8 +244,8 @@ def _task(config: BenchConfig, name: str, of_what: str) -> list[Row]:
     with contextlib.ExitStack() as stack:
         steps = {label: _acting(stack, name, arm, config.seed) for label, arm in arms.items()}
         # A real actor's process runs one network and one environment, and nothing else.
-        found = interleaved(steps, rounds=config.rounds, calls=20, warm_up=20, settle=20)
-    times = {label: timing / arms[label].batch for label, timing in found.items()}
+        whole = interleaved(steps, rounds=config.rounds, calls=20, warm_up=20, settle=20)
+    times = {label: timing / arms[label].batch for label, timing in whole.items()}
     slow = times.pop("eager")
     return [
         speed_row(

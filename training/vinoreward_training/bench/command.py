@@ -132,42 +132,39 @@ def measured(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def run(config: BenchConfig) -> int:
-    """Measure, print the table, write ``bench.json`` and ``bench.md``; return 0 or 1.
-
-    1 means that a figure with a target was not reached.
-    """
+    """Measure, print and write the table and ``bench.json``; return 1 for a missed target."""
     names = chosen(config.rows)
     check(config)
     line = f"{command(config, config.rows)} --out {config.out} --resume"
     machine = describe_machine()
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
-        found: dict[str, dict[str, Any]] = {}
+        results: dict[str, dict[str, Any]] = {}
         for index, name in enumerate(names, 1):
             step = f"[{index}/{len(names)}] {name}"
             before = measured(folder, name) if config.resume else None
             if before is not None:
                 print(f"{step}: measured before")
-                found[name] = before
+                results[name] = before
                 continue
             print(f"{step} …", flush=True)
             began = time.perf_counter()
-            found[name] = {
+            results[name] = {
                 "rows": function_of(name)(config),
                 "command": command(config, [name]),
                 "seconds": time.perf_counter() - began,
                 "machine": describe_machine(),
             }
-            write_json(folder / "rows" / f"{name}.json", plain(found[name]))
-            print(f"{step}: {found[name]['seconds']:.0f} s")
-        rows = [row for one in found.values() for row in one.pop("rows")]
+            write_json(folder / "rows" / f"{name}.json", plain(results[name]))
+            print(f"{step}: {results[name]['seconds']:.0f} s")
+        rows = [row for one in results.values() for row in one.pop("rows")]
         # What was measured before may come from another commit or with other options.
         commands = {
-            name: one.get("command") or command(config, [name]) for name, one in found.items()
+            name: one.get("command") or command(config, [name]) for name, one in results.items()
         }
-        record = {"machine": machine, "config": config, "commands": commands, "measured": found}
+        record = {"machine": machine, "config": config, "commands": commands, "measured": results}
         write_json(folder / "bench.json", plain({**record, "rows": rows}))
         table = markdown(rows)
-        write_text(folder / "bench.md", _heading(machine, commands, found) + table)
+        write_text(folder / "bench.md", _heading(machine, commands, results) + table)
     print(f"\n{table}\n{config.out / 'bench.md'}\n{config.out / 'bench.json'}")
     missed = sum(row.met is False for row in rows)
     if missed:
@@ -186,14 +183,14 @@ def command(config: BenchConfig, rows: Sequence[str]) -> str:
 
 
 def _heading(
-    machine: dict[str, Any], commands: dict[str, str], about: dict[str, dict[str, Any]]
+    machine: dict[str, Any], commands: dict[str, str], results: dict[str, dict[str, Any]]
 ) -> str:
     def where(machine: dict[str, Any]) -> str:
         return f"commit {machine.get('commit')}, {machine.get('cpu')}"
 
     versions = ", ".join(f"{name} {value}" for name, value in machine["versions"].items() if value)
     features = ", ".join(name for name, there in machine["cpu_features"].items() if there)
-    places = {name: where(found.get("machine", machine)) for name, found in about.items()}
+    places = {name: where(result.get("machine", machine)) for name, result in results.items()}
     elsewhere = [
         f"Measured elsewhere: {name} ({place})."
         for name, place in places.items()
@@ -234,7 +231,7 @@ def run_command(command: list[str], **environment: str) -> str:
 def run_script(script: str, arguments: list[str], *, python: list[str] | None = None) -> Any:
     """Run a Python script in a process of its own; return the JSON of its last output line.
 
-    ``python`` is another interpreter with its options; None is this one, with this one's modules.
+    ``python`` is another interpreter with its options; None is this one, with its modules.
     """
     command = [*python, "-c", script, *arguments] if python else python_command(script, *arguments)
     return json.loads(run_command(command, OMP_NUM_THREADS="1").strip().splitlines()[-1])
@@ -269,7 +266,7 @@ def install_rows(config: BenchConfig) -> list[Row]:
         for requirement, limit in (("", "<= 350 MB, without torch"), ("[panda]", "")):
             install = ["-m", "pip", "install", "--no-compile", f"{root}{requirement}"]
             run_command([*python, *install], PIP_DISABLE_PIP_VERSION_CHECK="1")
-            found = run_script(CHECK_SCRIPT, [], python=python)
+            heavy = run_script(CHECK_SCRIPT, [], python=python)
             rows.append(
                 Row(
                     "install",
@@ -278,9 +275,9 @@ def install_rows(config: BenchConfig) -> list[Row]:
                     (disk_bytes(place) - empty) / 1e6,
                     "MB",
                     target=limit,
-                    met=False if limit and "torch" in found else None,
-                    note=f"installs {', '.join(found)}" if found else "without torch",
-                    details={"importable": found},
+                    met=False if limit and "torch" in heavy else None,
+                    note=f"installs {', '.join(heavy)}" if heavy else "without torch",
+                    details={"importable": heavy},
                 )
             )
     return rows

@@ -97,10 +97,7 @@ def encoders_rows(config: BenchConfig) -> list[Row]:
 
 
 def alone_rows(config: BenchConfig, side: int, at_least: float) -> list[Row]:
-    """Time one picture through a conv_vae of random weights, against eager PyTorch.
-
-    Weights do not change the time, so the INT8 network needs no gate here.
-    """
+    """Time one picture through a conv_vae of random weights, against eager PyTorch."""
     import safetensors.torch
     import torch
 
@@ -143,12 +140,7 @@ def alone_rows(config: BenchConfig, side: int, at_least: float) -> list[Row]:
 
 
 class EagerEncoding(gym.ObservationWrapper[Any, Any, Any]):
-    """The encoder the way it is done by hand: PIL, a tensor, eager PyTorch, every step.
-
-    Args:
-        env: its observation is the ``(H, W, 3)`` uint8 picture.
-        bundle: an encoder of ours with its weights for PyTorch.
-    """
+    """An encoder of ours by hand: PIL, a tensor, eager PyTorch, every step."""
 
     def __init__(self, env: gym.Env[Any, Any], bundle: Bundle) -> None:
         from safetensors.torch import load_file
@@ -215,19 +207,19 @@ def step_times(
         for _ in range(20):
             steps[name]()
         clocks[name].take()
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in wrapped}
+    spent: dict[str, list[dict[str, Any]]] = {name: [] for name in wrapped}
     for _, name in turns(wrapped, rounds):
         for _ in range(STEPS_PER_TURN):
             steps[name]()
-        found[name].append(clocks[name].take())
-    wrapper, below = (
-        {
+        spent[name].append(clocks[name].take())
+
+    def timings(part: str) -> dict[str, Timing]:
+        return {
             name: Timing.of([turn[part] / STEPS_PER_TURN for turn in taken])
-            for name, taken in found.items()
+            for name, taken in spent.items()
         }
-        for part in ("wrapper", "below")
-    )
-    return wrapper, below
+
+    return timings("wrapper"), timings("below")
 
 
 def probe_rows(config: BenchConfig, bundle: Bundle) -> list[Row]:
@@ -264,7 +256,7 @@ def probe_errors(
     fitted: Sequence[HoverFrame],
     fresh: Sequence[HoverFrame],
 ) -> list[ProbeError]:
-    """Fit the probe on some frames and judge it on others; absent objects are left out.
+    """Fit the probe on frames and judge it on fresh ones, without absent objects.
 
     ``encode`` takes pictures (N, H, W, 3) to latents (N, D).
     """

@@ -56,7 +56,7 @@ def shares(samples: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
 def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:
     """Step an environment; return the seconds of each part, step by step.
 
-    The parts of ours are timed from within; any other is stepped, rendered and judged.
+    Ours are timed inside; others are stepped, rendered and judged.
     """
     from tqdm import tqdm
 
@@ -75,11 +75,8 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
                 chosen["accept_foreign_pictures"] = True
             env = opened(config.env, kwargs, bundle=config.bundle, **chosen)
             scene, classifier = env.unwrapped.scene, env.unwrapped.classifier
-            for name, part in (
-                ("home", "motion"),
-                ("move_gripper", "motion"),
-                ("render", "render"),
-            ):
+            parts = {"home": "motion", "move_gripper": "motion", "render": "render"}
+            for name, part in parts.items():
                 setattr(scene, name, clock.timed(part, getattr(scene, name)))
             step: Step = Stepper(env, config.seed)
         elif config.bundle is None:
@@ -116,10 +113,7 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
 
 @contextlib.contextmanager
 def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
-    """Yield a function that takes one gradient step, from a small filled buffer.
-
-    Of SAC, or of DQN where actions are discrete.
-    """
+    """Yield a function that takes one gradient step of SAC, or of DQN for discrete actions."""
     one_thread()
     # The reward plays no part in the time, so the cheapest one fills the buffer.
     made = make_env(config.env, backend="oracle" if has_own_reward(config.env) else config.backend)

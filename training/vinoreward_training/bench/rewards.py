@@ -57,8 +57,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 SCENES = (
     "a quarter each success, near miss within 10 cm, far, and object removed or moved after arrival"
 )
-"""The scenes of :func:`vinoreward_training.data.capture_hover.fresh_category`, in words."""
-
+"""The scenes of ``fresh_category``, in words."""
 
 Pictures = npt.NDArray[np.uint8]
 
@@ -159,10 +158,10 @@ def by_hand(
 
 
 def article_path(joints: npt.NDArray[Any], pose: npt.NDArray[Any]) -> Callable[[], float]:
-    """Return the article's way from a posed scene to a decision, in PyTorch.
+    """Return the article's way from a posed scene to a decision, in PyTorch with random weights.
 
     960x720 from TinyRenderer, PIL resize of the short side to 224, ImageNet normalisation,
-    SqueezeNet 1.0. The weights are not trained: they do not change the time.
+    SqueezeNet 1.0.
     """
     import torch
 
@@ -218,28 +217,19 @@ def step_rows(config: BenchConfig) -> list[Row]:
             calls={"ours": 40, "oracle": 40, "article": 10},
         )
     what = "time of a PandaHover-v0 step, resets included: "
+    article = f'{what}fidelity="article" with PyTorch over our default'
+    oracle = f"{what}our default over the oracle reward, which needs no picture"
     return [
-        speed_row(
-            "step",
-            f'{what}fidelity="article" with PyTorch over our default',
-            times["article"],
-            times["ours"],
-        ),
-        speed_row(
-            "step",
-            f"{what}our default over the oracle reward, which needs no picture",
-            times["ours"],
-            times["oracle"],
-        ),
+        speed_row("step", article, times["article"], times["ours"]),
+        speed_row("step", oracle, times["ours"], times["oracle"]),
     ]
 
 
 def camera_rows(config: BenchConfig) -> list[Row]:
     """Compare the fast camera with TinyRenderer on random scenes: time, grey levels, decisions.
 
-    TinyRenderer always draws the full meshes. The fast camera draws them at the bundle's level,
-    which is what users compare, and once more in full, which is what says whether the two
-    renderers agree: the rest of the difference is the simplified arm.
+    TinyRenderer draws the full meshes. The fast camera draws them at the bundle's level, as users
+    do, and also in full: only then do differences come from the renderer alone.
     """
     from tqdm import tqdm
 
@@ -306,10 +296,7 @@ def camera_rows(config: BenchConfig) -> list[Row]:
 
 
 def classifier_rows(config: BenchConfig) -> list[Row]:
-    """Judge scenes no capture has seen: false positives with their upper bound, and recall.
-
-    And pictures of a failing camera, of families that training shows and of others.
-    """
+    """Judge fresh scenes, for false positives and recall, and pictures of a failing camera."""
     bundle = Bundle.load(config.bundle)
     images, labels, categories = fresh_scenes(
         config.scenes, config.seed, camera=scene_camera(bundle)
@@ -319,12 +306,12 @@ def classifier_rows(config: BenchConfig) -> list[Row]:
     failures = np.flatnonzero(labels == 0)
     frames = held_out(DEAD_PART, images, failures, seed=config.seed, count=each, families=names)
     with Classifier(bundle) as classifier:
-        found = evaluate_classifier(classifier, images, labels, categories)
+        judged = evaluate_classifier(classifier, images, labels, categories)
         claimed = {
             family: int((classifier.compute_reward(drawn) > 0).sum()) for family, drawn in frames
         }
         precision = classifier.precision
-    counts = found.rates
+    counts = judged.rates
     what = f"shipped classifier ({precision}), {config.scenes} fresh scenes"
     unseen = sum(claimed[family] for family in UNSEEN_FAMILIES)
     return [
@@ -335,7 +322,7 @@ def classifier_rows(config: BenchConfig) -> list[Row]:
             "%",
             spread=f"{counts.false_positives} of {len(failures)} failures claimed",
             target="< 1 %",
-            details={"by_category": found.categories, "precision": precision},
+            details={"by_category": judged.categories, "precision": precision},
         ),
         share_row(
             "classifier",

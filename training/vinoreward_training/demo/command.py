@@ -1,14 +1,12 @@
 """``vinoreward demo``: from pictures to a trained arm, a film and a report, in one go.
 
-A chain of our own commands, each of which can be resumed. ``stages/NAME.json`` holds the facts of a
-finished stage, which is not repeated.
+Runs our own commands, which resume. ``stages/NAME.json`` has the facts of a finished stage.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import shlex
 import shutil
@@ -27,7 +25,7 @@ from vinoreward.errors import (
     RunFolderError,
     UselessClassifierError,
 )
-from vinoreward.files import read_json, write_json
+from vinoreward.files import read_json, sha256, write_json
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.classifier.finetune import USELESS
 from vinoreward_training.classifier.finetune import run as run_finetune
@@ -51,8 +49,7 @@ from vinoreward_training.runs.report import write_report
 from vinoreward_training.runs.run_folder import CONFIG, RunFolder
 
 CAPTURE_SEED = 710_000
-"""Added to the seed of the capture: the shipped bundle was trained on captures of small seeds,
-and what it was trained on could not tell whether it is good."""
+"""Added to the seed of the capture, so that no image is one that trained the shipped bundle."""
 SCENES_SEED = 2
 """Of the fresh scenes; ``vinoreward bench`` draws others."""
 FAILURE_SHARE = 2 / 3
@@ -60,12 +57,12 @@ FAILURE_SHARE = 2 / 3
 QUANTIZE_NEEDS = 200
 """Held-out frames below which ``vinoreward quantize`` refuses to compare decisions."""
 SPARE = 1.2
-"""So many more than are needed on average: the split goes by a hash, and parts differ in size."""
+"""Factor above the average need: the split goes by a hash, so its parts differ in size."""
 Facts = dict[str, Any]
 
 
 def settled(config: DemoConfig) -> DemoConfig:
-    """Return the configuration with nothing left open, but for ``weights`` from scratch."""
+    """Return the checked configuration with its defaults; from scratch, ``weights`` stays None."""
     if config.from_scratch and config.weights is not None:
         raise ConfigError(
             f"found --from-scratch and --weights {config.weights}. Expected one of them; leave out "
@@ -74,13 +71,11 @@ def settled(config: DemoConfig) -> DemoConfig:
     shipped = config.weights is None and not config.from_scratch
     weights = Bundle.load(SHIPPED).path / "model.safetensors" if shipped else config.weights
     if weights is not None and not weights.is_file():
+        remedy = "correct --weights or leave it out to start from the shipped bundle."
+        if shipped:
+            remedy = "install vinoreward again, or add --from-scratch."
         raise ModelNotFoundError(
-            f"there are no weights at {weights}. Expected a .safetensors file; "
-            + (
-                "install vinoreward again, or add --from-scratch."
-                if shipped
-                else "correct --weights or leave it out to start from the shipped bundle."
-            )
+            f"there are no weights at {weights}. Expected a .safetensors file; {remedy}"
         )
     frames = config.frames or (24_000 if config.from_scratch else 5000)
     epochs = config.epochs or (8 if config.from_scratch else 2)
@@ -105,20 +100,15 @@ def settled(config: DemoConfig) -> DemoConfig:
 
 
 def fixed(config: DemoConfig) -> dict[str, Any]:
-    """Return what must be the same when a demo is continued."""
+    """Return the settings that a resumed demo cannot change."""
     names = ("seed", "frames", "epochs", "target_fpr", "scenes", "env", "timesteps", "episodes")
     weights = config.weights
-    sha256 = None if weights is None else hashlib.sha256(weights.read_bytes()).hexdigest()
-    return {**{name: getattr(config, name) for name in names}, "weights_sha256": sha256}
+    digest = None if weights is None else sha256(weights)
+    return {**{name: getattr(config, name) for name in names}, "weights_sha256": digest}
 
 
 class Stages:
-    """Runs stages once: each writes a stamp when it ends, and is skipped where that is there.
-
-    Args:
-        folder: of the demo.
-        settings: plain data, recorded in every stamp.
-    """
+    """Runs each stage once: a finished one has a stamp, with the ``settings``, and is skipped."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._folder = folder / "stages"
@@ -127,8 +117,7 @@ class Stages:
         self.facts: Facts = {}
         for stamp in sorted(self._folder.glob("*.json")):
             before = _read(stamp, settings=dict)["settings"]
-            names = [n for n in {**before, **settings} if before.get(n) != settings.get(n)]
-            if names:
+            if names := [n for n in {**before, **settings} if before.get(n) != settings.get(n)]:
                 there, asked = (
                     ", ".join(f"{name} {values.get(name)}" for name in names)
                     for values in (before, settings)
@@ -151,7 +140,7 @@ class Stages:
             print(f"{title}: done before ({seconds:.0f} s)", flush=True)
         else:
             print(f"{title} …", flush=True)
-            # The time of a stage that was stopped counts too: the total is what the demo took.
+            # The time of a stopped stage counts too.
             before = _read(part, seconds=float)["seconds"] if part.is_file() else 0.0
             began = time.perf_counter()
             try:
@@ -183,15 +172,14 @@ def _read(stamp: Path, **kinds: Callable[[Any], Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _without_next() -> Iterator[None]:
-    """Leave out the next commands that stages print: here the next stage follows by itself."""
-    out, begun = sys.stdout, ""
+    """Leave out the next commands that stages print: the next stage follows by itself."""
+    out, partial = sys.stdout, ""
 
     def write(text: str) -> int:
-        nonlocal begun
-        *lines, begun = (begun + text).split("\n")
-        for line in lines:
-            if not line.startswith(("next:", "Continue with:")):
-                out.write(f"{line}\n")
+        nonlocal partial
+        *lines, partial = (partial + text).split("\n")
+        shown = [line for line in lines if not line.startswith(("next:", "Continue with:"))]
+        out.write("".join(f"{line}\n" for line in shown))
         return len(text)
 
     stream: Any = SimpleNamespace(write=write, flush=out.flush)
@@ -199,12 +187,12 @@ def _without_next() -> Iterator[None]:
         with contextlib.redirect_stdout(stream):
             yield
     finally:
-        if begun:
+        if partial:
             write("\n")
 
 
 class Demo:
-    """The stages of a demo: our own commands with settings; each returns facts for the report."""
+    """The stages of a demo: our own commands; each returns facts for the report."""
 
     def __init__(self, config: DemoConfig, folder: Path) -> None:
         self.config = config
@@ -225,7 +213,7 @@ class Demo:
 
     @property
     def learning_rate(self) -> float:
-        """Of the classifier: what is nearly right is only nudged, a high rate would undo it."""
+        """Of the classifier: low for pretrained weights, which a high rate would undo."""
         return 1.5e-3 if self.config.from_scratch else 1e-4
 
     def capture(self) -> Facts:
@@ -259,18 +247,18 @@ class Demo:
         return {}
 
     def quantize(self) -> Facts:
-        """Add INT8; a refusal is a result too."""
+        """Add INT8, or note why the gate refuses it."""
         try:
             run_quantize(QuantizeConfig(bundle=self.bundle, data=self.data))
         except QuantizationRefusedError as error:
-            # The gate did what it is for. Training goes on with FP32, and the report says so.
+            # The gate's refusal is a result too: the report shows it.
             print(f"INT8 refused, going on with FP32: {error}")
             return {"int8": f"refused, FP32 is used. {error}"}
-        found = Bundle.load(self.bundle).spec.quantization
-        if found is None:
+        gate = Bundle.load(self.bundle).spec.quantization
+        if gate is None:
             return {"int8": "none"}
-        text = f"passed the gate: {found.flips} of {found.frames} decisions differ from FP32"
-        looks = found.detail.get("second_looks_held_out")
+        text = f"passed the gate: {gate.flips} of {gate.frames} decisions differ from FP32"
+        looks = gate.detail.get("second_looks_held_out")
         if isinstance(looks, float):
             text += f"; FP32 looks again at {looks:.1%} of the held-out frames"
         return {"int8": text}
@@ -279,12 +267,12 @@ class Demo:
         """Compare the classifier with the shipped one on scenes that neither has seen."""
         scenes = self.config.scenes
         print(f"{scenes} fresh scenes, judged by the shipped and by this demo's classifier …")
-        found = compare(self.bundle, scenes, SCENES_SEED + self.config.seed)
-        for row in found["rows"]:
+        comparison = compare(self.bundle, scenes, SCENES_SEED + self.config.seed)
+        for row in comparison["rows"]:
             name, *values = row.values()
             print(f"  {name:<40}" + "".join(f"{value:>18}" for value in values))
-        print(found["verdict"])
-        return {"check": found}
+        print(comparison["verdict"])
+        return {"check": comparison}
 
     def train(self) -> Facts:
         """Train the policy."""
@@ -304,8 +292,8 @@ class Demo:
 
     def play(self) -> Facts:
         """Film and count."""
-        found = play_policy(PlayConfig(run=self.policy, episodes=self.config.episodes)).evaluation
-        return {"true": str(found.true), "claimed": str(found.claimed)}
+        played = play_policy(PlayConfig(run=self.policy, episodes=self.config.episodes)).evaluation
+        return {"true": str(played.true), "claimed": str(played.claimed)}
 
     def report(self, stages: Stages) -> Facts:
         """Write the report."""
@@ -318,27 +306,21 @@ class Demo:
         return {}
 
     def next_commands(self) -> list[tuple[str, str]]:
-        """Return (command, what it does) of what one may try after the demo."""
+        """Return (command, what it does) pairs of what to try after the demo."""
         # Folders of their own: the commands' usual ones may hold an earlier run.
         profile, random, bench = (
             ("--out", beside(self.folder, word)) for word in ("profile", "random", "bench")
         )
         bundle = ("--bundle", self.bundle)
-        commands: dict[str, tuple[object, ...]] = {
-            "where the time of a step goes": ("profile", *bundle, *profile),
-            "count more episodes": (
-                *("play", "--run", self.policy, "--episodes", 500, "--seed", 5000),
-            ),
-            "the object moves in every episode": (
-                *("train", "--env", "PandaHoverRandom-v0", *bundle, *random),
-            ),
-            "the comparisons of the README that need no training": (
-                *("bench", "--rows", "quick", *bench),
-            ),
-        }
-        return [
-            (f"{program()} {shlex.join(map(str, words))}", what) for what, words in commands.items()
+        play = ("play", "--run", self.policy, "--episodes", 500, "--seed", 5000)
+        train = ("train", "--env", "PandaHoverRandom-v0", *bundle, *random)
+        commands: list[tuple[tuple[object, ...], str]] = [
+            (("profile", *bundle, *profile), "where the time of a step goes"),
+            (play, "count more episodes"),
+            (train, "the object moves in every episode"),
+            (("bench", "--rows", "quick", *bench), "the comparisons that need no training"),
         ]
+        return [(f"{program()} {shlex.join(map(str, words))}", what) for words, what in commands]
 
 
 def _resumed(folder: Path) -> dict[str, Any]:
@@ -348,8 +330,7 @@ def _resumed(folder: Path) -> dict[str, Any]:
 
 def run(config: DemoConfig) -> int:
     """Run what is left of the demo; return 0."""
-    # Before torch is loaded: on a machine that does other things too, threads that wait by spinning
-    # take the time of those they wait for.
+    # Before torch is loaded: threads that spin while they wait slow others on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     asked, config = config, settled(config)
     demo, stages = Demo(config, config.out), Stages(config.out, fixed(config))
@@ -359,7 +340,7 @@ def run(config: DemoConfig) -> int:
             stages.begin()
             for name in list(STAGES)[:-1]:
                 stages.stage(name, getattr(demo, name))
-            # Cheap, and always about what is there now: never skipped.
+            # Cheap, so it is never skipped.
             stages.stage("report", lambda: demo.report(stages), keep=False)
     except KeyboardInterrupt:
         print(
@@ -382,7 +363,7 @@ def run(config: DemoConfig) -> int:
 
 
 def program() -> str:
-    """Return how this program is called: its bare name only where that finds the same one."""
+    """Return how this program is called: by its bare name if that finds the same one."""
     called = Path(sys.argv[0])
     if called.name != "vinoreward" or not called.is_file():
         return "vinoreward"

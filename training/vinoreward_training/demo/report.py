@@ -46,9 +46,8 @@ CAPTIONS = {
 def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
     """Let the shipped classifier and that of ``bundle`` judge the same ``count`` fresh scenes.
 
-    Returns:
-        plain data: ``rows`` (one per quantity), ``categories`` (one per kind of scene),
-        ``verdict`` and ``claim`` (sentences).
+    Returns plain data: ``rows`` (one per quantity), ``categories`` (one per kind of scene), and the
+    sentences ``verdict`` and ``claim``.
     """
     images, labels, kinds = fresh_scenes(count, seed)
     rows: dict[str, dict[str, str]] = {}
@@ -56,10 +55,10 @@ def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
     wrong, claim = [], ""
     for name, source in (("shipped", SHIPPED), ("this demo's", str(bundle))):
         with Classifier(source) as classifier:
-            found = evaluate_classifier(classifier, images, labels, kinds)
+            judged = evaluate_classifier(classifier, images, labels, kinds)
             chosen = dict(classifier.bundle.spec.decision.chosen_for)
             threshold, precision = classifier.threshold, classifier.precision
-        counts, scores = found.rates, found.probabilities.astype(np.float64)
+        counts, scores = judged.rates, judged.probabilities.astype(np.float64)
         failures = counts.false_positives + counts.true_negatives
         for quantity, value in {
             "precision": precision.upper(),
@@ -72,11 +71,11 @@ def compare(bundle: Path, count: int, seed: int) -> dict[str, Any]:
             "average precision (no threshold)": f"{average_precision(scores, labels):.4f}",
         }.items():
             rows.setdefault(quantity, {"": quantity})[name] = value
-        for row in found.categories:
+        for row in judged.categories:
             kind = str(row["category"])
             first = {"kind": kind, "scenes": row["frames"]}
             categories.setdefault(kind, first)[name] = row["wrong"]
-        wrong.append(found.decisions != (labels == 1))
+        wrong.append(judged.decisions != (labels == 1))
         claim = claim_sentence(chosen, counts.false_positives, failures)
     return {
         "rows": list(rows.values()),
@@ -96,12 +95,12 @@ def verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_]) -> str:
     lost, gained = int((after & ~before).sum()), int((before & ~after).sum())
     p = 1.0 if lost + gained == 0 else float(binomtest(lost, lost + gained).pvalue)
     if p >= SIGNIFICANCE:
-        found = f"no difference that so many scenes could show (p = {p:.2g})"
+        result = f"no difference that so many scenes could show (p = {p:.2g})"
     else:
-        found = f"this one makes {'more' if lost > gained else 'fewer'} mistakes (p = {p:.2g})"
+        result = f"this one makes {'more' if lost > gained else 'fewer'} mistakes (p = {p:.2g})"
     return (
         f"Of {len(before)} scenes the shipped classifier alone was right on {lost}, this one alone "
-        f"on {gained}: {found}."
+        f"on {gained}: {result}."
     )
 
 
@@ -178,6 +177,12 @@ def demo_sections(
         for name, what in STAGES.items()
         if name in seconds
     ]
+    heads = ("command", "what it does")
+    versions = [
+        {"package": name, "version": version}
+        for name, version in machine["versions"].items()
+        if version
+    ]
     times.append({"stage": "all", "what it did": "", "seconds": round(sum(seconds.values()))})
     return [
         Section(
@@ -193,8 +198,9 @@ def demo_sections(
         Section(
             "Learning curve",
             "Where claimed and true part, the policy has found a way to fool the classifier.",
-            pictures=curve,
-            captions=CAPTIONS,
+            (),
+            curve,
+            CAPTIONS,
         ),
         Section(
             "The classifier beside the shipped one",
@@ -207,24 +213,8 @@ def demo_sections(
         ),
         Section("What the threshold may claim", check["claim"]),
         Section("Wrong decisions on the fresh scenes", rows=check["categories"]),
-        Section(
-            "The classifier in pictures",
-            "From its model card.",
-            pictures=card,
-            captions=CAPTIONS,
-        ),
+        Section("The classifier in pictures", "From its model card.", (), card, CAPTIONS),
         Section("Time", f"On {machine['cpu']}, {machine['cores']} cores.{busy}", times),
-        Section(
-            "What to try next",
-            rows=[{"command": command, "what it does": what} for command, what in commands],
-        ),
-        Section(
-            "Versions",
-            f"Python {machine['python']}{commit}, seed {config.seed}.",
-            [
-                {"package": name, "version": version}
-                for name, version in machine["versions"].items()
-                if version
-            ],
-        ),
+        Section("What to try next", "", [dict(zip(heads, pair, strict=True)) for pair in commands]),
+        Section("Versions", f"Python {machine['python']}{commit}, seed {config.seed}.", versions),
     ]
