@@ -1,8 +1,8 @@
 """Reading an ONNX graph without running, converting or trusting anything in it.
 
-ONNX files are protobuf messages. This reads what the checks need, in pure Python, because neither
-OpenVINO nor a light install offers a reader that only reads. Where a message may be written in two
-ways, of which libraries take the last or merge both, every part of it is looked at.
+ONNX files are protobuf messages. This is a reader in pure Python of what the checks need, because
+neither OpenVINO nor a light install has one that only reads. A field that stands twice, of which
+some libraries take the last and others merge both, is refused or read in full.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from vinoreward.errors import ModelRefusedError
 
 MAX_FIELDS = 1_000_000
-"""Protobuf fields and packed numbers that are looked at; a ViT-L has about 50,000."""
+"""Protobuf fields and packed numbers that are read; a ViT-L has about 50,000."""
 MAX_NODES = 20_000
 SMALL = 4096
-"""Elements of a constant up to which its values are read: shapes, axes, sizes."""
+"""Constants of up to so many elements are read with their values: shapes, axes, sizes."""
 MAX_RANK = 10
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
-# TensorProto.DataType: bits of one element, and how NumPy calls it where values are of use.
+# TensorProto.DataType: bits of one element, and its NumPy dtype where values are read.
 _BITS = {
     1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64,
     15: 128, 16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4,
@@ -42,20 +42,15 @@ _NUMPY = {
 
 @dataclass
 class Value:
-    """What is known of a tensor in the file, or of a result.
-
-    Attributes:
-        shape: its sizes.
-        known: its values, where it is small and constant.
-        kind: of its elements, as ONNX numbers them (``TensorProto.DataType``); 0 is that of the
-            operator's first input.
-        limits: least and greatest of many constant whole numbers, such as places for ``Gather``.
-    """
+    """What is known of a tensor in the file, or of a result."""
 
     shape: tuple[int, ...]
     known: NDArray[Any] | None = None
+    """Its values, if it is small and constant."""
     kind: int = 0
+    """``TensorProto.DataType`` of the elements; 0 is that of the operator's first input."""
     limits: tuple[int, int] | None = None
+    """Least and greatest of many constant integers, such as indices for ``Gather``."""
 
     @property
     def size(self) -> int:
@@ -63,11 +58,11 @@ class Value:
         return math.prod(self.shape)
 
     def moved(self, shape: tuple[int, ...], known: NDArray[Any] | None) -> list[Value]:
-        """Return some or all of these elements in another shape, as an operator's results."""
+        """Return an operator's result that has some or all of these elements in another shape."""
         return [Value(shape, known, self.kind, self.limits)]
 
     def between(self) -> tuple[int, int] | None:
-        """Return the least and the greatest of constant whole numbers, None if unknown."""
+        """Return the least and the greatest of constant integers, None if unknown."""
         if self.known is not None and self.known.size and self.known.dtype.kind in "iu":
             return int(self.known.min()), int(self.known.max())
         return self.limits
@@ -75,7 +70,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Node:
-    """One operation. Attributes are ints, floats, texts, lists of these, or constants."""
+    """One operation. Attributes are ints, floats, strings, lists of these, or constants."""
 
     op: str
     inputs: tuple[str, ...]
@@ -85,29 +80,27 @@ class Node:
 
 @dataclass
 class Graph:
-    """What is computed.
-
-    ``nodes`` are in the order of execution; ``inputs`` are name to shape, with None where a size is
-    open, without initializers. ``kinds`` are those of the inputs' elements, as in :class:`Value`,
-    0 where the file does not say; ``opset`` is -1 then.
-    """
+    """A graph with its nodes in the order of execution."""
 
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Value] = field(default_factory=dict)
     inputs: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
+    """Shapes by name, None for open sizes; initializers are left out."""
     kinds: dict[str, int] = field(default_factory=dict)
+    """As :class:`Value` has it, by input; 0 where the file does not say."""
     opset: int = -1
+    """-1 where the file does not say."""
 
 
 class Malformed(ValueError):
-    """The bytes are not an ONNX model."""
+    """The bytes are not a network that can be read."""
 
 
 class _Reader:
-    """Walks through messages and counts what it has seen."""
+    """Reads messages and counts their fields, up to a limit."""
 
     def __init__(self) -> None:
-        self.seen = 0
+        self._fields = 0
 
     def fields(self, data: memoryview) -> Iterator[tuple[int, int, Any]]:
         """Yield ``(number, wire type, value)``: an int, or a view of the bytes."""
@@ -127,12 +120,12 @@ class _Reader:
             else:
                 raise Malformed(f"a field of wire type {kind}")
             if place + size > end:
-                raise Malformed("a field that ends behind the end")
+                raise Malformed("a field is longer than its message")
             yield tag >> 3, kind, data[place : place + size]
             place += size
 
     def parts(self, data: memoryview) -> defaultdict[int, list[memoryview]]:
-        """Return texts and messages by number; fields of other types are passed over."""
+        """Return strings and messages by field number; other fields are skipped."""
         found: defaultdict[int, list[memoryview]] = defaultdict(list)
         for number, kind, value in self.fields(data):
             if kind == _BYTES:
@@ -148,18 +141,14 @@ class _Reader:
             yield value
 
     def count(self) -> None:
-        """Note one more field or number."""
-        self.seen += 1
-        if self.seen > MAX_FIELDS:
+        """Count one more field or number."""
+        self._fields += 1
+        if self._fields > MAX_FIELDS:
             raise ModelRefusedError(f"it has more than {MAX_FIELDS} fields and numbers in lists")
 
 
 def varint(data: memoryview | bytes, place: int) -> tuple[int, int]:
-    """Return the protobuf number at ``place`` and where it ends.
-
-    Raises:
-        Malformed: it does not end.
-    """
+    """Return the protobuf number at ``place`` and where it ends."""
     value = shift = 0
     while place < len(data) and shift < 70:
         byte = data[place]
@@ -176,8 +165,8 @@ def read_graph(data: bytes) -> Graph:
 
     Raises:
         Malformed: it is not an ONNX model.
-        ModelRefusedError: it holds what is never followed: data in other files, functions,
-            subgraphs, sparse tensors, operators of other domains.
+        ModelRefusedError: it has data in other files, functions, subgraphs, sparse tensors or
+            operators of other domains.
     """
     reader, graph = _Reader(), Graph()
     for number, kind, value in reader.fields(memoryview(data)):
@@ -196,7 +185,7 @@ def read_graph(data: bytes) -> Graph:
 
 
 def read_metadata(data: bytes) -> dict[str, str]:
-    """Return the free texts of an ONNX file, whatever its graph holds; none if it is not one."""
+    """Return the metadata of an ONNX file, whatever its graph holds; none if it is not one."""
     found: dict[str, str] = {}
     reader = _Reader()
     with contextlib.suppress(Malformed):
@@ -283,7 +272,9 @@ def _read_attribute(reader: _Reader, data: memoryview, op: str) -> tuple[str, An
         elif number in (6, 11):
             raise ModelRefusedError(f"its operator {_shown(op)} holds a graph of its own")
         elif number in (10, 14, 15, 22, 23):
-            raise ModelRefusedError(f"its operator {_shown(op)} holds more than numbers and texts")
+            raise ModelRefusedError(
+                f"its operator {_shown(op)} holds more than numbers and strings"
+            )
     if len(kinds) != 1:
         raise Malformed(f"the attribute {name!r} of {len(kinds)} types")
     kind = kinds[0]  # AttributeProto.AttributeType
@@ -297,15 +288,15 @@ def _read_attribute(reader: _Reader, data: memoryview, op: str) -> tuple[str, An
 
 
 def _numbers(reader: _Reader, number: int, kind: int, value: Any) -> list[Any]:
-    """Return repeated numbers, packed or one by one; 7 are floats, 8 whole numbers."""
+    """Return repeated numbers, packed or one by one: floats of field 7, integers of field 8."""
     if number == 7:
         if kind == _VARINT or len(value) % 4:
-            raise Malformed("floats of another size")
+            raise Malformed("floats of the wrong size")
         return [float(item) for item in np.frombuffer(value[: 4 * SMALL + 4], "<f4")]
     if kind == _VARINT:
         return [_signed(value)]
     if kind != _BYTES:
-        raise Malformed("whole numbers of another kind")
+        raise Malformed("integers of the wrong wire type")
     return [_signed(item) for item in itertools.islice(reader.packed(value), SMALL + 1)]
 
 
@@ -336,10 +327,13 @@ def _read_tensor(reader: _Reader, data: memoryview) -> tuple[str, Value]:
         raise Malformed(f"the tensor {_shown(name)} of type {kinds[:9]}")
     bits, count = _BITS[kinds[0]], math.prod(shape)
     if count > SMALL:
-        # What a few bytes claim to be large is not made large.
-        held = 8 * len(raw) if raw is not None else 128 * sum(map(_count, stored))
-        if count * bits > held:
-            raise Malformed(f"the tensor {_shown(name)} of shape {shape} in {held // 8} bytes")
+        # A tensor cannot be larger than the bytes it has in the file.
+        if raw is not None:
+            available = 8 * len(raw)
+        else:
+            available = 128 * sum(len(v) if wire == _BYTES else 1 for _, wire, v in stored)
+        if count * bits > available:
+            raise Malformed(f"the tensor {_shown(name)} of shape {shape} in {available // 8} bytes")
         limits = None
         if raw is not None and kinds[0] in (6, 7):
             values = np.frombuffer(raw[: count * bits // 8], _NUMPY[kinds[0]])
@@ -349,12 +343,6 @@ def _read_tensor(reader: _Reader, data: memoryview) -> tuple[str, Value]:
     return name, Value(tuple(shape), known, kinds[0])
 
 
-def _count(item: tuple[int, int, Any]) -> int:
-    """Return at most how many elements a field holds."""
-    _, kind, value = item
-    return len(value) if kind == _BYTES else 1
-
-
 def _values(
     reader: _Reader,
     kind: int,
@@ -362,12 +350,12 @@ def _values(
     raw: memoryview | None,
     stored: list[tuple[int, int, Any]],
 ) -> NDArray[Any] | None:
-    """Return a small tensor's values; None where they are of a type that shapes never have."""
+    """Return a small tensor's values; None for a dtype that shapes never have."""
     dtype = _NUMPY.get(kind)
     if dtype is None:
         return None
     count = math.prod(shape)
-    found: Any
+    values: NDArray[Any]
     if raw is not None:
         if len(raw) != count * np.dtype(dtype).itemsize:
             raise Malformed(f"a tensor of shape {shape} in {len(raw)} bytes")
@@ -376,8 +364,8 @@ def _values(
         number = 4 if kind == 1 else 10
         parts = [value for place, wire, value in stored if place == number and wire != _VARINT]
         if sum(map(len, parts)) != count * np.dtype(dtype).itemsize:
-            raise Malformed(f"a tensor of shape {shape} with other numbers")
-        found = np.frombuffer(b"".join(parts), dtype)
+            raise Malformed(f"a tensor of shape {shape} with {sum(map(len, parts))} bytes")
+        values = np.frombuffer(b"".join(parts), dtype)
     else:
         items: list[int] = []
         for _, wire, value in stored:
@@ -385,13 +373,12 @@ def _values(
             items += itertools.islice(numbers, SMALL + 1)
             if len(items) > count:
                 raise Malformed(f"a tensor of shape {shape} with more numbers")
-        if kind == 10:  # as bit patterns, which no shape is
+        if kind == 10:  # float16, stored as bit patterns
             return None
-        found = np.array([_signed(item) for item in items], np.int64).astype(dtype)
-    if found.size != count:
-        raise Malformed(f"a tensor of shape {shape} with {found.size} numbers")
-    values: NDArray[Any] = found.reshape(shape)
-    return values
+        values = np.array([_signed(item) for item in items], np.int64).astype(dtype)
+    if values.size != count:
+        raise Malformed(f"a tensor of shape {shape} with {values.size} numbers")
+    return values.reshape(shape)
 
 
 def _read_input(reader: _Reader, data: memoryview) -> tuple[str, tuple[int | None, ...], int]:
@@ -403,12 +390,12 @@ def _read_input(reader: _Reader, data: memoryview) -> tuple[str, tuple[int | Non
     for tensor in (tensor for form in parts[2] for tensor in reader.parts(form)[1]):
         kinds += [item for part, wire, item in reader.fields(tensor) if (part, wire) == (1, 0)]
         for size in (size for sizes in reader.parts(tensor)[2] for size in reader.parts(sizes)[1]):
-            # A value, or a name of an open size; the runtimes take the last.
+            # A number, or the name of an open size; the runtimes take the last.
             given = [item for item in reader.fields(size) if item[0] in (1, 2)]
             if len(given) > 1:
                 raise Malformed("an input's size given twice")
-            found = [_signed(item) for part, wire, item in given if part == 1 and not wire]
-            shape.append(found[0] if found and found[0] > 0 else None)
+            fixed = [_signed(item) for part, wire, item in given if part == 1 and not wire]
+            shape.append(fixed[0] if fixed and fixed[0] > 0 else None)
     return names[-1], tuple(shape), kinds[0] if len(kinds) == 1 else 0
 
 
@@ -431,7 +418,7 @@ def _signed(value: int) -> int:
 
 
 def _text(data: memoryview) -> str:
-    """Return a name; the runtimes stumble over one that is no text."""
+    """Return a name; runtimes fail on one that is not UTF-8."""
     try:
         return bytes(data).decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,7 +1,8 @@
-"""The shape that each allowed ONNX operator returns, given the shapes of what it takes."""
+"""Shape rules of elementwise ONNX operators and network layers; importing this loads all rules."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,9 @@ from vinoreward.backends.onnx_shape_rules import (
     FLOATS,
     INT32,
     INT64,
-    SHAPE_RULES,
+    MAX_OPSET,
+    MIN_OPSET,
+    OPERATORS,
     UINT8,
     Call,
     Rule,
@@ -22,20 +25,38 @@ from vinoreward.backends.onnx_shape_rules import (
     check_parameters,
     exact,
     fitted,
+    operators,
     passed,
     place_of,
 )
 from vinoreward.errors import ModelRefusedError
 
+__all__ = ["MAX_OPSET", "MIN_OPSET", "OPERATORS", "Call"]
+
 MAX_SIDE = 1 << 26
-"""Positions along one axis, padding included."""
+"""Elements along one axis, padding included."""
 MAX_PATCHES = 1 << 29
-"""Numbers that a convolution may copy for its windows, where a kernel copies them all."""
+"""Elements that a convolution kernel may copy for its windows (im2col)."""
+_WINDOW = "auto_pad dilations group kernel_shape pads strides"
 
 
 # --- elementwise -------------------------------------------------------------------------------
 
 
+@operators(
+    """Abs Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp HardSwish@14 Log Mish@18 Neg Not
+    Reciprocal Relu Round Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Tan Tanh: 1;
+    Celu@12 Elu LeakyRelu Swish@24 ThresholdedRelu: 1 alpha;
+    Clip: 3;
+    Dropout: 1 3@12 ratio<12 seed@12;
+    Gelu@20: 1 approximate;
+    HardSigmoid: 1 alpha beta;
+    Hardmax LogSoftmax Softmax: 1 axis;
+    LpNormalization: 1 axis p;
+    MeanVarianceNormalization: 1 axes;
+    Selu: 1 alpha gamma;
+    Trilu@14: 2 upper"""
+)
 def _same(call: Call) -> list[Value]:
     if "axis" in call.node.attributes:
         place_of(call.integer("axis", 0), len(call[0].shape))
@@ -43,6 +64,11 @@ def _same(call: Call) -> list[Value]:
     return [Value(call[0].shape)]
 
 
+@operators(
+    """BatchNormalization: 5 epsilon momentum training_mode@14;
+    GroupNormalization@21: 3 epsilon num_groups stash_type;
+    InstanceNormalization: 3 epsilon"""
+)
 def _normalized_by_channel(call: Call) -> list[Value]:
     """Batch, instance and group normalization."""
     call.fixed("training_mode", 0)
@@ -54,24 +80,25 @@ def _normalized_by_channel(call: Call) -> list[Value]:
     return [Value(shape)]
 
 
+@operators("LRN: 1 alpha beta bias size")
 def _response(call: Call) -> list[Value]:
     size, channels = call.integer("size", 0), call[0].shape[1]
     if not 1 <= size <= channels:
-        raise ModelRefusedError(f"its operator LRN looks at {size} of {channels} channels")
+        raise ModelRefusedError(f"its operator LRN reads {size} of {channels} channels")
     return [Value(call[0].shape)]
 
 
-def _summed_up(call: Call) -> list[Value]:
+@operators("CumSum: 2 exclusive reverse")
+def _cumulative(call: Call) -> list[Value]:
     (axis,) = call.sizes(1)
     place_of(axis, len(call[0].shape))
     return [Value(call[0].shape)]
 
 
 def _calculated(function: Callable[..., Any], kind: int = 0) -> Rule:
-    """Broadcast, and calculate where all inputs are small constants.
+    """Broadcast; calculate the values if all inputs are small constants.
 
-    Only what every runtime calculates alike is known: single floats, and whole numbers that stay
-    within 32 bits.
+    Values are calculated only where all runtimes agree: float32, and integers within 32 bits.
     """
 
     def rule(call: Call) -> list[Value]:
@@ -82,17 +109,17 @@ def _calculated(function: Callable[..., Any], kind: int = 0) -> Rule:
         numbers = [array for array in arrays if array is not None]
         if len(numbers) == len(call.inputs) and result.size <= SMALL:
             with np.errstate(all="ignore"):
-                found = np.asarray(function(*numbers))
-            same = {array.dtype for array in known[-2:] if array is not None}
-            if exact(found) is not None and len(same) == 1:
-                result.known = found if kind else found.astype(same.pop())
+                answer = np.asarray(function(*numbers))
+            dtypes = {array.dtype for array in known[-2:] if array is not None}
+            if exact(answer) is not None and len(dtypes) == 1:
+                result.known = answer if kind else answer.astype(dtypes.pop())
         return [result]
 
     return rule
 
 
 def _divided(function: Callable[..., Any]) -> Rule:
-    """Div and Mod: of whole numbers only by constants that do not end the process."""
+    """Div and Mod: integers only by positive constants, as others can end the process."""
     calculated = _calculated(function)
 
     def rule(call: Call) -> list[Value]:
@@ -103,30 +130,26 @@ def _divided(function: Callable[..., Any]) -> Rule:
         between = call[1].between()
         if between is None or between[0] < 1:
             raise ModelRefusedError(
-                f"its operator {call.node.op} divides whole numbers by what may be less than 1"
+                f"its operator {call.node.op} divides integers by numbers that may be less than 1"
             )
         results = calculated(call)
-        below = call[0].between()
-        if below is None or below[0] < 0:  # the runtimes round it in other ways
+        dividend = call[0].between()
+        if dividend is None or dividend[0] < 0:  # runtimes round negative quotients differently
             results[0].known = None
         return results
 
     return rule
 
 
-def _several(function: Callable[..., Any]) -> Callable[..., Any]:
-    def folded(first: Any, *others: Any) -> Any:
-        for other in others:
-            first = function(first, other)
-        return first
-
-    return folded
+def _several(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return lambda *arrays: functools.reduce(function, arrays)
 
 
+@operators("Cast: 1 round_mode@24 saturate@19 to")
 def _cast(call: Call) -> list[Value]:
     kind = call.integer("to", 0)
     known = None if call[0].known is None else exact(call[0].known)
-    # Whole numbers are cut off, which is what a size is made of; floats hold 24 bits of them.
+    # float32 holds integers of up to 24 bits exactly.
     to = {1: np.float32, INT32: np.int32, INT64: np.int64, BOOL: np.bool_}.get(kind)
     if known is None or to is None or not np.all(np.abs(known) <= 1 << 24):
         if kind == call[0].kind:
@@ -142,7 +165,7 @@ _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
 def _check_side(size: int, call: Call) -> None:
-    """Raise ModelRefusedError for an axis that some kernels would lay out in memory."""
+    """Refuse a padded axis that some kernels would copy into memory."""
     if size > MAX_SIDE:
         raise ModelRefusedError(f"{call.node.op} pads its input to {size} positions")
 
@@ -161,12 +184,12 @@ def _steps(call: Call, kernel: Sequence[int]) -> tuple[list[int], list[int], lis
     if not (len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == count):
         raise Malformed(f"{call.node.op} with a window of another rank")
     if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
-        raise Malformed(f"{call.node.op} with a window that is none")
+        raise Malformed(f"{call.node.op} with a window without positive sizes")
     return strides, dilations, pads
 
 
 def _windows(call: Call, kernel: Sequence[int], *, pool: bool) -> list[int]:
-    """Return the spatial sizes of what a sliding window gives."""
+    """Return the spatial sizes of the result of a sliding window."""
     sizes = call[0].shape[2:]
     count = len(sizes)
     strides, dilations, pads = _steps(call, kernel)
@@ -188,7 +211,6 @@ def _windows(call: Call, kernel: Sequence[int], *, pool: bool) -> list[int]:
         if pool and max(pads[axis], pads[axis + count]) >= extent:
             raise Malformed(f"{call.node.op} with a window that may see nothing but its padding")
         padded = size + pads[axis] + pads[axis + count]
-        # What the window is laid on exists in memory, in some kernels.
         _check_side(padded, call)
         room = padded - extent
         if room < 0:
@@ -196,12 +218,13 @@ def _windows(call: Call, kernel: Sequence[int], *, pool: bool) -> list[int]:
         steps = room // strides[axis]
         if call.integer("ceil_mode", 0) and room % strides[axis]:
             steps += 1
-            if steps * strides[axis] >= size + pads[axis]:  # some runtimes leave that one out
+            if steps * strides[axis] >= size + pads[axis]:  # some runtimes leave it out
                 raise ModelRefusedError(f"a last window of {call.node.op} is all padding")
         found.append(steps + 1)
     return found
 
 
+@operators(f"Conv: 3 {_WINDOW}; ConvInteger: 4 {_WINDOW}; QLinearConv: 9 {_WINDOW}")
 def _convolution(call: Call) -> list[Value]:
     quantized = call.node.op == "QLinearConv"
     weights = call[3 if quantized else 1]
@@ -213,14 +236,14 @@ def _convolution(call: Call) -> list[Value]:
     _check_kernel(call, weights.shape)
     spatial = _windows(call, weights.shape[2:], pool=False)
     shape = (call[0].shape[0], weights.shape[0], *spatial)
-    # Input and result have one scale and one zero point, the weights one for each channel.
+    # Input and result have one scale and zero point, the weights one per channel.
     single, several = ((1, 2, 6, 7), (4, 5, 8)) if quantized else ((), (2, 3))
     check_parameters(call, single, 1)
     check_parameters(call, several, weights.shape[0])
     call.work = 2 * math.prod(shape) * math.prod(weights.shape[1:])
     if call.node.op != "Conv":
         _check_patches(math.prod(spatial) * math.prod(weights.shape[1:]), call)
-    return [Value(shape)]
+    return [Value(shape, kind=INT32 if call.node.op == "ConvInteger" else 0)]
 
 
 def _check_kernel(call: Call, weights: tuple[int, ...]) -> None:
@@ -228,6 +251,7 @@ def _check_kernel(call: Call, weights: tuple[int, ...]) -> None:
         raise Malformed(f"{call.node.op} with weights {weights} and another kernel_shape")
 
 
+@operators(f"ConvTranspose: 3 {_WINDOW} output_padding output_shape")
 def _transposed_convolution(call: Call) -> list[Value]:
     source, weights = call[0].shape, call[1].shape
     count, group = len(source) - 2, call.integer("group", 1)
@@ -255,6 +279,11 @@ def _transposed_convolution(call: Call) -> list[Value]:
     return [Value(tuple(shape))]
 
 
+@operators(
+    """AveragePool: 1 auto_pad ceil_mode count_include_pad dilations@19 kernel_shape pads strides;
+    LpPool: 1 auto_pad ceil_mode@18 dilations@18 kernel_shape p pads strides;
+    MaxPool: 1 auto_pad ceil_mode dilations kernel_shape pads storage_order strides"""
+)
 def _pool(call: Call) -> list[Value]:
     kernel = call.integers("kernel_shape")
     found = Value((*call[0].shape[:2], *_windows(call, kernel, pool=True)))
@@ -262,15 +291,19 @@ def _pool(call: Call) -> list[Value]:
     return [found, Value(found.shape, kind=INT64)][: max(1, len(call.node.outputs))]
 
 
+@operators("GlobalAveragePool GlobalMaxPool: 1; GlobalLpPool: 1 p")
 def _global_pool(call: Call) -> list[Value]:
     return [Value((*call[0].shape[:2], *([1] * (len(call[0].shape) - 2))))]
 
 
+@operators("MatMul: 2; MatMulInteger: 4; QLinearMatMul: 8")
 def _matmul(call: Call) -> list[Value]:
     one, two = call[0].shape, call[3 if call.node.op == "QLinearMatMul" else 1].shape
     others = (1, 2, 4, 5, 6, 7) if call.node.op == "QLinearMatMul" else (2, 3)
     check_parameters(call, others, two[-1] if two else 1)
-    return _product(call, one, two)
+    (result,) = _product(call, one, two)
+    result.kind = INT32 if call.node.op == "MatMulInteger" else 0
+    return [result]
 
 
 def _product(call: Call, one: tuple[int, ...], two: tuple[int, ...]) -> list[Value]:
@@ -289,6 +322,7 @@ def _product(call: Call, one: tuple[int, ...], two: tuple[int, ...]) -> list[Val
     return [Value(shape)]
 
 
+@operators("Gemm: 3 alpha beta transA transB")
 def _gemm(call: Call) -> list[Value]:
     one, two = call[0].shape, call[1].shape
     call.fixed("transA", 0, 1)
@@ -303,10 +337,11 @@ def _gemm(call: Call) -> list[Value]:
     return [result]
 
 
+@operators("Einsum@12: any equation")
 def _einsum(call: Call) -> list[Value]:
     terms, arrow, wanted = call.text("equation", "").replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
-    if terms.count(",") > 1:  # two are one product of matrices; more may be multiplied out
+    if terms.count(",") > 1:  # runtimes may expand the product of more than two
         raise ModelRefusedError("Einsum has more than two inputs")
     for place, term in enumerate(terms.split(",")):
         shape = call[place].shape
@@ -321,6 +356,10 @@ def _einsum(call: Call) -> list[Value]:
     return [Value(tuple(sizes[letter] for letter in wanted))]
 
 
+@operators(
+    """LayerNormalization@17: 3 axis epsilon stash_type;
+    RMSNormalization@23: 2 axis epsilon stash_type"""
+)
 def _normalized(call: Call) -> list[Value]:
     axis = place_of(call.integer("axis", -1), len(call[0].shape))
     fitted(call)
@@ -328,6 +367,10 @@ def _normalized(call: Call) -> list[Value]:
     return [Value(call[0].shape), Value(one), Value(one)][: max(1, len(call.node.outputs))]
 
 
+@operators(
+    """DequantizeLinear: 3 axis@13 block_size@21 output_dtype@23;
+    QuantizeLinear: 3 axis@13 block_size@21 output_dtype@21 precision@23 saturate@19"""
+)
 def _quantized(call: Call) -> list[Value]:
     call.fixed("block_size", 0)
     size = call[1].size
@@ -342,66 +385,38 @@ def _quantized(call: Call) -> list[Value]:
     return [Value(call[0].shape, kind=call.integer("output_dtype", 0) or kind)]
 
 
+@operators("DynamicQuantizeLinear: 1")
 def _quantized_dynamically(call: Call) -> list[Value]:
     return [Value(call[0].shape, kind=UINT8), Value((), kind=1), Value((), kind=UINT8)]
 
 
-def _as(kind: int, rule: Rule) -> Rule:
-    """Return the rule with results of another kind than its first input."""
-
-    def changed(call: Call) -> list[Value]:
-        return [Value(result.shape, kind=kind) for result in rule(call)]
-
-    return changed
+@operators("""And GreaterOrEqual@12 LessOrEqual@12 Or Xor: 2;
+    IsInf: 1 detect_negative detect_positive; IsNaN: 1""")
+def _compared(call: Call) -> list[Value]:
+    return [Value(broadcast(call)[0].shape, kind=BOOL)]
 
 
-_ELEMENTWISE = (
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Clip", "Cos", "Cosh",
-    "Dropout", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Hardmax",
-    "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization", "Mish",
-    "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh",
-    "Softmax", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Trilu",
-)  # fmt: skip
+@operators("CastLike@15: 2 round_mode@24 saturate@19")
+def _cast_like(call: Call) -> list[Value]:
+    return [Value(call[0].shape, kind=call[1].kind)]
 
-RULES: dict[str, Rule] = {
-    **SHAPE_RULES,
-    **dict.fromkeys(_ELEMENTWISE, _same),
-    **dict.fromkeys(("Mean", "Pow"), broadcast),
-    **dict.fromkeys(("And", "GreaterOrEqual", "LessOrEqual", "Or", "Xor"), _as(BOOL, broadcast)),
-    **dict.fromkeys(("IsInf", "IsNaN"), _as(BOOL, passed)),
-    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _quantized),
-    **dict.fromkeys(("Conv", "QLinearConv"), _convolution),
-    **dict.fromkeys(("MatMul", "QLinearMatMul"), _matmul),
-    "ConvInteger": _as(INT32, _convolution),
-    "MatMulInteger": _as(INT32, _matmul),
-    **dict.fromkeys(("AveragePool", "MaxPool", "LpPool"), _pool),
-    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), _global_pool),
-    "Add": _calculated(np.add),
-    "Sub": _calculated(np.subtract),
-    "Mul": _calculated(np.multiply),
-    "Div": _divided(np.floor_divide),
-    "Mod": _divided(np.mod),
-    "Max": _calculated(_several(np.maximum)),
-    "Min": _calculated(_several(np.minimum)),
-    "Sum": _calculated(_several(np.add)),
-    "Where": _calculated(np.where),
-    "Equal": _calculated(np.equal, BOOL),
-    "Less": _calculated(np.less, BOOL),
-    "Greater": _calculated(np.greater, BOOL),
-    "PRelu": fitted,
-    "Floor": _calculated(np.floor),
-    "Ceil": _calculated(np.ceil),
-    "Cast": _cast,
-    "CastLike": lambda call: [Value(call[0].shape, kind=call[1].kind)],
-    "ConvTranspose": _transposed_convolution,
-    "Gemm": _gemm,
-    "Einsum": _einsum,
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalized),
-    "BatchNormalization": _normalized_by_channel,
-    "InstanceNormalization": _normalized_by_channel,
-    "GroupNormalization": _normalized_by_channel,
-    "LRN": _response,
-    "CumSum": _summed_up,
-    "DynamicQuantizeLinear": _quantized_dynamically,
-}
-"""Every allowed operator of the standard domain, with what it returns."""
+
+operators("Mean: any; Pow: 2")(broadcast)
+operators("PRelu: 2")(fitted)
+operators("Div: 2")(_divided(np.floor_divide))
+operators("Mod: 2 fmod")(_divided(np.mod))
+for _form, _function, _kind in (
+    ("Add: 2", np.add, 0),
+    ("Sub: 2", np.subtract, 0),
+    ("Mul: 2", np.multiply, 0),
+    ("Max: any", _several(np.maximum), 0),
+    ("Min: any", _several(np.minimum), 0),
+    ("Sum: any", _several(np.add), 0),
+    ("Where: 3", np.where, 0),
+    ("Floor: 1", np.floor, 0),
+    ("Ceil: 1", np.ceil, 0),
+    ("Equal: 2", np.equal, BOOL),
+    ("Less: 2", np.less, BOOL),
+    ("Greater: 2", np.greater, BOOL),
+):
+    operators(_form)(_calculated(_function, _kind))

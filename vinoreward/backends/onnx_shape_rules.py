@@ -1,13 +1,13 @@
-"""Rules of ONNX operators: what they are called with, and those that move, cut, repeat or reduce.
+"""The list of allowed ONNX operators, and shape rules of those that move, cut, repeat or reduce.
 
-A rule returns the shapes of a node's results, given those of what it takes.
+A rule infers the shapes of a node's results from those of its inputs, see :func:`operators`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,11 @@ from vinoreward.errors import ModelRefusedError
 UINT8, INT32, INT64, BOOL = 2, 6, 7, 9
 FLOATS = (1, 10, 11, 16)
 LEAST, GREATEST = -(1 << 31), (1 << 31) - 1
-"""Whole numbers that are followed; OpenVINO calculates with 32 bits."""
+"""Integers that rules calculate with; OpenVINO has 32 bits."""
 
 
 class Call:
-    """One node with what is known of its inputs."""
+    """One node with its inputs; ``work`` are the multiplications and additions it takes."""
 
     def __init__(self, node: Node, inputs: Sequence[Value | None], opset: int) -> None:
         self.node = node
@@ -38,54 +38,49 @@ class Call:
         return value
 
     def get(self, place: int) -> Value | None:
-        """Return an input, None where it is left out."""
+        """Return an input, None if it is left out."""
         return self.inputs[place] if place < len(self.inputs) else None
 
+    def _attribute(self, name: str, default: Any, kind: type, item: type | None = None) -> Any:
+        value = self.node.attributes.get(name, default)
+        fits = type(value) is kind
+        if not fits or (item and any(type(each) is not item for each in value)):
+            raise Malformed(f"{self.node.op} with {name}={value!r:.60}")
+        return value
+
     def integer(self, name: str, default: int) -> int:
-        """Return an attribute that is a whole number."""
-        found = self.node.attributes.get(name, default)
-        if type(found) is not int:
-            raise Malformed(f"{self.node.op} with {name}={found!r:.60}")
-        return found
+        """Return an attribute that is an integer."""
+        return int(self._attribute(name, default, int))
 
     def integers(self, name: str, default: list[int] | None = None) -> list[int]:
-        """Return an attribute that is a list of whole numbers."""
-        found = self.node.attributes.get(name, default)
-        if not isinstance(found, list) or any(type(item) is not int for item in found):
-            raise Malformed(f"{self.node.op} with {name}={found!r:.60}")
-        return found
+        """Return an attribute that is a list of integers."""
+        return list(self._attribute(name, default, list, int))
 
     def text(self, name: str, default: str) -> str:
-        """Return an attribute that is a text."""
-        found = self.node.attributes.get(name, default)
-        if not isinstance(found, str):
-            raise Malformed(f"{self.node.op} with {name}={found!r:.60}")
-        return found
+        """Return an attribute that is a string."""
+        return str(self._attribute(name, default, str))
 
     def fixed(self, name: str, *allowed: Any) -> None:
         """Raise ModelRefusedError unless an attribute is as allowed; the first is the default."""
-        found = self.node.attributes.get(name, allowed[0])
-        if found not in allowed:
-            raise ModelRefusedError(f"its operator {self.node.op} has {name}={found!r:.60}")
+        value = self.node.attributes.get(name, allowed[0])
+        if value not in allowed:
+            raise ModelRefusedError(f"its operator {self.node.op} has {name}={value!r:.60}")
 
     def numbers(self, place: int, attribute: str) -> list[int] | None:
-        """Return whole numbers that are an attribute or a constant input; None where neither is."""
+        """Return the integers of an attribute or a constant input; None if neither is there."""
         if attribute in self.node.attributes:
             return self.integers(attribute)
-        value = self.get(place)
-        if value is None:
-            return None
-        return self.sizes(place)
+        return None if self.get(place) is None else self.sizes(place)
 
     def sizes(self, place: int) -> list[int]:
-        """Return the whole numbers of a constant input."""
+        """Return the integers of a constant input."""
         known = self.constant(place)
         if known.dtype.kind not in "iu":
-            raise Malformed(f"{self.node.op} with a size that is no whole number")
+            raise Malformed(f"{self.node.op} with a size that is no integer")
         return [int(item) for item in known.reshape(-1)]
 
     def constant(self, place: int) -> NDArray[Any]:
-        """Return the values of an input that a size is made of; they must be constant."""
+        """Return the values of an input, which must be constant."""
         known = self[place].known
         if known is None:
             raise ModelRefusedError(
@@ -96,35 +91,86 @@ class Call:
 
 Rule = Callable[[Call], "list[Value]"]
 
+MIN_OPSET, MAX_OPSET = 11, 28
+"""The versions of the standard operators that are supported."""
+
+
+class Operator(NamedTuple):
+    """An allowed operator of the standard domain."""
+
+    since: int
+    """Its first version."""
+    inputs: list[tuple[float, int]]
+    """The most inputs that it takes, each with the version since which."""
+    attributes: dict[str, range]
+    """The versions that have each attribute."""
+    rule: Rule
+
+
+# GatherElements and ScatterElements are left out: OpenVINO reads and writes wherever their indices
+# point, even outside the tensor.
+OPERATORS: dict[str, Operator] = {}
+
+
+def operators(table: str) -> Callable[[Rule], Rule]:
+    """Register a rule for the operators of a table, as ONNX defines them.
+
+    A row is ``names: most inputs and attributes``; rows end with ``;``. ``@18`` means since version
+    18, ``<13`` before 13.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for row in table.split(";"):
+            names, _, form = row.partition(":")
+            inputs: list[tuple[float, int]] = []
+            attributes = {}
+            for name, versions in map(_versions, form.split()):
+                if name == "any" or name.isdigit():
+                    inputs.append((math.inf if name == "any" else int(name), versions.start))
+                else:
+                    attributes[name] = versions
+            for name, versions in map(_versions, names.split()):
+                OPERATORS[name] = Operator(versions.start, inputs, attributes, rule)
+        return rule
+
+    return register
+
+
+def _versions(word: str) -> tuple[str, range]:
+    word, _, before = word.partition("<")
+    name, _, since = word.partition("@")
+    return name, range(int(since or MIN_OPSET), int(before or MAX_OPSET + 1))
+
 
 def place_of(axis: int, rank: int) -> int:
-    """Return a place from the front for an axis that may be counted from the end."""
+    """Return an axis counted from the front; it may be given from the end."""
     if not -rank <= axis < max(rank, 1):
         raise Malformed(f"axis {axis} of {rank}")
     return axis + rank if axis < 0 else axis
 
 
 def places_of(axes: Sequence[int], rank: int) -> list[int]:
-    """Return :func:`place_of` of each; they must be different ones."""
-    found = [place_of(axis, rank) for axis in axes]
-    if len(set(found)) < len(found):
-        raise Malformed(f"axes {found[:MAX_RANK]} of {rank}")
-    return found
+    """Return :func:`place_of` of each; no axis may stand twice."""
+    places = [place_of(axis, rank) for axis in axes]
+    if len(set(places)) < len(places):
+        raise Malformed(f"axes {places[:MAX_RANK]} of {rank}")
+    return places
 
 
+@operators("Identity: 1")
 def passed(call: Call) -> list[Value]:
-    """The first input, as it is."""
+    """Return the first input unchanged."""
     return call[0].moved(call[0].shape, call[0].known)
 
 
 def broadcast(call: Call) -> list[Value]:
-    """The shape that all inputs are broadcast to."""
+    """Return the shape that all inputs are broadcast to."""
     shapes = [value.shape for value in call.inputs if value is not None]
-    # NumPy's own function would do the same, but fails on sizes beyond its own limits.
+    # numpy.broadcast_shapes fails on sizes beyond NumPy's own limits.
     rank = max(map(len, shapes))
     shape = []
     for axis in range(-rank, 0):
-        sizes = {found[axis] for found in shapes if len(found) >= -axis} - {1}
+        sizes = {each[axis] for each in shapes if len(each) >= -axis} - {1}
         if len(sizes) > 1:
             raise Malformed(f"{call.node.op} of shapes {shapes}"[:200])
         shape.append(sizes.pop() if sizes else 1)
@@ -132,7 +178,7 @@ def broadcast(call: Call) -> list[Value]:
 
 
 def fitted(call: Call) -> list[Value]:
-    """Broadcast to the first input's shape."""
+    """Return the first input's shape, to which all others must be broadcast."""
     (result,) = broadcast(call)
     if result.shape != call[0].shape:
         raise Malformed(f"{call.node.op} of {call[0].shape} with {call[1].shape}")
@@ -140,7 +186,7 @@ def fitted(call: Call) -> list[Value]:
 
 
 def check_parameters(call: Call, places: Iterable[int], count: int) -> None:
-    """Raise unless these inputs hold one number or ``count``, as a larger one makes all larger."""
+    """Raise unless these inputs have one element or ``count``; more would enlarge the result."""
     for place in places:
         value = call.get(place)
         if value is not None and value.size != 1 and value.shape != (count,):
@@ -148,7 +194,7 @@ def check_parameters(call: Call, places: Iterable[int], count: int) -> None:
 
 
 def exact(array: NDArray[Any]) -> NDArray[Any] | None:
-    """Return an array as it can be calculated with, None if runtimes may differ."""
+    """Return an array in a dtype to calculate with; None if runtimes may differ."""
     if array.dtype in (np.float32, np.bool_):
         return array
     if array.dtype not in (np.int32, np.int64):
@@ -157,28 +203,35 @@ def exact(array: NDArray[Any]) -> NDArray[Any] | None:
     return array.astype(np.int64) if inside else None
 
 
+@operators("Shape: 1 end@15 start@15")
 def _shape(call: Call) -> list[Value]:
     shape = call[0].shape
-    cut = slice(call.integer("start", 0), call.integer("end", len(shape)))
-    found = np.array(shape[cut], np.int64)
-    return [Value(found.shape, found, INT64)]
+    part = shape[call.integer("start", 0) : call.integer("end", len(shape))]
+    return [Value((len(part),), np.array(part, np.int64), INT64)]
 
 
+@operators("Size: 1")
+def _size(call: Call) -> list[Value]:
+    return [Value((), np.array(call[0].size, np.int64), INT64)]
+
+
+@operators("Constant: 0 value value_float@12 value_floats@12 value_int@12 value_ints@12")
 def _constant(call: Call) -> list[Value]:
     if len(call.node.attributes) != 1:
         raise Malformed("a constant without one value")
-    ((name, found),) = call.node.attributes.items()
-    if isinstance(found, Value):
-        return found.moved(found.shape, found.known)
-    known = np.array(found, np.int64 if "int" in name else np.float32)
+    ((name, value),) = call.node.attributes.items()
+    if isinstance(value, Value):
+        return value.moved(value.shape, value.known)
+    known = np.array(value, np.int64 if "int" in name else np.float32)
     return [Value(known.shape, known, INT64 if "int" in name else 1)]
 
 
+@operators("ConstantOfShape: 1 value")
 def _filled(call: Call) -> list[Value]:
     shape = tuple(call.sizes(0))
     value = call.node.attributes.get("value", Value((1,), np.zeros(1, np.float32), 1))
     if not isinstance(value, Value) or math.prod(value.shape) != 1:
-        raise Malformed("ConstantOfShape of other than one number")
+        raise Malformed("ConstantOfShape with more or less than one number")
     small = min(shape, default=0) >= 0 and math.prod(shape) <= SMALL
     known = None
     if small and value.known is not None:
@@ -186,6 +239,7 @@ def _filled(call: Call) -> list[Value]:
     return [Value(shape, known, value.kind)]
 
 
+@operators("Reshape: 2 allowzero@14")
 def _reshape(call: Call) -> list[Value]:
     source, wanted = call[0], call.sizes(1)
     call.fixed("allowzero", 0, 1)
@@ -203,6 +257,7 @@ def _reshaped(source: Value, shape: tuple[int, ...]) -> list[Value]:
     return source.moved(shape, None if source.known is None else source.known.reshape(shape))
 
 
+@operators("Flatten: 1 axis")
 def _flatten(call: Call) -> list[Value]:
     shape = call[0].shape
     axis = call.integer("axis", 1)
@@ -212,29 +267,30 @@ def _flatten(call: Call) -> list[Value]:
     return _reshaped(call[0], (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
+@operators("Squeeze: 1 2@13 axes<13")
 def _squeeze(call: Call) -> list[Value]:
     shape = call[0].shape
     axes = call.numbers(1, "axes")
-    places = (
-        [axis for axis, size in enumerate(shape) if size == 1]
-        if axes is None
-        else places_of(axes, len(shape))
-    )
-    if any(shape[axis] != 1 for axis in places):
-        raise Malformed(f"axes {places} of {shape} left out")
-    return _reshaped(call[0], tuple(s for axis, s in enumerate(shape) if axis not in places))
+    if axes is None:
+        axes = [axis for axis, size in enumerate(shape) if size == 1]
+    axes = places_of(axes, len(shape))
+    if any(shape[axis] != 1 for axis in axes):
+        raise Malformed(f"Squeeze of axes {axes} of {shape}")
+    return _reshaped(call[0], tuple(s for axis, s in enumerate(shape) if axis not in axes))
 
 
+@operators("Unsqueeze: 1 2@13 axes<13")
 def _unsqueeze(call: Call) -> list[Value]:
     axes = call.numbers(1, "axes") or []
     rank = len(call[0].shape) + len(axes)
     if rank > MAX_RANK:
         raise Malformed(f"{rank} axes")
     places = places_of(axes, rank)
-    left = iter(call[0].shape)
-    return _reshaped(call[0], tuple(1 if axis in places else next(left) for axis in range(rank)))
+    sizes = iter(call[0].shape)
+    return _reshaped(call[0], tuple(1 if axis in places else next(sizes) for axis in range(rank)))
 
 
+@operators("Transpose: 1 perm")
 def _transpose(call: Call) -> list[Value]:
     source = call[0]
     order = call.integers("perm", list(range(len(source.shape)))[::-1])
@@ -244,6 +300,7 @@ def _transpose(call: Call) -> list[Value]:
     return source.moved(shape, None if source.known is None else source.known.transpose(order))
 
 
+@operators("Concat: any axis")
 def _concat(call: Call) -> list[Value]:
     parts = [call[place] for place in range(len(call.inputs))]
     axis = place_of(call.integer("axis", 0), len(parts[0].shape))
@@ -251,7 +308,7 @@ def _concat(call: Call) -> list[Value]:
     shape[axis] = sum(part.shape[axis] for part in parts)
     for part in parts:
         if part.shape[:axis] + part.shape[axis + 1 :] != (*shape[:axis], *shape[axis + 1 :]):
-            raise Malformed("a concatenation of other shapes")
+            raise Malformed("a concatenation of shapes that do not fit")
     known = None
     arrays = [part.known for part in parts if part.known is not None]
     same = len({array.dtype for array in arrays}) == 1
@@ -264,6 +321,7 @@ def _concat(call: Call) -> list[Value]:
     return [Value(tuple(shape), known, limits=limits)]
 
 
+@operators("Split: 1 2@13 axis num_outputs@18 split<13")
 def _split(call: Call) -> list[Value]:
     source, count = call[0], len(call.node.outputs)
     axis = place_of(call.integer("axis", 0), len(source.shape))
@@ -277,6 +335,7 @@ def _split(call: Call) -> list[Value]:
     return [Value((*source.shape[:axis], size, *source.shape[axis + 1 :])) for size in sizes]
 
 
+@operators("Slice: 5")
 def _slice(call: Call) -> list[Value]:
     source = call[0]
     starts, ends = call.sizes(1), call.sizes(2)
@@ -286,9 +345,9 @@ def _slice(call: Call) -> list[Value]:
     cuts = [slice(None)] * rank
     for start, end, place, step in zip(starts, ends, axes, steps, strict=True):
         size = source.shape[place]
-        if step < 0 and start < -size:  # the runtimes see one number there, Python none
+        if step < 0 and start < -size:  # one element in the runtimes, none in Python
             raise Malformed(f"a slice from {start} of {size} backwards")
-        # Ends before the start of an axis, as exporters write them for a reversal.
+        # Exporters write an end before the start of the axis for a reversal.
         last = None if step < 0 and end < -size else end
         cuts[place] = slice(start, last, step)
     shape = tuple(
@@ -297,6 +356,7 @@ def _slice(call: Call) -> list[Value]:
     return source.moved(shape, None if source.known is None else source.known[tuple(cuts)])
 
 
+@operators("Gather: 2 axis")
 def _gather(call: Call) -> list[Value]:
     source, places = call[0], call[1]
     axis = place_of(call.integer("axis", 0), len(source.shape))
@@ -310,21 +370,21 @@ def _gather(call: Call) -> list[Value]:
 
 
 def _check_places(call: Call, places: Value, least: int, end: int) -> None:
-    """Raise unless constant indices are within a tensor; not every kernel looks."""
+    """Raise unless indices are constant and within a tensor; not every kernel checks that."""
     between = places.between()
     if between is None:
-        raise ModelRefusedError(
-            f"the places that {call.node.op} looks at depend on what is in the picture"
-        )
+        raise ModelRefusedError(f"the indices of {call.node.op} depend on what is in the picture")
     if between[0] < least or between[1] >= end:
-        raise Malformed(f"{call.node.op} at places {between[0]} to {between[1]} of {end}")
+        raise Malformed(f"{call.node.op} at indices {between[0]} to {between[1]} of {end}")
 
 
+@operators("GatherND: 2 batch_dims@12")
 def _gather_nd(call: Call) -> list[Value]:
     call.fixed("batch_dims", 0)
     return [Value((*call[1].shape[:-1], *_part(call)))]
 
 
+@operators("ScatterND: 3 reduction@16")
 def _scatter_nd(call: Call) -> list[Value]:
     call.fixed("reduction", "none")
     if call[2].shape != (*call[1].shape[:-1], *_part(call)):
@@ -346,6 +406,7 @@ def _part(call: Call) -> tuple[int, ...]:
     return source[depth:]
 
 
+@operators("Expand: 2")
 def _expand(call: Call) -> list[Value]:
     pair = [call[0], Value(tuple(call.sizes(1)))]
     (result,) = broadcast(Call(call.node, pair, call.opset))
@@ -355,14 +416,16 @@ def _expand(call: Call) -> list[Value]:
     return call[0].moved(result.shape, known)
 
 
+@operators("Tile: 2")
 def _tile(call: Call) -> list[Value]:
     return [Value(tuple(size * n for size, n in zip(call[0].shape, call.sizes(1), strict=True)))]
 
 
+@operators("Range: 3 stash_type@27")
 def _range(call: Call) -> list[Value]:
     ends = [call.constant(place) for place in range(3)]
     if not all(end.size == 1 and end.dtype.kind == "i" and exact(end) is not None for end in ends):
-        raise ModelRefusedError("its operator Range counts other than whole numbers of 32 bits")
+        raise ModelRefusedError("its operator Range takes numbers that are no 32-bit integers")
     count = len(range(*(int(end.reshape(-1)[0]) for end in ends)))
     known = None
     if count <= SMALL:
@@ -371,6 +434,7 @@ def _range(call: Call) -> list[Value]:
     return [Value((count,), known)]
 
 
+@operators("Pad: 3 4@18 mode")
 def _pad(call: Call) -> list[Value]:
     rank = len(call[0].shape)
     pads = call.sizes(1)
@@ -389,19 +453,14 @@ def _pad(call: Call) -> list[Value]:
     return [Value(tuple(shape))]
 
 
+@operators(
+    """Resize: 4 antialias@18 axes@18 coordinate_transformation_mode cubic_coeff_a exclude_outside
+    extrapolation_value keep_aspect_ratio_policy@18 mode nearest_mode"""
+)
 def _resize(call: Call) -> list[Value]:
     call.fixed("keep_aspect_ratio_policy", "stretch")
-    call.fixed(
-        "coordinate_transformation_mode",
-        *(
-            "half_pixel",
-            "half_pixel_symmetric",
-            "pytorch_half_pixel",
-            "align_corners",
-            "asymmetric",
-        ),
-        "tf_half_pixel_for_nn",
-    )
+    modes = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners")
+    call.fixed("coordinate_transformation_mode", *modes, "asymmetric", "tf_half_pixel_for_nn")
     source = call[0].shape
     axes = places_of(call.integers("axes", list(range(len(source)))), len(source))
     shape = list(source)
@@ -413,48 +472,54 @@ def _resize(call: Call) -> list[Value]:
             shape[axis] = size
     elif scales is not None:
         if scales.dtype != np.float32:
-            raise Malformed("Resize with scales that are no single floats")
+            raise Malformed("Resize with scales that are not float32")
         for axis, scale in zip(axes, scales.reshape(-1), strict=True):
-            # Rounded as one runtime does it or the other, it must be the same.
-            found = {math.floor(source[axis] * (float(scale) + more)) for more in (0, 2e-6)}
-            found.add(math.floor(np.float32(source[axis]) * scale))
-            if len(found) > 1:
-                raise ModelRefusedError(f"Resize of {source[axis]} by {scale} may be rounded")
-            shape[axis] = found.pop()
+            # The runtimes round differently; here all must give the same size.
+            rounded = {math.floor(source[axis] * (float(scale) + more)) for more in (0, 2e-6)}
+            rounded.add(math.floor(np.float32(source[axis]) * scale))
+            if len(rounded) > 1:
+                raise ModelRefusedError(
+                    f"Resize of {source[axis]} by {scale} is rounded differently by runtimes"
+                )
+            shape[axis] = rounded.pop()
     call.work = 16 * (math.prod(shape) + call[0].size)
     return [Value(tuple(shape))]
 
 
 def _given(call: Call, place: int) -> NDArray[Any] | None:
-    """Return a constant input, None where it is left out or empty, as exporters do."""
+    """Return a constant input; None if it is left out, or empty as exporters write it."""
     value = call.get(place)
     return None if value is None or not value.size else call.constant(place)
 
 
+@operators("DepthToSpace: 1 blocksize mode; SpaceToDepth: 1 blocksize")
 def _depth_to_space(call: Call) -> list[Value]:
     batch, channels, height, width = call[0].shape
     block = call.integer("blocksize", 1)
     if block < 1:
         raise Malformed(f"blocks of {block}")
     if call.node.op == "SpaceToDepth":
-        return _resized(call, batch, channels * block**2, height // block, width // block)
-    return _resized(call, batch, channels // block**2, height * block, width * block)
-
-
-def _resized(call: Call, *shape: int) -> list[Value]:
+        shape = (batch, channels * block**2, height // block, width // block)
+    else:
+        shape = (batch, channels // block**2, height * block, width * block)
     if math.prod(shape) != call[0].size:
         raise Malformed(f"{call.node.op} of {call[0].shape}")
     return [Value(shape)]
 
 
+@operators("ArgMax ArgMin: 1 axis keepdims select_last_index@12")
 def _arg(call: Call) -> list[Value]:
     shape = call[0].shape
     place = place_of(call.integer("axis", 0), len(shape))
-    keep = call.integer("keepdims", 1)
-    found = tuple(1 if a == place else s for a, s in enumerate(shape) if keep or a != place)
-    return [Value(found, kind=INT64)]
+    return [Value(_without(shape, [place], call.integer("keepdims", 1)), kind=INT64)]
 
 
+def _without(shape: tuple[int, ...], axes: Sequence[int], keep: int) -> tuple[int, ...]:
+    """Return a shape after a reduction over ``axes``, which stay as 1 if ``keep``."""
+    return tuple(1 if a in axes else s for a, s in enumerate(shape) if keep or a not in axes)
+
+
+@operators("TopK: 2 axis largest sorted")
 def _top_k(call: Call) -> list[Value]:
     shape = list(call[0].shape)
     place = place_of(call.integer("axis", -1), len(shape))
@@ -466,6 +531,11 @@ def _top_k(call: Call) -> list[Value]:
     return [Value(tuple(shape)), Value(tuple(shape), kind=INT64)]
 
 
+@operators(
+    """ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd
+    ReduceSumSquare: 1 2@18 axes<18 keepdims noop_with_empty_axes@18;
+    ReduceSum: 1 2@13 axes<13 keepdims noop_with_empty_axes@13"""
+)
 def _reduce(call: Call) -> list[Value]:
     shape = call[0].shape
     call.fixed("noop_with_empty_axes", 0)
@@ -477,51 +547,18 @@ def _reduce(call: Call) -> list[Value]:
         raise Malformed(f"{call.node.op} over no axes")
     axes = places_of(named or range(len(shape)), len(shape))
     keep = call.integer("keepdims", 1)
-    found = tuple(1 if a in axes else s for a, s in enumerate(shape) if keep or a not in axes)
+    reduced = _without(shape, axes, keep)
     known = None if call[0].known is None else exact(call[0].known)
     if known is not None and known.dtype == np.int64 and call.node.op in _REDUCED:
         function: Any = _REDUCED[call.node.op]
-        # As floats they do not overflow.
+        # float64 does not overflow.
         result = function(known.astype(np.float64), axis=tuple(axes), keepdims=bool(keep))
         inside = np.all(np.abs(result) <= GREATEST)
         dtype = np.asarray(call[0].known).dtype
-        return [Value(found, np.asarray(result).astype(dtype) if inside else None)]
-    return [Value(found)]
+        return [Value(reduced, np.asarray(result).astype(dtype) if inside else None)]
+    return [Value(reduced)]
 
 
-# Of versions 13 to 17, where they are an attribute.
+# In versions 13 to 17 OpenVINO ignores their attribute `axes`.
 _MISREAD = ("ReduceL1", "ReduceLogSum", "ReduceLogSumExp")
 _REDUCED = {"ReduceProd": np.prod, "ReduceSum": np.sum, "ReduceMax": np.max, "ReduceMin": np.min}
-_REDUCTIONS = (
-    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
-    "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
-)  # fmt: skip
-
-SHAPE_RULES: dict[str, Rule] = {
-    **dict.fromkeys(_REDUCTIONS, _reduce),
-    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _depth_to_space),
-    "Resize": _resize,
-    **dict.fromkeys(("ArgMax", "ArgMin"), _arg),
-    "Identity": passed,
-    "Shape": _shape,
-    "Size": lambda call: [Value((), np.array(call[0].size, np.int64), INT64)],
-    "Constant": _constant,
-    "ConstantOfShape": _filled,
-    "Reshape": _reshape,
-    "Flatten": _flatten,
-    "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze,
-    "Transpose": _transpose,
-    "Concat": _concat,
-    "Split": _split,
-    "Slice": _slice,
-    "Gather": _gather,
-    "GatherND": _gather_nd,
-    "ScatterND": _scatter_nd,
-    "Expand": _expand,
-    "Tile": _tile,
-    "Range": _range,
-    "Pad": _pad,
-    "TopK": _top_k,
-}
-"""Rules by operator."""
