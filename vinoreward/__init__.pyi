@@ -5,7 +5,7 @@ from .backends.base import load_backend
 from .bundles.bundle import Bundle
 from .compression.chain import CompressorChain
 from .encoders.encoder import Encoder
-from .policies.files import load_policy, save_policy
+from .policies.wire import load_policy, save_policy
 from .rewards.classifier import Classifier
 from .rewards.success import SuccessDetector
 from .wrappers.encoded import EncodedObservation

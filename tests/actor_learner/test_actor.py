@@ -18,8 +18,7 @@ from vinoreward.actor_learner.transport.trajectory import (
 )
 from vinoreward.errors import InputError
 from vinoreward.policies.distributions import log_prob
-from vinoreward.policies.policy import Policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import Policy, forward
 from vinoreward.policies.spec import mlp
 
 HEADS = {

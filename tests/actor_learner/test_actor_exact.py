@@ -17,8 +17,7 @@ from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.distill import Distill
 from vinoreward.compression.prune import Prune
 from vinoreward.compression.quantize import Quantize
-from vinoreward.policies.policy import Policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import Policy, forward
 from vinoreward.policies.wire import encode
 
 

@@ -27,10 +27,9 @@ from vinoreward.actor_learner.transport.trajectory import (
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import OutputError
-from vinoreward.monitoring.defaults import default_monitor
+from vinoreward.monitoring.monitor import default_monitor
 from vinoreward.policies.distributions import log_prob
-from vinoreward.policies.policy import Policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import Policy, forward
 from vinoreward.policies.spec import mlp
 
 NUMBERED = mlp(2, 2, head="logits", hidden=(8, 8))

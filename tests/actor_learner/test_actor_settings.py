@@ -20,12 +20,11 @@ from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.prune import Prune
 from vinoreward.compression.quantize import Quantize
-from vinoreward.monitoring.defaults import default_monitor
 from vinoreward.monitoring.indicators import KL
-from vinoreward.monitoring.monitor import Monitor
+from vinoreward.monitoring.monitor import Monitor, default_monitor
 from vinoreward.monitoring.strategy import CompressionSetting
 from vinoreward.policies.distributions import kl
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import forward
 
 
 @pytest.fixture(autouse=True)

@@ -21,13 +21,11 @@ from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.quantize import Quantize
-from vinoreward.monitoring.defaults import default_monitor
 from vinoreward.monitoring.indicators import KL
-from vinoreward.monitoring.monitor import Monitor
+from vinoreward.monitoring.monitor import Monitor, default_monitor
 from vinoreward.monitoring.strategy import CompressionSetting, Strategy
 from vinoreward.policies.distributions import kl
-from vinoreward.policies.policy import QuantizedArray
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import QuantizedArray, forward
 from vinoreward.policies.wire import lowered
 from vinoreward_training.cli import main
 

@@ -25,9 +25,8 @@ from vinoreward.actor_learner.progress import WINDOW, CompressedShare
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.actor_learner.transport.link import ActorSettings, CompressorLink, Weights
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory, TrajectorySpec
-from vinoreward.compression.chain import CompressorChain
+from vinoreward.compression.chain import CompressionContext, CompressorChain, Stage
 from vinoreward.compression.distill import Distill
-from vinoreward.compression.stage import CompressionContext, Stage
 from vinoreward.monitoring import CompressionSetting, Monitor
 from vinoreward.monitoring.indicators import KL
 from vinoreward.policies.policy import Policy

@@ -17,12 +17,10 @@ from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import Evaluation, Evaluator
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
-from vinoreward.compression.chain import CompressorChain
+from vinoreward.compression.chain import CompressionContext, CompressorChain
 from vinoreward.compression.quantize import Quantize
-from vinoreward.compression.stage import CompressionContext
-from vinoreward.monitoring.defaults import default_monitor
 from vinoreward.monitoring.indicators import KL, CumulativeReward
-from vinoreward.monitoring.monitor import Monitor
+from vinoreward.monitoring.monitor import Monitor, default_monitor
 from vinoreward.policies.policy import Policy
 
 CARTPOLE_ENV = EnvironmentSpec("CartPole-v1")

@@ -27,7 +27,7 @@ from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.errors import ConfigError
 from vinoreward.policies import distributions
 from vinoreward.policies.distributions import Exploration, act, log_prob
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import forward
 from vinoreward.policies.spec import mlp
 
 SEEN = gym.spaces.Box(-1, 1, (4,), np.float32)

@@ -19,8 +19,7 @@ from vinoreward.actor_learner.learners.sac import SAC, SACConfig
 from vinoreward.correction import ImportanceSampling, NoCorrection, Retrace, VTrace
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.policies.distributions import log_softmax
-from vinoreward.policies.policy import random_policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import forward, random_policy
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 
 

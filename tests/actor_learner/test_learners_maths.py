@@ -20,8 +20,7 @@ from vinoreward.actor_learner.learners.sac import SAC, SACConfig
 from vinoreward.correction import NoCorrection, Retrace, TreeBackup, VTrace
 from vinoreward.errors import ConfigError
 from vinoreward.policies import distributions
-from vinoreward.policies.policy import random_policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import forward, random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward.policies.torch_policy import load_policy
 

@@ -17,7 +17,7 @@ from vinoreward.actor_learner.learners.sb3 import SB3Config, SB3Learner
 from vinoreward.actor_learner.learners.sb3_network import own_outputs, policy_of
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
 from vinoreward.policies.distributions import Exploration, act
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import forward
 from vinoreward.saved_state import read_state, save_state
 
 SMALL = {"net_arch": [16, 16]}

@@ -39,8 +39,7 @@ from vinoreward.compression.graph import Compile
 from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError
 from vinoreward.policies.distributions import log_prob
-from vinoreward.policies.policy import Policy, QuantizedArray
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import Policy, QuantizedArray, forward
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 from vinoreward.policies.wire import decode
 

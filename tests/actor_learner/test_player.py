@@ -17,8 +17,7 @@ import vinoreward
 from vinoreward import ActorLearner, CompressorChain, Player, load_policy, save_policy
 from vinoreward.compression import Compile, Distill, Prune, Quantize
 from vinoreward.errors import ConfigError, InputError, MissingExtraError
-from vinoreward.policies.policy import Policy, QuantizedArray, random_policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import Policy, QuantizedArray, forward, random_policy
 from vinoreward.policies.spec import mlp
 
 BACKENDS = ("numpy", "openvino", "onnxruntime")

@@ -23,8 +23,7 @@ from vinoreward.compression import (
 )
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.policies.backends.base import make_backend
-from vinoreward.policies.policy import Policy, random_policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import Policy, forward, random_policy
 from vinoreward.policies.spec import PolicySpec, mlp
 
 # Compilation

@@ -30,8 +30,7 @@ from vinoreward.compression import (
     Stage,
 )
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.policies.policy import Policy, QuantizedArray, random_policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import Policy, QuantizedArray, forward, random_policy
 from vinoreward.policies.spec import mlp
 
 

@@ -25,8 +25,7 @@ from vinoreward.compression import (
 )
 from vinoreward.compression.prune import importance, keep_neurons
 from vinoreward.errors import ConfigError
-from vinoreward.policies.policy import Policy, random_policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import Policy, forward, random_policy
 from vinoreward.policies.spec import Dense, Flatten, PolicySpec, mlp
 
 # Pruning

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from vinoreward.compression import CompressionContext, Quantize
 from vinoreward.compression.quantize import aligned, limits, measure, merged, widened
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.policies.policy import Policy, QuantizedArray, random_policy
-from vinoreward.policies.reference import forward, layer_inputs, quantized
+from vinoreward.policies.policy import (
+    Policy,
+    QuantizedArray,
+    forward,
+    layer_inputs,
+    quantized,
+    random_policy,
+)
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 from vinoreward.policies.wire import encode
 

@@ -23,8 +23,7 @@ from vinoreward.compression import (
 )
 from vinoreward.monitoring import CompressionSetting, MonitorBatch, default_monitor
 from vinoreward.policies.distributions import Exploration, act, log_prob
-from vinoreward.policies.policy import Policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import Policy, forward
 from vinoreward.policies.spec import mlp
 
 pytestmark = pytest.mark.slow

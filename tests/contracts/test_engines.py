@@ -25,7 +25,7 @@ from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.graph import Compile
 from vinoreward.compression.quantize import Quantize
 from vinoreward.errors import ConfigError
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import forward
 from vinoreward.policies.spec import mlp
 from vinoreward.policies.wire import lowered
 

@@ -23,10 +23,10 @@ from vinoreward.policies.policy import (
     ActivationRange,
     Policy,
     QuantizedArray,
+    forward,
     quantize_array,
     random_policy,
 )
-from vinoreward.policies.reference import forward
 from vinoreward.policies.spec import mlp
 
 NETWORKS = {name: SPECS[name] for name in ("small", "odd", "gaussian")} | {"wide": WIDE}

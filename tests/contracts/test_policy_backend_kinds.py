@@ -29,10 +29,11 @@ from vinoreward.policies.backends.onnxruntime_backend import policy_model, read_
 from vinoreward.policies.backends.openvino_backend import OpenVINOBackend
 from vinoreward.policies.policy import (
     ActivationRange,
+    forward,
     quantize_array,
+    quantized,
     random_policy,
 )
-from vinoreward.policies.reference import forward, quantized
 from vinoreward.policies.spec import mlp
 
 

@@ -27,7 +27,6 @@ from vinoreward.correction import (
 )
 from vinoreward.correction.returns import (
     LOG_RATIO_LIMIT,
-    effective_sample_size,
     lambda_returns,
     log_ratios,
     mixed,
@@ -37,6 +36,7 @@ from vinoreward.correction.returns import (
     vtrace,
 )
 from vinoreward.errors import ConfigError, InputError
+from vinoreward.policies.distributions import effective_sample_size
 
 
 @pytest.mark.parametrize(

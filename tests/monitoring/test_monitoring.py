@@ -33,11 +33,16 @@ from vinoreward.monitoring import (
     default_indicators,
     default_monitor,
 )
-from vinoreward.monitoring.defaults import GAUSSIAN_KL_MAX
+from vinoreward.monitoring.monitor import GAUSSIAN_KL_MAX
 from vinoreward.monitoring.strategy import Limit
 from vinoreward.policies.distributions import Exploration
-from vinoreward.policies.policy import ActivationRange, Policy, quantize_array
-from vinoreward.policies.reference import forward, layer_inputs
+from vinoreward.policies.policy import (
+    ActivationRange,
+    Policy,
+    forward,
+    layer_inputs,
+    quantize_array,
+)
 from vinoreward.policies.spec import Head, PolicySpec, mlp
 
 GAUSSIAN = mlp(3, 1, head="tanh_gaussian", hidden=(8,))

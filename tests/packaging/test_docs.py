@@ -92,8 +92,7 @@ def test_the_documented_plugs_of_compressed_actors_work_together(project_root: P
     from vinoreward.compression import CompressionContext
     from vinoreward.correction import Correction, VTrace
     from vinoreward.monitoring import MonitorBatch
-    from vinoreward.policies.policy import random_policy
-    from vinoreward.policies.reference import forward
+    from vinoreward.policies.policy import forward, random_policy
     from vinoreward.policies.spec import mlp
 
     code = block(project_root / "docs" / "compressed-actors.md", "class Gentle")

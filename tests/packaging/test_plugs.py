@@ -10,8 +10,7 @@ import pytest
 from vinoreward.compression import CompressionContext
 from vinoreward.errors import ConfigError
 from vinoreward.policies.backends.base import make_backend
-from vinoreward.policies.policy import random_policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import forward, random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward_training.actors.build import build
 from vinoreward_training.actors.expressions import chain_of
@@ -22,7 +21,7 @@ import numpy as np
 from vinoreward.actor_learner.learners.impala import Impala
 from vinoreward.compression import Stage
 from vinoreward.policies.backends.base import PolicyBackend
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import forward
 
 class Plain(PolicyBackend):
     name = "plain"

@@ -15,10 +15,12 @@ from policy_specs import PICTURES, SMALL, forward_with_value, observations_for
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.policy import (
     ActivationRange,
+    forward,
+    layer_inputs,
     quantize_array,
+    quantized,
     random_policy,
 )
-from vinoreward.policies.reference import forward, layer_inputs, quantized
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 from vinoreward.policies.torch_policy import TorchPolicy, from_policy, load_policy, to_policy
 

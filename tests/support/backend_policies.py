@@ -10,9 +10,10 @@ from vinoreward.policies.backends.base import PolicyBackend
 from vinoreward.policies.policy import (
     ActivationRange,
     Policy,
+    forward,
+    layer_inputs,
     quantize_array,
 )
-from vinoreward.policies.reference import forward, layer_inputs
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 from vinoreward.policies.wire import lowered
 

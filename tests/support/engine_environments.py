@@ -15,7 +15,7 @@ from typing import Any
 
 from faulty_environments import Numbered, Remembers
 
-from vinoreward.compression.stage import CompressionContext
+from vinoreward.compression.chain import CompressionContext
 from vinoreward.policies.policy import Policy
 
 WORK = 4.0

@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vinoreward.compression.stage import CompressionContext, Stage, State
+from vinoreward.compression.chain import CompressionContext, Stage, State
 from vinoreward.policies.policy import Policy, random_policy
 from vinoreward.policies.spec import PolicySpec
 

@@ -182,7 +182,7 @@ def cases(folder: Path) -> dict[str, Case]:
     from vinoreward.bundles.bundle import Bundle
     from vinoreward.bundles.save import save_bundle
     from vinoreward.files import write_json
-    from vinoreward.policies.files import load_policy, save_policy
+    from vinoreward.policies import load_policy, save_policy
     from vinoreward.policies.policy import random_policy
     from vinoreward_training.policy.callbacks import read_clock
     from vinoreward_training.policy.train import SETTINGS as TRAIN

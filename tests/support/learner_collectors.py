@@ -13,8 +13,7 @@ import numpy as np
 
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.policies.distributions import Exploration, act
-from vinoreward.policies.policy import Policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import Policy, forward
 from vinoreward.policies.spec import PolicySpec
 
 ITSELF = Exploration()

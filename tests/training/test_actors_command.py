@@ -11,7 +11,7 @@ import pytest
 import yaml
 from actor_runs import FEW, SMALL, rows_of, trained
 
-from vinoreward.policies.files import load_policy
+from vinoreward.policies import load_policy
 from vinoreward_training.actors.report import share_words
 from vinoreward_training.cli import main
 from vinoreward_training.tasks.networks import network

@@ -25,7 +25,7 @@ from vinoreward.monitoring import (
     ReturnGap,
     Staged,
 )
-from vinoreward.policies.files import load_policy, save_policy
+from vinoreward.policies import load_policy, save_policy
 from vinoreward.policies.policy import Policy, quantize_array, random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward_training.actors.report import gap_words

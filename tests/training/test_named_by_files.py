@@ -71,7 +71,7 @@ def run(stranger: Stranger, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def actors_run(stranger: Stranger, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ``vinoreward actors`` leaves of a training there."""
-    from vinoreward.policies.files import save_policy
+    from vinoreward.policies import save_policy
     from vinoreward.policies.policy import random_policy
     from vinoreward.policies.spec import mlp
     from vinoreward_training.actors.settings import SETTINGS, recorded

@@ -16,7 +16,7 @@ from task_runs import evaluator
 
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
 from vinoreward.files import write_json
-from vinoreward.policies.files import save_policy
+from vinoreward.policies import save_policy
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward_training.actors.settings import SETTINGS, recorded

@@ -19,8 +19,7 @@ import numpy as np
 
 from vinoreward.actor_learner.transport.link import NONE, ActorSettings, CompressorLink
 from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION
-from vinoreward.compression.chain import CompressorChain, Run, check_policy
-from vinoreward.compression.stage import CompressionContext
+from vinoreward.compression.chain import CompressionContext, CompressorChain, Run, check_policy
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError, VinorewardError
 from vinoreward.files import atomic_path, open_plain, read_plain
 from vinoreward.monitoring.strategy import FULL_BITS

@@ -9,12 +9,18 @@ This package computes on arrays; it starts no processes and shares no memory. On
 needs torch, which it imports on first use.
 """
 
-from vinoreward.compression.chain import CompressorChain, Quality, check_policy, compare_outputs
+from vinoreward.compression.chain import (
+    CompressionContext,
+    CompressorChain,
+    Quality,
+    Stage,
+    check_policy,
+    compare_outputs,
+)
 from vinoreward.compression.distill import Distill
 from vinoreward.compression.graph import Compile, Fuse, LowRank
 from vinoreward.compression.prune import Prune
 from vinoreward.compression.quantize import Quantize
-from vinoreward.compression.stage import CompressionContext, Stage
 
 __all__ = [
     "Compile",

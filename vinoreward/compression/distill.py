@@ -7,19 +7,11 @@ H(student)``. Imports torch only when a policy is compressed.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from vinoreward.compression.stage import (
-    FLOAT,
-    CompressionContext,
-    Stage,
-    State,
-    float_weights,
-    state_parts,
-)
+from vinoreward.compression.chain import FLOAT, CompressionContext, Stage, State, Value
 from vinoreward.errors import ConfigError
 from vinoreward.policies.policy import Floats, Policy
 from vinoreward.policies.spec import PolicySpec
@@ -122,7 +114,7 @@ class Distill(Stage):
             OutputError: the student's weights became NaN or infinite.
             MissingExtraError: torch is not installed.
         """
-        float_weights(policy, self)
+        self._float_weights(policy)
         if self.student is None and policy is context.teacher:
             return policy
         # Imported here because torch is heavy, and building a chain does not need it.
@@ -153,23 +145,21 @@ class Distill(Stage):
 
         return Student(Policy(spec, saved), self._saved, self._updates)
 
-    def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
+    def state(self) -> State:
         """Return the last student, Adam's moments, and the number of updates."""
         parts, updates = self._saved, self._updates
         if self._last is not None:
             parts, updates = self._last.state(), self._last.updates
-        found: dict[str, npt.NDArray[Any] | int | float] = {"updates": updates}
+        state: dict[str, Value] = {"updates": updates}
         for part, arrays in parts.items():
-            found |= {
-                f"{part}.{name}": np.array(array, np.float32) for name, array in arrays.items()
-            }
-        return found
+            state |= {f"{part}.{name}": np.array(each, np.float32) for name, each in arrays.items()}
+        return state
 
     def load_state(self, state: State) -> None:
         """Restore the saved student."""
-        parts = state_parts(self, state, ["updates"], PARTS)
+        parts = self._parts_of(state, ["updates"], PARTS)
         last = {
-            part: {name: np.array(array, np.float32) for name, array in arrays.items()}
+            part: {name: np.array(each, np.float32) for name, each in arrays.items()}
             for part, arrays in parts.items()
         }
         shapes = [{name: array.shape for name, array in last[part].items()} for part in PARTS]

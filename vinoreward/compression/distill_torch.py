@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.compression.stage import CompressionContext, different_tasks
+from vinoreward.compression.chain import CompressionContext, different_tasks
 from vinoreward.errors import ConfigError, OutputError, needed_for
 from vinoreward.policies.distributions import LOG_STD
 from vinoreward.policies.policy import Floats, Policy, random_policy

@@ -7,20 +7,11 @@ truncated singular value decomposition (Eckart and Young 1936).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from vinoreward.compression.stage import (
-    COMPILED,
-    FLOAT,
-    CompressionContext,
-    Stage,
-    State,
-    float_weights,
-    state_parts,
-)
+from vinoreward.compression.chain import COMPILED, FLOAT, CompressionContext, Stage, State
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.policies.backends.base import BACKENDS, compile_blob
 from vinoreward.policies.policy import Floats, Parameter, Policy
@@ -90,7 +81,7 @@ class Fuse(Stage):
 
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
         """Return the same function with fewer operations."""
-        weights = float_weights(policy, self)
+        weights = self._float_weights(policy)
         spec, value = policy.spec, policy.spec.value
         layers: list[Layer] = []
         folded: dict[str, Weights] = {}
@@ -115,11 +106,11 @@ class Fuse(Stage):
             folded[layer.name] = (weight, bias)
         if value is not None and read is not None:
             folded[value.name] = read
-        found: dict[str, Parameter] = {}
+        parameters: dict[str, Parameter] = {}
         for name, (weight, bias) in folded.items():
-            found[f"{name}.weight"], found[f"{name}.bias"] = weight, bias
+            parameters |= {f"{name}.weight": weight, f"{name}.bias": bias}
         fused = dataclasses.replace(spec, layers=tuple(layers), value=value, scale=1.0)
-        return policy.replace(spec=fused, parameters=found, ranges={}, blob=None)
+        return policy.replace(spec=fused, parameters=parameters, ranges={}, blob=None)
 
 
 def _of(weights: dict[str, Floats], layer: Dense | Conv) -> Weights:
@@ -196,29 +187,28 @@ class LowRank(Stage):
         Raises:
             ConfigError: another layer already has a name that ends in ``_low``.
         """
-        weights = float_weights(policy, self)
+        parameters = self._float_weights(policy)
         if self._pushes >= self.frozen_for:
             self._ranks, self._pushes = {}, 0
         self._pushes += 1
         layers: list[Layer] = []
-        found: dict[str, Parameter] = {}
         for layer in policy.spec.layers:
             if isinstance(layer, Dense) and layer is not policy.spec.layers[-1]:
-                weight = weights[f"{layer.name}.weight"]
+                weight = parameters[f"{layer.name}.weight"]
                 rank = self._rank(layer, weight)
                 if rank * (layer.inputs + layer.outputs) < layer.inputs * layer.outputs:
                     thin = Dense(f"{layer.name}_low", layer.inputs, rank)
-                    found[f"{thin.name}.weight"], weights[f"{layer.name}.weight"] = factors(
-                        weight, rank
-                    )
-                    found[f"{thin.name}.bias"] = np.zeros(rank, dtype=np.float32)
+                    inner, parameters[f"{layer.name}.weight"] = factors(weight, rank)
+                    parameters |= {
+                        f"{thin.name}.weight": inner,
+                        f"{thin.name}.bias": np.zeros(rank, dtype=np.float32),
+                    }
                     layers.append(thin)
                     layer = dataclasses.replace(layer, inputs=rank)
             layers.append(layer)
         spec = dataclasses.replace(policy.spec, layers=tuple(layers))
-        found |= weights
-        parameters = {name: found[name] for name in spec.parameter_shapes()}
-        return policy.replace(spec=spec, parameters=parameters, ranges={}, blob=None)
+        ordered = {name: parameters[name] for name in spec.parameter_shapes()}
+        return policy.replace(spec=spec, parameters=ordered, ranges={}, blob=None)
 
     def _rank(self, layer: Dense, weight: Floats) -> int:
         if self.energy is None:
@@ -227,16 +217,14 @@ class LowRank(Stage):
             self._ranks[layer.name] = rank_for(weight, self.energy)
         return min(self._ranks[layer.name], layer.inputs, layer.outputs)
 
-    def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
+    def state(self) -> State:
         """Return the ranks and their age in pushes."""
-        return {
-            "pushes": self._pushes,
-            **{f"rank.{name}": rank for name, rank in self._ranks.items()},
-        }
+        ranks = {f"rank.{name}": rank for name, rank in self._ranks.items()}
+        return {"pushes": self._pushes, **ranks}
 
     def load_state(self, state: State) -> None:
         """Restore the saved ranks."""
-        parts = state_parts(self, state, ["pushes"], ["rank"])
+        parts = self._parts_of(state, ["pushes"], ["rank"])
         self._pushes = int(state["pushes"])
         self._ranks = {name: int(rank) for name, rank in parts["rank"].items()}
 

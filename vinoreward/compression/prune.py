@@ -10,70 +10,58 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.compression.chain import FLOAT, CompressionContext, Stage, State, batches
 from vinoreward.compression.distill import Distill
-from vinoreward.compression.stage import (
-    FLOAT,
-    CompressionContext,
-    Stage,
-    State,
-    batches,
-    float_weights,
-    state_parts,
-)
 from vinoreward.errors import ConfigError
-from vinoreward.policies.policy import Floats, Parameter, Policy
-from vinoreward.policies.reference import layer_inputs
-from vinoreward.policies.spec import Conv, Dense, Flatten
+from vinoreward.policies.policy import Floats, Parameter, Policy, layer_inputs
+from vinoreward.policies.spec import Flatten, Layer
 
 Criterion = Literal["magnitude", "activation"]
 Indices = npt.NDArray[np.int64]
 
 
 def keep_neurons(policy: Policy, kept: dict[str, Indices]) -> Policy:
-    """Keep only some neurons and channels of hidden layers.
+    """Return a narrower policy, equal to one whose removed neurons always output zero.
 
-    Args:
-        policy: with float weights.
-        kept: hidden layer to the sorted indices of the outputs to keep; other layers keep all.
-
-    Returns:
-        A narrower policy, equal to one whose removed neurons always output zero.
+    ``kept`` gives the sorted indices of the outputs that a hidden layer keeps; other layers keep
+    all.
     """
     weights = policy.float_parameters()
-    found: dict[str, Parameter] = {}
-    layers: list[Dense | Conv | Flatten] = []
-    # Indices of the layer's remaining inputs in the full network; None for all.
-    left: Indices | None = None
+    parameters: dict[str, Parameter] = {}
+    layers: list[Layer] = []
+    # Indices of the remaining inputs, of the next layer and of the last one, in the full network;
+    # None for all.
+    rest: Indices | None = None
     read: Indices | None = None
     for layer, shape in zip(policy.spec.layers, policy.spec.shapes(), strict=False):
         if isinstance(layer, Flatten):
-            if left is not None and len(shape) == 3:
+            if rest is not None and len(shape) == 3:
                 pixels = math.prod(shape[1:])
-                left = (left[:, None] * pixels + np.arange(pixels)).reshape(-1)
+                rest = (rest[:, None] * pixels + np.arange(pixels)).reshape(-1)
             layers.append(layer)
             continue
         weight, bias = weights[f"{layer.name}.weight"], weights[f"{layer.name}.bias"]
-        weight = weight if left is None else weight[:, left]
-        read, left = left, kept.get(layer.name)
-        if left is not None:
-            weight, bias = weight[left], bias[left]
+        weight = weight if rest is None else weight[:, rest]
+        read, rest = rest, kept.get(layer.name)
+        if rest is not None:
+            weight, bias = weight[rest], bias[rest]
         layers.append(dataclasses.replace(layer, inputs=weight.shape[1], outputs=weight.shape[0]))
-        found[f"{layer.name}.weight"] = np.ascontiguousarray(weight)
-        found[f"{layer.name}.bias"] = np.ascontiguousarray(bias)
+        parameters[f"{layer.name}.weight"] = np.ascontiguousarray(weight)
+        parameters[f"{layer.name}.bias"] = np.ascontiguousarray(bias)
     value = policy.spec.value
     if value is not None:
         weight = weights[f"{value.name}.weight"]
         weight = weight if read is None else np.ascontiguousarray(weight[:, read])
         value = dataclasses.replace(value, inputs=weight.shape[1])
-        found[f"{value.name}.weight"] = weight
-        found[f"{value.name}.bias"] = weights[f"{value.name}.bias"]
+        parameters[f"{value.name}.weight"] = weight
+        parameters[f"{value.name}.bias"] = weights[f"{value.name}.bias"]
     spec = dataclasses.replace(policy.spec, layers=tuple(layers), value=value)
-    return policy.replace(spec=spec, parameters=found, ranges={}, blob=None)
+    return policy.replace(spec=spec, parameters=parameters, ranges={}, blob=None)
 
 
 def importance(
@@ -86,15 +74,15 @@ def importance(
     never fire go first.
     """
     weights = policy.float_parameters()
-    found: dict[str, Floats] = {}
+    norms: dict[str, Floats] = {}
     for layer in policy.spec.weighted[:-1]:
         rows = weights[f"{layer.name}.weight"].reshape(layer.outputs, -1)
         squares = np.einsum("oi,oi->o", rows, rows) + weights[f"{layer.name}.bias"] ** 2
-        found[layer.name] = np.sqrt(squares).astype(np.float32)
+        norms[layer.name] = np.sqrt(squares).astype(np.float32)
     if criterion == "activation":
         for name, squares in _activity(policy, context).items():
-            found[name] = found[name] * np.sqrt(squares).astype(np.float32)
-    return found
+            norms[name] = norms[name] * np.sqrt(squares).astype(np.float32)
+    return norms
 
 
 def _activity(policy: Policy, context: CompressionContext) -> dict[str, npt.NDArray[np.float64]]:
@@ -167,24 +155,19 @@ class Prune(Stage):
 
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
         """Return the narrower policy, before distillation."""
-        float_weights(policy, self)
+        self._float_weights(policy)
         if self.sparsity == 0.0:
             return policy
         widths = {layer.name: layer.outputs for layer in policy.spec.weighted[:-1]}
         if widths != self._widths or self._pushes >= self.frozen_for or not self._kept:
-            self._choose(policy, context)
-            self._widths = widths
-            self._pushes = 0
+            self._widths, self._pushes, self._kept = widths, 0, {}
+            for name, worth in importance(policy, context, self.criterion).items():
+                count = max(1, round(len(worth) * (1.0 - self.sparsity)))
+                # A stable sort: among equals the first ones stay, on every machine.
+                best = np.argsort(-worth, kind="stable")[:count]
+                self._kept[name] = np.sort(best).astype(np.int64)
         self._pushes += 1
         return keep_neurons(policy, self._kept)
-
-    def _choose(self, policy: Policy, context: CompressionContext) -> None:
-        self._kept = {}
-        for name, worth in importance(policy, context, self.criterion).items():
-            count = max(1, round(len(worth) * (1.0 - self.sparsity)))
-            # A stable sort: among equals the first ones stay, on every machine.
-            best = np.argsort(-worth, kind="stable")[:count]
-            self._kept[name] = np.sort(best).astype(np.int64)
 
     def parameters(self) -> dict[str, float]:
         """Return the sparsity."""
@@ -198,7 +181,7 @@ class Prune(Stage):
             self.sparsity = _checked_sparsity(value)
             self._kept = {}
 
-    def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
+    def state(self) -> State:
         """Return the sparsity, the choice of neurons, and its age in pushes."""
         return {
             "sparsity": self.sparsity,
@@ -209,7 +192,7 @@ class Prune(Stage):
 
     def load_state(self, state: State) -> None:
         """Restore the saved choice of neurons."""
-        parts = state_parts(self, state, ["sparsity", "pushes"], ["kept", "width"])
+        parts = self._parts_of(state, ["sparsity", "pushes"], ["kept", "width"])
         self.sparsity = _checked_sparsity(float(state["sparsity"]))
         self._pushes = int(state["pushes"])
         self._kept = {name: np.array(kept, np.int64) for name, kept in parts["kept"].items()}

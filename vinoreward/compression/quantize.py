@@ -12,24 +12,20 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from vinoreward.compression.stage import (
+from vinoreward.compression.chain import (
     QUANTIZED,
     CompressionContext,
     Observations,
     Stage,
     State,
     batches,
-    float_weights,
-    state_parts,
 )
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.policies.policy import ActivationRange, Policy
-from vinoreward.policies.reference import layer_inputs
+from vinoreward.policies.policy import ActivationRange, Policy, layer_inputs
 from vinoreward.policies.spec import PolicySpec
 from vinoreward.policies.wire import lowered
 
@@ -117,7 +113,7 @@ class Quantize(Stage):
         """
         if self._bits == 32:
             return policy
-        wide = policy.replace(parameters=float_weights(policy, self), ranges={}, blob=None)
+        wide = policy.replace(parameters=self._float_weights(policy), ranges={}, blob=None)
         names = self._layers(policy.spec)
         lower = lowered(wide, self._bits, names)
         if self.precision != "int8" or self._bits != 8:
@@ -171,16 +167,14 @@ class Quantize(Stage):
             raise ConfigError(f"bits is {value}. Expected 2 to 8, 16 or 32.")
         self._bits = int(value)
 
-    def state(self) -> dict[str, npt.NDArray[Any] | int | float]:
+    def state(self) -> State:
         """Return the bits and the widest observed range of each layer's input."""
-        return {
-            "bits": self._bits,
-            **{f"seen.{name}": np.array(bounds) for name, bounds in self._seen.items()},
-        }
+        seen = {f"seen.{name}": np.array(bounds) for name, bounds in self._seen.items()}
+        return {"bits": self._bits, **seen}
 
     def load_state(self, state: State) -> None:
         """Restore the saved ranges."""
-        parts = state_parts(self, state, ["bits"], ["seen"])
+        parts = self._parts_of(state, ["bits"], ["seen"])
         self.set_parameter("bits", float(state["bits"]))
         self._seen = {}
         for name, value in parts["seen"].items():
@@ -189,13 +183,10 @@ class Quantize(Stage):
 
 
 def measure(policy: Policy, observations: Observations, estimator: Estimator) -> dict[str, Bounds]:
-    """Return the minimum and maximum input of each layer.
+    """Return the minimum and maximum input of each layer, for observations (N, *shape).
 
-    Args:
-        policy: in full precision.
-        observations: (N, *shape).
-        estimator: ``"minmax"`` over everything; ``"mean"`` of each observation's own, NNCF's
-            default, for comparison.
+    ``"minmax"`` is over everything, ``"mean"`` the mean of each observation's own: NNCF's default,
+    for comparison.
 
     Raises:
         InputError: a layer's input is NaN or infinite.
@@ -212,14 +203,14 @@ def measure(policy: Policy, observations: Observations, estimator: Estimator) ->
             lows[name] += rows.min(1).tolist()
             highs[name] += rows.max(1).tolist()
     least, most = (min, max) if estimator == "minmax" else (_mean, _mean)
-    found = {name: (least(lows[name]), most(highs[name])) for name in names}
-    for name, bounds in found.items():
+    ranges = {name: (least(lows[name]), most(highs[name])) for name in names}
+    for name, bounds in ranges.items():
         if not all(map(math.isfinite, bounds)):
             raise InputError(
                 f"the input of layer {name} is NaN or infinite on some observation. Expected "
                 "finite numbers: the learner has diverged. Lower its learning rate."
             )
-    return found
+    return ranges
 
 
 def _mean(values: list[float]) -> float:
@@ -228,12 +219,12 @@ def _mean(values: list[float]) -> float:
 
 def limits(spec: PolicySpec) -> dict[str, Bounds]:
     """Return the bounds of each layer's input for any observation."""
-    seen = 255.0 * spec.scale if spec.observation_dtype == "uint8" else math.inf
-    found = {spec.weighted[0].name: (0.0 if math.isfinite(seen) else -math.inf, seen)}
     bounds = {"tanh": (-1.0, 1.0), "relu": (0.0, math.inf), "none": (-math.inf, math.inf)}
+    pixels = spec.observation_dtype == "uint8"
+    limit = {spec.weighted[0].name: (0.0, 255.0 * spec.scale) if pixels else bounds["none"]}
     for layer, reader in itertools.pairwise(spec.weighted):
-        found[reader.name] = bounds[layer.activation]
-    return found
+        limit[reader.name] = bounds[layer.activation]
+    return limit
 
 
 def merged(now: Bounds, before: Bounds | None, decay: float) -> Bounds:
@@ -255,22 +246,17 @@ def aligned(bounds: Bounds) -> ActivationRange:
     """Return a range that contains ``bounds`` and has zero as one of its 256 levels exactly.
 
     The step has at most 16 significant bits. So its multiples up to 255 are exact in float32, and
-    no backend's arithmetic shifts zero.
-    Args:
-        bounds: low <= 0 <= high, low < high.
+    no backend's arithmetic shifts zero. ``bounds`` are low <= 0 <= high with low < high.
     """
     low, high = bounds
     ideal = math.floor(255.0 * -low / (high - low))
     # Each non-empty side gets at least one level.
     least, most = int(low < 0), 255 - int(high > 0)
     choices = {min(max(zero, least), most) for zero in (ideal, ideal + 1)}
-    step, zero = min((_step(low, high, zero), zero) for zero in choices)
-    step = max(step, 1e-30)
-    fraction, exponent = math.frexp(step)
+    # The smallest step that reaches both ends with ``zero`` levels below zero.
+    step, zero = min(
+        (max(-low / max(zero, 1), high / max(255 - zero, 1)), zero) for zero in choices
+    )
+    fraction, exponent = math.frexp(max(step, 1e-30))
     step = math.ldexp(math.ceil(fraction * 65536.0), exponent - 16)
     return ActivationRange(-zero * step, (255 - zero) * step)
-
-
-def _step(low: float, high: float, zero: int) -> float:
-    """Return the smallest step that reaches both ends with ``zero`` levels below zero."""
-    return max(-low / max(zero, 1), high / max(255 - zero, 1))

@@ -15,10 +15,10 @@ from vinoreward.correction.returns import (
     Mask,
     check_finite,
     check_time_major,
-    effective_sample_size,
     log_ratios,
 )
 from vinoreward.errors import ConfigError, InputError, OutputError
+from vinoreward.policies.distributions import effective_sample_size
 
 Role = Literal["target", "policy_gradient"]
 Critic = Literal["v", "q"]

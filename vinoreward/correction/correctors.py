@@ -11,7 +11,6 @@ import numpy as np
 from vinoreward.correction.corrector import Corrector, Critic, Estimate, OffPolicyBatch, Role
 from vinoreward.correction.returns import (
     Doubles,
-    effective_sample_size,
     lambda_returns,
     mixed,
     munos_returns,
@@ -22,6 +21,7 @@ from vinoreward.correction.returns import (
     vtrace,
 )
 from vinoreward.errors import ConfigError
+from vinoreward.policies.distributions import effective_sample_size
 
 
 def _check_share(name: str, value: float) -> None:

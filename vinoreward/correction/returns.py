@@ -124,29 +124,6 @@ def truncated_weights(log_rhos: Floats, rho: float) -> Doubles:
     return np.minimum(np.exp(log_rhos.astype(np.float64)), rho)
 
 
-def effective_sample_size(log_rhos: Floats) -> float:
-    """Return Kish's effective sample size as a fraction of the steps, 0 to 1.
-
-    ``(sum w)^2 / (n sum w^2)`` of the untruncated ratios, because truncation would hide how far
-    the behaviour policy is from the target policy. 1 on-policy, 1 / n if one step outweighs the
-    rest, 0 if the target policy would take none of the actions.
-
-    Args:
-        log_rhos: log ratios of any shape, at least one.
-
-    Raises:
-        InputError: ``log_rhos`` is empty.
-    """
-    if log_rhos.size == 0:
-        raise InputError("log_rhos is empty; the effective sample size needs at least one step.")
-    highest = float(log_rhos.max())
-    if highest == -np.inf:
-        return 0.0
-    # Scaling all weights does not change the result; with a maximum of 1 nothing overflows.
-    weights = np.exp(log_rhos.astype(np.float64) - highest)
-    return float(np.square(weights.sum()) / (weights.size * np.square(weights).sum()))
-
-
 def mixed(weights: Floats, share: float) -> Doubles:
     """Return ``(1 - share) + share weights``: from no correction (0) to the full one (1)."""
     return (1.0 - share) + share * weights.astype(np.float64)

@@ -8,7 +8,6 @@ from vinoreward.monitoring.batch import (
     PairedReturns,
     paired_gap,
 )
-from vinoreward.monitoring.defaults import default_indicators, default_monitor, default_strategy
 from vinoreward.monitoring.indicators import (
     KL,
     ActionError,
@@ -20,8 +19,16 @@ from vinoreward.monitoring.indicators import (
     PolicyLag,
     QRegret,
     ReturnGap,
+    default_indicators,
 )
-from vinoreward.monitoring.monitor import Change, KLMonitor, Monitor, Reading
+from vinoreward.monitoring.monitor import (
+    Change,
+    KLMonitor,
+    Monitor,
+    Reading,
+    default_monitor,
+    default_strategy,
+)
 from vinoreward.monitoring.strategies import (
     AdaptivePull,
     AdaptiveSparsity,

@@ -21,7 +21,8 @@ from vinoreward.monitoring.batch import (
     Rows,
     paired_gap,
 )
-from vinoreward.policies.distributions import entropy
+from vinoreward.policies.distributions import effective_sample_size, entropy
+from vinoreward.policies.spec import Head
 
 NO_READING = float("nan")
 WINDOW = 4096
@@ -34,36 +35,6 @@ PAIRS = 32
 """Window of a return gap, in pairs of episodes."""
 
 Statistic = Literal["mean", "variance", "max"]
-
-
-class Window:
-    """The last ``size`` rows.
-
-    Args:
-        size: capacity in rows.
-        columns: numbers per row.
-
-    Attributes:
-        rows: (n, columns), oldest first.
-
-    Raises:
-        ConfigError: a size below 1.
-    """
-
-    def __init__(self, size: int, columns: int = 1) -> None:
-        if size < 1:
-            raise ConfigError(f"the window has {size} rows. Expected at least 1.")
-        self._size = size
-        self.rows: Doubles = np.zeros((0, columns))
-
-    def add(self, rows: Doubles) -> None:
-        """Add rows (n,) or (n, columns), oldest first."""
-        new = rows.reshape(len(rows), self.rows.shape[1])
-        self.rows = np.concatenate([self.rows, new])[-self._size :]
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self.rows = self.rows[:0]
 
 
 class Indicator(abc.ABC):
@@ -90,20 +61,16 @@ class Indicator(abc.ABC):
 
 
 class WindowedIndicator(Indicator):
-    """Base of indicators over the last rows; subclasses define the numbers and may the reading.
+    """Base of indicators over the last ``window`` rows.
 
-    Args:
-        name: of the reading, which gets the statistic, the rows and the comparison added.
-        window: number of rows.
-        fewest: minimum number of rows for a reading.
-        columns: numbers per row.
-        statistic: of the numbers, one of ``statistics``; None if the subclass reads them itself.
-        rows: which rows, one of ``choices``; the first one is not named.
-        against: what the rows are compared with.
+    Subclasses give the numbers of a batch's rows and may compute the reading. The reading's
+    ``name`` gets the statistic, the rows and the comparison added. There is no reading from fewer
+    than ``fewest`` rows.
     """
 
     statistics: tuple[str, ...] = ("mean", "max")
     choices: tuple[Rows, ...] = ("compressed",)
+    """Allowed ``rows``; the first is the default and not part of the name."""
 
     def __init__(
         self,
@@ -123,31 +90,33 @@ class WindowedIndicator(Indicator):
             name = f"{name}_{rows}"
         if _checked(against, get_args(Against), "against") == "source":
             name = f"compression_{name}"
+        if window < 1:
+            raise ConfigError(f"the window has {window} rows. Expected at least 1.")
         self.name = name
         self._statistic = statistic or "mean"
         self._against: Against = against
-        self._fewest = fewest
-        self._window = Window(window, columns)
+        self._window, self._fewest = window, fewest
+        self._values: Doubles = np.zeros((0, columns))
 
     def update(self, batch: MonitorBatch) -> float:
         """See :meth:`Indicator.update`."""
-        rows = self._rows(batch)
-        self._window.add(rows)
-        values = self._window.rows
-        if len(rows) == 0 or len(values) < self._fewest:
+        new = self._rows(batch)
+        new = new.reshape(len(new), self._values.shape[1])
+        self._values = np.concatenate([self._values, new])[-self._window :]
+        if len(new) == 0 or len(self._values) < self._fewest:
             return NO_READING
-        return self._read(values) if np.isfinite(values).all() else float("inf")
+        return self._read(self._values) if np.isfinite(self._values).all() else float("inf")
 
     def reset(self) -> None:
         """Forget all rows."""
-        self._window.clear()
+        self._values = self._values[:0]
 
     @abc.abstractmethod
     def _rows(self, batch: MonitorBatch) -> Doubles:
         """Return the batch's numbers, (n,) or (n, columns)."""
 
     def _read(self, values: Doubles) -> float:
-        """Return the reading of finite numbers (n, columns)."""
+        """Return the reading of finite numbers (n, columns), oldest first."""
         if self._statistic == "max":
             return float(values.max())
         if self._statistic == "rmse":
@@ -262,12 +231,12 @@ class QRegret(WindowedIndicator):
         values = batch.reference(self._against)[mask].astype(np.float64)
         acted = batch.mu[mask]
         finite = np.isfinite(values).all(1) & np.isfinite(acted).all(1)
-        found = np.full((len(values), 2), np.inf)
+        regrets = np.full((len(values), 2), np.inf)
         values, chosen = values[finite], acted[finite].argmax(1)
         best = values.max(1)
-        found[finite, 0] = best - values[np.arange(len(values)), chosen]
-        found[finite, 1] = best - values.mean(1)
-        return found
+        regrets[finite, 0] = best - values[np.arange(len(values)), chosen]
+        regrets[finite, 1] = best - values.mean(1)
+        return regrets
 
     def _read(self, values: Doubles) -> float:
         regret, usual = super()._read(values[:, 0]), float(values[:, 1].mean())
@@ -291,9 +260,9 @@ class Entropy(WindowedIndicator):
             return np.zeros(0)
         outputs = batch.pi if self._network == "pi" else batch.mu
         finite = np.isfinite(outputs).all(1)
-        found = np.full(len(outputs), np.inf)
-        found[finite] = entropy(batch.spec, outputs[finite], batch.exploration)
-        return found
+        entropies = np.full(len(outputs), np.inf)
+        entropies[finite] = entropy(batch.spec, outputs[finite], batch.exploration)
+        return entropies
 
 
 class PolicyLag(WindowedIndicator):
@@ -309,16 +278,6 @@ class PolicyLag(WindowedIndicator):
 
     def _rows(self, batch: MonitorBatch) -> Doubles:
         return batch.lag.astype(np.float64)
-
-
-def effective_sample_size(log_ratios: Doubles) -> float:
-    """Return (sum w)^2 / (n sum w^2) of weights w = exp(log_ratios), (n,).
-
-    Ranges from 1/n to 1, where 1 is as good as on-policy (Kong 1992). Subtracts the maximum of the
-    ratios first, so that nothing overflows.
-    """
-    weights = np.exp(log_ratios - log_ratios.max())
-    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
 
 
 class _Ratios(WindowedIndicator):
@@ -350,8 +309,8 @@ class EffectiveSampleSize(_Ratios):
 
     def update(self, batch: MonitorBatch) -> float:
         """See :meth:`Indicator.update`; 0 if a probability is NaN."""
-        found = super().update(batch)
-        return 0.0 if found == float("inf") else found
+        reading = super().update(batch)
+        return 0.0 if reading == float("inf") else reading
 
     def _read(self, values: Doubles) -> float:
         return effective_sample_size(values[:, 0])
@@ -377,7 +336,7 @@ class ClippedFraction(_Ratios):
         return float((values > self._log_level).mean())
 
 
-class ReturnGap(Indicator):
+class ReturnGap(WindowedIndicator):
     """Return lost to compression, from paired evaluations; one reading per evaluation.
 
     Evaluations of versions that were compressed with an earlier setting do not count.
@@ -391,6 +350,7 @@ class ReturnGap(Indicator):
     """
 
     needs_returns = True
+    statistics = ("mean", "error", "lower", "relative")
 
     def __init__(
         self,
@@ -399,28 +359,20 @@ class ReturnGap(Indicator):
         confidence: float = 0.95,
         pairs: int = PAIRS,
     ) -> None:
-        _checked(statistic, ("mean", "error", "lower", "relative"), "statistic")
-        self.name = f"return_gap_{statistic}"
-        self._statistic, self._confidence = statistic, confidence
-        self._window = Window(pairs, 2)
+        super().__init__("return_gap", pairs, 2, 2, statistic=statistic)
+        self._confidence = confidence
 
-    def update(self, batch: MonitorBatch) -> float:
-        """See :meth:`Indicator.update`."""
+    def _rows(self, batch: MonitorBatch) -> Doubles:
         returns = batch.judged_returns
         if returns is None:
-            return NO_READING
-        self._window.add(np.stack([returns.full, returns.compressed], 1))
-        if len(self._window.rows) < 2:
-            return NO_READING
-        full, compressed = self._window.rows.T
-        gap = paired_gap(PairedReturns(full, compressed), confidence=self._confidence)
+            return np.zeros((0, 2))
+        return np.stack([returns.full, returns.compressed], 1)
+
+    def _read(self, values: Doubles) -> float:
+        gap = paired_gap(PairedReturns(*values.T), confidence=self._confidence)
         if self._statistic == "relative":
             return gap.lower / gap.scale
         return float(getattr(gap, self._statistic))
-
-    def reset(self) -> None:
-        """Forget all evaluations."""
-        self._window.clear()
 
 
 class CumulativeReward(Indicator):
@@ -438,3 +390,41 @@ class CumulativeReward(Indicator):
         if full is None or len(full) == 0:
             return NO_READING
         return float(full.mean())
+
+
+def default_indicators(head: Head, *, window: int = WINDOW) -> list[Indicator]:
+    """Return the indicators for a kind of head.
+
+    Args:
+        head: of the policy.
+        window: number of rows in each indicator's window.
+    """
+    chosen: list[Indicator] = [
+        PolicyLag("mean", window=window),
+        PolicyLag("max", window=window),
+        EffectiveSampleSize("all", window=window),
+        EffectiveSampleSize("compressed", window=window),
+        ClippedFraction(window=window),
+        CumulativeReward(),
+        ReturnGap("mean"),
+        ReturnGap("error"),
+        ReturnGap("relative"),
+    ]
+    if head == "q":
+        # No KL here: for greedy policies it is infinite or zero, and for a softmax of the values
+        # it depends on the scale of the reward.
+        for against in get_args(Against):
+            chosen.append(QRegret("mean", against=against, window=window))
+            chosen.append(QRegret("max", against=against, window=window))
+        return chosen
+    if head != "tanh":
+        chosen.append(KL("max", "mu_pi", rows="unsourced", window=window))
+    for against in get_args(Against):
+        for statistic in get_args(Statistic):
+            chosen.append(KL(statistic, "mu_pi", against=against, window=window))
+            chosen.append(KL(statistic, "pi_mu", against=against, window=window))
+        if head == "tanh":
+            chosen.append(ActionError("rmse", against=against, window=window))
+    if head != "tanh":
+        chosen += [Entropy("pi", window=window), Entropy("mu", window=window)]
+    return chosen

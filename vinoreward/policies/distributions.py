@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.spec import PolicySpec
 
 Outputs = npt.NDArray[np.floating]
@@ -80,29 +80,25 @@ class ActionNoise:
     @property
     def unit(self) -> float:
         """Root mean square over actions of the noise's stationary standard deviation."""
-        kept = 0.0 if self.theta is None else 1.0 - self.theta * self.dt
-        variance = self.spread**2 / (1.0 - kept**2 if kept**2 < 1.0 else 1.0)
+        decay = 0.0 if self.theta is None else 1.0 - self.theta * self.dt
+        variance = self.spread**2 / (1.0 - decay**2 if decay**2 < 1.0 else 1.0)
         return float(np.sqrt(variance.mean()))
 
 
 @dataclass(frozen=True)
 class Exploration:
-    """How an actor deviates from its network's best action.
-
-    Attributes:
-        epsilon: probability of a uniformly random action; for ``q`` heads.
-        sigma: standard deviation of Gaussian noise before the tanh; for ``tanh`` heads.
-        greedy: take the most probable action; for evaluation.
-        uniform: take uniformly random actions in [-1, 1] and ignore the network; for continuous
-            actions (discrete ones have epsilon).
-        noise: on the action, after the tanh; for ``tanh`` heads and uniform actions.
-    """
+    """How an actor deviates from its network's best action."""
 
     epsilon: float = 0.0
+    """Probability of a uniformly random action; for ``q`` heads."""
     sigma: float = 0.0
+    """Standard deviation of Gaussian noise before the tanh; for ``tanh`` heads."""
     greedy: bool = False
+    """Take the most probable action; for evaluation."""
     uniform: bool = False
+    """Take uniformly random actions in [-1, 1] and ignore the network; not for discrete actions."""
     noise: ActionNoise | None = None
+    """On the action, after the tanh; for ``tanh`` heads and uniform actions."""
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.epsilon <= 1.0 and 0.0 <= self.sigma < 100.0):
@@ -124,18 +120,14 @@ class Exploration:
 
 @dataclass(frozen=True)
 class Acted:
-    """Sampled actions.
-
-    Attributes:
-        actions: (N,) int64, or (N, A) float32 in [-1, 1].
-        log_mu: (N,) float32 natural logarithm of each action's probability, or density in units of
-            actions in [-1, 1]; 0 for deterministic actions.
-        noise: (N, A) added to the actions, for the next step; None without ``noise``.
-    """
+    """Sampled actions."""
 
     actions: npt.NDArray[np.generic]
+    """(N,) int64, or (N, A) float32 in [-1, 1]."""
     log_mu: Floats
+    """(N,) natural logarithm of each action's probability or density; 0 if deterministic."""
     noise: Doubles | None = None
+    """(N, A) added to the actions, for the next step; None without such noise."""
 
 
 def log_softmax(logits: Outputs) -> Doubles:
@@ -145,12 +137,9 @@ def log_softmax(logits: Outputs) -> Doubles:
 
 
 def gaussian(spec: PolicySpec, outputs: Outputs, sigma: float) -> tuple[Doubles, Doubles]:
-    """Return means and log standard deviations (N, A) of actions before the tanh.
+    """Return means and log standard deviations (N, A) of continuous actions before the tanh.
 
-    Args:
-        spec: with a ``tanh`` or ``tanh_gaussian`` head.
-        outputs: (N, K).
-        sigma: of the noise on a ``tanh`` head.
+    ``sigma`` is that of the noise on a ``tanh`` head.
     """
     values = outputs.astype(np.float64)
     if spec.head == "tanh":
@@ -162,10 +151,7 @@ def gaussian(spec: PolicySpec, outputs: Outputs, sigma: float) -> tuple[Doubles,
 def log_probabilities(spec: PolicySpec, outputs: Outputs, epsilon: float = 0.0) -> Doubles:
     """Return (N, actions) log probabilities of discrete actions, at least -20.
 
-    Args:
-        spec: with a ``logits`` or ``q`` head.
-        outputs: (N, actions).
-        epsilon: of an epsilon-greedy policy on ``q``; ties go to the first action.
+    ``epsilon`` is that of an epsilon-greedy policy on a ``q`` head; ties go to the first action.
     """
     if spec.head == "logits":
         return np.maximum(log_softmax(outputs), LOWEST_LOG)
@@ -181,14 +167,9 @@ def act(
     exploration: Exploration = Exploration(),
     before: Doubles | None = None,
 ) -> Acted:
-    """Sample actions.
+    """Sample actions from a head's outputs (N, K).
 
-    Args:
-        spec: of the network.
-        outputs: (N, K) of its head.
-        random: the generator.
-        exploration: how to deviate from the best action.
-        before: (N, A) noise of the previous step; None at the start of every episode.
+    ``before`` is the noise (N, A) of the previous step; None at the start of every episode.
 
     Raises:
         ConfigError: noise after the tanh for a head with its own noise.
@@ -223,9 +204,8 @@ def _act_after_tanh(
     before: Doubles | None,
 ) -> Acted:
     """Sample uniform actions or a ``tanh`` head's, with noise on them."""
-    shape, noise = (len(outputs), spec.actions), exploration.noise
+    shape, noise, drawn = (len(outputs), spec.actions), exploration.noise, None
     chosen = random.uniform(-1.0, 1.0, shape) if exploration.uniform else _best(spec, outputs)
-    drawn: Doubles | None = None
     if noise is not None:
         before = noise.begin(shape) if before is None else before
         drawn = noise.centers(before) + noise.spread * random.standard_normal(shape)
@@ -267,8 +247,7 @@ def _squashed_log_density(actions: Outputs, mean: Doubles, log_std: Doubles) -> 
     bounded = np.clip(actions.astype(np.float64), -EDGE, EDGE)
     before = np.arctanh(bounded)
     normal = -0.5 * ((before - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
-    found: Doubles = (normal - np.log1p(-(bounded**2))).sum(1)
-    return found
+    return np.asarray((normal - np.log1p(-(bounded**2))).sum(1))
 
 
 def log_prob(
@@ -277,13 +256,9 @@ def log_prob(
     actions: npt.NDArray[np.generic],
     exploration: Exploration = Exploration(),
 ) -> Doubles:
-    """Return (N,) log probabilities (densities) of actions under outputs and exploration.
+    """Return (N,) log probabilities (densities) of actions under outputs (N, K) and exploration.
 
-    Args:
-        spec: of the network.
-        outputs: (N, K).
-        actions: (N,) integers, or (N, A) in [-1, 1].
-        exploration: must not be greedy, because greedy actions have no density.
+    ``actions`` are (N,) integers, or (N, A) in [-1, 1].
 
     Raises:
         ConfigError: a deterministic policy, or noise that depends on the previous step.
@@ -304,8 +279,7 @@ def log_prob(
         )
     if spec.discrete:
         logs = log_probabilities(spec, outputs, exploration.epsilon)
-        chosen: Doubles = logs[np.arange(len(outputs)), np.asarray(actions, dtype=np.int64)]
-        return chosen
+        return np.asarray(logs[np.arange(len(outputs)), np.asarray(actions, dtype=np.int64)])
     mean, log_std = gaussian(spec, outputs, exploration.sigma)
     return _squashed_log_density(np.asarray(actions, dtype=np.float64), mean, log_std)
 
@@ -316,11 +290,9 @@ def entropy(
     """Return the entropy (N,) in nats; of the Gaussian before the tanh for continuous actions."""
     if spec.discrete:
         logs = log_probabilities(spec, outputs, exploration.epsilon)
-        found: Doubles = -(np.exp(logs) * logs).sum(1)
-    else:
-        _, log_std = gaussian(spec, outputs, exploration.unit)
-        found = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(1)
-    return found
+        return np.asarray(-(np.exp(logs) * logs).sum(1))
+    _, log_std = gaussian(spec, outputs, exploration.unit)
+    return np.asarray((log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(1))
 
 
 def kl(
@@ -331,12 +303,8 @@ def kl(
 ) -> Doubles:
     """Return KL(p || q) in nats for each row (N,); applying tanh to both does not change it.
 
-    Args:
-        spec: of both networks.
-        outputs_p: (N, K).
-        outputs_q: (N, K).
-        exploration: of both. ``q`` heads without epsilon are compared as softmax of their values,
-            since two greedy policies have no finite divergence; ``tanh`` heads need a sigma.
+    The exploration is that of both. ``q`` heads without epsilon are compared as softmax of their
+    values, since two greedy policies have no finite divergence; ``tanh`` heads need a sigma.
     """
     if spec.discrete:
         if spec.head == "q" and exploration.epsilon == 0.0:
@@ -345,8 +313,8 @@ def kl(
             logs_p = log_probabilities(spec, outputs_p, exploration.epsilon)
             logs_q = log_probabilities(spec, outputs_q, exploration.epsilon)
         logs_p, logs_q = np.maximum(logs_p, LOWEST_LOG), np.maximum(logs_q, LOWEST_LOG)
-        found: Doubles = (np.exp(logs_p) * (logs_p - logs_q)).sum(1)
-        return np.maximum(found, 0.0)
+        rows: Doubles = np.exp(logs_p) * (logs_p - logs_q)
+        return np.asarray(np.maximum(rows.sum(1), 0.0))
     if spec.head == "tanh" and exploration.unit == 0.0:
         raise ConfigError(
             "two policies without noise have no finite divergence. Expected a sigma: the unit of "
@@ -356,33 +324,27 @@ def kl(
     mean_q, log_q = gaussian(spec, outputs_q, exploration.unit)
     ratio = np.exp(2.0 * (log_p - log_q))
     apart = (mean_p - mean_q) ** 2 * np.exp(-2.0 * log_q)
-    total: Doubles = 0.5 * (ratio + apart - 1.0 - 2.0 * (log_p - log_q)).sum(1)
-    return np.maximum(total, 0.0)
+    rows = ratio + apart - 1.0 - 2.0 * (log_p - log_q)
+    return np.asarray(np.maximum(0.5 * rows.sum(1), 0.0))
 
 
 def log_density(actions: Doubles, centers: Doubles, spread: Doubles) -> Doubles:
     """Return log densities (N,) of Gaussians clipped to [-1, 1]; deterministic actions count as 0.
 
-    Args:
-        actions: (N, A) in [-1, 1].
-        centers: (N, A).
-        spread: (A,) or (1,) standard deviations.
+    ``actions`` and ``centers`` are (N, A), the standard deviations ``spread`` (A,) or (1,).
     """
     sigma = np.maximum(spread, 1e-9)
     scaled = (actions - centers) / sigma
     logs = -0.5 * scaled**2 - np.log(sigma) - 0.5 * math.log(2.0 * math.pi)
     logs = _at_ends(logs, actions, _below(scaled), _below(-scaled))
-    found: Doubles = np.where(spread > 0.0, logs, 0.0).sum(1)
-    return found
+    return np.asarray(np.where(spread > 0.0, logs, 0.0).sum(1))
 
 
 def log_density_of_uniform(actions: Doubles, centers: Doubles, spread: Doubles) -> Doubles:
     """Return log densities (N,) of uniform actions plus Gaussian noise, clipped to [-1, 1].
 
-    Args:
-        actions: (N, A) in [-1, 1].
-        centers: (N, A) of the noise.
-        spread: (A,) or (1,) of the noise; 0 means that actions are uniform.
+    ``centers`` (N, A) and ``spread`` (A,) or (1,) are the noise's; with a spread of 0 actions are
+    uniform.
     """
     sigma = np.maximum(spread, 1e-9)
     upper, lower = (actions - centers + 1.0) / sigma, (actions - centers - 1.0) / sigma
@@ -391,8 +353,7 @@ def log_density_of_uniform(actions: Doubles, centers: Doubles, spread: Doubles) 
     below = 0.5 * sigma * (_summed(upper) - _summed(lower))
     above = 0.5 * sigma * (_summed(-lower) - _summed(-upper))
     logs = _at_ends(logs, actions, below, above)
-    found: Doubles = np.where(spread > 0.0, logs, -math.log(2.0)).sum(1)
-    return found
+    return np.asarray(np.where(spread > 0.0, logs, -math.log(2.0)).sum(1))
 
 
 def _at_ends(logs: Doubles, actions: Doubles, lowest: Doubles, highest: Doubles) -> Doubles:
@@ -404,12 +365,30 @@ def _at_ends(logs: Doubles, actions: Doubles, lowest: Doubles, highest: Doubles)
 
 def _below(values: Doubles) -> Doubles:
     """Return the standard normal distribution function."""
-    found: Doubles = 0.5 * np.asarray(_erfc(-values / math.sqrt(2.0)), dtype=np.float64)
-    return found
+    return np.multiply(0.5, np.asarray(_erfc(-values / math.sqrt(2.0)), dtype=np.float64))
 
 
 def _summed(values: Doubles) -> Doubles:
     """Return the integral of the standard normal distribution function up to values."""
     density = np.exp(-0.5 * values**2) / math.sqrt(2.0 * math.pi)
-    found: Doubles = values * _below(values) + density
-    return found
+    return np.asarray(values * _below(values) + density)
+
+
+def effective_sample_size(log_ratios: Outputs) -> float:
+    """Return Kish's effective sample size as a fraction of the rows, 0 to 1.
+
+    ``(sum w)^2 / (n sum w^2)`` of importance weights ``w = exp(log_ratios)``, of any shape. 1
+    on-policy, 1 / n if one row outweighs the rest, 0 if the target policy would take none of the
+    actions.
+
+    Raises:
+        InputError: there are no ratios.
+    """
+    if log_ratios.size == 0:
+        raise InputError("log_rhos is empty; the effective sample size needs at least one step.")
+    highest = float(log_ratios.max())
+    if highest == -np.inf:
+        return 0.0
+    # Scaling all weights does not change the result; with a maximum of 1 nothing overflows.
+    weights = np.exp(log_ratios.astype(np.float64) - highest)
+    return float(np.square(weights.sum()) / (weights.size * np.square(weights).sum()))

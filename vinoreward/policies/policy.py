@@ -1,4 +1,8 @@
-"""A policy: a spec with its weights, as NumPy arrays, in full precision or quantized."""
+"""A policy: a spec with its weights, as NumPy arrays, and what it computes, in plain NumPy.
+
+:func:`forward` is the reference for tests of every backend. INT8 is exact here: inputs are rounded
+to the 256 levels of their range, weights are codes times scales, and sums are floats.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.policies.spec import PolicySpec
+from vinoreward.policies.spec import Activation, Conv, Dense, PolicySpec
 
 Floats = npt.NDArray[np.float32]
+FLOAT_TYPES = (np.float32, np.float16)
 
 
 def largest_code(bits: int) -> int:
@@ -58,21 +63,11 @@ class QuantizedArray:
     def dequantized(self) -> Floats:
         """Return the weights (O, ...) as float32."""
         scales = self.scales.reshape(-1, *[1] * (self.codes.ndim - 1))
-        found: Floats = self.codes.astype(np.float32) * scales
-        return found
+        return self.codes.astype(np.float32) * scales
 
 
 def quantize_array(weights: Floats, bits: int = 8) -> QuantizedArray:
-    """Quantize weights (O, ...) to the nearest code, one scale per output.
-
-    Args:
-        weights: finite float32.
-        bits: 2 to 8.
-
-    Raises:
-        ConfigError: an invalid number of bits.
-        InputError: weights that are not finite.
-    """
+    """Quantize finite float32 weights (O, ...) to the nearest code of 2 to 8 bits."""
     largest = largest_code(bits)
     if not np.isfinite(weights).all():
         raise InputError(
@@ -146,20 +141,17 @@ class Policy:
 
     def __post_init__(self) -> None:
         wanted = self.spec.parameter_shapes()
-        found = {name: tuple(value.shape) for name, value in self.parameters.items()}
-        if found != wanted:
-            wrong = sorted(
-                name for name in {*found, *wanted} if found.get(name) != wanted.get(name)
-            )
+        shapes = {name: tuple(value.shape) for name, value in self.parameters.items()}
+        if shapes != wanted:
+            both = sorted({*shapes, *wanted})
+            wrong = [name for name in both if shapes.get(name) != wanted.get(name)]
             raise InputError(
                 f"the parameters {', '.join(wrong)} do not match the network: found "
-                f"{[found.get(name) for name in wrong]}. Expected "
+                f"{[shapes.get(name) for name in wrong]}. Expected "
                 f"{[wanted.get(name) for name in wrong]}."
             )
         for name, value in self.parameters.items():
-            if isinstance(value, QuantizedArray):
-                continue
-            if value.dtype not in (np.float32, np.float16):
+            if not isinstance(value, QuantizedArray) and value.dtype not in FLOAT_TYPES:
                 raise InputError(f"{name} is {value.dtype}. Expected float32 or float16.")
         unknown = set(self.ranges) - {layer.name for layer in self.spec.weighted}
         if unknown:
@@ -199,3 +191,72 @@ def random_policy(spec: PolicySpec, seed: int, *, gain: float = 1.0) -> Policy:
             scale = gain * np.sqrt(2.0 / np.prod(shape[1:]))
             parameters[name] = (scale * random.standard_normal(shape)).astype(np.float32)
     return Policy(spec, parameters)
+
+
+def check_observations(spec: PolicySpec, observations: npt.NDArray[np.generic]) -> None:
+    """Raise InputError unless observations are finite (N, *shape) of the spec's dtype."""
+    if observations.shape[1:] != spec.observation_shape or observations.dtype != np.dtype(
+        spec.observation_dtype
+    ):
+        raise InputError(
+            f"observations are {observations.dtype}{observations.shape}. Expected "
+            f"{spec.observation_dtype}(N, {', '.join(map(str, spec.observation_shape))})."
+        )
+    # A sum is NaN or infinite if any number is: one pass without a temporary array.
+    if observations.dtype == np.float32 and not np.isfinite(np.sum(observations)):
+        raise InputError("observations have NaN or infinity. Expected finite numbers.")
+
+
+def quantized(values: Floats, bounds: ActivationRange) -> Floats:
+    """Clip values to a range and round them to its levels."""
+    step = bounds.step
+    levels: Floats = np.rint((np.clip(values, bounds.low, bounds.high) - bounds.low) / step)
+    return (levels * step + bounds.low).astype(np.float32)
+
+
+def _activated(values: Floats, activation: Activation) -> Floats:
+    if activation == "none":
+        return values
+    return np.tanh(values) if activation == "tanh" else np.maximum(values, np.float32(0.0))
+
+
+def _apply(layer: Dense | Conv, values: Floats, weight: Floats, bias: Floats) -> Floats:
+    if isinstance(layer, Dense):
+        return _activated(values @ weight.T + bias, layer.activation)
+    kernel = (layer.kernel, layer.kernel)
+    windows = np.lib.stride_tricks.sliding_window_view(values, kernel, axis=(2, 3))
+    windows = windows[:, :, :: layer.stride, :: layer.stride]
+    count, _, rows, columns = windows.shape[:4]
+    patches = windows.transpose(0, 2, 3, 1, 4, 5).reshape(count, rows, columns, -1)
+    summed = patches @ weight.reshape(layer.outputs, -1).T + bias
+    return _activated(np.ascontiguousarray(summed.transpose(0, 3, 1, 2)), layer.activation)
+
+
+def layer_inputs(policy: Policy, observations: npt.NDArray[np.generic]) -> dict[str, Floats]:
+    """Return the input of every layer with weights, head included, before any rounding."""
+    return _run(policy, observations)[1]
+
+
+def forward(policy: Policy, observations: npt.NDArray[np.generic]) -> Floats:
+    """Return the head's outputs (N, K) for observations (N, *shape).
+
+    Raises:
+        InputError: observations of another shape or dtype, or not finite.
+    """
+    return _run(policy, observations)[0]
+
+
+def _run(policy: Policy, observations: npt.NDArray[np.generic]) -> tuple[Floats, dict[str, Floats]]:
+    check_observations(policy.spec, observations)
+    parameters = policy.float_parameters()
+    values = observations.astype(np.float32) * np.float32(policy.spec.scale)
+    inputs: dict[str, Floats] = {}
+    for layer in policy.spec.layers:
+        name = layer.name
+        if not isinstance(layer, Dense | Conv):
+            values = values.reshape(len(values), -1)
+            continue
+        inputs[name] = values
+        seen = quantized(values, policy.ranges[name]) if policy.in_int8(name) else values
+        values = _apply(layer, seen, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
+    return values, inputs

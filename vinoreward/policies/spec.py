@@ -26,12 +26,8 @@ MAX_SIDE = 65_536
 class Dense:
     """``activation(x @ weight.T + bias)``.
 
-    Attributes:
-        name: unique in the network; parameters are ``NAME.weight`` (outputs, inputs) and
-            ``NAME.bias`` (outputs,).
-        inputs: number of inputs.
-        outputs: number of outputs.
-        activation: of each output.
+    The parameters are ``NAME.weight`` (outputs, inputs) and ``NAME.bias`` (outputs,). Names are
+    unique in a network.
     """
 
     name: str
@@ -44,14 +40,8 @@ class Dense:
 class Conv:
     """Two-dimensional convolution without padding, over (channels, height, width).
 
-    Attributes:
-        name: unique in the network; parameters are ``NAME.weight``
-            (outputs, inputs, kernel, kernel) and ``NAME.bias`` (outputs,).
-        inputs: input channels.
-        outputs: output channels.
-        kernel: side in pixels.
-        stride: in pixels.
-        activation: of each output.
+    The parameters are ``NAME.weight`` (outputs, inputs, kernel, kernel) and ``NAME.bias``
+    (outputs,); the kernel is square, ``kernel`` and ``stride`` are in pixels.
     """
 
     name: str
@@ -166,20 +156,19 @@ class PolicySpec:
                 f"the policy's observations have shape {shape}. Expected (numbers,) or (channels, "
                 "height, width)."
             )
-        found = [shape]
+        shapes = [shape]
         for layer in self.layers:
-            shape = _after(layer, shape)
-            found.append(shape)
-        return found
+            shapes.append(_after(layer, shapes[-1]))
+        return shapes
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return name to shape of every parameter, in order, the value head last."""
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for layer in (*self.weighted, *([self.value] if self.value else [])):
             kernel = (layer.kernel, layer.kernel) if isinstance(layer, Conv) else ()
-            found[f"{layer.name}.weight"] = (layer.outputs, layer.inputs, *kernel)
-            found[f"{layer.name}.bias"] = (layer.outputs,)
-        return found
+            shapes[f"{layer.name}.weight"] = (layer.outputs, layer.inputs, *kernel)
+            shapes[f"{layer.name}.bias"] = (layer.outputs,)
+        return shapes
 
     def multiply_adds(self) -> int:
         """Return the multiply-adds of one action, without the value head."""
@@ -193,12 +182,9 @@ class PolicySpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for :meth:`from_dict`."""
-        found = asdict(self)
-        found["layers"] = [
-            {"kind": type(layer).__name__.lower(), **asdict(layer)} for layer in self.layers
-        ]
-        found["observation_shape"] = list(self.observation_shape)
-        return found
+        layers = [{"kind": type(layer).__name__.lower(), **asdict(layer)} for layer in self.layers]
+        shape = list(self.observation_shape)
+        return asdict(self) | {"layers": layers, "observation_shape": shape}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> PolicySpec:

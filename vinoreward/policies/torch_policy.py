@@ -31,12 +31,9 @@ def empty_module(layer: Dense | Conv) -> nn.Module:
 class TorchPolicy(nn.Module):
     """The network of a spec, with parameters under the spec's names.
 
-    Args:
-        spec: the layers.
-        head_gain: gain of the head's orthogonal initialisation; small, so that a policy starts
-            nearly uniform.
-        initialise: whether to sample weights; not needed if they are loaded next, and slow for wide
-            layers.
+    ``head_gain`` is the gain of the head's orthogonal initialisation; small, so that a policy
+    starts nearly uniform. Without ``initialise`` no weights are sampled, which is slow for wide
+    layers.
     """
 
     def __init__(
@@ -78,11 +75,7 @@ class TorchPolicy(nn.Module):
 
 
 def to_policy(module: TorchPolicy, *, version: int = 0) -> Policy:
-    """Copy a module's weights into a policy.
-
-    Raises:
-        InputError: a weight is NaN or infinite; no actor must ever get it.
-    """
+    """Copy a module's weights into a policy; InputError if one is NaN or infinite."""
     parameters: dict[str, Parameter] = {}
     for name in module.spec.parameter_shapes():
         value = module.get_parameter(name).detach().to("cpu", torch.float32).numpy().copy()
@@ -96,11 +89,7 @@ def to_policy(module: TorchPolicy, *, version: int = 0) -> Policy:
 
 
 def load_policy(module: TorchPolicy, policy: Policy) -> None:
-    """Copy a policy's weights, dequantized if necessary, into a module of the same spec.
-
-    Raises:
-        ConfigError: another spec.
-    """
+    """Copy a policy's weights, dequantized if necessary, into a module of the same spec."""
     if policy.spec != module.spec:
         raise ConfigError(
             f"cannot load a policy of {len(policy.spec.layers)} layers into a module of another "

@@ -1,20 +1,31 @@
-"""Policies as a JSON header and raw bytes, for shared memory or a network.
+"""Policies as a JSON header and bytes: for shared memory, a network, or two files on disk.
 
-No pickle. All received data is checked, the header included.
+On disk, ``NAME.json`` describes the network and ``NAME.safetensors`` has its weights. No pickle.
+All data is checked, the header included.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import InputError
+from vinoreward.errors import (
+    InputError,
+    MissingExtraError,
+    ModelCorruptError,
+    ModelNotFoundError,
+    install_command,
+)
+from vinoreward.files import read_json, read_plain, write_bytes, write_json
 from vinoreward.policies.policy import (
     ActivationRange,
     Parameter,
@@ -24,12 +35,15 @@ from vinoreward.policies.policy import (
     quantize_array,
 )
 from vinoreward.policies.spec import PolicySpec
+from vinoreward.saved_arrays import DAMAGED, reason_of
 
 ALIGNMENT = 64
 """In bytes; matrix kernels read aligned memory 1.5 times as fast."""
 FORMAT = 1
 CHUNK = 1 << 20
 """Codes per chunk when packing, a multiple of 8: each bit takes a byte meanwhile."""
+MAX_JSON_BYTES = 16 << 20
+MAX_WEIGHT_BYTES = 2 << 30
 _DAMAGED = (
     "packed codes of {bits} bits have a pattern that no code has. Expected the bytes that pack "
     "wrote; these are damaged."
@@ -40,17 +54,14 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Encoded:
-    """An encoded policy.
-
-    Attributes:
-        header: JSON with each array's position in the payload.
-        parts: (offset, bytes) of every array, in order; offsets are multiples of 64.
-        size: bytes of the payload, including gaps.
-    """
+    """An encoded policy."""
 
     header: bytes
+    """JSON with each array's position in the payload."""
     parts: tuple[tuple[int, Bytes], ...]
+    """(offset, bytes) of every array, in order; offsets are multiples of 64."""
     size: int
+    """Bytes of the payload, including gaps."""
 
     @property
     def nbytes(self) -> int:
@@ -76,15 +87,9 @@ def _bytes(array: npt.NDArray[Any]) -> Bytes:
 def lowered(policy: Policy, bits: int, layers: Collection[str] | None = None) -> Policy:
     """Return a policy whose float weights have at most ``bits`` bits: 2 to 8, 16, or 32.
 
-    Biases stay float32: they are few, so quantizing them saves nothing.
-
-    Args:
-        policy: in any precision.
-        bits: per weight.
-        layers: whose weights; None for all.
+    Biases stay float32: they are few, so quantizing them saves nothing. ``layers`` None means all.
 
     Raises:
-        ConfigError: an invalid number of bits.
         InputError: weights that are not finite, or too large for 16 bits.
     """
     if bits not in (16, 32):
@@ -115,7 +120,7 @@ def _to_float16(name: str, value: npt.NDArray[Any]) -> npt.NDArray[np.float16]:
     return half
 
 
-def header_of(policy: Policy, parameters: object) -> dict[str, Any]:
+def _header_of(policy: Policy, parameters: object) -> dict[str, Any]:
     """Return all but the weights as plain data; ``parameters`` says how those are stored."""
     return {
         "format": FORMAT,
@@ -127,10 +132,10 @@ def header_of(policy: Policy, parameters: object) -> dict[str, Any]:
     }
 
 
-def policy_of(
+def _policy_of(
     header: Mapping[str, Any], parameters: Mapping[str, Parameter], blob: memoryview | None = None
 ) -> Policy:
-    """Return the policy of a :func:`header_of`; errors of any type if it is damaged."""
+    """Return the policy of a :func:`_header_of`; errors of any type if it is damaged."""
     return Policy(
         spec=PolicySpec.from_dict(header["spec"]),
         parameters=parameters,
@@ -148,13 +153,10 @@ def encode(policy: Policy, *, bits: int = 32, packed: bool = True) -> Encoded:
     """Encode a policy as header and bytes.
 
     Args:
-        policy: sends float weights with ``bits`` bits, quantized ones with their own.
-        bits: communication quantization; 2 to 8, 16 (float16) or 32 (lossless).
+        policy: quantized weights keep their own bits.
+        bits: of float weights: 2 to 8, 16 (float16) or 32 (lossless).
         packed: whether to pack codes of few bits without gaps. If not, each takes a byte and
             decoding is free: for shared memory.
-
-    Raises:
-        ConfigError: an invalid number of bits.
     """
     parts: list[tuple[int, Bytes]] = []
     table: list[dict[str, Any]] = []
@@ -179,7 +181,7 @@ def encode(policy: Policy, *, bits: int = 32, packed: bool = True) -> Encoded:
             entry |= {"dtype": value.dtype.name, "data": add(_bytes(value))}
         table.append(entry)
     blob = None if policy.blob is None else add(np.frombuffer(policy.blob, dtype=np.uint8))
-    header = {**header_of(policy, table), "blob": blob}
+    header = {**_header_of(policy, table), "blob": blob}
     return Encoded(json.dumps(header, separators=(",", ":")).encode(), tuple(parts), end)
 
 
@@ -201,19 +203,14 @@ def _parameter(entry: Mapping[str, Any], buffer: Bytes) -> Parameter:
         read = unpack if entry.get("packed", True) else unpacked
         return QuantizedArray(read(_part(buffer, entry["codes"]), bits, shape), scales, bits)
     dtype = {"float32": np.float32, "float16": np.float16}[entry["dtype"]]
-    found: npt.NDArray[Any] = _part(buffer, entry["data"]).view(dtype).reshape(shape)
-    return found
+    return _part(buffer, entry["data"]).view(dtype).reshape(shape)
 
 
 def decode(header: bytes, buffer: Bytes) -> Policy:
     """Return the policy that a header and a payload describe.
 
-    Float arrays, 8-bit codes and the blob are views of ``buffer``, which must not change while they
-    are in use; smaller codes are unpacked into new memory.
-
-    Args:
-        header: from :func:`encode`.
-        buffer: (size,) uint8, aligned to at least 4 bytes.
+    Float arrays, 8-bit codes and the blob are views of ``buffer`` (size,), aligned to at least 4
+    bytes, which must not change while they are in use; smaller codes are unpacked into new memory.
 
     Raises:
         InputError: not what encode writes, or layers that do not fit together.
@@ -227,7 +224,7 @@ def decode(header: bytes, buffer: Bytes) -> Policy:
             )
         parameters = {entry["name"]: _parameter(entry, buffer) for entry in value["parameters"]}
         blob = None if value["blob"] is None else _part(buffer, value["blob"]).data.toreadonly()
-        return policy_of(value, parameters, blob)
+        return _policy_of(value, parameters, blob)
     except InputError:
         raise
     except (
@@ -239,14 +236,10 @@ def decode(header: bytes, buffer: Bytes) -> Policy:
 
 
 def pack(codes: npt.NDArray[np.int8], bits: int) -> Bytes:
-    """Pack codes, in C order, into ceil(count * bits / 8) bytes.
-
-    Args:
-        codes: any shape, from -(2^(bits-1) - 1) to 2^(bits-1) - 1.
-        bits: 2 to 8.
+    """Pack codes of any shape, in C order, into ceil(count * bits / 8) bytes.
 
     Raises:
-        InputError: a code that does not fit.
+        InputError: a code that does not fit into ``bits``, 2 to 8.
     """
     largest = largest_code(bits)
     flat = np.ascontiguousarray(codes).reshape(-1)
@@ -257,15 +250,11 @@ def pack(codes: npt.NDArray[np.int8], bits: int) -> Bytes:
         )
     if bits == 8:
         return flat.view(np.uint8).copy()
-    out = np.empty(-(-flat.size * bits // 8), dtype=np.uint8)
-    at = 0
+    parts: list[Bytes] = []
     for start in range(0, flat.size, CHUNK):
         positive = (flat[start : start + CHUNK] + np.int8(largest)).astype(np.uint8)
-        rows = np.unpackbits(positive[:, None], axis=1)[:, 8 - bits :]
-        part = np.packbits(rows)
-        out[at : at + part.size] = part
-        at += part.size
-    return out
+        parts.append(np.packbits(np.unpackbits(positive[:, None], axis=1)[:, 8 - bits :]))
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
 
 
 def unpack(packed: Bytes, bits: int, shape: tuple[int, ...]) -> npt.NDArray[np.int8]:
@@ -313,3 +302,94 @@ def unpacked(codes: Bytes, bits: int, shape: tuple[int, ...]) -> npt.NDArray[np.
     if found.size and (found.min() < -largest or found.max() > largest):
         raise InputError(_DAMAGED.format(bits=bits))
     return found.reshape(shape)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise MissingExtraError(
+            f"policy files need {error.name}, which is not installed. Expected safetensors, which "
+            "the training extra installs; run: pip install safetensors, or "
+            f"{install_command('train')}"
+        ) from error
+    return safetensors
+
+
+def save_policy(folder: str | Path, policy: Policy, name: str = "policy") -> Path:
+    """Write a policy, in full precision or quantized, and return the path of its JSON file.
+
+    Leaves out the backend's compiled form, which fits one machine only.
+
+    Args:
+        folder: created if missing.
+        policy: to write.
+        name: of both files.
+
+    Raises:
+        MissingExtraError: safetensors is not installed.
+        RunFolderError: the folder cannot be written.
+    """
+    safetensors = _safetensors()
+    folder = Path(folder)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    table: dict[str, dict[str, Any]] = {}
+    for key, value in policy.parameters.items():
+        if isinstance(value, QuantizedArray):
+            table[key] = {"bits": value.bits}
+            arrays |= {f"{key}.codes": value.codes, f"{key}.scales": value.scales}
+        else:
+            table[key] = {"dtype": value.dtype.name}
+            arrays[key] = value
+    contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+    weights: bytes = safetensors.numpy.save(contiguous)
+    write_bytes(folder / f"{name}.safetensors", weights)
+    files = {"weights": f"{name}.safetensors", "sha256": hashlib.sha256(weights).hexdigest()}
+    write_json(folder / f"{name}.json", _header_of(policy, table) | files)
+    return folder / f"{name}.json"
+
+
+def load_policy(path: str | Path) -> Policy:
+    """Read a policy that :func:`save_policy` wrote.
+
+    Args:
+        path: the JSON file, or a folder with ``policy.json``.
+
+    Raises:
+        MissingExtraError: safetensors is not installed.
+        ModelNotFoundError: a file is missing.
+        ModelCorruptError: files that do not belong together, or cannot be read.
+    """
+    safetensors = _safetensors()
+    path = Path(path)
+    path = path / "policy.json" if os.path.isdir(path) else path
+    try:
+        value = read_json(path, MAX_JSON_BYTES)
+        # Only the file name: do not follow a path to another folder.
+        weights = read_plain(path.parent / Path(value["weights"]).name, MAX_WEIGHT_BYTES)
+        if value["format"] != FORMAT or hashlib.sha256(weights).hexdigest() != value["sha256"]:
+            raise ModelCorruptError(
+                f"{path} and its weights do not belong together, or are of another format. "
+                f"Expected both files as they were saved, of format {FORMAT}; save them again."
+            )
+        arrays = safetensors.numpy.load(weights)
+        parameters: dict[str, Parameter] = {}
+        for key, entry in value["parameters"].items():
+            if "bits" in entry:
+                codes, scales = arrays[f"{key}.codes"], arrays[f"{key}.scales"]
+                parameters[key] = QuantizedArray(codes, scales, int(entry["bits"]))
+            else:
+                parameters[key] = arrays[key]
+        return _policy_of(value, parameters)
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(
+            f"no policy at {path}: {error.filename} is not there. Expected a JSON file beside its "
+            "safetensors, as save_policy and vinoreward actors write them."
+        ) from error
+    except ModelCorruptError:
+        raise
+    except (*DAMAGED, safetensors.SafetensorError) as error:
+        raise ModelCorruptError(
+            f"{path} cannot be read as a policy ({reason_of(error)}). Expected what save_policy "
+            "and vinoreward actors write; save it again."
+        ) from error

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vinoreward import correction, monitoring
 from vinoreward.compression import Compile, Distill, Fuse, LowRank, Prune, Quantize
-from vinoreward.compression.chain import CompressorChain
-from vinoreward.compression.stage import Stage
+from vinoreward.compression.chain import CompressorChain, Stage
 from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError
 from vinoreward_training.runs.settings import allowed_by, converted

@@ -22,7 +22,7 @@ from vinoreward.actor_learner.checkpoint import CHECKPOINT
 from vinoreward.closing import Closing
 from vinoreward.errors import RunFolderError, needed_for
 from vinoreward.files import open_plain, parse_json, read_json, read_plain, write_bytes, write_text
-from vinoreward.policies.files import save_policy
+from vinoreward.policies import save_policy
 from vinoreward.saved_state import check_counts
 from vinoreward_training.actors.build import Parts, build, evaluation_environment
 from vinoreward_training.actors.report import SUMMARY, Outcome, Row, write_summary

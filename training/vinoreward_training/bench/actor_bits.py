@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import Evaluator
-from vinoreward.compression.chain import CompressorChain, check_policy
+from vinoreward.compression.chain import CompressionContext, CompressorChain, Stage, check_policy
 from vinoreward.compression.distill import Distill
 from vinoreward.compression.prune import Prune
 from vinoreward.compression.quantize import Quantize
-from vinoreward.compression.stage import CompressionContext, Stage
 from vinoreward.monitoring import (
     CompressionSetting,
     MonitorBatch,
@@ -29,8 +28,7 @@ from vinoreward.monitoring import (
     default_monitor,
     paired_gap,
 )
-from vinoreward.policies.policy import Policy
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import Policy, forward
 from vinoreward.policies.wire import encode
 from vinoreward_training.bench.rows import Row, mean_row
 from vinoreward_training.configs import BenchConfig

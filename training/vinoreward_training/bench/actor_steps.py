@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.environments import Environments, EnvironmentSpec
+from vinoreward.compression.chain import CompressionContext
 from vinoreward.compression.prune import Prune
 from vinoreward.compression.quantize import Quantize
-from vinoreward.compression.stage import CompressionContext
 from vinoreward.errors import MissingExtraError
 from vinoreward.policies.backends.base import PolicyBackend, compile_blob, make_backend
 from vinoreward.policies.distributions import Exploration, act

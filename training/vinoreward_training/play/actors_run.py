@@ -19,7 +19,7 @@ from vinoreward.errors import (
     ModelNotFoundError,
 )
 from vinoreward.files import read_json
-from vinoreward.policies.files import load_policy
+from vinoreward.policies import load_policy
 from vinoreward.policies.policy import Policy
 from vinoreward_training.actors.build import evaluation_options
 from vinoreward_training.actors.settings import SETTINGS

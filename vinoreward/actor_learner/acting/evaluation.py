@@ -49,7 +49,7 @@ class Player(Closing):
 
     Args:
         policy: in full precision or compressed, see
-            :func:`~vinoreward.policies.files.load_policy`.
+            :func:`~vinoreward.policies.load_policy`.
         space: action space of one environment; continuous actions are scaled to its limits,
             discrete ones count from its start. None: they stay in [-1, 1], or count from 0.
         batch: observations per call.

@@ -1,8 +1,7 @@
 """Policy backends by name, and their base class, which checks inputs, outputs and weights.
 
-A backend may prepare a policy once for all actors, as bytes with a header and a checksum (a blob).
-A blob that does not fit is never an error: the backend then prepares the policy itself, which is
-slower.
+A backend may prepare a policy once for all actors, as bytes with a header and a checksum: a blob.
+If it does not fit, the backend prepares the policy itself, which is slower.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from vinoreward.closing import Closing
 from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.policies.backends.int8 import int8_layers, probes, reduced
-from vinoreward.policies.policy import Floats, Policy, QuantizedArray
-from vinoreward.policies.reference import forward
+from vinoreward.policies.policy import Floats, Policy, QuantizedArray, forward
 
 Infer = Callable[[npt.NDArray[Any]], Floats]
 """Takes checked (batch, *shape) observations, contiguous or not; returns new (batch, K) arrays."""
@@ -43,14 +41,7 @@ class PolicyBackend(Closing):
 
     Weights passed to :meth:`refresh` may be views of shared memory. The backend keeps references
     to them, so they must not change before the next ``refresh`` or ``close`` returns. ``infer``
-    returns newly allocated arrays.
-
-    Args:
-        batch: observations per call, at least 1.
-
-    Raises:
-        ConfigError: an invalid batch.
-        MissingExtraError: the backend's library is not installed.
+    returns newly allocated arrays. ``batch`` is the number of observations per call.
     """
 
     name: ClassVar[str]
@@ -73,10 +64,8 @@ class PolicyBackend(Closing):
     def refresh(self, policy: Policy) -> None:
         """Replace the policy; its network may differ, too.
 
-        If the policy is refused, the previous one stays in use.
-
         Raises:
-            InputError: weights that are not finite.
+            InputError: weights that are not finite; the previous policy stays in use.
             ConfigError: the backend is closed or cannot run this network.
         """
         if self._closed:
@@ -109,10 +98,7 @@ class PolicyBackend(Closing):
         return False
 
     def infer(self, observations: npt.NDArray[Any]) -> Floats:
-        """Return the head's outputs (batch, K) as a new float32 array.
-
-        Args:
-            observations: (batch, \\*shape) of the spec's dtype.
+        """Return the head's outputs (batch, K) for observations (batch, \\*shape), as a new array.
 
         Raises:
             InputError: another shape or dtype, NaN or infinity.
@@ -161,13 +147,11 @@ class PolicyBackend(Closing):
             return ConfigError(
                 f"the {self.name} backend {state}. Expected refresh(policy) before infer."
             )
-        found = (
-            f"{observations.dtype}{observations.shape}"
-            if isinstance(observations, np.ndarray)
-            else type(observations).__name__
-        )
+        given = type(observations).__name__
+        if isinstance(observations, np.ndarray):
+            given = f"{observations.dtype}{observations.shape}"
         return InputError(
-            f"observations are {found}. Expected a numpy array {self._dtype}{self._shape}: the "
+            f"observations are {given}. Expected a numpy array {self._dtype}{self._shape}: the "
             "backend's batch, then the shape of one observation."
         )
 
@@ -185,9 +169,6 @@ def check_weights(policy: Policy) -> None:
     NaN before a tanh reaches the outputs, which :meth:`PolicyBackend.infer` checks; so not all
     34 MB of weights need a check at every refresh. relu and INT8 rounding may turn NaN into a
     number.
-
-    Raises:
-        InputError: names the weights.
     """
     hides = any(
         layer.activation == "relu" or policy.in_int8(layer.name) for layer in policy.spec.weighted
@@ -200,7 +181,7 @@ def check_weights(policy: Policy) -> None:
                 total = np.add.reduce(value, axis=None)
             sound = math.isfinite(total) or bool(np.isfinite(value).all())
         else:
-            sound = True
+            continue
         if not sound:
             raise InputError(
                 f"{name} of version {policy.version} has NaN or infinity. Expected finite weights: "
@@ -214,12 +195,7 @@ BACKENDS = Registry("vinoreward.policy_backends", PolicyBackend, "policy backend
 
 
 def make_backend(name: str, batch: int) -> PolicyBackend:
-    """Create a backend without weights.
-
-    Args:
-        name: ``"openvino"``, ``"onnxruntime"``, ``"numpy"``, ``"torch"``, ``"torch_inference"``, or
-            one that another package registers in the group ``vinoreward.policy_backends``.
-        batch: observations per call, at least 1.
+    """Create a backend without weights, for ``batch`` observations per call.
 
     Raises:
         ConfigError: an unknown backend or an invalid batch.
@@ -231,15 +207,9 @@ def make_backend(name: str, batch: int) -> PolicyBackend:
 def compile_blob(policy: Policy, batch: int) -> bytes | None:
     """Prepare a policy once for all actors; the result goes into ``Policy.blob``.
 
-    A backend uses a blob only if it fits: same weights (7-bit ones where 8-bit products saturate,
-    see :meth:`PolicyBackend.computed`), backend, batch and kind of machine.
-
-    Args:
-        policy: with the final weights and backend.
-        batch: of the actors.
-
-    Returns:
-        The bytes, or None where preparing does not pay.
+    None where preparing does not pay. A backend uses a blob only if it fits: same weights (7-bit
+    ones where 8-bit products saturate, see :meth:`PolicyBackend.computed`), backend, batch and kind
+    of machine.
 
     Raises:
         ConfigError: an unknown backend, or it refuses the network.
@@ -250,12 +220,9 @@ def compile_blob(policy: Policy, batch: int) -> bytes | None:
 
 
 class BackendOutputs(Closing):
-    """Computes policies on their own backends, on this machine.
+    """Computes policies on their own backends, on this machine, with the actors' ``batch``.
 
     Policies without INT8 layers are computed in NumPy: backends only differ in INT8 kernels.
-
-    Args:
-        batch: observations per call, as for the actors.
     """
 
     def __init__(self, batch: int) -> None:
@@ -287,46 +254,38 @@ class BackendOutputs(Closing):
 
 
 def seal(header: Mapping[str, Any], payload: bytes) -> bytes:
-    """Return a blob.
-
-    Args:
-        header: plain data that must match where the blob is used.
-        payload: the backend's bytes.
-    """
+    """Return a blob: the backend's bytes after plain data that must match where it is used."""
     text = json.dumps({**header, "checksum": zlib.crc32(payload)}).encode()
     start = _MAGIC + text
     return start + b" " * (-(len(start) + 1) % ALIGNMENT) + b"\n" + payload
 
 
 def unseal(blob: bytes | memoryview | None, header: Mapping[str, Any]) -> memoryview | None:
-    """Return a blob's payload without a copy, or None.
+    """Return a blob's payload without a copy; None without a blob or where it does not fit.
 
-    None means no blob, a header other than ``header``, or damaged bytes. The checksum does not
-    protect from an attacker; policies come from the user's own processes.
+    The checksum is for damaged bytes, which runtimes load without an error, or crash on. It does
+    not protect from an attacker; policies come from the user's own processes.
     """
     start = None if blob is None else _START.match(blob)
     if blob is None or start is None:
         return None
     try:
-        found = json.loads(start[1])
+        of_blob = json.loads(start[1])
     except ValueError:
         return None
     payload = memoryview(blob)[start.end() :]
-    # Runtimes load damaged bytes without an error, or crash on them.
-    return payload if found == {**header, "checksum": zlib.crc32(payload)} else None
+    return payload if of_blob == {**header, "checksum": zlib.crc32(payload)} else None
 
 
 def describes(policy: Policy, backend: str) -> dict[str, Any]:
-    """Return the header fields that identify a blob's policy and backend."""
-    return {"backend": backend, "network": policy.spec.digest(), "weights": fingerprint(policy)}
+    """Return the header fields that identify a blob's policy and backend.
 
-
-def fingerprint(policy: Policy) -> int:
-    """Return a checksum of a policy's weights and ranges; 2 ms for 8 million INT8 weights."""
-    ranges = {name: [found.low, found.high] for name, found in sorted(policy.ranges.items())}
+    Takes 2 ms for 8 million INT8 weights.
+    """
+    ranges = {name: [bounds.low, bounds.high] for name, bounds in sorted(policy.ranges.items())}
     total = zlib.crc32(json.dumps(ranges).encode())
     for value in policy.parameters.values():
         arrays = [value.codes, value.scales] if isinstance(value, QuantizedArray) else [value]
         for array in arrays:
             total = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, total)
-    return total
+    return {"backend": backend, "network": policy.spec.digest(), "weights": total}

@@ -11,6 +11,7 @@ since there is no padding, for convolutions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,27 +26,20 @@ from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 
 @dataclass(frozen=True)
 class Folded:
-    """A layer in INT8.
-
-    Attributes:
-        bounds: range of its input.
-        codes: (O, ...) int8.
-        scales: (O,) float32, value of one unit of ``q @ codes.T``.
-        bias: (O,) float32.
-    """
+    """A layer of O outputs in INT8."""
 
     bounds: ActivationRange
+    """Range of its input."""
     codes: npt.NDArray[np.int8]
+    """(O, ...)."""
     scales: Floats
+    """(O,), value of one unit of ``q @ codes.T``."""
     bias: Floats
+    """(O,)."""
 
 
 def folded(policy: Policy, layer: str) -> Folded:
-    """Return the folded form of an INT8 layer.
-
-    Raises:
-        ConfigError: the layer is not in INT8.
-    """
+    """Return the folded form of a layer; ConfigError if it is not in INT8."""
     weight, bounds = policy.parameters[f"{layer}.weight"], policy.ranges[layer]
     bias = policy.parameters[f"{layer}.bias"]
     if not isinstance(weight, QuantizedArray) or isinstance(bias, QuantizedArray):
@@ -58,12 +52,8 @@ def folded(policy: Policy, layer: str) -> Folded:
     if bounds.low != 0.0:
         rows = weight.codes.reshape(len(weight.codes), -1)
         total += bounds.low * scales * np.add.reduce(rows, axis=1, dtype=np.int32)
-    return Folded(
-        bounds=bounds,
-        codes=weight.codes,
-        scales=(scales * bounds.step).astype(np.float32),
-        bias=total.astype(np.float32),
-    )
+    scales = scales * bounds.step
+    return Folded(bounds, weight.codes, scales.astype(np.float32), total.astype(np.float32))
 
 
 def int8_layers(policy: Policy) -> tuple[str, ...]:
@@ -74,7 +64,7 @@ def int8_layers(policy: Policy) -> tuple[str, ...]:
 def weight_count(spec: PolicySpec, layers: tuple[str, ...]) -> int:
     """Return the number of weights, without biases, of some layers."""
     shapes = spec.parameter_shapes()
-    return int(sum(np.prod(shapes[f"{name}.weight"]) for name in layers))
+    return sum(math.prod(shapes[f"{name}.weight"]) for name in layers)
 
 
 # Products that overflow
@@ -120,12 +110,10 @@ def probes() -> Iterator[tuple[Policy, npt.NDArray[Any]]]:
     for spec in (_DENSE, _PICTURES):
         parameters: dict[str, Parameter] = {}
         for name, shape in spec.parameter_shapes().items():
+            scale = np.full(shape[0], 1.0 / (127.0 * math.prod(shape[1:])), dtype=np.float32)
+            parameters[name] = QuantizedArray(np.full(shape, 127, dtype=np.int8), scale)
             if name.endswith(".bias"):
                 parameters[name] = np.zeros(shape, dtype=np.float32)
-            else:
-                codes = np.full(shape, 127, dtype=np.int8)
-                scale = 1.0 / (127.0 * float(np.prod(shape[1:])))
-                parameters[name] = QuantizedArray(codes, np.full(shape[0], scale, dtype=np.float32))
         ranges = {layer.name: ActivationRange(0.0, 1.0) for layer in spec.weighted}
         most = 255 if spec.observation_dtype == "uint8" else 1
         seen = np.full((1, *spec.observation_shape), most, dtype=spec.observation_dtype)

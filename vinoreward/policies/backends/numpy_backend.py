@@ -48,24 +48,24 @@ class NumpyBackend(PolicyBackend):
 
 
 def _steps(policy: Policy, batch: int) -> list[Step]:
-    found: list[Step] = []
+    steps: list[Step] = []
     shapes = policy.spec.shapes()
     for layer, before, after in zip(policy.spec.layers, shapes, shapes[1:], strict=False):
         if isinstance(layer, Flatten):
-            found.append(lambda values: values.reshape(len(values), -1))
+            steps.append(lambda values: values.reshape(len(values), -1))
             continue
         if policy.in_int8(layer.name):
-            whole = folded(policy, layer.name)
-            found.append(_rounding((batch, *before), whole.bounds.low, whole.bounds.step))
-            weight, scales, bias = whole.codes.astype(np.float32), whole.scales, whole.bias
+            int8 = folded(policy, layer.name)
+            steps.append(_rounding((batch, *before), int8.bounds.low, int8.bounds.step))
+            weight, scales, bias = int8.codes.astype(np.float32), int8.scales, int8.bias
         else:
             weight = policy.float_parameter(f"{layer.name}.weight")
             scales, bias = None, policy.float_parameter(f"{layer.name}.bias")
         # One product per observation, or per pixel of a convolution.
         count = batch * math.prod(after[1:])
         product = _product(weight.reshape(layer.outputs, -1), scales, bias, layer.activation, count)
-        found.append(product if isinstance(layer, Dense) else _conv(layer, batch, after, product))
-    return found
+        steps.append(product if isinstance(layer, Dense) else _conv(layer, batch, after, product))
+    return steps
 
 
 def _rounding(shape: tuple[int, ...], low: float, step: float) -> Step:

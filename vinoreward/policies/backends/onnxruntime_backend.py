@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError, OutputError, needed_for
-from vinoreward.policies.backends.base import (
-    ALIGNMENT,
-    Infer,
-    PolicyBackend,
-    describes,
-    seal,
-    unseal,
-)
+from vinoreward.policies.backends import base
+from vinoreward.policies.backends.base import Infer, PolicyBackend, describes
 from vinoreward.policies.backends.int8 import folded, int8_layers, weight_count
 from vinoreward.policies.policy import Floats, Policy
 from vinoreward.policies.spec import Conv, Dense, Flatten
@@ -52,9 +47,6 @@ class ONNXRuntimeBackend(PolicyBackend):
     Weights are inputs: a refresh binds the policy's arrays. Large INT8 weights are transposed
     first, unless ``policy.blob`` has them transposed; for several observations they are constants
     of a new session. Quantized weights of float layers are dequantized at the refresh.
-
-    Raises:
-        MissingExtraError: onnxruntime is not installed.
     """
 
     name: ClassVar[str] = "onnxruntime"
@@ -89,13 +81,13 @@ class ONNXRuntimeBackend(PolicyBackend):
             return None
         table, parts, end = [], [], 0
         for name, array in int8_arrays(policy).items():
-            gap = -end % ALIGNMENT
+            gap = -end % base.ALIGNMENT
             table.append([name, array.dtype.name, list(array.shape), end + gap])
             parts += [b"\0" * gap, array.tobytes()]
             end += gap + array.nbytes
         start = json.dumps(table).encode() + b"\n"
-        start = b" " * (-len(start) % ALIGNMENT) + start
-        return seal(describes(policy, self.name), start + b"".join(parts))
+        start = b" " * (-len(start) % base.ALIGNMENT) + start
+        return base.seal(describes(policy, self.name), start + b"".join(parts))
 
     def _load(self, policy: Policy) -> Infer:
         whole = weight_count(policy.spec, int8_layers(policy))
@@ -155,34 +147,31 @@ class ONNXRuntimeBackend(PolicyBackend):
         self._bound = {}
 
 
-def read_blob(policy: Policy) -> dict[str, npt.NDArray[Any]] | None:
+def read_blob(policy: Policy) -> dict[str, Array] | None:
     """Return the arrays of a policy's blob as views, or None if the blob does not fit."""
     if policy.blob is None:
         return None
-    payload = unseal(policy.blob, describes(policy, "onnxruntime"))
+    payload = base.unseal(policy.blob, describes(policy, "onnxruntime"))
     table = None if payload is None else _TABLE.match(payload)
     if payload is None or table is None:
         return None
-    found: dict[str, npt.NDArray[Any]] = {}
+    arrays: dict[str, Array] = {}
     for name, dtype, shape, offset in json.loads(table[0]):
-        whole = np.frombuffer(payload, dtype, int(np.prod(shape)), table.end() + offset)
-        found[name] = whole.reshape(shape)
-    return found
+        flat = np.frombuffer(payload, dtype, math.prod(shape), table.end() + offset)
+        arrays[name] = flat.reshape(shape)
+    return arrays
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Properties of a graph besides the spec: two policies of one shape share a session.
-
-    Attributes:
-        int8: INT8 layers.
-        shifted: INT8 layers whose range does not start at 0.
-        direct: whether the first layer uses the bytes of an image directly as levels.
-    """
+    """Properties of a graph besides the spec: two policies of one shape share a session."""
 
     int8: tuple[str, ...]
+    """INT8 layers."""
     shifted: tuple[str, ...]
+    """INT8 layers whose range does not start at 0."""
     direct: bool
+    """Whether the first layer uses the bytes of an image directly as levels."""
 
 
 def shape_of(policy: Policy) -> Shape:
@@ -203,17 +192,14 @@ def shape_of(policy: Policy) -> Shape:
 def weights_of(policy: Policy, ready: Mapping[str, Array] | None = None) -> dict[str, Array]:
     """Return name to array of all weights in the graph's layout.
 
-    Args:
-        policy: the network.
-        ready: the result of :func:`int8_arrays`, if known.
+    ``ready`` is the result of :func:`int8_arrays`, if known.
     """
-    found = dict(int8_arrays(policy) if ready is None else ready)
-    whole = int8_layers(policy)
+    weights = dict(int8_arrays(policy) if ready is None else ready)
     for layer in policy.spec.weighted:
-        if layer.name not in whole:
+        if not policy.in_int8(layer.name):
             for name in (f"{layer.name}.weight", f"{layer.name}.bias"):
-                found[name] = policy.float_parameter(name)
-    return found
+                weights[name] = policy.float_parameter(name)
+    return weights
 
 
 def int8_arrays(policy: Policy) -> dict[str, Array]:
@@ -223,38 +209,34 @@ def int8_arrays(policy: Policy) -> dict[str, Array]:
     Runtime's ConvInteger is slower than its FP32 convolution.
     """
     shape = shape_of(policy)
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for layer in policy.spec.weighted:
         name = layer.name
         if name not in shape.int8:
             continue
-        whole = folded(policy, name)
+        int8 = folded(policy, name)
         if isinstance(layer, Conv):
-            scales = whole.scales.reshape(-1, 1, 1, 1)
-            found[f"{name}.weight"] = whole.codes.astype(np.float32) * scales
-            found[f"{name}.bias"] = whole.bias
+            scales = int8.scales.reshape(-1, 1, 1, 1)
+            arrays[f"{name}.weight"] = int8.codes.astype(np.float32) * scales
+            arrays[f"{name}.bias"] = int8.bias
         else:
             # MatMulInteger cannot transpose.
-            found[f"{name}.weight"] = np.ascontiguousarray(whole.codes.T)
-            found[f"{name}.scales"] = whole.scales.reshape(1, -1)
-            found[f"{name}.bias"] = whole.bias.reshape(1, -1)
+            arrays[f"{name}.weight"] = np.ascontiguousarray(int8.codes.T)
+            arrays[f"{name}.scales"] = int8.scales.reshape(1, -1)
+            arrays[f"{name}.bias"] = int8.bias.reshape(1, -1)
         if not (shape.direct and layer is policy.spec.weighted[0]):
-            found[f"{name}.step"] = np.array(whole.bounds.step, dtype=np.float32)
+            arrays[f"{name}.step"] = np.array(int8.bounds.step, dtype=np.float32)
         if name in shape.shifted:
-            found[f"{name}.low"] = np.array(whole.bounds.low, dtype=np.float32)
-    return found
+            arrays[f"{name}.low"] = np.array(int8.bounds.low, dtype=np.float32)
+    return arrays
 
 
 def policy_model(
     policy: Policy, batch: int, weights: Mapping[str, Array], *, constants: bool
 ) -> bytes:
-    """Return a policy's ONNX ``ModelProto``.
+    """Return a policy's ONNX ``ModelProto``, with ``weights`` from :func:`weights_of`.
 
-    Args:
-        policy: gives the layers.
-        batch: observations per call.
-        weights: from :func:`weights_of`.
-        constants: whether weights are constants of the model; otherwise they are named inputs.
+    They are constants of the model, or else named inputs.
     """
     spec = policy.spec
     fixed: dict[str, Array] = {
@@ -331,24 +313,24 @@ def _message(*fields: tuple[int, int | str | bytes]) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    low = []
     while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
+        low.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes((*found, value))
+    return bytes((*low, value))
 
 
 def _node(
     kind: str, inputs: tuple[str, ...], output: str, attributes: Mapping[str, int | list[int]]
 ) -> bytes:
-    found: list[bytes] = []
+    fields: list[tuple[int, int | str | bytes]] = [(1, name) for name in inputs]
+    fields += [(2, output), (4, kind)]
     for name, value in attributes.items():
         # An attribute is an integer (field 3, type 2) or a list of them (field 8, type 7).
         numbers = [(3, value)] if isinstance(value, int) else [(8, each) for each in value]
-        found.append(_message((1, name), *numbers, (20, 2 if isinstance(value, int) else 7)))
-    return _message(
-        *((1, name) for name in inputs), (2, output), (4, kind), *((5, each) for each in found)
-    )
+        type_ = 2 if isinstance(value, int) else 7
+        fields.append((5, _message((1, name), *numbers, (20, type_))))
+    return _message(*fields)
 
 
 def _tensor(name: str, array: Array) -> bytes:

@@ -58,9 +58,6 @@ class OpenVINOBackend(PolicyBackend):
     FP32 weights and small INT8 weights are graph inputs: a refresh points them at the policy's
     arrays. Large INT8 or weight-only weights are compiled in, or imported from ``policy.blob`` if
     it fits.
-
-    Raises:
-        MissingExtraError: OpenVINO is not installed.
     """
 
     name: ClassVar[str] = "openvino"
@@ -82,21 +79,15 @@ class OpenVINOBackend(PolicyBackend):
         return self._imported
 
     def kernels(self) -> dict[str, tuple[str, str]]:
-        """Return the executed kernels: node name to (kind, precision), as OpenVINO reports them.
-
-        Raises:
-            ConfigError: there are no weights yet.
-        """
+        """Return the executed kernels: node name to (kind, precision), as OpenVINO reports them."""
         if self._compiled is None:
             raise ConfigError("the openvino backend has no weights yet. Call refresh first.")
-        found = {}
-        for node in self._compiled.get_runtime_model().get_ordered_ops():
-            info = node.get_rt_info()
-            found[node.get_friendly_name()] = (
-                info["layerType"].astype(str),
-                info["runtimePrecision"].astype(str),
-            )
-        return found
+        nodes = self._compiled.get_runtime_model().get_ordered_ops()
+        infos = {node.get_friendly_name(): node.get_rt_info() for node in nodes}
+        return {
+            name: (info["layerType"].astype(str), info["runtimePrecision"].astype(str))
+            for name, info in infos.items()
+        }
 
     def blob(self, policy: Policy) -> bytes | None:
         """Return the compiled model for machines like this one, if weights are compiled in."""
@@ -143,9 +134,7 @@ class OpenVINOBackend(PolicyBackend):
 
         It does not fit if made with another OpenVINO, processor, batch or weights, or if damaged.
         """
-        if policy.blob is None:
-            return None
-        payload = unseal(policy.blob, self._header(policy))
+        payload = None if policy.blob is None else unseal(policy.blob, self._header(policy))
         if payload is None:
             return None
         try:
@@ -210,17 +199,15 @@ def wants_constants(policy: Policy) -> bool:
 
     INT8 convolutions always need it: OpenVINO has no INT8 convolution with weights as an input.
     """
-    whole = int8_layers(policy)
+    int8, spec = int8_layers(policy), policy.spec
+    others = [layer.name for layer in spec.weighted if layer.name not in int8]
     weight_only = tuple(
-        layer.name
-        for layer in policy.spec.weighted
-        if isinstance(policy.parameters[f"{layer.name}.weight"], QuantizedArray)
-        and layer.name not in whole
+        name for name in others if isinstance(policy.parameters[f"{name}.weight"], QuantizedArray)
     )
     return (
-        any(isinstance(layer, Conv) and layer.name in whole for layer in policy.spec.weighted)
-        or weight_count(policy.spec, whole) >= INT8_CONSTANT
-        or weight_count(policy.spec, weight_only) >= WEIGHT_ONLY_CONSTANT
+        any(isinstance(layer, Conv) and layer.name in int8 for layer in spec.weighted)
+        or weight_count(spec, int8) >= INT8_CONSTANT
+        or weight_count(spec, weight_only) >= WEIGHT_ONLY_CONSTANT
     )
 
 
@@ -254,12 +241,7 @@ def _is_turned(policy: Policy, batch: int) -> bool:
 def policy_model(openvino: Any, policy: Policy, batch: int, *, constants: bool) -> Any:
     """Return an ``openvino.Model`` whose input 0 is the observations.
 
-    Args:
-        openvino: the imported module.
-        policy: gives the layers and which of them are INT8.
-        batch: observations per call.
-        constants: whether the policy's weights are in the graph; otherwise they are inputs, see
-            :func:`input_arrays`.
+    The weights are constants of the graph, or else inputs, see :func:`input_arrays`.
     """
     op, spec = openvino.opset13, policy.spec
     inputs = [op.parameter([batch, *spec.observation_shape], np.dtype(spec.observation_dtype).type)]
@@ -308,20 +290,18 @@ def _constants(op: Any, policy: Policy, layer: Dense | Conv, values: Any) -> tup
     weight = policy.parameters[f"{layer.name}.weight"]
     bias = policy.float_parameter(f"{layer.name}.bias")
     sides = 4 if isinstance(layer, Conv) else 2
-    codes, scales = None, None
-    if policy.in_int8(layer.name):
-        whole = folded(policy, layer.name)
-        values = _rounded(op, values, whole.bounds.low, whole.bounds.high, sides)
-        codes, scales, bias = whole.codes, whole.scales, whole.bias
-    elif isinstance(weight, QuantizedArray):
-        codes, scales = weight.codes, weight.scales
     along = (-1, *[1] * (sides - 1))
-    if codes is None or scales is None:
-        weights = op.constant(policy.float_parameter(f"{layer.name}.weight"))
-    else:
+    if isinstance(weight, QuantizedArray):
+        codes, scales = weight.codes, weight.scales
+        if policy.in_int8(layer.name):
+            whole = folded(policy, layer.name)
+            values = _rounded(op, values, whole.bounds.low, whole.bounds.high, sides)
+            scales, bias = whole.scales, whole.bias
         # A copy: the model must not refer to memory that later weights overwrite.
         scaling = op.constant(scales.reshape(along))
         weights = op.multiply(op.convert(op.constant(codes), "f32"), scaling)
+    else:
+        weights = op.constant(policy.float_parameter(f"{layer.name}.weight"))
     return values, weights, op.constant(bias.reshape((1, *along[:-1])))
 
 

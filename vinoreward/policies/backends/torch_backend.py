@@ -23,15 +23,8 @@ if TYPE_CHECKING:
 class TorchBackend(PolicyBackend):
     """Runs a policy as an ``nn.Sequential``; copies weights into it.
 
-    Autograd stays on and records an unused graph, as in the published actors.
-
-    Sets torch to one thread for the whole process.
-
-    Args:
-        batch: observations per call.
-
-    Raises:
-        MissingExtraError: torch is not installed.
+    Autograd stays on and records an unused graph, as in the published actors. Sets torch to one
+    thread for the whole process.
     """
 
     name: ClassVar[str] = "torch"
@@ -49,7 +42,7 @@ class TorchBackend(PolicyBackend):
 
     def _load(self, policy: Policy) -> Infer:
         torch = self._torch
-        bounds = {name: found for name, found in policy.ranges.items() if policy.in_int8(name)}
+        bounds = {name: each for name, each in policy.ranges.items() if policy.in_int8(name)}
         key = (policy.spec, tuple(bounds.items()))
         if self._module is None or key != self._key:
             self._module, self._key = _sequential(policy.spec, bounds), key
@@ -73,8 +66,7 @@ class TorchBackend(PolicyBackend):
         else:
             with torch.inference_mode():
                 outputs = module(seen)
-        found: Floats = outputs.numpy()
-        return found
+        return np.asarray(outputs.numpy())
 
     def _unload(self) -> None:
         self._module = None
@@ -102,13 +94,13 @@ def _sequential(spec: PolicySpec, bounds: dict[str, ActivationRange]) -> nn.Sequ
     class Rounded(nn.Module):
         """Values rounded to the levels of a range."""
 
-        def __init__(self, found: ActivationRange) -> None:
+        def __init__(self, bounds: ActivationRange) -> None:
             super().__init__()
-            self.found = found
+            self.bounds = bounds
 
         def forward(self, values: Tensor) -> Tensor:
-            low, step = self.found.low, self.found.step
-            levels = torch.round((values.clamp(low, self.found.high) - low) / step)
+            low, step = self.bounds.low, self.bounds.step
+            levels = torch.round((values.clamp(low, self.bounds.high) - low) / step)
             return levels * step + low
 
     network = nn.Sequential()
