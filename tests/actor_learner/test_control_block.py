@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from vinoreward.actor_learner.transport.sync import ControlBlock
+from vinoreward.actor_learner.transport.shared_memory import ControlBlock
 from vinoreward.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from policy_specs import forward_with_value
 from vinoreward.actor_learner.learners import networks
 from vinoreward.actor_learner.learners.dqn import DQN, DQNConfig
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward.actor_learner.learners.precision import Speed, fastest
+from vinoreward.actor_learner.learners.networks import Speed, fastest
 from vinoreward.actor_learner.learners.sac import SAC, SACConfig
 from vinoreward.correction import NoCorrection, Retrace, TreeBackup, VTrace
 from vinoreward.errors import ConfigError

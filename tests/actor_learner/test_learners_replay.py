@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learner_collectors import random_trajectory
 
-from vinoreward.actor_learner.learners.off_policy import n_step_sums
-from vinoreward.actor_learner.learners.replay import PrioritizedReplay, Replay, SumTree
+from vinoreward.actor_learner.learners.replay import PrioritizedReplay, Replay, SumTree, n_step_sums
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 

@@ -31,7 +31,7 @@ from vinoreward.actor_learner.config import SamplesPerInsert
 from vinoreward.actor_learner.engines.local.engine import LocalEngine
 from vinoreward.actor_learner.engines.local.processes import Inbox, send
 from vinoreward.actor_learner.transport.link import ActorSettings
-from vinoreward.actor_learner.transport.segments import SharedMemoryError
+from vinoreward.actor_learner.transport.shared_memory import SharedMemoryError
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.distill import Distill

@@ -26,7 +26,7 @@ from shared_memory_children import (
     write_one_and_a_half,
 )
 
-from vinoreward.actor_learner.transport.sync import ControlBlock
+from vinoreward.actor_learner.transport.shared_memory import ControlBlock
 from vinoreward.actor_learner.transport.trajectory import Batch, Trajectory
 from vinoreward.actor_learner.transport.trajectory_ring import (
     FREE,

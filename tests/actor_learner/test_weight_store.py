@@ -20,7 +20,7 @@ from shared_memory_children import (
     segments_of,
 )
 
-from vinoreward.actor_learner.transport.segments import Segment
+from vinoreward.actor_learner.transport.shared_memory import Segment
 from vinoreward.actor_learner.transport.weight_store import Lease, WeightStore
 from vinoreward.errors import ConfigError, SharedMemoryError
 from vinoreward.policies.policy import Policy

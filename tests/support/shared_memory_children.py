@@ -20,8 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.transport.segments import Segment, SegmentSpec
-from vinoreward.actor_learner.transport.sync import ControlBlock, ControlSpec
+from vinoreward.actor_learner.transport.shared_memory import (
+    ControlBlock,
+    ControlSpec,
+    Segment,
+    SegmentSpec,
+)
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.actor_learner.transport.trajectory_ring import RingSpec, TrajectoryRing, state_of
 from vinoreward.actor_learner.transport.weight_store import WeightStore, WeightStoreSpec

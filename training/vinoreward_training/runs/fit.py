@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from vinoreward.actor_learner.learners.precision import has_bf16
+from vinoreward.actor_learner.learners.networks import has_bf16
 from vinoreward.backends.base import load_backend
 from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.network import NetworkSpec, TensorSpec

@@ -11,7 +11,7 @@ from vinoreward.actor_learner.acting.environments import Environments, Environme
 from vinoreward.actor_learner.acting.profile import COUNTERS as PROFILE_COUNTERS
 from vinoreward.actor_learner.acting.profile import Stopwatch
 from vinoreward.actor_learner.transport.link import NONE, ActorLink, ActorSettings
-from vinoreward.actor_learner.transport.sync import wait_until
+from vinoreward.actor_learner.transport.shared_memory import wait_until
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
 from vinoreward.errors import OutputError, VinorewardError
 from vinoreward.policies.backends.base import PolicyBackend, finite, make_backend
@@ -27,57 +27,42 @@ class ActorConfig:
     """Settings of an actor; plain data.
 
     Attributes:
-        environment: that it runs ``environments`` copies of.
-        policy: the learner's network, without weights.
-        backend: for full-precision weights; compressed ones name their own.
-        environments: B.
-        steps: T, of a trajectory.
-        actors: number of actors.
-        seed: of the run.
         lag: None: use the newest weights, checking every ``pull_period`` steps. A number: rollout
             r uses exactly the weights of version ``max(0, r - lag)``, so that a run repeats bit by
             bit on any machine.
-        compressed: whether there is a compressor.
-        max_staleness: while there are newer full-precision weights, compressed ones that are more
-            versions behind the learner's are not used: a late or dead compressor costs only speed.
+        max_staleness: compressed weights that are more versions behind the learner's are not used:
+            a late or dead compressor costs only speed.
         max_lag: pull the learner's own weights early if those in use are more versions old; None:
             only every ``pull_period`` steps.
-        rollouts_per_update: this actor's trajectories per update; for ``lag``.
-        first_version: of the first weights of this run; above 0 after a resume.
     """
 
     environment: EnvironmentSpec
-    policy: PolicySpec
-    backend: str = "openvino"
-    environments: int = 1
-    steps: int = 20
-    actors: int = 1
-    seed: int = 0
+    policy: PolicySpec  # the learner's network
+    backend: str = "openvino"  # for full-precision weights; compressed ones name their own
+    environments: int = 1  # B
+    steps: int = 20  # T, of a trajectory
+    actors: int = 1  # number of actors
+    seed: int = 0  # of the run
     lag: int | None = None
-    compressed: bool = False
+    compressed: bool = False  # whether there is a compressor
     max_staleness: int = 100
     max_lag: int | None = None
-    rollouts_per_update: int = 1
-    first_version: int = 0
+    rollouts_per_update: int = 1  # this actor's trajectories per update; for ``lag``
+    first_version: int = 0  # of the first weights of this run; above 0 after a resume
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Compressed weights that an actor could not use; reported as ``"refused"``.
+    """Compressed weights that an actor could not use; reported as ``"refused"``."""
 
-    Attributes:
-        version: of the learner's policy from which they were made.
-        why: as a clause.
-    """
-
-    version: int
-    why: str
+    version: int  # of the learner's policy from which they were made
+    why: str  # as a clause
 
     @classmethod
     def of(cls, version: int, error: Exception) -> Refused:
-        """Take the finding from a backend's error; its advice is for the learner's own weights."""
-        found = str(error).split(" Expected ")[0].split("\n")[0].rstrip(". ")
-        return cls(version, found or type(error).__name__)
+        """Take the reason from a backend's error, without its advice for the learner's weights."""
+        reason = str(error).split(" Expected ")[0].split("\n")[0].rstrip(". ")
+        return cls(version, reason or type(error).__name__)
 
 
 class ActorNetwork:
@@ -89,7 +74,7 @@ class ActorNetwork:
         self._backends: dict[str, PolicyBackend] = {}
         self.policy: Policy | None = None
         self._refused = NONE
-        self._looked = NONE
+        self.checked = NONE  # step of the last check for newer weights
 
     @property
     def version(self) -> int:
@@ -112,11 +97,7 @@ class ActorNetwork:
         return self._backends[name]
 
     def use(self, policy: Policy) -> None:
-        """Replace the weights.
-
-        Raises:
-            VinorewardError: they cannot be loaded; call :meth:`refuse`, which leaves no weights.
-        """
+        """Replace the weights; on an error call :meth:`refuse`."""
         self.policy = policy
         self.backend.refresh(policy)
 
@@ -125,15 +106,6 @@ class ActorNetwork:
         # The previous weights cannot return: their memory may be reused by now.
         self.policy = None
         self._refused = max(self._refused, version)
-
-    def due(self, step: int, pull_period: int) -> bool:
-        """Return whether to check for newer weights now, and note the check."""
-        # Until the first weights arrive, check every trajectory.
-        period = pull_period if self.policy else min(pull_period, self._config.steps)
-        if self._looked != NONE and step - self._looked < period:
-            return False
-        self._looked = step
-        return True
 
     def close(self) -> None:
         """Close all backends."""
@@ -153,11 +125,10 @@ class Actor:
     """Acts until it is stopped.
 
     Compressed weights that cannot be loaded, or that give NaN or infinity as outputs or log
-    probabilities, do not end the actor. Their outputs are discarded, and the learner's own weights
-    act from that step to the end of the block. The actor reports them as ``"refused"`` (see
-    :class:`~vinoreward.actor_learner.acting.actor.Refused`) and does not load that version again.
-    With a fixed lag they are an error: the learner's own weights of that exact version may be gone,
-    and with others the run would not repeat.
+    probabilities, do not end the actor. It reports them as :class:`Refused` and does not load that
+    version again; the learner's own weights act from that step to the end of the block. With a
+    fixed lag such weights are an error: the learner's own of that version may be gone, and with
+    others the run would not repeat.
 
     Args:
         config: its settings.
@@ -217,7 +188,6 @@ class Actor:
         watch.mark("wait")
         if trajectory is None:
             return False
-        compressed = 0
         for step in range(config.steps):
             if link.stopped:
                 return False
@@ -226,11 +196,9 @@ class Actor:
             if acting is None:
                 return False
             self._step(trajectory, step, acting)
-            compressed += acting.network.kind == COMPRESSED
-        size = config.environments
         counts = {
-            "steps": config.steps * size,
-            "compressed_steps": compressed * size,
+            "steps": trajectory.network.size,
+            "compressed_steps": int(np.count_nonzero(trajectory.network == COMPRESSED)),
             "trajectories": 1,
             "pulls": self._pulls,
             **watch.take(),
@@ -305,12 +273,12 @@ class Actor:
         self._settings = settings = self._link.settings()
         if self._block == 0:
             # One network per block: alternating at each step would evict the small one from cache.
-            self._kind = self._drawn(settings.enabled)
+            self._kind = self._draw(settings.enabled)
             self._block = self._config.steps
         self._block -= 1
         if self._kind == COMPRESSED:
             network = self._networks[COMPRESSED]
-            self._look(network)
+            self._update(network)
             if not self._stale(network):
                 return network
         return self._full()
@@ -318,27 +286,31 @@ class Actor:
     def _full(self) -> ActorNetwork | None:
         """Return the learner's own network, pulling weights if due; None: stopped."""
         network = self._networks[FULL_PRECISION]
-        self._look(network)
+        self._update(network)
         while network.policy is None:
             # The first weights of the run.
             if not self._pull(network, NONE, wait=True) and self._link.stopped:
                 return None
         return network
 
-    def _drawn(self, enabled: bool) -> int:
+    def _draw(self, enabled: bool) -> int:
         """Choose a network at random."""
         draw = self._random.random()
         wanted = self._config.compressed and enabled and draw < self._settings.alpha
         return COMPRESSED if wanted else FULL_PRECISION
 
-    def _look(self, network: ActorNetwork) -> None:
+    def _update(self, network: ActorNetwork) -> None:
+        """Pull newer weights if due."""
         period = self._settings.pull_period
         if self._stale(network):
             # These are not used, so check for new ones every trajectory.
             period = min(period, self._config.steps)
-        due, most = network.due(self._steps, period), self._config.max_lag
+        due = network.checked == NONE or self._steps - network.checked >= period
+        if due:
+            network.checked = self._steps
+        limit = self._config.max_lag
         # The learner would drop steps made with older weights.
-        too_old = most is not None and self._behind(network) > most
+        too_old = limit is not None and self._behind(network) > limit
         if due or (network.kind == FULL_PRECISION and too_old):
             self._pull(network, network.have)
 
@@ -360,7 +332,7 @@ class Actor:
         if not wait_until(lambda: link.learner_version >= wanted, stop=lambda: link.stopped):
             return None
         self._settings = link.settings()
-        self._kind = self._drawn(self._settings.enabled_at(wanted))
+        self._kind = self._draw(self._settings.enabled_at(wanted))
         network = self._networks[self._kind]
         # A newer version than wanted: only after a replacement, when the wanted one may be gone.
         while network.version < wanted:

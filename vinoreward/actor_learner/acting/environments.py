@@ -28,12 +28,7 @@ Array = npt.NDArray[Any]
 def as_config_error(what: str, advice: str) -> Iterator[None]:
     """Re-raise an environment's error as a ConfigError that names the environment's code.
 
-    Args:
-        what: what failed, and when; the beginning of the sentence.
-        advice: what was expected and what to do; its end.
-
-    Raises:
-        ConfigError: the environment raised an error, which is attached as the cause.
+    ``what`` failed begins the sentence; the ``advice`` (expected, and what to do) ends it.
     """
     try:
         yield
@@ -48,11 +43,7 @@ def as_config_error(what: str, advice: str) -> Iterator[None]:
 
 
 def check_spaces(env: gym.Env[Any, Any], spec: PolicySpec) -> None:
-    """Refuse an environment whose spaces do not match a network.
-
-    Raises:
-        ConfigError: other observations or actions.
-    """
+    """Refuse an environment whose spaces do not match a network, by a ConfigError."""
     seen, done = env.observation_space, env.action_space
     if (
         not isinstance(seen, gym.spaces.Box)
@@ -80,18 +71,11 @@ def check_spaces(env: gym.Env[Any, Any], spec: PolicySpec) -> None:
 
 
 def observed(rows: npt.ArrayLike, spec: PolicySpec) -> Array:
-    """Convert observations to a network's dtype; all conversions happen here.
+    """Convert observations of any shape to a network's dtype; without a copy if possible.
 
     A float32 network also accepts float64 and integers, rounded to float32 (integers above 2^24
     lose digits; values beyond float32 become infinity, which the backend refuses). A network for
     uint8 images accepts only uint8: other numbers would be other images.
-
-    Args:
-        rows: of any shape.
-        spec: of the network.
-
-    Returns:
-        An array of the network's dtype; without a copy if possible.
 
     Raises:
         InputError: another kind of numbers.
@@ -117,11 +101,7 @@ def _castable(kind: np.dtype[Any], spec: PolicySpec) -> bool:
 
 
 def check_actions(done: gym.Space[Any], spec: PolicySpec) -> None:
-    """Refuse an action space that does not match a network.
-
-    Raises:
-        ConfigError: other actions, or actions without limits.
-    """
+    """Refuse an action space that does not match a network or has no limits."""
     if spec.discrete:
         fits = isinstance(done, gym.spaces.Discrete) and int(done.n) == spec.actions
     else:
@@ -142,9 +122,7 @@ def check_actions(done: gym.Space[Any], spec: PolicySpec) -> None:
 def action_cure(space: gym.Space[Any]) -> str:
     """Name a Gymnasium wrapper that converts an action space for a network.
 
-    Args:
-        space: integers that do not start at 0, actions with several axes, or without limits; for
-            other spaces only the wrapper's name is returned.
+    With its code for integers not from 0, and for actions of several axes or without limits.
     """
     how = "env, ..."
     if isinstance(space, gym.spaces.Discrete) and space.start != 0:
@@ -167,17 +145,15 @@ def action_cure(space: gym.Space[Any]) -> str:
 def in_space(actions: Array, space: gym.Space[Any]) -> Array:
     """Convert a network's actions to a space.
 
-    Args:
-        actions: (...) integers from 0, or (..., A) in [-1, 1].
-        space: Discrete, or a Box of shape (A,) with limits.
+    From (...) integers from 0, or (..., A) in [-1, 1], to a Discrete, or a Box (A,) with limits.
     """
     if not isinstance(space, gym.spaces.Box):
         return np.asarray(actions) + int(getattr(space, "start", 0))
     low, high = space.low, space.high
     scaled = low + (np.asarray(actions) + 1.0) * 0.5 * (high - low)
     # Rounding can slightly leave the space, which some environments refuse.
-    found: Array = np.clip(scaled, low, high).astype(space.dtype)
-    return found
+    clipped: Array = np.clip(scaled, low, high).astype(space.dtype)
+    return clipped
 
 
 @dataclass(frozen=True)
@@ -206,44 +182,33 @@ class EnvironmentSpec:
         """Make one environment."""
         module, _, name = self.factory.partition(":")
         if name.isidentifier():  # Gymnasium names end in a version such as -v0
-            found = getattr(importlib.import_module(module), name, None)
-            if not callable(found):
+            factory = getattr(importlib.import_module(module), name, None)
+            if not callable(factory):
                 raise ConfigError(
                     f"{self.factory} is not a function. Expected module:function, or a Gymnasium "
                     "id such as CartPole-v1."
                 )
-            made = found(**self.kwargs)
-            if not isinstance(made, gym.Env):
+            env = factory(**self.kwargs)
+            if not isinstance(env, gym.Env):
                 raise ConfigError(
-                    f"{self.factory} returned {type(made).__name__}. Expected a Gymnasium "
+                    f"{self.factory} returned {type(env).__name__}. Expected a Gymnasium "
                     "environment."
                 )
-            return made
+            return env
         importlib.import_module("vinoreward")  # registers the environments
-
         return gym.make(self.factory, **self.kwargs)
 
 
 @dataclass(frozen=True)
 class Episode:
-    """A finished episode.
+    """A finished episode."""
 
-    Attributes:
-        env: index of the environment in its actor.
-        reward: sum of its rewards.
-        length: steps.
-        true_success: the simulator's verdict, see :class:`~vinoreward.rewards.success.Truth`;
-            None if there is none.
-        claimed_success: the learned reward's verdict; None if there is none.
-        score: sum of the task's own rewards if they differ from the training rewards.
-    """
-
-    env: int
-    reward: float
-    length: int
-    true_success: bool | None = None
-    claimed_success: bool | None = None
-    score: float | None = None
+    env: int  # index of the environment in its actor
+    reward: float  # sum of its rewards
+    length: int  # steps
+    true_success: bool | None = None  # the simulator's verdict; None if there is none
+    claimed_success: bool | None = None  # the learned reward's verdict; None if there is none
+    score: float | None = None  # sum of the task's own rewards if they differ from the training's
 
 
 @dataclass
@@ -260,28 +225,17 @@ class EpisodeSum:
 
     def finished(self, env: int, info: Mapping[str, Any], truth: Truth) -> Episode:
         """Return the episode that ended with a step of this ``info``."""
-        score = info.get("score")
-        return Episode(
-            env,
-            self.reward,
-            self.length,
-            truth(info),
-            claim_of(info),
-            None if score is None else float(score),
-        )
+        score = None if info.get("score") is None else float(info["score"])
+        return Episode(env, self.reward, self.length, truth(info), claim_of(info), score)
 
 
 class Stepped(NamedTuple):
-    """Result of a step of N environments.
-
-    ``rewards`` are (N,) float32, ``terminated`` and ``truncated`` (N,) bool and never both,
-    ``next_observations`` (N, *shape) the true successors, final observations included.
-    """
+    """Result of a step of N environments; arrays (N,) or (N, *shape)."""
 
     rewards: npt.NDArray[np.float32]
     terminated: npt.NDArray[np.bool_]
-    truncated: npt.NDArray[np.bool_]
-    next_observations: Array
+    truncated: npt.NDArray[np.bool_]  # never with terminated
+    next_observations: Array  # the true successors, final observations included
     episodes: tuple[Episode, ...]
 
 
@@ -292,11 +246,7 @@ class Environments:
         spec: of each.
         policy: the network; the spaces must match it.
         count: N.
-        seed: of the first environment's first episode; the next environment gets the next number,
-            and so on. Later episodes follow from it.
-
-    Raises:
-        ConfigError: the spaces do not match the network.
+        seed: of the first environment's first episode; the next environment gets the next number.
     """
 
     observations: Array

@@ -121,36 +121,31 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Played:
-    """Episodes of one policy.
+    """Episodes of one policy."""
 
-    Attributes:
-        version: of the learner's policy from which it was made.
-        episodes: S of them, in the order of the seeds.
-    """
-
-    version: int
-    episodes: tuple[Episode, ...]
+    version: int  # of the learner's policy from which it was made
+    episodes: tuple[Episode, ...]  # S of them, in the order of the seeds
 
     @property
     def returns(self) -> npt.NDArray[np.float64]:
         """(S,) undiscounted; the game's score if there is one."""
-        scores = [one.reward if one.score is None else one.score for one in self.episodes]
+        scores = [each.reward if each.score is None else each.score for each in self.episodes]
         return np.array(scores, dtype=np.float64)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """(S,) steps."""
-        return np.array([one.length for one in self.episodes], dtype=np.int64)
+        return np.array([each.length for each in self.episodes], dtype=np.int64)
 
     @property
     def claimed(self) -> Flags | None:
         """(S,) whether the reward judged the last state a success; None if any is missing."""
-        return _flags([one.claimed_success for one in self.episodes])
+        return _flags([each.claimed_success for each in self.episodes])
 
     @property
     def true(self) -> Flags | None:
         """(S,) whether the simulator did; None if any is missing."""
-        return _flags([one.true_success for one in self.episodes])
+        return _flags([each.true_success for each in self.episodes])
 
     @property
     def mean(self) -> float:
@@ -175,19 +170,12 @@ def _flags(values: Sequence[bool | None]) -> Flags | None:
 
 @dataclass(frozen=True)
 class Pair:
-    """Episodes of two policies on the same seeds.
-
-    Attributes:
-        seeds: of the episodes.
-        full: in full precision.
-        compressed: compressed, on the same seeds; None if there was no usable policy.
-        refused: why it was not usable; empty if it was.
-    """
+    """Episodes of two policies on the same seeds."""
 
     seeds: tuple[int, ...]
-    full: Played
-    compressed: Played | None
-    refused: str = ""
+    full: Played  # in full precision
+    compressed: Played | None  # None if there was no usable policy
+    refused: str = ""  # why it was not usable
 
     @property
     def returns(self) -> PairedReturns | None:
@@ -227,33 +215,23 @@ class Evaluation:
 
 
 def evaluation_backend(backend: str) -> str:
-    """Return the evaluation backend for full-precision policies of actors with this backend."""
-    # Instead of eager PyTorch, which gives the same outputs more slowly.
+    """Return the backend that evaluates full-precision policies of actors with this backend."""
+    # Eager PyTorch gives the same outputs more slowly.
     return "openvino" if backend.startswith("torch") else backend
 
 
 def send_policy(pipe: Connection, policy: Policy | None) -> None:
-    """Write a policy or None for :func:`receive_policy`; blocks until it is read.
-
-    Leaves out the compiled form, which is for the actors' batch.
-
-    Raises:
-        OSError: the reader is gone.
-    """
+    """Write a policy or None for :func:`receive_policy`; blocks until it is read."""
     if policy is None:
         pipe.send_bytes(b"")
         return
-    encoded = encode(policy.replace(blob=None))
+    encoded = encode(policy.replace(blob=None))  # the compiled form is for the actors' batch
     pipe.send_bytes(encoded.header)
     pipe.send_bytes(encoded.payload().data)
 
 
 def receive_policy(pipe: Connection) -> Policy | None:
-    """Return what :func:`send_policy` wrote.
-
-    Raises:
-        EOFError: the writer is gone.
-    """
+    """Return what :func:`send_policy` wrote."""
     header = pipe.recv_bytes()
     # Writable memory, as in actors.
     return decode(header, np.array(np.frombuffer(pipe.recv_bytes(), np.uint8))) if header else None
@@ -264,28 +242,21 @@ class Evaluator(Closing):
 
     Args:
         environment: for the episodes.
-        backend: for full-precision policies; compressed ones name their own.
-        stepped: called after each call of an environment.
+        backend: of the actors, for full-precision policies; compressed ones name their own.
+        on_call: called after each call of an environment.
     """
 
     def __init__(
-        self,
-        environment: EnvironmentSpec,
-        backend: str,
-        stepped: Callable[[], None] = lambda: None,
+        self, environment: EnvironmentSpec, backend: str, on_call: Callable[[], None] = lambda: None
     ) -> None:
         self._environment = environment
         self._backend = evaluation_backend(backend)
-        self._stepped = stepped
+        self._on_call = on_call
         self._truth = Truth(environment.truth_key)
         self._envs: list[gym.Env[Any, Any]] = []
 
     def pair(self, full: Policy, compressed: Policy | None, seeds: Sequence[int]) -> Pair:
-        """Play the episodes of the seeds with both policies.
-
-        Raises:
-            ConfigError: an environment fails.
-        """
+        """Play the episodes of the seeds with both policies."""
         played = self.play(full, seeds, self._backend)
         if compressed is None:
             return Pair(tuple(seeds), played, None)
@@ -293,8 +264,7 @@ class Evaluator(Closing):
             return Pair(tuple(seeds), played, self.play(compressed, seeds, compressed.backend))
         except OutputError as error:
             # Training continues with the full-precision policy, as in actors.
-            found = Refused.of(compressed.version, error)
-            return Pair(tuple(seeds), played, None, found.why)
+            return Pair(tuple(seeds), played, None, Refused.of(compressed.version, error).why)
 
     def play(self, policy: Policy, seeds: Sequence[int], backend: str) -> Played:
         """Play one greedy episode per seed, several in parallel."""
@@ -331,25 +301,25 @@ class Evaluator(Closing):
                     played[at] = sums[at].finished(at, info, self._truth)
         return [played[at] for at in range(len(seeds))]
 
-    def _call(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def _call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call an environment; re-raise its errors as ConfigError."""
         with as_config_error(
             f"an environment of {self._environment} failed in an evaluation",
             "one that plays every episode; fix it and resume from the last checkpoint",
         ):
-            answer = ask(*arguments, **options)
-        self._stepped()
-        return answer
+            result = method(*arguments, **options)
+        self._on_call()
+        return result
 
     def _row(self, spec: PolicySpec, observation: Any) -> Any:
-        found = observed(observation, spec)
-        if found.shape != spec.observation_shape:
+        row = observed(observation, spec)
+        if row.shape != spec.observation_shape:
             raise ConfigError(
-                f"an environment of {self._environment} gave an observation of {found.shape} "
+                f"an environment of {self._environment} gave an observation of {row.shape} "
                 f"in an evaluation. Expected {spec.observation_shape}; fix it and resume from the "
                 "last checkpoint."
             )
-        return found
+        return row
 
     def close(self) -> None:
         """Close the environments."""

@@ -12,10 +12,9 @@ loading them into the backend, and waiting for a slot or permission."""
 
 
 class Stopwatch:
-    """Nanoseconds per part, on two clocks, in one process.
+    """Nanoseconds of wall and processor time per part.
 
-    ``with`` blocks would cost more than some of the parts, so the caller marks where a part ends:
-    :meth:`mark` adds the time since the last mark to that part.
+    ``with`` blocks would cost more than some of the parts, so the caller marks where a part ends.
     """
 
     def __init__(self) -> None:
@@ -48,17 +47,11 @@ COUNTERS = tuple(f"{part}_{clock}" for part in PARTS for clock in ("wall", "cpu"
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds per environment step, by part.
+    """Seconds per environment step, by part."""
 
-    Attributes:
-        wall: part to seconds of wall time.
-        cpu: part to seconds of processor time.
-        steps: environment steps of the measurement.
-    """
-
-    wall: Mapping[str, float]
-    cpu: Mapping[str, float]
-    steps: int
+    wall: Mapping[str, float]  # wall time
+    cpu: Mapping[str, float]  # processor time
+    steps: int  # environment steps of the measurement
 
     @classmethod
     def of(cls, totals: Mapping[str, int], steps: int) -> Breakdown:
@@ -84,8 +77,7 @@ class Breakdown:
         """Return a sentence on whether compressing the actors can shorten this training.
 
         Args:
-            learner_seconds: the learner's wall time per environment step; 0.0 if it made no update
-                during the measurement.
+            learner_seconds: the learner's wall time per environment step; 0.0 without an update.
             actors: parallel actors that share the learner.
             compressed: whether they already act compressed.
         """

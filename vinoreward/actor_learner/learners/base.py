@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vinoreward.actor_learner.learners.precision import Precision, Speed
+from vinoreward.actor_learner.learners.networks import Precision, Speed
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError, InputError, OutputError
@@ -66,7 +66,7 @@ class LearnerConfig:
             "learning_rate", "optimizer_epsilon", "max_grad_norm", "reward_scale", "reward_clip",
         )  # fmt: skip
         values = {name: getattr(self, name) for name in names}
-        wrong = {name: one for name, one in values.items() if one is not None and not one > 0}
+        wrong = {name: each for name, each in values.items() if each is not None and not each > 0}
         if wrong or not 0.0 <= self.gamma <= 1.0 or self.optimizer not in ("adam", "rmsprop"):
             raise ConfigError(
                 f"the learner has gamma={self.gamma}, optimizer={self.optimizer!r} and "
@@ -93,19 +93,12 @@ class LearnerConfig:
 
 @dataclass(frozen=True)
 class Consumption:
-    """A learner's requirements, for the limiter of samples per insert.
+    """A learner's requirements, for the limiter of samples per insert."""
 
-    Attributes:
-        trajectories: per update; 0 for any number, even none (replay).
-        sampled: transitions that one update samples from the replay; 0 without a replay.
-        minimum: transitions before the first update.
-        any_age: whether old experience is as good as new, so that none is dropped.
-    """
-
-    trajectories: int
-    sampled: int = 0
-    minimum: int = 0
-    any_age: bool = False
+    trajectories: int  # per update; 0 for any number, even none (replay)
+    sampled: int = 0  # transitions that one update samples from the replay; 0 without a replay
+    minimum: int = 0  # transitions before the first update
+    any_age: bool = False  # whether old experience is as good as new, so that none is dropped
 
 
 class Learner(abc.ABC):
@@ -184,9 +177,7 @@ class Learner(abc.ABC):
 def check_trajectory(spec: PolicySpec, trajectory: Trajectory) -> None:
     """Refuse a trajectory that does not fit the network of ``spec``, or has invalid data.
 
-    Raises:
-        InputError: another shape or dtype, a number that is not finite, or a successor that differs
-            from the next step's observation within an episode.
+    Such as a successor that differs from the next step's observation within an episode.
     """
     shape = trajectory.rewards.shape
     if len(shape) != 2 or 0 in shape:
@@ -234,15 +225,7 @@ class ModuleLearner(Learner):
     """A learner of torch modules: saves its parts and makes checked optimiser steps.
 
     A subclass implements :meth:`update`, and calls :meth:`save_parts` with everything that a
-    checkpoint needs.
-
-    Args:
-        spec: the actors' network.
-        config: settings.
-        head_gain: initial gain of the policy's head.
-
-    Raises:
-        ConfigError: a network whose head it cannot train.
+    checkpoint needs. ``head_gain`` is the initial gain of the policy's head.
     """
 
     config_class: ClassVar[type[LearnerConfig]] = LearnerConfig
@@ -271,11 +254,11 @@ class ModuleLearner(Learner):
         self._parts |= {name: getattr(self, name) for name in names}
 
     def policy(self, version: int) -> Policy:
-        """Return a copy of the policy network, in full precision."""
+        """See :meth:`Learner.policy`."""
         return to_policy(self.actor, version=version)
 
     def evaluate_outputs(self, observations: npt.NDArray[np.generic]) -> Floats:
-        """Return the current network's head outputs (N, K) for observations (N, *shape)."""
+        """See :meth:`Learner.evaluate_outputs`."""
         return outputs_of(self.actor, observations)
 
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
@@ -290,11 +273,7 @@ class ModuleLearner(Learner):
     def step(
         self, loss: Tensor, optimizer: torch.optim.Optimizer, parameters: Iterator[nn.Parameter]
     ) -> float:
-        """Make one optimiser step; return the gradient norm before clipping.
-
-        Raises:
-            OutputError: loss or gradient are not finite; the weights did not change.
-        """
+        """Make one optimiser step; return the gradient norm before clipping."""
         trained = list(parameters)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -319,7 +298,7 @@ class ModuleLearner(Learner):
             )
 
     def state(self) -> State:
-        """Return the states of all parts; see :meth:`Learner.state`."""
+        """See :meth:`Learner.state`."""
         return {
             "kind": type(self).__name__,
             "spec": self.spec.digest(),
@@ -330,7 +309,7 @@ class ModuleLearner(Learner):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; see :meth:`Learner.load_state`."""
+        """See :meth:`Learner.load_state`."""
         found = (state.get("kind"), state.get("spec"), set(state.get("parts", ())))
         wanted = (type(self).__name__, self.spec.digest(), set(self._parts))
         if found != wanted:

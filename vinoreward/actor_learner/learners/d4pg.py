@@ -7,26 +7,18 @@ is clipped at a bound.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vinoreward.actor_learner.learners.base import LearnerConfig, seeded
-from vinoreward.actor_learner.learners.networks import Critic, project
-from vinoreward.actor_learner.learners.off_policy import (
-    ReplayConfig,
-    ReplayLearner,
-    frozen_copy,
-    polyak_update,
-)
-from vinoreward.actor_learner.learners.replay import Windows
+from vinoreward.actor_learner.learners import networks
+from vinoreward.actor_learner.learners.base import seeded
+from vinoreward.actor_learner.learners.replay import ReplayConfig, ReplayLearner, Windows
 from vinoreward.errors import ConfigError
 from vinoreward.policies.distributions import Exploration
-from vinoreward.policies.spec import Head, PolicySpec
+from vinoreward.policies.policy import Floats
+from vinoreward.policies.spec import PolicySpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +74,8 @@ class D4PG(ReplayLearner):
         config: settings.
     """
 
-    config_class: ClassVar[type[LearnerConfig]] = D4PGConfig
-    heads: ClassVar[tuple[Head, ...]] = ("tanh",)
+    config_class = D4PGConfig
+    heads = ("tanh",)
 
     def __init__(self, spec: PolicySpec, config: D4PGConfig = D4PGConfig()) -> None:
         super().__init__(spec, config)
@@ -95,13 +87,13 @@ class D4PG(ReplayLearner):
             )
         self._d4pg = config
         with seeded(config.seed + 1):
-            self.critic = Critic(spec, config.hidden, config.num_atoms, normalised=True).to(
-                self.device
-            )
+            critic = networks.Critic(spec, config.hidden, config.num_atoms, normalised=True)
+        self.critic = critic.to(self.device)
         self.atoms = torch.linspace(
             config.v_min, config.v_max, config.num_atoms, device=self.device
         )
-        self.target_actor, self.target_critic = frozen_copy(self.actor), frozen_copy(self.critic)
+        self.target_actor = networks.frozen_copy(self.actor)
+        self.target_critic = networks.frozen_copy(self.critic)
         self.optimizer = config.make_optimizer(self.actor.parameters())
         self.critic_optimizer = config.make_optimizer(
             self.critic.parameters(), config.critic_learning_rate
@@ -113,7 +105,7 @@ class D4PG(ReplayLearner):
         """Noise before the tanh."""
         return Exploration(sigma=self._d4pg.sigma)
 
-    def _learn(self, windows: Windows) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
+    def _learn(self, windows: Windows) -> tuple[dict[str, float], Floats]:
         observations, actions = self.first(windows)
         self.speed.probe_largest(
             (self.actor, (observations,)), (self.critic, (observations, actions))
@@ -131,8 +123,8 @@ class D4PG(ReplayLearner):
         actor_loss = self._d4pg.saturation * excess - value
         norm = self.step(actor_loss, self.optimizer, self.actor.parameters())
         if (self.updates + 1) % self._d4pg.target_update_interval == 0:
-            polyak_update(self.target_actor, self.actor, 1.0)
-            polyak_update(self.target_critic, self.critic, 1.0)
+            networks.polyak_update(self.target_actor, self.actor, 1.0)
+            networks.polyak_update(self.target_critic, self.critic, 1.0)
         metrics = {
             "loss": float(critic_loss.detach()),
             "actor_loss": float(actor_loss.detach()),
@@ -148,7 +140,7 @@ class D4PG(ReplayLearner):
         actions = torch.tanh(self.speed(self.target_actor, following)[0])
         logits = self.speed(self.target_critic, following, actions)
         self.check_finite("action values", logits)
-        return project(functional.softmax(logits, 1), returns, discounts, self.atoms)
+        return networks.project(functional.softmax(logits, 1), returns, discounts, self.atoms)
 
     def _mean(self, logits: Tensor) -> Tensor:
         """Return the expected return (N,) of logits (N, atoms)."""

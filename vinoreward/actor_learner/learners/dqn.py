@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vinoreward.actor_learner.learners.base import LearnerConfig
-from vinoreward.actor_learner.learners.off_policy import (
-    ReplayConfig,
-    ReplayLearner,
-    frozen_copy,
-    polyak_update,
-)
-from vinoreward.actor_learner.learners.replay import Windows
+from vinoreward.actor_learner.learners import networks
+from vinoreward.actor_learner.learners.replay import ReplayConfig, ReplayLearner, Windows
 from vinoreward.errors import ConfigError
 from vinoreward.policies.distributions import Exploration
-from vinoreward.policies.spec import Head, PolicySpec
+from vinoreward.policies.policy import Floats
+from vinoreward.policies.spec import PolicySpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,26 +66,24 @@ class DQN(ReplayLearner):
         config: settings.
     """
 
-    config_class: ClassVar[type[LearnerConfig]] = DQNConfig
-    heads: ClassVar[tuple[Head, ...]] = ("q",)
+    config_class = DQNConfig
+    heads = ("q",)
 
     def __init__(self, spec: PolicySpec, config: DQNConfig = DQNConfig()) -> None:
         super().__init__(spec, config)
         self._dqn = config
-        self.target = frozen_copy(self.actor)
+        self.target = networks.frozen_copy(self.actor)
         self.optimizer = config.make_optimizer(self.actor.parameters())
         self.save_parts("target", "optimizer")
 
     @property
     def exploration(self) -> Exploration:
         """Epsilon-greedy, by the number of transitions so far."""
-        config = self._dqn
-        done = min(1.0, self.replay.inserted / config.epsilon_decay_steps)
-        return Exploration(
-            epsilon=config.epsilon_start + done * (config.epsilon_end - config.epsilon_start)
-        )
+        start, end = self._dqn.epsilon_start, self._dqn.epsilon_end
+        done = min(1.0, self.replay.inserted / self._dqn.epsilon_decay_steps)
+        return Exploration(epsilon=start + done * (end - start))
 
-    def _learn(self, windows: Windows) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
+    def _learn(self, windows: Windows) -> tuple[dict[str, float], Floats]:
         observations, actions = self.first(windows)
         self.speed.probe(self.actor, observations)
         with torch.no_grad():
@@ -103,8 +94,8 @@ class DQN(ReplayLearner):
         loss = (self.tensor(windows.weights) * errors).mean()
         norm = self.step(loss, self.optimizer, self.actor.parameters())
         if (self.updates + 1) % self._dqn.target_update_interval == 0:
-            polyak_update(self.target, self.actor, 1.0)
-        difference: npt.NDArray[np.float32] = (targets - chosen).detach().cpu().numpy()
+            networks.polyak_update(self.target, self.actor, 1.0)
+        difference: Floats = (targets - chosen).detach().cpu().numpy()
         metrics = {
             "loss": float(loss.detach()),
             "value": float(chosen.detach().mean()),
@@ -114,20 +105,22 @@ class DQN(ReplayLearner):
         return metrics, difference
 
     def _state_values(self, observations: Tensor) -> Tensor:
-        valued: Tensor = self.speed(self.target, observations)[0]
-        return (self._probabilities(observations, valued) * valued).sum(1)
+        q_values: Tensor = self.speed(self.target, observations)[0]
+        return (self._probabilities(observations, q_values) * q_values).sum(1)
 
     def _executed(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        chosen = self._probabilities(observations).gather(1, actions[:, None])[:, 0]
-        valued = self.speed(self.target, observations)[0].gather(1, actions[:, None])[:, 0]
+        q_values: Tensor = self.speed(self.target, observations)[0]
+        chosen = self._probabilities(observations, q_values).gather(1, actions[:, None])[:, 0]
         # log(0) is -infinity: the policy never takes this action.
-        return chosen.log(), valued
+        return chosen.log(), q_values.gather(1, actions[:, None])[:, 0]
 
-    def _probabilities(self, observations: Tensor, valued: Tensor | None = None) -> Tensor:
-        """Return the learned policy's probabilities (N, A), greedy up to ``target_epsilon``."""
-        network, deciding = (self.actor, None) if self._dqn.double else (self.target, valued)
-        if deciding is None:
-            deciding = self.speed(network, observations)[0]
-        greedy = functional.one_hot(deciding.argmax(1), self.spec.actions).float()
+    def _probabilities(self, observations: Tensor, q_values: Tensor) -> Tensor:
+        """Return the learned policy's probabilities (N, A), greedy up to ``target_epsilon``.
+
+        ``q_values`` (N, A) are the target network's.
+        """
+        if self._dqn.double:
+            q_values = self.speed(self.actor, observations)[0]
+        greedy = functional.one_hot(q_values.argmax(1), self.spec.actions).float()
         share = self._dqn.target_epsilon
         return (1.0 - share) * greedy + share / self.spec.actions

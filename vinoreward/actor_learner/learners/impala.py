@@ -1,15 +1,14 @@
 """The actor-critic of IMPALA (Espeholt et al. 2018), which uses each trajectory once.
 
 The actors' networks are compressed and some updates old. A correction needs only the probability of
-each executed action under the actor's network, which every step includes. The current network
-computes probabilities and values of the learned policy here.
+each executed action under the actor's network, which every step includes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from vinoreward.actor_learner.transport.trajectory import ARRAYS, Trajectory
 from vinoreward.correction import Correction, Corrector, OffPolicyBatch, VTrace
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.policy import Floats
-from vinoreward.policies.spec import Dense, Head, PolicySpec
+from vinoreward.policies.spec import Dense, PolicySpec
 from vinoreward.policies.torch_policy import TorchPolicy
 
 
@@ -69,8 +68,8 @@ class Impala(ModuleLearner):
         config: settings.
     """
 
-    config_class: ClassVar[type[LearnerConfig]] = ImpalaConfig
-    heads: ClassVar[tuple[Head, ...]] = ("logits", "tanh_gaussian")
+    config_class = ImpalaConfig
+    heads = ("logits", "tanh_gaussian")
 
     def __init__(self, spec: PolicySpec, config: ImpalaConfig = ImpalaConfig()) -> None:
         super().__init__(spec, config)
@@ -93,17 +92,10 @@ class Impala(ModuleLearner):
         networks = [self.actor] if self.critic is None else [self.actor, self.critic]
         return [parameter for network in networks for parameter in network.parameters()]
 
-    def _outputs_and_values(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, values = self.speed(self.actor, observations)
-        return outputs, values if self.critic is None else self._values(observations)
-
     def _values(self, observations: Tensor) -> Tensor:
-        found: Tensor
         if self.critic is None:
-            found = self.speed(self.actor, observations)[1]
-        else:
-            found = self.speed(self.critic, observations)[0][:, 0]
-        return found
+            return cast(Tensor, self.speed(self.actor, observations)[1])
+        return cast(Tensor, self.speed(self.critic, observations)[0][:, 0])
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Make one step on several trajectories; see :meth:`Learner.update`."""
@@ -111,7 +103,9 @@ class Impala(ModuleLearner):
         observations = self.tensor(batch.observations.reshape(-1, *self.spec.observation_shape))
         actions = self.tensor(batch.actions.reshape(-1, *batch.actions.shape[2:]))
         self.speed.probe(self.actor, observations)
-        outputs, values = self._outputs_and_values(observations)
+        outputs, values = self.speed(self.actor, observations)
+        if self.critic is not None:
+            values = self._values(observations)
         self.check_finite("outputs", outputs)
         self.check_finite("values", values)
         log_pi = networks.log_prob(self.spec, outputs, actions)
@@ -142,8 +136,8 @@ class Impala(ModuleLearner):
         """Return the detached inputs of correctors; successors get the current network's values."""
 
         def shaped(tensor: Tensor) -> Floats:
-            found: Floats = tensor.detach().float().cpu().numpy().reshape(batch.rewards.shape)
-            return found
+            array: Floats = tensor.detach().float().cpu().numpy().reshape(batch.rewards.shape)
+            return array
 
         present = shaped(values)
         following = np.empty_like(present)
@@ -152,9 +146,9 @@ class Impala(ModuleLearner):
         stops = batch.terminated | batch.truncated
         stops[-1] = True
         with torch.no_grad():
-            found = self._values(self.tensor(batch.next_observations[stops]))
-        self.check_finite("values", found)
-        following[stops] = found.float().cpu().numpy()
+            last = self._values(self.tensor(batch.next_observations[stops]))
+        self.check_finite("values", last)
+        following[stops] = last.float().cpu().numpy()
         return OffPolicyBatch(
             log_pi=shaped(log_pi),
             log_mu=batch.log_mu,
@@ -168,15 +162,7 @@ class Impala(ModuleLearner):
 
 
 def concatenate(spec: PolicySpec, trajectories: Sequence[Trajectory]) -> Trajectory:
-    """Concatenate trajectories over their environments, in order.
-
-    Args:
-        spec: their network.
-        trajectories: of any numbers of environments, but equally many steps.
-
-    Raises:
-        InputError: no trajectories, different lengths, or an invalid trajectory.
-    """
+    """Check trajectories of equally many steps, and concatenate them over their environments."""
     lengths = sorted({len(trajectory.rewards) for trajectory in trajectories})
     if len(lengths) != 1:
         raise InputError(
@@ -194,8 +180,6 @@ def concatenate(spec: PolicySpec, trajectories: Sequence[Trajectory]) -> Traject
 
 def critic_spec(spec: PolicySpec) -> PolicySpec:
     """Return a network of the same layers with one output, the value."""
-    head = spec.layers[-1]
-    inputs = head.inputs if isinstance(head, Dense) else 0
-    return replace(
-        spec, layers=(*spec.layers[:-1], Dense("state_value", inputs, 1)), head="q", actions=1
-    )
+    head = cast(Dense, spec.layers[-1])
+    layers = (*spec.layers[:-1], Dense("state_value", head.inputs, 1))
+    return replace(spec, layers=layers, head="q", actions=1)

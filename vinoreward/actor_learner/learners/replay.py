@@ -1,4 +1,4 @@
-"""A replay of transitions in NumPy arrays, with windows of several steps.
+"""A replay of transitions in NumPy arrays, and the base of learners with one.
 
 Every observation is stored once. Steps of one environment are adjacent, so the next slot has a
 step's successor. At the end of a trajectory or episode, the last successor takes a slot of its own,
@@ -7,32 +7,38 @@ which is never sampled.
 
 from __future__ import annotations
 
+import abc
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from vinoreward.actor_learner.learners.base import check_trajectory
+from vinoreward.actor_learner.learners.base import (
+    Consumption,
+    LearnerConfig,
+    ModuleLearner,
+    check_trajectory,
+)
 from vinoreward.actor_learner.transport.trajectory import Trajectory
+from vinoreward.correction import Correction, Corrector, NoCorrection, OffPolicyBatch
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.policy import Floats
 from vinoreward.policies.spec import PolicySpec
 
+StateValues = Callable[[Tensor], Tensor]
+Executed = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Mask = npt.NDArray[np.bool_]
 Doubles = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 
 
 class SumTree:
-    """A tree of sums over non-negative numbers, for sampling in proportion to them.
-
-    Args:
-        capacity: number of values; all start at 0.
-    """
+    """A tree of sums over ``capacity`` numbers of at least 0, to sample in proportion to them."""
 
     def __init__(self, capacity: int) -> None:
         self._leaves = 1 << max(capacity - 1, 1).bit_length()
@@ -67,12 +73,12 @@ class SumTree:
         Rounding may lead to a value of 0; callers then sample again.
         """
         nodes = np.ones(masses.shape, dtype=np.int64)
-        left = masses.astype(np.float64)
+        rest = masses.astype(np.float64)
         while nodes.size and nodes[0] < self._leaves:
             nodes = 2 * nodes
-            below = self._sums[nodes]
-            right = left >= below
-            left = np.where(right, left - below, left)
+            left_sums = self._sums[nodes]
+            right = rest >= left_sums
+            rest = np.where(right, rest - left_sums, rest)
             nodes = nodes + right
         return np.minimum(nodes - self._leaves, self._capacity - 1)
 
@@ -105,28 +111,19 @@ class PrioritizedReplay:
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """B windows of up to n consecutive steps each, time-major (n, B).
+    """B windows of up to n consecutive steps each; all arrays but ``weights`` are (n, B, ...).
 
     A window ends early where its episode or trajectory ends: rows below repeat the last step, and
     ``ends`` marks it.
-
-    Attributes:
-        slots: (n, B) int64, indices in the replay.
-        actions: (n, B) int64 or (n, B, A) float32.
-        rewards: (n, B) float32.
-        terminated: (n, B).
-        ends: (n, B): this step is the window's last; ignore rows below.
-        log_mu: (n, B) float32.
-        weights: (B,) float32, importance weights; 1 for uniform sampling.
     """
 
-    slots: Places
-    actions: npt.NDArray[Any]
+    slots: Places  # indices in the replay
+    actions: npt.NDArray[Any]  # int64, or (n, B, A) float32
     rewards: Floats
     terminated: Mask
-    ends: Mask
+    ends: Mask  # this step is the window's last; ignore rows below
     log_mu: Floats
-    weights: Floats
+    weights: Floats  # (B,), importance weights; 1 for uniform sampling
 
 
 class Replay:
@@ -175,11 +172,7 @@ class Replay:
         self._draws = 0
 
     def add(self, trajectory: Trajectory) -> int:
-        """Insert a trajectory over the oldest steps; return its number of transitions.
-
-        Raises:
-            InputError: an invalid trajectory, or one longer than the replay.
-        """
+        """Insert a trajectory over the oldest steps; return its number of transitions."""
         check_trajectory(self._spec, trajectory)
         stops = trajectory.terminated | trajectory.truncated
         stops[-1] = True
@@ -212,18 +205,10 @@ class Replay:
         return int(steps * batch)
 
     def sample(self, count: int, steps: int = 1) -> Windows:
-        """Sample windows with replacement.
-
-        Args:
-            count: B.
-            steps: n, the maximum length.
-
-        Raises:
-            InputError: the replay is empty.
-        """
+        """Sample B=``count`` windows of up to n=``steps`` steps, with replacement."""
         if self.size == 0:
             raise InputError("cannot sample from an empty replay. Insert trajectories first.")
-        first = self._evenly(count) if self._tree is None else self._by_priority(self._tree, count)
+        first = self._first_slots(count)
         weights = self._weights(first)
         arrays = self._arrays
         rows, ends = [first], []
@@ -245,8 +230,8 @@ class Replay:
 
     def observations(self, slots: Places) -> npt.NDArray[Any]:
         """Return the observations (..., *observation) of steps."""
-        found: npt.NDArray[Any] = self._arrays["observations"][slots]
-        return found
+        observations: npt.NDArray[Any] = self._arrays["observations"][slots]
+        return observations
 
     def successors(self, slots: Places) -> npt.NDArray[Any]:
         """Return the successors (..., *observation) of steps."""
@@ -261,14 +246,15 @@ class Replay:
         self._tree.set(windows.slots[0], priorities)
         self._highest = max(self._highest, float(priorities.max()))
 
-    def _evenly(self, count: int) -> Places:
-        steps = self._arrays["steps"]
-        slots = self._random.integers(self._filled, size=count)
-        while not (fits := steps[slots]).all():
-            slots[~fits] = self._random.integers(self._filled, size=int((~fits).sum()))
-        return slots
-
-    def _by_priority(self, tree: SumTree, count: int) -> Places:
+    def _first_slots(self, count: int) -> Places:
+        """Sample slots that have a step, by priority if there are priorities."""
+        tree = self._tree
+        if tree is None:
+            steps = self._arrays["steps"]
+            slots = self._random.integers(self._filled, size=count)
+            while not (fits := steps[slots]).all():
+                slots[~fits] = self._random.integers(self._filled, size=int((~fits).sum()))
+            return slots
         # Stratified: one sample from each of equal shares of the total, for less variance.
         slots = tree.find((np.arange(count) + self._random.random(count)) / count * tree.total)
         while not (fits := tree.values[slots] > 0).all():
@@ -283,8 +269,8 @@ class Replay:
         self._draws += 1
         share = self._tree.values[slots] / self._tree.total
         weights = (self.size * share) ** -beta
-        found: Floats = (weights / weights.max()).astype(np.float32)
-        return found
+        scaled: Floats = (weights / weights.max()).astype(np.float32)
+        return scaled
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as tensors and numbers; tensors share the replay's memory."""
@@ -306,11 +292,7 @@ class Replay:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            InputError: a replay of another size, other observations or other priorities.
-        """
+        """Restore what :meth:`state_dict` returned."""
         filled = int(state["filled"])
         shapes = {name: tuple(array.shape[1:]) for name, array in state["arrays"].items()}
         wanted = {name: array.shape[1:] for name, array in self._arrays.items()}
@@ -334,3 +316,161 @@ class Replay:
         if self._tree is not None:
             self._tree.set(np.arange(self.capacity), 0.0)
             self._tree.set(np.arange(filled), state["priorities"].numpy())
+
+
+# Learners with a replay
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig(LearnerConfig):
+    """Settings common to learners with a replay.
+
+    Attributes:
+        batch_size: windows per update.
+        buffer_size: slots of the replay, a few percent more than transitions.
+        learning_starts: transitions in the replay before the first update.
+        n_step: steps of a target. One step needs no corrector: any behaviour policy will do.
+        correctors: correction of n-step targets; see each learner. Uncorrected targets must be
+            explicit: ``(NoCorrection(),)``.
+        prioritized: sample by error; ``None`` samples uniformly.
+    """
+
+    batch_size: int = 256
+    buffer_size: int = 100_000
+    learning_starts: int = 1_000
+    n_step: int = 1
+    correctors: tuple[Corrector, ...] = ()
+    prioritized: PrioritizedReplay | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.batch_size, self.learning_starts, self.n_step) < 1 or (
+            2 * self.learning_starts > self.buffer_size
+        ):
+            # Ends of trajectories take slots, too: transitions may fill little over half of them.
+            raise ConfigError(
+                f"the replay has batch_size={self.batch_size}, "
+                f"learning_starts={self.learning_starts}, n_step={self.n_step} and "
+                f"buffer_size={self.buffer_size}. Expected at least 1 each, and room for twice "
+                "learning_starts."
+            )
+        if self.n_step > 1 and not self.correctors:
+            raise ConfigError(
+                f"targets of {self.n_step} steps have no corrector, but their later actions are "
+                "those of another policy. Expected correctors=(Retrace(),), (TreeBackup(),), or "
+                "(NoCorrection(),) if you accept the bias; or n_step=1."
+            )
+        if any(each.role == "policy_gradient" for each in self.correctors):
+            raise ConfigError(
+                f"the correctors {self.correctors} do not fit a learner with a replay, whose "
+                "policy gradient has no importance weight. Expected correctors of role target."
+            )
+
+
+class ReplayLearner(ModuleLearner):
+    """Learns from windows of a replay, with one gradient step per update."""
+
+    def __init__(self, spec: PolicySpec, config: ReplayConfig) -> None:
+        super().__init__(spec, config)
+        self._config = config
+        self.replay = Replay(
+            spec, config.buffer_size, seed=config.seed, priorities=config.prioritized
+        )
+        self.save_parts("replay")
+        chain = config.correctors or (NoCorrection(),)
+        self.correction = Correction(chain, critic="q")
+        self._plain = all(
+            isinstance(each, NoCorrection) and each.lam == 1.0 and each.steps is None
+            for each in chain
+        )
+
+    @property
+    def consumption(self) -> Consumption:
+        """Batches from the replay."""
+        return Consumption(0, sampled=self._config.batch_size, minimum=self._config.learning_starts)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the replay has enough transitions."""
+        return self.replay.size >= self._config.learning_starts
+
+    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Insert trajectories into the replay and make one step; see :meth:`Learner.update`."""
+        for trajectory in trajectories:
+            self.replay.add(trajectory)
+        if not self.ready:
+            return {}
+        windows = self.replay.sample(self._config.batch_size, self._config.n_step)
+        metrics, errors = self._learn(windows)
+        self.replay.update_priorities(windows, errors)
+        self.updates += 1
+        return {**metrics, "replay_size": float(self.replay.size)}
+
+    @abc.abstractmethod
+    def _learn(self, windows: Windows) -> tuple[dict[str, float], Floats]:
+        """Make one step; return metrics and the error (B,) of each window."""
+
+    def first(self, windows: Windows) -> tuple[Tensor, Tensor]:
+        """Return observations (B, *observation) and actions of the windows' first steps."""
+        observations = self.replay.observations(windows.slots[0])
+        return self.tensor(observations), self.tensor(windows.actions[0])
+
+    def summed(self, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
+        """Return :func:`n_step_sums` of the windows, and the bootstrap's observations (B, ...)."""
+        returns, discounts = n_step_sums(
+            self._config.rewards(windows.rewards), windows, self._config.gamma
+        )
+        # Rows below an end repeat the last step, so the last row is always the window's end.
+        following = self.tensor(self.replay.successors(windows.slots[-1]))
+        return self.tensor(returns), self.tensor(discounts), following
+
+    def targets(self, windows: Windows, state_values: StateValues, executed: Executed) -> Tensor:
+        """Return targets (B,) for the windows' first actions, corrected if there is a corrector.
+
+        For N observations, ``state_values`` returns the learned policy's values (N,); ``executed``
+        returns its log probabilities (N,) of executed actions, and their action values (N,).
+        """
+        if self._plain:
+            returns, discounts, following = self.summed(windows)
+            return returns + discounts * state_values(following)
+        slots = windows.slots.reshape(-1)
+        actions = windows.actions.reshape(len(slots), *windows.actions.shape[2:])
+        log_pi, q_values = executed(
+            self.tensor(self.replay.observations(slots)), self.tensor(actions)
+        )
+        next_values = state_values(self.tensor(self.replay.successors(slots)))
+        for name, values in (("action values", q_values), ("values", next_values)):
+            self.check_finite(name, values)
+
+        def shaped(values: Tensor) -> Floats:
+            array: Floats = values.detach().float().cpu().numpy().reshape(windows.slots.shape)
+            return array
+
+        corrected = self.correction(
+            OffPolicyBatch(
+                log_pi=shaped(log_pi),
+                log_mu=windows.log_mu,
+                rewards=self._config.rewards(windows.rewards),
+                terminated=windows.terminated,
+                truncated=windows.ends & ~windows.terminated,
+                values=shaped(q_values),
+                next_values=shaped(next_values),
+                gamma=self._config.gamma,
+                q_values=shaped(q_values),
+            )
+        )
+        return self.tensor(corrected.targets[0])
+
+
+def n_step_sums(rewards: Floats, windows: Windows, gamma: float) -> tuple[Floats, Floats]:
+    """Return each window's discounted sum of rewards (B,) and its bootstrap's discount (B,).
+
+    ``rewards`` (n, B) are the windows', possibly clipped. The discount is 0 after a termination.
+    """
+    # Whether a row belongs to its window: no end above it.
+    inside: npt.NDArray[np.bool_] = np.cumsum(windows.ends, axis=0) - windows.ends == 0
+    powers = gamma ** np.arange(len(rewards), dtype=np.float64)[:, None]
+    returns = (powers * rewards * inside).sum(0)
+    follows = ~(windows.terminated & inside).any(0)
+    discounts = gamma ** inside.sum(0) * follows
+    return returns.astype(np.float32), discounts.astype(np.float32)

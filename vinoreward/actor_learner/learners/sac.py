@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from vinoreward.actor_learner.learners import networks
-from vinoreward.actor_learner.learners.base import LearnerConfig, seeded
-from vinoreward.actor_learner.learners.off_policy import (
-    ReplayConfig,
-    ReplayLearner,
-    frozen_copy,
-    polyak_update,
-)
-from vinoreward.actor_learner.learners.replay import Windows
+from vinoreward.actor_learner.learners.base import seeded
+from vinoreward.actor_learner.learners.replay import ReplayConfig, ReplayLearner, Windows
 from vinoreward.errors import ConfigError
-from vinoreward.policies.spec import Head, PolicySpec
+from vinoreward.policies.policy import Floats
+from vinoreward.policies.spec import PolicySpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,29 +69,23 @@ class SAC(ReplayLearner):
         config: settings.
     """
 
-    config_class: ClassVar[type[LearnerConfig]] = SACConfig
-    heads: ClassVar[tuple[Head, ...]] = ("tanh_gaussian",)
+    config_class = SACConfig
+    heads = ("tanh_gaussian",)
 
     def __init__(self, spec: PolicySpec, config: SACConfig = SACConfig()) -> None:
         super().__init__(spec, config)
         self._sac = config
         with seeded(config.seed + 1):
             self.critics = networks.Twins(spec, config.hidden).to(self.device)
-        self.target = frozen_copy(self.critics)
+        self.target = networks.frozen_copy(self.critics)
         self.temperature = Temperature(config.first_ent_coef).to(self.device)
         target = config.target_entropy
         self._entropy = -float(spec.actions) if target is None else target
         self.optimizer = config.make_optimizer(self.actor.parameters())
         self.critic_optimizer = config.make_optimizer(self.critics.parameters())
         self.temperature_optimizer = config.make_optimizer(self.temperature.parameters())
-        self.save_parts(
-            "critics",
-            "target",
-            "temperature",
-            "optimizer",
-            "critic_optimizer",
-            "temperature_optimizer",
-        )
+        optimizers = ("optimizer", "critic_optimizer", "temperature_optimizer")
+        self.save_parts("critics", "target", "temperature", *optimizers)
 
     def _sampled(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Sample actions (N, A) of the current policy; return them and their log densities (N,)."""
@@ -107,7 +93,7 @@ class SAC(ReplayLearner):
         noise = self.normal(len(outputs), self.spec.actions)
         return networks.sample(self.spec, outputs, noise)
 
-    def _learn(self, windows: Windows) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
+    def _learn(self, windows: Windows) -> tuple[dict[str, float], Floats]:
         observations, actions = self.first(windows)
         self.speed.probe_largest(
             (self.actor, (observations,)), (self.critics, (observations, actions))
@@ -122,17 +108,13 @@ class SAC(ReplayLearner):
         critic_norm = self.step(critic_loss, self.critic_optimizer, self.critics.parameters())
 
         sampled, log_pi = self._sampled(observations)
-        judged = self.speed(self.critics, observations, sampled).min(1).values
-        actor_loss = (weight * log_pi - judged).mean()
+        q_values = self.speed(self.critics, observations, sampled).min(1).values
+        actor_loss = (weight * log_pi - q_values).mean()
         norm = self.step(actor_loss, self.optimizer, self.actor.parameters())
         if isinstance(self._sac.ent_coef, str):
-            surplus = log_pi.detach().mean() + self._entropy
-            self.step(
-                -self.temperature.log * surplus,
-                self.temperature_optimizer,
-                self.temperature.parameters(),
-            )
-        polyak_update(self.target, self.critics, self._sac.tau)
+            loss = -self.temperature.log * (log_pi.detach().mean() + self._entropy)
+            self.step(loss, self.temperature_optimizer, self.temperature.parameters())
+        networks.polyak_update(self.target, self.critics, self._sac.tau)
         metrics = {
             "loss": float(critic_loss.detach()),
             "actor_loss": float(actor_loss.detach()),
@@ -152,5 +134,5 @@ class SAC(ReplayLearner):
     def _soft_values(self, observations: Tensor) -> Tensor:
         """Return (N,) values of one sampled action each, with its entropy."""
         actions, log_pi = self._sampled(observations)
-        judged: Tensor = self.speed(self.target, observations, actions).min(1).values
-        return judged - self.temperature.log.exp() * log_pi
+        q_values: Tensor = self.speed(self.target, observations, actions).min(1).values
+        return q_values - self.temperature.log.exp() * log_pi

@@ -26,19 +26,8 @@ from stable_baselines3.common.save_util import recursive_getattr
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import configure_logger
 
-from vinoreward.actor_learner.learners.base import (
-    Consumption,
-    Learner,
-    State,
-    check_trajectory,
-    outputs_of,
-)
-from vinoreward.actor_learner.learners.sb3_network import (
-    check_model,
-    check_same,
-    noise_of,
-    policy_of,
-)
+from vinoreward.actor_learner.learners import base, sb3_network
+from vinoreward.actor_learner.learners.base import Consumption, State
 from vinoreward.actor_learner.transport.trajectory import Trajectory
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.policies.distributions import Exploration
@@ -50,12 +39,8 @@ from vinoreward.saved_state import check_counts, check_names
 # save_replay_buffer and save write pickles.
 _ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 _COUNTERS = (
-    "num_timesteps",
-    "_n_updates",
-    "_n_calls",
-    "_current_progress_remaining",
-    "exploration_rate",
-)
+    "num_timesteps", "_n_updates", "_n_calls", "_current_progress_remaining", "exploration_rate",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +69,7 @@ class SB3Config:
             )
 
 
-class SB3Learner(Learner):
+class SB3Learner(base.Learner):
     """Inserts transitions into a model's replay and calls its ``train``.
 
     Makes as many gradient steps as the model would for the same transitions, by its
@@ -101,15 +86,15 @@ class SB3Learner(Learner):
     """
 
     def __init__(self, model: OffPolicyAlgorithm, config: SB3Config) -> None:
-        check_model(model)
+        sb3_network.check_model(model)
         self._buffer = _check_buffer(model)
-        policy = policy_of(model)
+        policy = sb3_network.policy_of(model)
         super().__init__(policy.spec)
         self.model = model
         self._config = config
-        self._noise = noise_of(model, config.sigma)
+        self._noise = sb3_network.noise_of(model, config.sigma)
         self._mirror = from_policy(policy)
-        check_same(model, self._mirror)
+        sb3_network.check_same(model, self._mirror)
         self._owed = 0.0
         self._calls = 0
         self._random: dict[str, Any] = {}
@@ -141,14 +126,11 @@ class SB3Learner(Learner):
         Actors get the change with the first update.
         """
         model = self.model
+        starting = model.num_timesteps < model.learning_starts
         if isinstance(model, DQN):
-            if model.num_timesteps < model.learning_starts:
-                return Exploration(epsilon=1.0)
-            return Exploration(
-                epsilon=float(model.exploration_schedule(model._current_progress_remaining))
-            )
-        uniform = model.num_timesteps < model.learning_starts
-        return Exploration(uniform=uniform, noise=self._noise)
+            epsilon = float(model.exploration_schedule(model._current_progress_remaining))
+            return Exploration(epsilon=1.0 if starting else epsilon)
+        return Exploration(uniform=starting, noise=self._noise)
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Insert trajectories into the model's replay and make the gradient steps that are due."""
@@ -187,7 +169,7 @@ class SB3Learner(Learner):
         return {**logged, "gradient_steps": float(steps)}
 
     def _add(self, trajectory: Trajectory) -> None:
-        check_trajectory(self.spec, trajectory)
+        base.check_trajectory(self.spec, trajectory)
         width, batch = self.model.n_envs, trajectory.rewards.shape[1]
         if batch % width:
             raise ConfigError(
@@ -204,12 +186,10 @@ class SB3Learner(Learner):
         cut = trajectory.truncated[:, columns] | False
         cut[-1] = True
         cut &= ~terminated
+        handles = self._buffer.handle_timeout_termination
         for step in range(len(terminated)):
-            ends = terminated[step]
-            infos: list[dict[str, Any]] = [{} for _ in ends]
-            if self._buffer.handle_timeout_termination:
-                ends = ends | cut[step]
-                infos = [{"TimeLimit.truncated": bool(each)} for each in cut[step]]
+            ends = terminated[step] | cut[step] if handles else terminated[step]
+            infos = [{"TimeLimit.truncated": bool(each)} if handles else {} for each in cut[step]]
             self._buffer.add(
                 trajectory.observations[step, columns],
                 trajectory.next_observations[step, columns],
@@ -258,7 +238,7 @@ class SB3Learner(Learner):
     def policy(self, version: int) -> Policy:
         """Return a copy of the model's acting network."""
         self._check_weights()
-        return policy_of(self.model, version=version)
+        return sb3_network.policy_of(self.model, version=version)
 
     def _check_weights(self) -> None:
         for name, value in self.model.policy.named_parameters():
@@ -269,9 +249,9 @@ class SB3Learner(Learner):
                 )
 
     def evaluate_outputs(self, observations: npt.NDArray[np.generic]) -> Floats:
-        """Return the current network's head outputs (N, K) for observations (N, *shape)."""
-        load_policy(self._mirror, policy_of(self.model))
-        return outputs_of(self._mirror, observations)
+        """See :meth:`Learner.evaluate_outputs`."""
+        load_policy(self._mirror, sb3_network.policy_of(self.model))
+        return base.outputs_of(self._mirror, observations)
 
     def state(self) -> State:
         """Return the model's state with its replay; see :meth:`Learner.state`."""
@@ -287,12 +267,11 @@ class SB3Learner(Learner):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state; see :meth:`Learner.load_state`."""
-        found = (state.get("kind"), state.get("spec"))
-        wanted = (type(self.model).__name__, self.spec.digest())
-        if found != wanted:
+        kind = type(self.model).__name__
+        if (state.get("kind"), state.get("spec")) != (kind, self.spec.digest()):
             raise ConfigError(
-                f"the state is of {found[0]}. Expected {wanted[0]} of the same network: make the "
-                "model as at the start of the run."
+                f"the state is of {state.get('kind')}. Expected {kind} of the same network: make "
+                "the model as at the start of the run."
             )
         _load_model_state(self.model, self._buffer, state["model"])
         self.updates, self._calls = int(state["updates"]), int(state["calls"])

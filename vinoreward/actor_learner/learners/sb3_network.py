@@ -79,11 +79,11 @@ def _chain(model: OffPolicyAlgorithm) -> tuple[list[nn.Module], Head]:
     else:
         modules.append(network.mu)
         head = "tanh"
-    found = list(_flat(modules))
+    chain = list(_flat(modules))
     # Actors apply the tanh themselves, after the noise.
-    if head == "tanh" and isinstance(found[-1], nn.Tanh):
-        found.pop()
-    return found, head
+    if head == "tanh" and isinstance(chain[-1], nn.Tanh):
+        chain.pop()
+    return chain, head
 
 
 def _joined(mean: nn.Linear, log_std: nn.Linear) -> nn.Linear:
@@ -111,23 +111,16 @@ def _weighted(module: nn.Linear | nn.Conv2d, name: str) -> Dense | Conv:
 
 
 def _array(values: Tensor) -> Floats:
-    found: Floats = values.detach().to("cpu", torch.float32).numpy().copy()
-    return found
+    array: Floats = values.detach().to("cpu", torch.float32).numpy().copy()
+    return array
 
 
 def policy_of(model: OffPolicyAlgorithm, *, version: int = 0) -> Policy:
-    """Copy a model's acting network.
+    """Copy the acting network of SAC, TD3, DDPG or DQN; ConfigError if actors cannot compute it.
 
     SAC's means and standard deviations become one head; an image's division by 255 becomes the
     spec's scale. Actions are in [-1, 1], as in the model's replay; the environment's side scales
     them to its bounds.
-
-    Args:
-        model: SAC, TD3, DDPG or DQN.
-        version: of the policy.
-
-    Raises:
-        ConfigError: a network that actors cannot compute.
     """
     check_model(model)
     modules, head = _chain(model)
@@ -152,7 +145,7 @@ def policy_of(model: OffPolicyAlgorithm, *, version: int = 0) -> Policy:
                 f"the model's network has the layer {module}. Expected linear layers and "
                 "convolutions, each followed by ReLU, Tanh or nothing."
             )
-    picture = acting_network(model).normalize_images and is_image_space(space)
+    scaled = acting_network(model).normalize_images and is_image_space(space)
     actions = model.action_space
     spec = PolicySpec(
         observation_shape=space.shape,
@@ -160,7 +153,7 @@ def policy_of(model: OffPolicyAlgorithm, *, version: int = 0) -> Policy:
         head=head,
         actions=int(actions.n) if isinstance(actions, spaces.Discrete) else int(actions.shape[0]),  # type: ignore[index]
         observation_dtype="uint8" if space.dtype == np.uint8 else "float32",
-        scale=1.0 / 255.0 if picture else 1.0,
+        scale=1.0 / 255.0 if scaled else 1.0,
     )
     return Policy(spec, parameters, version=version)
 
@@ -200,12 +193,7 @@ def check_model(model: OffPolicyAlgorithm) -> None:
 def noise_of(model: OffPolicyAlgorithm, sigma: float | None) -> ActionNoise | None:
     """Return the noise on a model's actions, or None.
 
-    Args:
-        model: SAC, TD3, DDPG or DQN.
-        sigma: of Gaussian noise that replaces the model's own, for TD3 and DDPG.
-
-    Raises:
-        ConfigError: noise on SAC's actions, an unsupported kind of noise, or another size.
+    For TD3 and DDPG, Gaussian noise of standard deviation ``sigma`` replaces the model's own.
     """
     noise = model.action_noise
     if sigma is not None and isinstance(model, TD3):
@@ -223,13 +211,9 @@ def noise_of(model: OffPolicyAlgorithm, sigma: float | None) -> ActionNoise | No
         return ActionNoise(_numbers(model, noise._mu), _numbers(model, noise._sigma))
     if type(noise) is OrnsteinUhlenbeckActionNoise:
         start = 0.0 if noise.initial_noise is None else noise.initial_noise
-        return ActionNoise(
-            _numbers(model, noise._mu),
-            _numbers(model, noise._sigma),
-            theta=float(noise._theta),
-            dt=float(noise._dt),
-            start=_numbers(model, start),
-        )
+        mean, sigmas = _numbers(model, noise._mu), _numbers(model, noise._sigma)
+        theta, dt = float(noise._theta), float(noise._dt)
+        return ActionNoise(mean, sigmas, theta=theta, dt=dt, start=_numbers(model, start))
     raise ConfigError(
         f"the model's action noise is {type(noise).__name__}. Expected NormalActionNoise or "
         "OrnsteinUhlenbeckActionNoise of stable_baselines3."
@@ -240,13 +224,13 @@ def _numbers(model: OffPolicyAlgorithm, values: Any) -> tuple[float, ...]:
     """Return one number per action, or a single one if they are equal."""
     space = cast(spaces.Box, model.action_space)
     try:
-        found = np.broadcast_to(np.asarray(values, dtype=np.float64), space.shape).tolist()
+        each = np.broadcast_to(np.asarray(values, dtype=np.float64), space.shape).tolist()
     except ValueError as error:
         raise ConfigError(
             f"the model's action noise has shape {np.shape(values)}, its actions have shape "
             f"{space.shape}. Expected the same."
         ) from error
-    return tuple(found[:1] if len(set(found)) == 1 else found)
+    return tuple(each[:1] if len(set(each)) == 1 else each)
 
 
 def own_outputs(model: OffPolicyAlgorithm, observations: npt.NDArray[np.generic]) -> Floats:
@@ -276,13 +260,14 @@ def check_same(model: OffPolicyAlgorithm, copied: TorchPolicy) -> None:
     else:
         seen = np.clip(random.standard_normal(shape), space.low, space.high).astype(np.float32)
     wanted, outputs = own_outputs(model, seen), outputs_of(copied, seen)
-    found = np.tanh(outputs) if copied.spec.head == "tanh" else outputs
-    if copied.spec.head == "tanh_gaussian":
+    if copied.spec.head == "tanh":
+        outputs = np.tanh(outputs)
+    elif copied.spec.head == "tanh_gaussian":
         half = copied.spec.actions
-        found = np.concatenate([found[:, :half], np.clip(found[:, half:], -20.0, 2.0)], 1)
-    if not np.allclose(found, wanted, rtol=1e-3, atol=1e-4):
+        outputs[:, half:] = np.clip(outputs[:, half:], -20.0, 2.0)
+    if not np.allclose(outputs, wanted, rtol=1e-3, atol=1e-4):
         raise ConfigError(
             "the copied network and the model compute different outputs, which differ by up to "
-            f"{np.abs(found - wanted).max():.3g}. Expected a policy that uses its layers as "
+            f"{np.abs(outputs - wanted).max():.3g}. Expected a policy that uses its layers as "
             "stable_baselines3 does; custom policies cannot be copied."
         )

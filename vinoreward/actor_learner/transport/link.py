@@ -1,7 +1,4 @@
-"""Interfaces between actors or the compressor and the learner; an engine implements them.
-
-The loops of actors and compressor use only these classes, not shared memory or Ray.
-"""
+"""Interfaces between the learner and actors or the compressor; an engine implements them."""
 
 from __future__ import annotations
 
@@ -36,47 +33,29 @@ sends its heartbeats; a stopped process sends none."""
 class ActorSettings:
     """How to act and how to compress; the learner changes them during training.
 
-    Attributes:
-        alpha: probability that an actor uses the compressed network for its next block of steps.
-        pull_period: steps of one environment between two checks for newer weights.
-        enabled: whether there is any compression.
-        since: first version with the current ``enabled``; before it, the opposite.
-        bits: per weight; None for full precision.
-        sparsity: fraction of neurons removed.
-        epsilon: see :class:`~vinoreward.policies.distributions.Exploration`.
-        sigma: likewise; of the actor that explores most.
-        uniform: likewise.
-        noise: likewise; the same for all actors.
-        save: number of requests to the compressor to save its state.
+    For the exploration see :class:`~vinoreward.policies.distributions.Exploration`.
     """
 
-    alpha: float = 1.0
-    pull_period: int = 100
-    enabled: bool = True
-    bits: int | None = 8
-    sparsity: float = 0.0
+    alpha: float = 1.0  # probability of the compressed network for an actor's next block of steps
+    pull_period: int = 100  # steps of one environment between two checks for newer weights
+    enabled: bool = True  # whether there is any compression
+    bits: int | None = 8  # per weight; None for full precision
+    sparsity: float = 0.0  # fraction of neurons removed
     epsilon: float = 0.0
-    sigma: float = 0.0
+    sigma: float = 0.0  # of the actor that explores most
     uniform: bool = False
-    noise: ActionNoise | None = None
-    save: int = 0
-    since: int = 0
+    noise: ActionNoise | None = None  # the same for all actors
+    save: int = 0  # number of requests to the compressor to save its state
+    since: int = 0  # first version with the current ``enabled``; before it, the opposite
 
     def enabled_at(self, version: int) -> bool:
         """Return whether weights of that learner version are compressed."""
         return self.enabled == (version >= self.since)
 
     def exploration(self, actor: int, actors: int) -> Exploration:
-        """Return an actor's exploration.
-
-        Sigmas are spread evenly over the actors, increasing, as in ActorQ.
-        """
-        return Exploration(
-            epsilon=self.epsilon,
-            sigma=self.sigma * (actor + 1) / actors,
-            uniform=self.uniform,
-            noise=self.noise,
-        )
+        """Return an actor's exploration; sigma increases evenly over the actors, as in ActorQ."""
+        sigma = self.sigma * (actor + 1) / actors
+        return Exploration(self.epsilon, sigma, uniform=self.uniform, noise=self.noise)
 
     def to_json(self) -> bytes:
         """Return the settings as JSON."""
@@ -84,11 +63,7 @@ class ActorSettings:
 
     @classmethod
     def from_json(cls, text: bytes) -> ActorSettings:
-        """Return settings from JSON.
-
-        Raises:
-            InputError: not what :meth:`to_json` writes.
-        """
+        """Return the settings that :meth:`to_json` wrote."""
         try:
             values = json.loads(text)
             if values["noise"] is not None:
@@ -105,17 +80,11 @@ class ActorSettings:
 
 @dataclass(frozen=True)
 class Weights:
-    """A received policy, or the newest content of another store.
+    """A received policy, or the newest content of another store."""
 
-    Attributes:
-        header: see :func:`vinoreward.policies.wire.encode`.
-        payload: (bytes,) uint8; may lie in shared memory.
-        version: of the learner's policy from which it was made; -1 if unknown.
-    """
-
-    header: bytes
-    payload: Bytes
-    version: int = NONE
+    header: bytes  # see :func:`vinoreward.policies.wire.encode`
+    payload: Bytes  # may lie in shared memory
+    version: int = NONE  # of the learner's policy from which it was made
 
     def policy(self) -> Policy:
         """Return the policy; its arrays may be views of the payload."""
@@ -123,11 +92,7 @@ class Weights:
 
 
 class Link(abc.ABC):
-    """Common interface of actors and compressor.
-
-    An engine implements three members, none of which can be expressed by the others: the stop flag
-    (:attr:`stopped`), reading (:meth:`pull`) and sending (:meth:`report`).
-    """
+    """Common interface of actors and compressor."""
 
     _settings = (NONE, ActorSettings())
 
@@ -142,16 +107,12 @@ class Link(abc.ABC):
 
     @abc.abstractmethod
     def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
-        """Return the newer content of a store, or None.
+        """Return the content of a store if it is newer than version ``have``, or None; cheap.
 
         It may lie in shared memory and is valid until the next successful pull of the same store.
-        Cheap if there is nothing newer.
-
-        Args:
-            store: 0 the learner's own weights, 1 the compressed ones, or :data:`SETTINGS`; a
-                compressor also has :data:`OBSERVATIONS`.
-            have: version of the current content (the learner's for weights), -1 for none.
-            wait: block until there is newer content or training is over.
+        ``store`` is 0 for the learner's own weights, 1 for the compressed ones, or
+        :data:`SETTINGS`; a compressor also has :data:`OBSERVATIONS`. ``wait`` blocks until there is
+        newer content or training is over.
         """
 
     def settings(self) -> ActorSettings:
@@ -163,16 +124,12 @@ class Link(abc.ABC):
 
 
 class ActorLink(Link):
-    """Interface of an actor.
-
-    Three more members: a trajectory is filled in place, so it needs a begin and a commit, and the
-    version is read far more often than the weights.
-    """
+    """Interface of an actor, which fills trajectories in place."""
 
     @property
     @abc.abstractmethod
     def learner_version(self) -> int:
-        """Number of the learner's updates."""
+        """The newest version of the learner's weights; read far more often than those."""
 
     @abc.abstractmethod
     def begin(self) -> Trajectory | None:
@@ -180,11 +137,9 @@ class ActorLink(Link):
 
     @abc.abstractmethod
     def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Send the trajectory of :meth:`begin`.
+        """Send the trajectory of :meth:`begin`, its finished episodes as plain data.
 
-        Args:
-            counts: to add to this actor's counters.
-            episodes: finished in it, as plain data.
+        ``counts`` are added to this actor's counters.
         """
 
 

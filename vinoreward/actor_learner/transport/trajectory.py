@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.transport.segments import aligned
+from vinoreward.actor_learner.transport.shared_memory import aligned
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.policies.spec import PolicySpec
 
-FULL_PRECISION = 0
-"""Value of ``network`` for steps of the uncompressed network."""
-COMPRESSED = 1
-"""Value of ``network`` for steps of the compressed network."""
+FULL_PRECISION, COMPRESSED = 0, 1
+"""Values of ``network``."""
 
 Array = npt.NDArray[Any]
 
@@ -90,34 +88,18 @@ class Field:
 
 @dataclass(frozen=True)
 class TrajectorySpec:
-    """Sizes and dtypes of every trajectory of a run; plain data.
+    """Sizes and dtypes of every trajectory of a run; plain data."""
 
-    Attributes:
-        steps: T.
-        environments: B, environments of one actor.
-        observation_shape: of one environment.
-        observation_dtype: "float32" or "uint8".
-        action_shape: () for discrete actions, (A,) for continuous ones.
-        outputs: K, head outputs of the policy.
-
-    Raises:
-        ConfigError: a size that is not positive, an unsupported dtype, or an action of more axes.
-    """
-
-    steps: int
-    environments: int
+    steps: int  # T
+    environments: int  # B, of one actor
     observation_shape: tuple[int, ...]
-    observation_dtype: str
-    action_shape: tuple[int, ...]
-    outputs: int
+    observation_dtype: str  # "float32" or "uint8"
+    action_shape: tuple[int, ...]  # () for discrete actions, (A,) for continuous ones
+    outputs: int  # K, head outputs of the policy
 
     @classmethod
     def of(cls, policy: PolicySpec, steps: int, environments: int) -> TrajectorySpec:
-        """Return the spec of a policy's trajectories: T steps of B environments.
-
-        Raises:
-            ConfigError: ``steps`` or ``environments`` below 1.
-        """
+        """Return the spec of a policy's trajectories: T steps of B environments."""
         return cls(
             steps,
             environments,
@@ -188,11 +170,7 @@ class TrajectorySpec:
     def view(
         self, buffer: npt.NDArray[np.uint8], actor: int = 0, generation: int = 0
     ) -> Trajectory:
-        """Return a trajectory whose arrays are views of (nbytes,) uint8.
-
-        Raises:
-            InputError: another number of bytes.
-        """
+        """Return a trajectory whose arrays are views of (nbytes,) uint8."""
         if buffer.dtype != np.uint8 or buffer.shape != (self.nbytes,):
             raise InputError(
                 f"a trajectory came as {buffer.dtype}{buffer.shape}. Expected "
@@ -209,37 +187,36 @@ class TrajectorySpec:
         return self.view(np.zeros(self.nbytes, np.uint8), actor, generation)
 
     def check(self, trajectory: Trajectory) -> None:
-        """Refuse a trajectory with invalid data.
+        """Refuse other shapes or dtypes, NaN or infinity, and values out of range.
 
         Raises:
-            InputError: a shape or dtype other than the spec's; NaN or infinity; an action, version
-                or network out of range.
+            InputError: names the array.
         """
         arrays = trajectory.arrays()
         for name, at in self.fields().items():
-            found = arrays[name]
-            if found.shape != at.shape or found.dtype != np.dtype(at.dtype):
+            array = arrays[name]
+            if array.shape != at.shape or array.dtype != np.dtype(at.dtype):
                 raise InputError(
-                    f"{name} of a trajectory is {found.dtype} {found.shape}. Expected {at.dtype} "
+                    f"{name} of a trajectory is {array.dtype} {array.shape}. Expected {at.dtype} "
                     f"{at.shape}."
                 )
-            if found.dtype.kind == "f" and not np.isfinite(found).all():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise InputError(
                     f"{name} of a trajectory of actor {trajectory.actor} has NaN or infinity. "
                     "Expected finite numbers; check the weights, the environment and its reward."
                 )
-        high = self.outputs - 1 if self.discrete else 1.0
-        self._check_range("actions", arrays, 0 if self.discrete else -1.0, high)
-        self._check_range("network", arrays, FULL_PRECISION, COMPRESSED)
-        self._check_range("versions", arrays, 0, math.inf)
-
-    @staticmethod
-    def _check_range(name: str, arrays: Mapping[str, Array], low: float, high: float) -> None:
-        least, most = arrays[name].min(), arrays[name].max()
-        if least < low or most > high:
-            raise InputError(
-                f"{name} of a trajectory range from {least} to {most}. Expected {low} to {high}."
-            )
+        ranges: dict[str, tuple[float, float]] = {
+            "actions": (0, self.outputs - 1) if self.discrete else (-1.0, 1.0),
+            "network": (FULL_PRECISION, COMPRESSED),
+            "versions": (0, math.inf),
+        }
+        for name, (low, high) in ranges.items():
+            least, most = arrays[name].min(), arrays[name].max()
+            if least < low or most > high:
+                raise InputError(
+                    f"{name} of a trajectory range from {least} to {most}. Expected {low} to "
+                    f"{high}."
+                )
 
 
 class Batch(Closing, Sequence[Trajectory]):
@@ -268,20 +245,17 @@ _Item = TypeVar("_Item")
 def choose(
     ready: Sequence[tuple[int, Any, _Item]], count: int, actors: int, evenly: bool
 ) -> list[_Item]:
-    """Return the trajectories that the learner takes; none if there are too few.
+    """Return the ``count`` trajectories that the learner takes; none if there are too few.
 
-    Args:
-        ready: (actor, order among this actor's, trajectory), the oldest first.
-        count: to take.
-        actors: number of actors.
-        evenly: take equally many from every actor, ordered by (round, actor) instead of time, so
-            that the result does not depend on the actors' speed.
+    ``ready`` are (actor, order among this actor's, trajectory), the oldest first. ``evenly`` takes
+    equally many from every actor, ordered by (round, actor) instead of time, so that the result
+    does not depend on the actors' speed.
     """
     if not evenly:
         return [item for _, _, item in ready[:count]] if len(ready) >= count else []
     share = count // actors
     lines = [
-        sorted((one for one in ready if one[0] == actor), key=lambda one: one[1])[:share]
+        sorted((item for item in ready if item[0] == actor), key=lambda item: item[1])[:share]
         for actor in range(actors)
     ]
     if any(len(line) < share for line in lines):
@@ -290,11 +264,7 @@ def choose(
 
 
 def check_count(count: int, slots: int, actors: int, evenly: bool) -> None:
-    """Raise if the learner can never take so many trajectories at once.
-
-    Raises:
-        ConfigError: more than there are slots, or evenly and not a multiple of the actors.
-    """
+    """Raise ConfigError if the learner can never take so many trajectories at once."""
     if not 1 <= count <= slots or (evenly and count % actors):
         raise ConfigError(
             f"cannot take {count} trajectories at once{' evenly' if evenly else ''}. Expected "

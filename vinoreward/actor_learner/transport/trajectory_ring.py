@@ -5,12 +5,10 @@
     FREE -> WRITING -> READY -> READING -> FREE
       actor ---------------^      learner ---^
 
-Every actor has its own slots, and a slot's state says which process may access it. So there is no
-lock that a killed process could keep, and no race for a slot.
-
-A slot's word contains its state and the generation of the actor that wrote it. Replacing a dead
-actor increments its generation and frees its half-written slots; a slot that a process of an older
-generation marks READY later is ignored.
+Every actor has its own slots, and a slot's state says which process may access it. A slot's word
+contains its state and the generation of the actor that wrote it. Replacing a dead actor increments
+its generation and frees its half-written slots; the learner ignores a slot that a process of an
+older generation marks READY later.
 """
 
 from __future__ import annotations
@@ -21,15 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vinoreward.actor_learner.transport.segments import (
-    ALIGNMENT,
-    LINE_WORDS,
-    WORD,
-    InSegment,
-    Segment,
-    SegmentSpec,
-)
-from vinoreward.actor_learner.transport.sync import fence, wait_until
+from vinoreward.actor_learner.transport import shared_memory as memory
 from vinoreward.actor_learner.transport.trajectory import (
     Batch,
     Trajectory,
@@ -64,9 +54,9 @@ def _generation_of(word: int) -> int:
 
 @dataclass(frozen=True)
 class RingSpec:
-    """The information needed to attach to a ring; plain data."""
+    """What a process needs to attach to a ring; plain data."""
 
-    segment: SegmentSpec
+    segment: memory.SegmentSpec
     trajectories: TrajectorySpec  # contents of a slot
     actors: int  # processes that may write, numbered from 0
     slots_per_actor: int
@@ -79,23 +69,25 @@ class RingSpec:
     @property
     def control_bytes(self) -> int:
         """Bytes before the first slot: a line per actor and a line per slot."""
-        return ALIGNMENT * (self.actors + self.slots)
+        return memory.ALIGNMENT * (self.actors + self.slots)
 
 
-class TrajectoryRing(InSegment):
+class TrajectoryRing(memory.InSegment):
     """Fixed slots of trajectories with several writing processes and one reading process.
 
     ``create`` it in the parent and ``attach`` it in spawned children: as actor ``i``, which writes
     as its present generation, or without an actor's number as the learner, which reads.
     """
 
-    def __init__(self, segment: Segment, spec: RingSpec, actor: int | None = None) -> None:
+    def __init__(self, segment: memory.Segment, spec: RingSpec, actor: int | None = None) -> None:
         if actor is not None and not 0 <= actor < spec.actors:
             raise ConfigError(f"the ring has no actor {actor}. Expected 0 to {spec.actors - 1}.")
         super().__init__(segment)
         self.spec = spec
-        self.words = segment.words(0, spec.control_bytes // WORD)
-        self.generation = 0 if actor is None else self.words[LINE_WORDS * actor + _GENERATION]
+        self.words = segment.words(0, spec.control_bytes // memory.WORD)
+        self.generation = (
+            0 if actor is None else self.words[memory.LINE_WORDS * actor + _GENERATION]
+        )
         self._actor = actor
         self._writing: int | None = None
         self._views: dict[int, Trajectory] = {}
@@ -107,28 +99,24 @@ class TrajectoryRing(InSegment):
         """Reserve the memory, actors · slots_per_actor · trajectories.nbytes.
 
         Two slots let an actor fill one while the learner reads the other.
-
-        Raises:
-            ConfigError: no actor or no slot.
-            SharedMemoryError: not enough shared memory.
         """
         if actors < 1 or slots_per_actor < 1:
             raise ConfigError(
                 f"the ring has {actors} actors with {slots_per_actor} slots each. Expected at "
                 "least 1 of both."
             )
-        shape = RingSpec(SegmentSpec("", 0), trajectories, actors, slots_per_actor)
-        segment = Segment.create(shape.control_bytes + shape.slots * trajectories.nbytes)
+        shape = RingSpec(memory.SegmentSpec("", 0), trajectories, actors, slots_per_actor)
+        segment = memory.Segment.create(shape.control_bytes + shape.slots * trajectories.nbytes)
         return cls(segment, RingSpec(segment.spec, trajectories, actors, slots_per_actor))
 
     @classmethod
     def attach(cls, spec: RingSpec, actor: int | None = None) -> TrajectoryRing:
-        """Open a ring that another process created; see :meth:`Segment.attach`."""
-        return cls(Segment.attach(spec.segment), spec, actor)
+        """Open a ring that another process created."""
+        return cls(memory.Segment.attach(spec.segment), spec, actor)
 
     def slot_line(self, slot: int) -> int:
         """Return the index of a slot's first word."""
-        return LINE_WORDS * (self.spec.actors + slot)
+        return memory.LINE_WORDS * (self.spec.actors + slot)
 
     def _own(self, actor: int) -> range:
         count = self.spec.slots_per_actor
@@ -148,44 +136,32 @@ class TrajectoryRing(InSegment):
     # An actor writes
 
     def _writer(self) -> int:
-        """Return this actor's number.
-
-        Raises:
-            ConfigError: attached without one.
-            SharedMemoryError: this actor was replaced and must end.
-        """
-        if self._actor is None:
+        """Return this actor's number; raise SharedMemoryError if it was replaced."""
+        actor = self._actor
+        if actor is None:
             raise ConfigError(
                 "a ring without an actor's number cannot write. Expected TrajectoryRing.attach("
                 "spec, actor=i)."
             )
-        self._check_current(self._actor)
-        return self._actor
-
-    def _check_current(self, actor: int) -> None:
-        current = self.words[LINE_WORDS * actor + _GENERATION]
+        current = self.words[memory.LINE_WORDS * actor + _GENERATION]
         if current != self.generation:
             raise SharedMemoryError(
                 f"actor {actor} of generation {self.generation} was replaced by generation "
                 f"{current}. Expected the older process to be dead; it must end now."
             )
+        return actor
 
     @property
     def committed(self) -> int:
         """Number of trajectories that this actor and its predecessors have committed."""
-        return self.words[LINE_WORDS * self._writer() + _NEXT_SEQUENCE]
+        return self.words[memory.LINE_WORDS * self._writer() + _NEXT_SEQUENCE]
 
     def acquire(
         self, timeout: float | None = None, stop: Callable[[], bool] | None = None
     ) -> Trajectory | None:
         """Wait for a free slot of this actor; None after ``timeout`` seconds or a stop.
 
-        Returns:
-            Writable views with old contents: write every element, then :meth:`commit`.
-
-        Raises:
-            ConfigError: attached without an actor's number, or the last slot is still open.
-            SharedMemoryError: this actor was replaced and must end.
+        The slot has old contents: write every element, then :meth:`commit`.
         """
         own = self._own(self._writer())
         if self._writing is not None:
@@ -199,22 +175,16 @@ class TrajectoryRing(InSegment):
             free[:] = [slot for slot, word in words if state_of(word) == FREE]
             return bool(free)
 
-        if not wait_until(any_free, timeout, stop):
+        if not memory.wait_until(any_free, timeout, stop):
             return None
         self._writer()
-        fence()  # the learner's last access to the slot is over
+        memory.fence()  # the learner's last access to the slot is over
         slot = self._writing = free[0]
         self.words[self.slot_line(slot) + _STATE] = word_of(WRITING, self.generation)
         return self._view(slot, self.generation)
 
     def commit(self) -> None:
-        """Hand the trajectory of :meth:`acquire` to the learner.
-
-        Raises:
-            InputError: NaN or a value out of range; the slot stays open.
-            SharedMemoryError: this actor was replaced and must end.
-            ConfigError: no slot is open.
-        """
+        """Check the trajectory of :meth:`acquire` and hand it to the learner."""
         slot = self._writing
         if slot is None:
             raise ConfigError("no slot is open. Expected one commit() after each acquire().")
@@ -227,11 +197,11 @@ class TrajectoryRing(InSegment):
                 f"slot {slot} of actor {actor} changed its owner during the write. "
                 "Expected one process per actor; the trajectory is dropped."
             )
-        following = LINE_WORDS * actor + _NEXT_SEQUENCE
+        following = memory.LINE_WORDS * actor + _NEXT_SEQUENCE
         sequence = self.words[following]
         self.words[line + _SEQUENCE] = sequence
         self.words[line + _COMMITTED_AT] = time.monotonic_ns()
-        fence()  # a process that sees READY sees the whole trajectory
+        memory.fence()  # a process that sees READY sees the whole trajectory
         self.words[line + _STATE] = word_of(READY, self.generation)
         self.words[following] = sequence + 1  # after the state: see _accepts()
 
@@ -239,9 +209,9 @@ class TrajectoryRing(InSegment):
 
     def _accepts(self, line: int, actor: int) -> bool:
         """Return whether a READY slot may be read: not if a replaced process marked it later."""
-        # Of an older generation, accept only what was committed before the replacement. _SEQUENCE
-        # is incremented after READY is stored, so a late READY always has too high a number.
-        own = LINE_WORDS * actor
+        # Of an older generation, accept only what was committed before the replacement. commit()
+        # counts after it stores READY, so a late READY always has too high a number.
+        own = memory.LINE_WORDS * actor
         return (
             _generation_of(self.words[line + _STATE]) == self.words[own + _GENERATION]
             or self.words[line + _SEQUENCE] < self.words[own + _ACCEPTED_BELOW]
@@ -255,14 +225,14 @@ class TrajectoryRing(InSegment):
             word = self.words[line + _STATE]
             if state_of(word) != READY:
                 continue
-            fence()
+            memory.fence()
             actor = slot // self.spec.slots_per_actor
             if self._accepts(line, actor):
                 committed = self.words[line + _COMMITTED_AT]
                 ready.append((committed, actor, self.words[line + _SEQUENCE], slot))
             else:
                 self.words[line + _STATE] = word_of(FREE, _generation_of(word))
-        return [one[1:] for one in sorted(ready)]
+        return [item[1:] for item in sorted(ready)]
 
     def ready(self) -> int:
         """Return the number of READY trajectories; called only by the learner."""
@@ -278,14 +248,7 @@ class TrajectoryRing(InSegment):
     ) -> Batch | None:
         """Wait for ``count`` trajectories and take the oldest; None after ``timeout`` s or a stop.
 
-        Args:
-            count: at most the number of slots.
-            timeout: seconds; None for no limit.
-            stop: called about every millisecond while waiting.
-            evenly: see :func:`~vinoreward.actor_learner.transport.trajectory.choose`.
-
-        Raises:
-            ConfigError: more than the ring has, or not a multiple of the actors.
+        For ``evenly`` see :func:`~vinoreward.actor_learner.transport.trajectory.choose`.
         """
         actors = self.spec.actors
         check_count(count, self.spec.slots, actors, evenly)
@@ -295,7 +258,7 @@ class TrajectoryRing(InSegment):
             chosen[:] = choose(self._ready(), count, actors, evenly)
             return bool(chosen)
 
-        if not wait_until(enough, timeout, stop):
+        if not memory.wait_until(enough, timeout, stop):
             return None
         taken = []
         for slot in chosen:
@@ -306,7 +269,7 @@ class TrajectoryRing(InSegment):
         return Batch(taken, lambda: self._release(chosen))
 
     def _release(self, slots: list[int]) -> None:
-        fence()  # the learner's last access ends before an actor may write
+        memory.fence()  # the learner's last access ends before an actor may write
         for slot in slots:
             place = self.slot_line(slot) + _STATE
             self.words[place] = word_of(FREE, _generation_of(self.words[place]))
@@ -319,11 +282,11 @@ class TrajectoryRing(InSegment):
         Committed slots stay. Call this after the process is dead (joined) and before its successor
         attaches; kill a process that is merely silent first.
         """
-        line = LINE_WORDS * actor
+        line = memory.LINE_WORDS * actor
         generation = self.words[line + _GENERATION] + 1
         self.words[line + _ACCEPTED_BELOW] = self.words[line + _NEXT_SEQUENCE]
         self.words[line + _GENERATION] = generation
-        fence()
+        memory.fence()
         for slot in self._own(actor):
             place = self.slot_line(slot) + _STATE
             if state_of(self.words[place]) == WRITING:

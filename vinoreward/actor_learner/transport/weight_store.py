@@ -4,10 +4,10 @@ There are ``readers + 2`` slots of fixed size. The writer fills a slot that is n
 nor leased, and then stores one word with version and slot. Such a slot always exists, so the writer
 never waits. A reader reads that word, stores it as its own lease and reads it again. If it is
 unchanged, the writer will see the lease before it chooses its next slot, so the slot does not
-change until the lease ends. There is no copy and no torn read.
+change until the lease ends.
 
-A plain double buffer with a version check is not enough: it only shows afterwards that the data
-changed, but a reader with pointers into the slot reads continuously.
+A double buffer with a version check only shows afterwards that the data changed, but a reader with
+pointers into the slot reads continuously.
 """
 
 from __future__ import annotations
@@ -19,16 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.actor_learner.transport.segments import (
-    ALIGNMENT,
-    LINE_WORDS,
-    WORD,
-    InSegment,
-    Segment,
-    SegmentSpec,
-    aligned,
-)
-from vinoreward.actor_learner.transport.sync import fence, wait_until
+from vinoreward.actor_learner.transport import shared_memory as memory
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, SharedMemoryError
 
@@ -58,9 +49,9 @@ def _slot_of(word: int) -> int:
 
 @dataclass(frozen=True)
 class WeightStoreSpec:
-    """The information needed to attach to a store; plain data."""
+    """What a process needs to attach to a store; plain data."""
 
-    segment: SegmentSpec
+    segment: memory.SegmentSpec
     readers: int  # processes that may lease, numbered from 0
     capacity: int  # bytes per slot, for header and arrays
 
@@ -72,17 +63,19 @@ class WeightStoreSpec:
     @property
     def control_bytes(self) -> int:
         """Bytes before the first slot: a line for the latest, one per reader, one per slot."""
-        return ALIGNMENT * (1 + self.readers + self.slots)
+        return memory.ALIGNMENT * (1 + self.readers + self.slots)
 
 
-class WeightStore(InSegment):
+class WeightStore(memory.InSegment):
     """The latest weights, for one writing process and a fixed number of reading processes.
 
     ``create`` it in the parent and ``attach`` it in spawned children: as reader ``i``, or without a
     reader's number as the publisher.
     """
 
-    def __init__(self, segment: Segment, spec: WeightStoreSpec, reader: int | None = None) -> None:
+    def __init__(
+        self, segment: memory.Segment, spec: WeightStoreSpec, reader: int | None = None
+    ) -> None:
         if reader is not None and not 0 <= reader < spec.readers:
             raise ConfigError(
                 f"the store has no reader {reader}. Expected 0 to {spec.readers - 1}."
@@ -90,7 +83,7 @@ class WeightStore(InSegment):
         super().__init__(segment)
         self.spec = spec
         self._reader = reader
-        self._words = segment.words(0, spec.control_bytes // WORD)
+        self._words = segment.words(0, spec.control_bytes // memory.WORD)
         self._slots = [
             segment.array(spec.control_bytes + slot * spec.capacity, (spec.capacity,), np.uint8)
             for slot in range(spec.slots)
@@ -99,36 +92,27 @@ class WeightStore(InSegment):
 
     @classmethod
     def create(cls, readers: int, capacity: int) -> WeightStore:
-        """Reserve the memory, (readers + 2) · capacity bytes.
-
-        Args:
-            readers: processes that will lease.
-            capacity: bytes of the largest publication; see :meth:`capacity_for`.
-
-        Raises:
-            ConfigError: no reader, or too many (254).
-            SharedMemoryError: not enough shared memory.
-        """
+        """Reserve the memory, (readers + 2) · capacity bytes; see :meth:`capacity_for`."""
         if not 1 <= readers <= MAX_READERS or capacity < 1:
             raise ConfigError(
                 f"the weight store is for {readers} readers and {capacity} bytes. Expected 1 to "
                 f"{MAX_READERS} readers and a positive capacity."
             )
-        capacity = aligned(capacity)
-        shape = WeightStoreSpec(SegmentSpec("", 0), readers, capacity)
-        segment = Segment.create(shape.control_bytes + shape.slots * capacity)
+        capacity = memory.aligned(capacity)
+        shape = WeightStoreSpec(memory.SegmentSpec("", 0), readers, capacity)
+        segment = memory.Segment.create(shape.control_bytes + shape.slots * capacity)
         return cls(segment, WeightStoreSpec(segment.spec, readers, capacity))
 
     @classmethod
     def attach(cls, spec: WeightStoreSpec, reader: int | None = None) -> WeightStore:
-        """Open a store that another process created; see :meth:`Segment.attach`."""
-        return cls(Segment.attach(spec.segment), spec, reader)
+        """Open a store that another process created."""
+        return cls(memory.Segment.attach(spec.segment), spec, reader)
 
     @staticmethod
     def capacity_for(header: bytes, arrays: Sequence[Array]) -> int:
         """Return the required bytes per slot, with slack for a longer header."""
-        payload = sum(aligned(array.nbytes) for array in arrays)
-        return aligned(len(header) + _HEADER_SLACK) + payload
+        payload = sum(memory.aligned(array.nbytes) for array in arrays)
+        return memory.aligned(len(header) + _HEADER_SLACK) + payload
 
     @property
     def latest_version(self) -> int:
@@ -138,14 +122,8 @@ class WeightStore(InSegment):
     def publish(self, header: bytes, arrays: Sequence[Array], *, version: int) -> None:
         """Publish weights as the latest; never waits. Only one process may publish.
 
-        Args:
-            header: describes the arrays.
-            arrays: any numeric dtype and strides; stored one after the other, each aligned to 64
-                bytes.
-            version: above every published version.
-
-        Raises:
-            ConfigError: more bytes than a slot has, or a version that is not newer.
+        Stores the arrays, of any numeric dtype and strides, one after the other, each aligned to 64
+        bytes. ``version`` must be above every published version.
         """
         latest = self._words[LATEST]
         if version <= _version_of(latest) or version < 0:
@@ -153,12 +131,12 @@ class WeightStore(InSegment):
                 f"cannot publish version {version} after {_version_of(latest)}. Expected a higher "
                 "one; after a resume, continue from latest_version."
             )
-        start = aligned(len(header))
+        start = memory.aligned(len(header))
         offsets, end = [], 0
         for array in arrays:
             if array.dtype.hasobject:
                 raise ConfigError(f"cannot publish an array of {array.dtype}. Expected numbers.")
-            offsets.append(aligned(end))
+            offsets.append(memory.aligned(end))
             end = offsets[-1] + array.nbytes
         if start + end > self.spec.capacity:
             raise ConfigError(
@@ -178,15 +156,15 @@ class WeightStore(InSegment):
         self._words[line + HEADER] = len(header)
         self._words[line + PAYLOAD] = end
         self._words[line + VERSION] = version + 1
-        fence()  # the slot is complete before readers can find it
+        memory.fence()  # the slot is complete before readers can find it
         self._words[LATEST] = _word_of(version, slot)
-        fence()  # the next publication reads leases after readers could see this one
+        memory.fence()  # the next publication reads leases after readers could see this one
 
     def _line(self, slot: int) -> int:
-        return LINE_WORDS * (1 + self.spec.readers + slot)
+        return memory.LINE_WORDS * (1 + self.spec.readers + slot)
 
     def _lease_place(self, reader: int) -> int:
-        return LINE_WORDS * (1 + reader)
+        return memory.LINE_WORDS * (1 + reader)
 
     def _free_slot(self, latest: int) -> int:
         words = (self._words[self._lease_place(reader)] for reader in range(self.spec.readers))
@@ -199,9 +177,6 @@ class WeightStore(InSegment):
 
         A reader has one lease: a successful pull ends the previous one and invalidates its views. A
         pull that returns None keeps it.
-
-        Raises:
-            ConfigError: this store was attached without a reader's number.
         """
         if self._reader is None:
             raise ConfigError(
@@ -217,7 +192,7 @@ class WeightStore(InSegment):
             self._lease.view = None  # not released: the new lease replaces it
         while True:
             words[place] = word
-            fence()  # publish the lease before reading the latest again
+            memory.fence()  # publish the lease before reading the latest again
             again = words[LATEST]
             if again == word:
                 break
@@ -225,7 +200,7 @@ class WeightStore(InSegment):
         slot = _slot_of(word)
         line, data = self._line(slot), self._slots[slot]
         header = data[: words[line + HEADER]].tobytes()
-        start = aligned(len(header))
+        start = memory.aligned(len(header))
         payload = data[start : start + words[line + PAYLOAD]]
         self._lease = Lease(self, words[line + VERSION] - 1, header, payload)
         return self._lease
@@ -234,14 +209,14 @@ class WeightStore(InSegment):
         self, have: int, timeout: float | None = None, stop: Callable[[], bool] | None = None
     ) -> Lease | None:
         """Wait for a version above ``have`` and lease it; None after ``timeout`` s or a stop."""
-        if wait_until(lambda: self.latest_version > max(have, -1), timeout, stop):
+        if memory.wait_until(lambda: self.latest_version > max(have, -1), timeout, stop):
             return self.pull_if_newer(have)
         return None
 
     def end(self, lease: Lease) -> None:
         """End a lease; called by :meth:`Lease.close`."""
         if self._lease is lease and self._reader is not None:
-            fence()  # the last use of the weights is over before others may see the slot free
+            memory.fence()  # the last use is over before others may see the slot free
             self._words[self._lease_place(self._reader)] = 0
             self._lease = None
 
@@ -275,11 +250,7 @@ class Lease(Closing):
 
     @property
     def payload(self) -> Array:
-        """The published arrays, (bytes,) uint8, read-only, each aligned to 64 bytes.
-
-        Raises:
-            SharedMemoryError: the lease has ended.
-        """
+        """The published arrays, (bytes,) uint8, read-only, each aligned to 64 bytes."""
         view = self.writable_payload.view()
         view.flags.writeable = False
         return view

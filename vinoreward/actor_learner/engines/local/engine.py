@@ -21,8 +21,7 @@ from vinoreward.actor_learner.engines.local.links import PULLED, Shared, run_act
 from vinoreward.actor_learner.engines.local.processes import Child
 from vinoreward.actor_learner.engines.supervisor import Status, Supervisor, Worker
 from vinoreward.actor_learner.transport.link import OBSERVATIONS, SETTINGS
-from vinoreward.actor_learner.transport.segments import remove_leftovers
-from vinoreward.actor_learner.transport.sync import ControlBlock
+from vinoreward.actor_learner.transport.shared_memory import ControlBlock, remove_leftovers
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
 from vinoreward.actor_learner.transport.trajectory_ring import TrajectoryRing
 from vinoreward.actor_learner.transport.weight_store import WeightStore

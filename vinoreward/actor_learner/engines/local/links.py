@@ -25,8 +25,12 @@ from vinoreward.actor_learner.transport.link import (
     Link,
     Weights,
 )
-from vinoreward.actor_learner.transport.segments import aligned
-from vinoreward.actor_learner.transport.sync import ControlBlock, ControlSpec, wait_until
+from vinoreward.actor_learner.transport.shared_memory import (
+    ControlBlock,
+    ControlSpec,
+    aligned,
+    wait_until,
+)
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory
 from vinoreward.actor_learner.transport.trajectory_ring import RingSpec, TrajectoryRing
 from vinoreward.actor_learner.transport.weight_store import WeightStore, WeightStoreSpec

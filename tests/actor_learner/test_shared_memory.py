@@ -13,13 +13,13 @@ import pytest
 from full_disk import nearly_full_disk
 from shared_memory_children import SHARED_MEMORY, segments_of
 
-from vinoreward.actor_learner.transport import segments
-from vinoreward.actor_learner.transport.segments import (
+from vinoreward.actor_learner.transport import shared_memory
+from vinoreward.actor_learner.transport.shared_memory import (
     Segment,
     SegmentSpec,
     remove_leftovers,
+    wait_until,
 )
-from vinoreward.actor_learner.transport.sync import wait_until
 from vinoreward.actor_learner.transport.weight_store import WeightStore
 from vinoreward.errors import ConfigError, SharedMemoryError
 
@@ -88,7 +88,7 @@ def test_a_full_file_system_is_an_error_at_creation_and_leaves_nothing() -> None
 
 CREATE = """
 import os, sys
-from vinoreward.actor_learner.transport.segments import Segment
+from vinoreward.actor_learner.transport.shared_memory import Segment
 segment = Segment.create(4096)
 print(os.getpid(), segment.spec.name, flush=True)
 """
@@ -105,7 +105,7 @@ def test_a_creator_that_forgets_to_close_leaves_nothing_and_says_nothing() -> No
 
 def test_a_process_that_attaches_and_ends_does_not_remove_the_segment() -> None:
     attach = (
-        "import sys; from vinoreward.actor_learner.transport.segments import *;"
+        "import sys; from vinoreward.actor_learner.transport.shared_memory import *;"
         "s = Segment.attach(SegmentSpec(sys.argv[1], 64)); s.words(0, 1)[0] = 7"
     )
     with Segment.create(64) as segment:
@@ -136,7 +136,7 @@ def test_a_leftover_is_ours_of_a_dead_process_and_not_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A folder of its own: whatever else starts meanwhile cleans /dev/shm too.
-    monkeypatch.setattr(segments, "_FOLDER", tmp_path)
+    monkeypatch.setattr(shared_memory, "_FOLDER", tmp_path)
     dead = f"vinoreward_99999999_{'0' * 16}"
     locked = f"vinoreward_99999999_{'1' * 16}"
     others = (f"vinoreward_{os.getpid()}_{'2' * 16}", "vinoreward_99999999", "psm_12345678")
