@@ -275,7 +275,7 @@ def test_what_a_replaced_process_marks_as_ready_is_never_read(ring: TrajectoryRi
     assert late is not None
     fill(late, 2)
     ring.reclaim(0)
-    old._check_current = lambda actor: None  # type: ignore[method-assign]
+    old._writer = lambda: 0  # type: ignore[method-assign]
     new = actor(ring, 0)
     fresh = new.acquire()
     assert fresh is not None and states(ring)[:2] == (READY, WRITING)
