@@ -293,6 +293,33 @@ def test_what_a_replaced_process_marks_as_ready_is_never_read(ring: TrajectoryRi
         assert numbers(batch) == [4, 5]
 
 
+class CommitsDuringALook:
+    """A ring's words, of which an actor fills two slots between the looks at their states."""
+
+    def __init__(self, ring: TrajectoryRing) -> None:
+        self._words, self._writer = ring.words, actor(ring, 0)
+        self._first, self._second = ring.slot_line(0), ring.slot_line(1)
+        self._passed = self._done = False
+
+    def __getitem__(self, place: int) -> int:
+        if place == self._second and self._passed and not self._done:
+            self._done = True
+            assert write(self._writer, marked(1)) and write(self._writer, marked(2))
+        self._passed |= place == self._first
+        return self._words[place]
+
+    def __setitem__(self, place: int, value: int) -> None:
+        self._words[place] = value
+
+
+def test_what_an_actor_commits_during_a_look_is_taken_in_order(ring: TrajectoryRing) -> None:
+    ring.words = CommitsDuringALook(ring)
+    for number in (1, 2):
+        with ring.take(timeout=10) as batch:
+            assert numbers(batch) == [number]
+    assert ring.ready() == 0
+
+
 # Several processes
 
 

@@ -14,7 +14,7 @@ older generation marks READY later.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -219,8 +219,19 @@ class TrajectoryRing(memory.InSegment):
 
     def _ready(self) -> list[tuple[int, int, int]]:
         """Return (actor, sequence, slot) of all READY slots, oldest first."""
+        ready = self._look(range(self.spec.slots))
+        if ready:
+            # An actor may commit to a slot that was just passed and then to a later one: look at
+            # the others again for whatever is older than the newest.
+            newest, seen = max(ready)[0], {item[-1] for item in ready}
+            others = self._look(slot for slot in range(self.spec.slots) if slot not in seen)
+            ready += [item for item in others if item[0] <= newest]
+        return [item[1:] for item in sorted(ready)]
+
+    def _look(self, slots: Iterable[int]) -> list[tuple[int, int, int, int]]:
+        """Return (time, actor, sequence, slot) of the READY slots among some."""
         ready = []
-        for slot in range(self.spec.slots):
+        for slot in slots:
             line = self.slot_line(slot)
             word = self.words[line + _STATE]
             if state_of(word) != READY:
@@ -232,7 +243,7 @@ class TrajectoryRing(memory.InSegment):
                 ready.append((committed, actor, self.words[line + _SEQUENCE], slot))
             else:
                 self.words[line + _STATE] = word_of(FREE, _generation_of(word))
-        return [item[1:] for item in sorted(ready)]
+        return ready
 
     def ready(self) -> int:
         """Return the number of READY trajectories; called only by the learner."""
