@@ -103,7 +103,7 @@ HOSTILE = {
 def finetuned(path: Path) -> Any:
     from torch import nn
 
-    from vinoreward_training.classifier.weights import load_weights
+    from vinoreward_training.classifier.training import load_weights
 
     return load_weights(nn.Linear(2, 2), path)
 

@@ -47,20 +47,18 @@ from vinoreward_training.classifier.evaluation import (
     still_falling,
 )
 from vinoreward_training.classifier.training import (
+    SAMPLE,
     ChannelsLast,
     ClassifierFit,
     ClassifierRecipe,
     augment,
-    loss_of,
-    margin_targets,
-    sampling_shares,
-)
-from vinoreward_training.classifier.weights import (
-    SAMPLE,
     check_unseen,
     load_weights,
+    loss_of,
+    margin_targets,
     read_record,
     record_of,
+    sampling_shares,
 )
 from vinoreward_training.cli import main
 from vinoreward_training.configs import FinetuneConfig, QuantizeConfig

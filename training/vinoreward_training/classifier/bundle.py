@@ -1,46 +1,33 @@
-"""What follows a classifier's training: calibration, threshold, verdict, bundle, report."""
+"""A trained classifier becomes a bundle with a report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from vinoreward.backends.torch_networks import WithPreprocess
-from vinoreward.bundles.schema import BundleSpec, Decision
-from vinoreward.rewards.calibration import clopper_pearson, temperature, threshold_for_fpr
+from vinoreward.bundles.schema import BundleSpec
 from vinoreward_training.classifier.evaluation import (
-    GOOD_RECALL,
+    Evaluation,
     Floats,
     Labels,
-    Rates,
     Verdict,
     average_precision,
-    judge,
-    log_loss,
-    per_category,
+    evaluate,
     pr_curve,
-    raised_threshold,
-    rates,
     roc_curve,
     sigmoid,
     still_falling,
 )
-from vinoreward_training.classifier.training import judged_dead
-from vinoreward_training.classifier.weights import RECORD, TrainedOn
+from vinoreward_training.classifier.training import RECORD, TrainedOn, judged_dead
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import SPLIT, Dataset
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.runs.fit import export_checked, predict, spread, weights_of
 from vinoreward_training.runs.next_command import after_bundle, origin
 from vinoreward_training.runs.report import Section, new_figure, publish, save_figure
-
-Dead = dict[str, Floats]
-"""Family of dead-camera frames to their log-odds (M,), not calibrated."""
 
 GOLDEN_FRAMES = 8
 SHOWN_MISTAKES = 12
@@ -55,102 +42,6 @@ def golden_indices(log_odds: Floats, labels: Labels, threshold: float) -> Indice
         picks = [0, 1, len(members) // 2, len(members) - 1]
         chosen += [int(members[min(pick, len(members) - 1)]) for pick in picks]
     return np.array(sorted(dict.fromkeys(chosen)), dtype=np.int64)[:GOLDEN_FRAMES]
-
-
-@dataclass(frozen=True)
-class _Evaluation:
-    decision: Decision
-    test: Rates
-    log_odds: Floats
-    """(N,) calibrated, of every frame; those of training frames mean nothing."""
-    threshold_log_odds: float
-    metrics: dict[str, Any]
-    categories: list[dict[str, object]]
-    verdict: Verdict
-
-
-def _evaluate(
-    config: FinetuneConfig,
-    dataset: Dataset,
-    logits: Floats,
-    parts: Sequence[Indices],
-    dead: tuple[Dead, Dead],
-    *,
-    falling: bool,
-) -> _Evaluation:
-    """Calibrate and choose the threshold on validation frames, then measure on test frames.
-
-    The dead-camera frames ``dead`` of (validation, test) are counted apart: among the failures they
-    would dilute the false-positive rate, as they are easy. They only raise the threshold.
-    """
-    _, validation, test = parts
-    labels = dataset.labels
-    heat = temperature(logits[validation], labels[validation])
-    log_odds = (logits[:, 1] - logits[:, 0]) / heat
-    probabilities = sigmoid(log_odds)
-    chosen = threshold_for_fpr(
-        probabilities[validation],
-        labels[validation],
-        dataset.episodes[validation],
-        config.target_fpr,
-    )
-    successes = probabilities[validation][labels[validation] == 1]
-    failures = probabilities[validation][labels[validation] == 0]
-    value = raised_threshold(
-        float(chosen.value), successes, sigmoid(np.concatenate([*dead[0].values()]) / heat)
-    )
-
-    def claims(these: Floats) -> npt.NDArray[np.bool_]:
-        return these.astype(np.float32) >= np.float32(value)  # in float32, as at run time
-
-    details = chosen.as_dict()
-    if value > chosen.value:
-        raised = rates(claims(probabilities[validation]), labels[validation])
-        details |= {"raised_to": value, "at_raised": asdict(raised)}
-    claimed = claims(probabilities[test])
-    measured = rates(claimed, labels[test])
-    by_family = {family: claims(sigmoid(values / heat)) for family, values in dead[1].items()}
-    every = np.concatenate([*by_family.values()])
-    good = np.quantile(successes, 1 - GOOD_RECALL, method="lower")
-    verdict = judge(
-        measured,
-        chosen,
-        dead=len(every),
-        dead_claimed=int(every.sum()),
-        rate_of_good_recall=clopper_pearson(
-            int((failures >= good).sum()), len(failures), 0.95, "upper"
-        )[1],
-        falling=falling,
-    )
-    return _Evaluation(
-        decision=Decision(threshold=value, temperature=heat, chosen_for=details),
-        test=measured,
-        log_odds=log_odds,
-        threshold_log_odds=float(np.log(value) - np.log1p(-value)) if 0 < value < 1 else np.inf,
-        metrics={
-            "verdict": verdict.as_dict(),
-            "test": asdict(measured)
-            | {
-                "average_precision": average_precision(log_odds[test], labels[test]),
-                "log_loss": log_loss(log_odds[test], labels[test]),
-                "frames": len(test),
-                "episodes": len(np.unique(dataset.episodes[test])),
-            },
-            "dead_camera": {
-                "frames": len(every),
-                "claimed": int(every.sum()),
-                "claimed_high": clopper_pearson(int(every.sum()), len(every), 0.95, "upper")[1],
-                "by_family": {family: int(each.sum()) for family, each in by_family.items()},
-            },
-        },
-        categories=per_category(claimed, labels[test], dataset.categories[test].tolist())
-        + per_category(
-            every,
-            np.zeros(len(every), dtype=np.int64),
-            [f"dead_camera: {family}" for family, each in by_family.items() for _ in each],
-        ),
-        verdict=verdict,
-    )
 
 
 def make_bundle(
@@ -173,35 +64,30 @@ def make_bundle(
         inner: the trained network, in evaluation mode.
         history: one record per epoch.
         record: what the network was trained on.
-        unseen: whether the weights it started from had seen the held-out frames, in words.
-
-    Raises:
-        OutputError: the exported network does not compute what was trained.
-        InputError: no threshold reaches the target false-positive rate.
-        RunFolderError: a file cannot be written.
+        unseen: whether the initial weights had seen the held-out frames, in words.
     """
     train, validation, test = parts
-    held = np.concatenate([validation, test])
+    held_out = np.concatenate([validation, test])
     logits = np.zeros((len(dataset.labels), 2))  # of training frames never read
-    logits[held] = predict(inner, dataset.images[held])
+    logits[held_out] = predict(inner, dataset.images[held_out])
     dead = (
         judged_dead(inner, dataset, validation, 1, config.seed),
         judged_dead(inner, dataset, test, 2, config.seed),
     )
     falling = still_falling([record["val_loss"] for record in history], config.epochs)
-    found = _evaluate(config, dataset, logits, parts, dead, falling=falling)
-    decision, rated, seen = found.decision, found.test, found.metrics["dead_camera"]
+    result = evaluate(config, dataset, logits, parts, dead, falling=falling)
+    decision, rates, dead_camera = result.decision, result.test, result.metrics["dead_camera"]
     height, width = dataset.images.shape[1:3]
     compared = spread(dataset.images, np.arange(len(dataset.images)), 64)
     difference = export_checked(inner, folder / "model.onnx", compared, predict(inner, compared))
-    boundary = found.threshold_log_odds
-    golden = test[golden_indices(found.log_odds[test], dataset.labels[test], boundary)]
+    boundary = result.threshold_log_odds
+    golden = test[golden_indices(result.log_odds[test], dataset.labels[test], boundary)]
     spec = BundleSpec(
         name=config.name,
         picture=dataset.picture(),
         decision=decision,
         architecture=config.architecture,
-        metrics=found.metrics | {"export_difference": difference, "history": list(history)},
+        metrics=result.metrics | {"export_difference": difference, "history": list(history)},
         dataset={
             "sha256": dataset.sha256,
             "counts": dataset.counts,
@@ -231,8 +117,8 @@ def make_bundle(
     confusion: list[dict[str, object]] = [
         {"truth": truth, "claimed success": claimed, "claimed failure": denied}
         for truth, claimed, denied in (
-            ("success", rated.true_positives, rated.false_negatives),
-            ("failure", rated.false_positives, rated.true_negatives),
+            ("success", rates.true_positives, rates.false_negatives),
+            ("failure", rates.false_positives, rates.true_negatives),
         )
     ]
     saved = publish(
@@ -241,22 +127,25 @@ def make_bundle(
         "A success classifier: one camera picture in, the probability of success out. Made by "
         "`vinoreward finetune`; use it with `vinoreward.LearnedReward(env, path)`.",
         [
-            Section(f"Verdict: {found.verdict.level}", found.verdict.bullets()),
+            Section(f"Verdict: {result.verdict.level}", result.verdict.bullets()),
             Section("What it is", facts=facts),
             Section(
                 "On held-out test frames",
-                f"Recall {rated.recall:.2%} (95 % interval {rated.recall_low:.2%} to "
-                f"{rated.recall_high:.2%}); false-positive rate {rated.false_positive_rate:.2%} "
-                f"(95 % upper bound {rated.fpr_high:.2%}); precision {rated.precision:.2%}. "
-                f"Clopper-Pearson, counted in frames.\n\nOf {seen['frames']} frames as a failing "
-                "camera gives them (black, noise, lost rows and others, the categories "
-                f"`dead_camera`) it claims {seen['claimed']} (95 % upper bound "
-                f"{seen['claimed_high']:.2%}). They are easy and not counted in the rates above.",
+                f"Recall {rates.recall:.2%} (95 % interval {rates.recall_low:.2%} to "
+                f"{rates.recall_high:.2%}); false-positive rate {rates.false_positive_rate:.2%} "
+                f"(95 % upper bound {rates.fpr_high:.2%}); precision {rates.precision:.2%}. "
+                f"Clopper-Pearson, counted in frames.\n\nOf {dead_camera['frames']} frames as a "
+                "failing camera gives them (black, noise, lost rows and others, the categories "
+                f"`dead_camera`) it claims {dead_camera['claimed']} (95 % upper bound "
+                f"{dead_camera['claimed_high']:.2%}). They are easy and not counted in the rates "
+                "above.",
                 confusion,
             ),
-            Section("By category", rows=found.categories),
+            Section("By category", rows=result.categories),
             Section("The threshold", facts=chosen),
-            Section("Pictures", pictures=_draw(folder / "pictures", dataset, test, found, history)),
+            Section(
+                "Pictures", pictures=_draw(folder / "pictures", dataset, test, result, history)
+            ),
             Section(
                 "Limits",
                 "It knows the pictures it was trained on: another camera, size, light or object "
@@ -272,38 +161,38 @@ def make_bundle(
         (dataset.images[golden], logits[golden].astype(np.float32)),
     )
     print(
-        f"test: recall {rated.recall:.2%} ({rated.recall_low:.2%} to "
-        f"{rated.recall_high:.2%}), false positives {rated.false_positive_rate:.2%} "
-        f"(at most {rated.fpr_high:.2%}), threshold {decision.threshold:.4f}"
+        f"test: recall {rates.recall:.2%} ({rates.recall_low:.2%} to "
+        f"{rates.recall_high:.2%}), false positives {rates.false_positive_rate:.2%} "
+        f"(at most {rates.fpr_high:.2%}), threshold {decision.threshold:.4f}"
     )
-    print(f"dead camera: {seen['claimed']} of {seen['frames']} frames claimed")
-    print(f"verdict: {found.verdict}")
-    if found.verdict.level != "useless":
+    print(f"dead camera: {dead_camera['claimed']} of {dead_camera['frames']} frames claimed")
+    print(f"verdict: {result.verdict}")
+    if result.verdict.level != "useless":
         print(f"next: {after_bundle(saved, config.data, config.success_label)}")
-    return found.verdict
+    return result.verdict
 
 
 def _draw(
     folder: Path,
     dataset: Dataset,
     test: Indices,
-    found: _Evaluation,
+    result: Evaluation,
     history: Sequence[Mapping[str, float]],
 ) -> list[Path]:
     """Draw the model card's pictures; return their paths."""
     folder.mkdir(exist_ok=True)
     return [
-        *_draw_curves(folder, found, dataset.labels[test], found.log_odds[test]),
-        _draw_mistakes(folder / "mistakes.png", dataset, test, found),
+        *_draw_curves(folder, result, dataset.labels[test], result.log_odds[test]),
+        _draw_mistakes(folder / "mistakes.png", dataset, test, result),
         _draw_history(folder / "history.png", history),
     ]
 
 
 def _draw_curves(
-    folder: Path, found: _Evaluation, labels: Labels, log_odds: Floats
+    folder: Path, result: Evaluation, labels: Labels, log_odds: Floats
 ) -> Iterator[Path]:
     """Write ``roc.png`` and ``pr.png`` for held-out frames, with the threshold marked on both."""
-    claimed, success = log_odds >= found.threshold_log_odds, labels == 1
+    claimed, success = log_odds >= result.threshold_log_odds, labels == 1
     recall = float((claimed & success).sum() / max(1, success.sum()))
     false_rate = float((claimed & ~success).sum() / max(1, (~success).sum()))
     precision = float((claimed & success).sum() / max(1, claimed.sum()))
@@ -344,10 +233,10 @@ def _draw_history(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
     return save_figure(figure, path)
 
 
-def _draw_mistakes(path: Path, dataset: Dataset, test: Indices, found: _Evaluation) -> Path:
+def _draw_mistakes(path: Path, dataset: Dataset, test: Indices, result: Evaluation) -> Path:
     """Write a grid of the test frames that are most wrong, or else closest to being wrong."""
-    threshold = found.decision.threshold
-    probabilities, labels = sigmoid(found.log_odds[test]), dataset.labels[test]
+    threshold = result.decision.threshold
+    probabilities, labels = sigmoid(result.log_odds[test]), dataset.labels[test]
     margin = np.where(labels == 1, probabilities - threshold, threshold - probabilities)
     chosen = np.argsort(margin, kind="stable")[:SHOWN_MISTAKES]
     rows = -(-len(chosen) // 4)

@@ -1,7 +1,7 @@
 """Pictures of a failing camera: no success in any task, and absent from every capture.
 
-``vinoreward finetune`` mixes them into every batch as failures. Where a picture is only damaged, a
-failure is damaged, so that the label is true however much of the picture is left.
+``vinoreward finetune`` mixes them into every batch as failures. Only pictures of failures are
+damaged, so that the label is true however much of the picture is left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Maker = Callable[[Random, Picture], Values]
 SHARE = 0.125
 """Dead-camera frames added to a batch, as a share of its frames."""
 HELD_OUT = 40
-"""Frames of each family to choose the threshold by, and as many to test."""
+"""Frames of each family in validation, and as many in test."""
 _SALT = 0xDEAD
 
 
@@ -155,7 +155,7 @@ FAMILIES: dict[str, Maker] = {
     "dead channel": _dead_channel,
     "exposure": _exposure,
 }
-"""What training shows, by name."""
+"""In training, by name."""
 
 
 def _checkerboard(random: Random, source: Picture) -> Values:
@@ -252,7 +252,7 @@ UNSEEN_FAMILIES: dict[str, Maker] = {
     "message": _message,
     "rolled": _rolled,
 }
-"""Never shown in training: whether it has learned more than its own families."""
+"""Never in training: they show whether a classifier generalises to other failures."""
 
 
 def dead_frames(
@@ -260,11 +260,7 @@ def dead_frames(
 ) -> Picture:
     """Draw one frame of each named family: (len(families), H, W, 3).
 
-    Args:
-        families: names in ``FAMILIES`` or ``UNSEEN_FAMILIES``; repeat a name for several.
-        images: (N, H, W, 3); gives the size, and what is damaged.
-        failures: numbers of the images that may be damaged.
-        random: decides everything.
+    ``images`` (N, H, W, 3) give the size; those with the indices ``failures`` may be damaged.
     """
     makers = FAMILIES | UNSEEN_FAMILIES
     frames = np.empty((len(families), *images.shape[1:]), dtype=np.uint8)
@@ -277,9 +273,9 @@ def dead_frames(
 def of_step(
     step: int, count: int, images: Picture, failures: npt.NDArray[np.int64], *, seed: int
 ) -> Picture:
-    """Draw the ``count`` frames of a training step: the families in turn.
+    """Draw the ``count`` frames of a training step, from its number and the seed alone.
 
-    They depend on the seed and the step alone, so a resumed training sees the same.
+    The families take turns.
     """
     names = list(FAMILIES)
     chosen = [names[(step * count + index) % len(names)] for index in range(count)]
@@ -297,8 +293,7 @@ def held_out(
 ) -> Iterator[tuple[str, Picture]]:
     """Draw frames that no training step draws; yield each family and ``count`` frames of it.
 
-    ``part`` is 1 for validation, 2 for test, another number for another use; ``failures`` are of
-    that part. For the others see :func:`dead_frames`.
+    ``part`` is 1 for validation, 2 for test, another number for another use.
     """
     for number, family in enumerate(families):
         random = np.random.default_rng([_SALT, seed, part, number])

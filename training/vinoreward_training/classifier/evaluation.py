@@ -1,35 +1,44 @@
-"""How good a classifier is: pure functions of log-odds and labels, and the verdict."""
+"""How good a classifier is: rates, threshold and verdict, as functions of log-odds and labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.schema import Decision
 from vinoreward.errors import UselessClassifierError
-from vinoreward.rewards.calibration import clopper_pearson, negatives_needed
+from vinoreward.rewards.calibration import (
+    clopper_pearson,
+    negatives_needed,
+    temperature,
+    threshold_for_fpr,
+)
 
 if TYPE_CHECKING:
     from vinoreward.rewards.calibration import Threshold
     from vinoreward.rewards.classifier import Classifier
+    from vinoreward_training.configs import FinetuneConfig
+    from vinoreward_training.data.dataset import Dataset
 
 LOWEST_THRESHOLD = 0.5
-"""Where classes are far apart, nearly any threshold keeps the false-positive rate of the data, and
-the lowest would claim what is less likely than not. The threshold is raised to this where the
-successes are likelier still; where they are not, that would only lose them."""
+"""If the classes are far apart, many thresholds keep the false-positive rate, and the lowest would
+claim what is less likely than not. The threshold is raised to this if it loses few successes."""
 HIGHEST_RAISE = 0.99
-"""Nor is the threshold raised beyond this: there is no room left above it for INT8 to be unsure."""
+"""The threshold is raised no further: INT8 needs room above it to be unsure."""
 RECALL_COST = 0.01
-"""Share of the claimed successes that raising the threshold may cost."""
+"""Largest share of the claimed successes that raising the threshold may cost."""
 GOOD_RECALL = 0.8
 """A classifier that claims fewer of the successes is weak."""
 LEAST_RECALL = 0.05
 """One that claims fewer than this is useless: a learner would hardly ever see the reward."""
 DEAD_CLAIMED = 0.01
 """A classifier that claims more of the dead-camera frames is weak."""
+Dead = Mapping[str, npt.NDArray[np.float64]]
+"""Family of dead-camera frames to their log-odds (M,), not calibrated."""
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
@@ -81,13 +90,10 @@ def pr_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a classifier decided at its threshold, with 95 % bounds.
+    """Decisions at a threshold: frames, and shares of them, 0 if there is nothing to count.
 
-    Attributes:
-        true_positives, false_positives, true_negatives, false_negatives: frames.
-        recall, false_positive_rate, precision: shares, 0 where there is nothing to count.
-        recall_low, recall_high: two-sided 95 % Clopper-Pearson interval of the recall.
-        fpr_high: one-sided 95 % Clopper-Pearson upper bound of the false-positive rate.
+    ``recall_low`` to ``recall_high`` is the two-sided 95 % Clopper-Pearson interval of the recall,
+    ``fpr_high`` the one-sided 95 % upper bound of the false-positive rate.
     """
 
     true_positives: int
@@ -106,21 +112,20 @@ def rates(decisions: npt.NDArray[np.bool_], labels: Labels) -> Rates:
     """Count decisions (N,) bool against labels (N,) with 1 = success."""
     success = labels == 1
     tp, fp = int((decisions & success).sum()), int((decisions & ~success).sum())
-    fn, tn = int((~decisions & success).sum()), int((~decisions & ~success).sum())
-    positives, negatives = tp + fn, fp + tn
+    positives = int(success.sum())
+    negatives = len(success) - positives
     low, high = clopper_pearson(tp, positives, 0.95)
-    bound = clopper_pearson(fp, negatives, 0.95, "upper")[1]
     return Rates(
         true_positives=tp,
         false_positives=fp,
-        true_negatives=tn,
-        false_negatives=fn,
-        recall=tp / positives if positives else 0.0,
+        true_negatives=negatives - fp,
+        false_negatives=positives - tp,
+        recall=tp / max(1, positives),
         recall_low=low,
         recall_high=high,
-        false_positive_rate=fp / negatives if negatives else 0.0,
-        fpr_high=bound,
-        precision=tp / (tp + fp) if tp + fp else 0.0,
+        false_positive_rate=fp / max(1, negatives),
+        fpr_high=clopper_pearson(fp, negatives, 0.95, "upper")[1],
+        precision=tp / max(1, tp + fp),
     )
 
 
@@ -144,13 +149,9 @@ def per_category(
 def raised_threshold(chosen: float, successes: Floats, dead: Floats) -> float:
     """Return the threshold, raised to ``LOWEST_THRESHOLD`` and above the dead-camera frames.
 
-    It is raised as far as that costs at most ``RECALL_COST`` of the successes that are claimed, and
-    not beyond ``HIGHEST_RAISE``.
-
-    Args:
-        chosen: the lowest threshold that keeps the false-positive rate.
-        successes: (N,) probabilities of the success frames.
-        dead: (M,) probabilities of the dead-camera frames.
+    Raising it costs at most ``RECALL_COST`` of the claimed successes and ends at ``HIGHEST_RAISE``.
+    ``chosen`` is the lowest threshold that keeps the false-positive rate; ``successes`` (N,) and
+    ``dead`` (M,) are probabilities.
     """
     above = np.nextafter(np.float32(dead.max(initial=0.0)), np.float32(2.0))
     wanted = min(max(LOWEST_THRESHOLD, float(above)), HIGHEST_RAISE)
@@ -162,17 +163,14 @@ def raised_threshold(chosen: float, successes: Floats, dead: Floats) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a classifier can serve as a reward.
-
-    Attributes:
-        level: usable; weak (a learner may fail on it); useless (it gives no reward to learn from).
-        reasons: sentences, none where it is usable.
-        advice: sentences on what to try.
-    """
+    """Whether a classifier can serve as a reward."""
 
     level: Literal["usable", "weak", "useless"]
+    """Weak: a learner may fail on it. Useless: it gives no reward to learn from."""
     reasons: tuple[str, ...] = ()
+    """None if it is usable."""
     advice: tuple[str, ...] = ()
+    """What to try."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for ``metrics.verdict`` of a bundle."""
@@ -190,16 +188,14 @@ class Verdict:
 
 
 def still_falling(losses: Sequence[float], epochs: int) -> bool:
-    """Say whether a training was still getting better when it ended.
+    """Say whether the validation loss of each epoch was still falling after the last of ``epochs``.
 
-    Args:
-        losses: positive; the validation loss of each epoch that was done.
-        epochs: asked for; training stops earlier where the loss falls no more.
+    A training that stopped before had no better loss for a while.
     """
-    before = losses[: -max(1, len(losses) // 4)]
     if len(losses) < epochs:
         return False
-    share = 0.98 if len(losses) > 3 else 1.0  # of fewer epochs nobody knows that it is flat
+    before = losses[: -max(1, len(losses) // 4)]
+    share = 0.98 if len(losses) > 3 else 1.0  # fewer epochs cannot show that it is flat
     return losses[-1] < min(share * min(before, default=float("inf")), 1.01 * min(losses))
 
 
@@ -216,18 +212,18 @@ def judge(
 
     Args:
         test: rates on the test frames.
-        chosen: the threshold as the validation frames gave it.
+        chosen: the threshold from the validation frames.
         dead: dead-camera frames tested.
         dead_claimed: how many of them it claims.
-        rate_of_good_recall: upper bound of the false-positive rate at which ``GOOD_RECALL`` of the
-            validation successes are claimed.
+        rate_of_good_recall: upper bound of the false-positive rate at a threshold that claims
+            ``GOOD_RECALL`` of the validation successes.
         falling: whether the validation loss was still falling when training ended.
     """
     positives = test.true_positives + test.false_negatives
     negatives = test.false_positives + test.true_negatives
-    found, needed = chosen.negative_episodes, negatives_needed(chosen.target_fpr)
-    few = not chosen.episodes_reach_target and found < needed
-    supported = 1 - 0.05 ** (1 / max(1, found))
+    episodes, needed = chosen.negative_episodes, negatives_needed(chosen.target_fpr)
+    few = not chosen.episodes_reach_target and episodes < needed
+    supported = 1 - 0.05 ** (1 / max(1, episodes))
     reasons: list[str] = []
     advice: list[str] = []  # what helps most comes first
     useless = test.recall < LEAST_RECALL or test.recall_low <= test.false_positive_rate
@@ -239,7 +235,7 @@ def judge(
     if few:
         advice.append(
             f"failures from more episodes ({needed} are needed in validation), or "
-            f"--target-fpr {supported:.2g}, the lowest that {found} can support"
+            f"--target-fpr {supported:.2g}, the lowest that {episodes} can support"
         )
     if misses:
         reasons.append(
@@ -264,7 +260,7 @@ def judge(
         advice.append(f"--target-fpr {test.fpr_high:.2g}, or more frames")
     if not chosen.episodes_reach_target:
         reasons.append(
-            f"the {found} validation episodes with failures support a false-positive rate of "
+            f"the {episodes} validation episodes with failures support a false-positive rate of "
             f"{max(supported, chosen.episode_fpr_upper):.2g} an episode, not "
             f"{chosen.target_fpr:g}"
         )
@@ -276,17 +272,102 @@ def judge(
     return Verdict("weak" if reasons else "usable", tuple(reasons), tuple(advice))
 
 
-def refuse_useless(name: str, metrics: Mapping[str, Any], *, force: bool) -> None:
-    """Refuse a classifier whose own training called it useless; others pass, unjudged ones too.
+@dataclass(frozen=True)
+class Evaluation:
+    """What the held-out frames say about a classifier."""
 
-    Args:
-        name: of the bundle.
-        metrics: of the bundle.
-        force: use it all the same.
+    decision: Decision
+    test: Rates
+    log_odds: Floats
+    """(N,) calibrated, of every frame; those of training frames mean nothing."""
+    threshold_log_odds: float
+    metrics: dict[str, Any]
+    categories: list[dict[str, object]]
+    """As :func:`per_category`, of test and dead-camera frames."""
+    verdict: Verdict
 
-    Raises:
-        UselessClassifierError: it is useless.
+
+def evaluate(
+    config: FinetuneConfig,
+    dataset: Dataset,
+    logits: Floats,
+    parts: Sequence[Labels],
+    dead: tuple[Dead, Dead],
+    *,
+    falling: bool,
+) -> Evaluation:
+    """Calibrate and choose the threshold on validation frames, then measure on test frames.
+
+    ``logits`` are (N, 2), ``parts`` the indices of (train, validation, test). The dead-camera
+    frames ``dead`` of (validation, test) are counted apart: among the failures they would dilute
+    the false-positive rate, as they are easy. They only raise the threshold.
     """
+    _, validation, test = parts
+    labels, test_labels = dataset.labels[validation], dataset.labels[test]
+    heat = temperature(logits[validation], labels)
+    log_odds = (logits[:, 1] - logits[:, 0]) / heat
+    probabilities = sigmoid(log_odds[validation])
+    chosen = threshold_for_fpr(
+        probabilities, labels, dataset.episodes[validation], config.target_fpr
+    )
+    successes = probabilities[labels == 1]
+    dead_probabilities = sigmoid(np.concatenate([*dead[0].values()]) / heat)
+    value = raised_threshold(float(chosen.value), successes, dead_probabilities)
+
+    def claims(these: Floats) -> npt.NDArray[np.bool_]:
+        return these.astype(np.float32) >= np.float32(value)  # in float32, as at run time
+
+    details = chosen.as_dict()
+    if value > chosen.value:
+        raised = rates(claims(probabilities), labels)
+        details |= {"raised_to": value, "at_raised": asdict(raised)}
+    claimed = claims(sigmoid(log_odds[test]))
+    by_family = {family: claims(sigmoid(values / heat)) for family, values in dead[1].items()}
+    dead_claimed = np.concatenate([*by_family.values()])
+    dead_labels = np.zeros(len(dead_claimed), dtype=np.int64)
+    test_rates, dead_rates = rates(claimed, test_labels), rates(dead_claimed, dead_labels)
+    good = np.quantile(successes, 1 - GOOD_RECALL, method="lower")
+    verdict = judge(
+        test_rates,
+        chosen,
+        dead=len(dead_claimed),
+        dead_claimed=dead_rates.false_positives,
+        rate_of_good_recall=rates(probabilities >= good, labels).fpr_high,
+        falling=falling,
+    )
+    return Evaluation(
+        decision=Decision(threshold=value, temperature=heat, chosen_for=details),
+        test=test_rates,
+        log_odds=log_odds,
+        threshold_log_odds=float(np.log(value) - np.log1p(-value)) if 0 < value < 1 else np.inf,
+        metrics={
+            "verdict": verdict.as_dict(),
+            "test": asdict(test_rates)
+            | {
+                "average_precision": average_precision(log_odds[test], test_labels),
+                "log_loss": log_loss(log_odds[test], test_labels),
+                "frames": len(test),
+                "episodes": len(np.unique(dataset.episodes[test])),
+            },
+            "dead_camera": {
+                "frames": len(dead_claimed),
+                "claimed": dead_rates.false_positives,
+                "claimed_high": dead_rates.fpr_high,
+                "by_family": {family: int(each.sum()) for family, each in by_family.items()},
+            },
+        },
+        categories=per_category(claimed, test_labels, dataset.categories[test].tolist())
+        + per_category(
+            dead_claimed,
+            dead_labels,
+            [f"dead_camera: {family}" for family, each in by_family.items() for _ in each],
+        ),
+        verdict=verdict,
+    )
+
+
+def refuse_useless(name: str, metrics: Mapping[str, Any], *, force: bool) -> None:
+    """Refuse a bundle with the verdict useless; one without a verdict passes."""
     verdict = metrics.get("verdict")
     if force or not isinstance(verdict, Mapping) or verdict.get("level") != "useless":
         return
@@ -318,13 +399,9 @@ def evaluate_classifier(
     labels: Labels,
     categories: npt.NDArray[np.str_],
 ) -> FreshResult:
-    """Let a classifier decide labelled scenes one by one, the way an environment asks.
+    """Let a classifier decide labelled scenes one by one, as in an environment.
 
-    Args:
-        classifier: on the backend and precision to be judged.
-        images: (N, H, W, 3) uint8.
-        labels: (N,) 1 = success.
-        categories: (N,).
+    ``images`` are (N, H, W, 3) uint8, ``labels`` (N,) with 1 = success, ``categories`` (N,).
     """
     probabilities = np.concatenate(
         [classifier.probability(images[index : index + 1]) for index in range(len(images))]

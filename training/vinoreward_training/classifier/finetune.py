@@ -1,4 +1,4 @@
-"""``vinoreward finetune``: from labelled pictures to a bundle with a threshold one can state."""
+"""``vinoreward finetune``: from labelled pictures to a bundle with a stated error rate."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from vinoreward_training.runs.settings import Settings, refuse
 
 USELESS = 3
 """Exit status of a training whose classifier gives no usable reward."""
-
-
 SETTINGS = Settings(FinetuneConfig)
 
 
@@ -47,45 +45,36 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
     import torch
 
     from vinoreward.backends.torch_networks import WithPreprocess, build
-    from vinoreward_training.classifier import training, weights
+    from vinoreward_training.classifier import training
     from vinoreward_training.classifier.bundle import make_bundle
 
     before, unseen = None, None
-    if config.weights is not None and config.weights.is_file():  # else named where it is loaded
-        before = weights.read_record(config.weights)
-        unseen = weights.check_unseen(before, config.weights, dataset, parts)
+    if config.weights is not None and config.weights.is_file():  # else load_weights says so
+        before = training.read_record(config.weights)
+        unseen = training.check_unseen(before, config.weights, dataset, parts)
         print(f"held-out frames new to the weights: {unseen}")
-    recipe = training.ClassifierRecipe.of(config, len(parts[0]))
+    train, validation, _ = parts
+    recipe = training.ClassifierRecipe.of(config, len(train))
     net = build(config.architecture, 2)
     if config.weights is not None:
-        fresh = weights.load_weights(net, config.weights)
+        fresh = training.load_weights(net, config.weights)
         print(f"weights from {config.weights}; left fresh: {', '.join(fresh) or 'none'}")
     inner = WithPreprocess(net, IMAGENET_MEAN, IMAGENET_STD)
-    module, (train, validation, _) = training.ChannelsLast(inner), parts
     fit = training.ClassifierFit(
-        module, dataset, train, validation, recipe, folder, resume=config.resume
-    )
+        training.ChannelsLast(inner), dataset, train, validation, recipe, folder,
+        resume=config.resume,
+    )  # fmt: skip
     fit.show("finetune")
     net.to(memory_format=torch.contiguous_format)
     inner.eval()
     started = config.weights is not None
-    record = weights.record_of(dataset, parts[0], started=started, before=before)
+    record = training.record_of(dataset, train, started=started, before=before)
     verdict = make_bundle(config, dataset, parts, folder, inner, fit.history, record, unseen)
     return USELESS if verdict.level == "useless" else 0
 
 
 def run(config: FinetuneConfig) -> int:
-    """Train, calibrate, export and save the bundle.
-
-    Returns:
-        0, or 3 where the verdict on the classifier is that it is useless.
-
-    Raises:
-        ConfigError: settings that cannot work.
-        DatasetError: data that cannot be used; also where the weights given were trained on frames
-            that these data hold out.
-        TooFewNegativesError: too few failures for the target.
-    """
+    """Train, calibrate, export and save the bundle; return 0, or ``USELESS`` after that verdict."""
     with needed_for("fine-tuning", "train"):
         import torch  # noqa: F401 - before the data are read
     _check(config)
@@ -102,18 +91,18 @@ def run(config: FinetuneConfig) -> int:
 
 
 def _enough(config: FinetuneConfig, dataset: Dataset, validation: Indices) -> None:
-    """Refuse before training what cannot be claimed after it."""
+    """Refuse before training an error rate that the validation frames could not support."""
     needed = negatives_needed(config.target_fpr)
-    found = int((dataset.labels[validation] == 0).sum())
-    if found >= needed:
+    deciding = int((dataset.labels[validation] == 0).sum())
+    if deciding >= needed:
         return
     failures = int((dataset.labels == 0).sum())
     share = len(validation) / len(dataset.labels)
     # A tenth more than on average: the split is by episode, and parts differ.
     missing = max(1, math.ceil(1.1 * needed / share) - failures)
     raise TooFewNegativesError(
-        f"{config.data} holds {failures} failure frames, {found} of them in the {share:.0%} that "
-        f"choose the threshold. Expected at least {needed} there to support a false-positive rate "
-        f"of {config.target_fpr:g} even without a single error; capture about {missing} more "
+        f"{config.data} holds {failures} failure frames, {deciding} of them in the {share:.0%} "
+        f"that choose the threshold. Expected at least {needed} there to support a false-positive "
+        f"rate of {config.target_fpr:g} even without a single error; capture about {missing} more "
         "failures, or accept a higher rate with --target-fpr."
     )

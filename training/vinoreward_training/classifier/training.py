@@ -1,9 +1,16 @@
-"""How a classifier is trained: what a step is shown, what it is asked for, and what is kept."""
+"""How a classifier is trained: the loss of a step, the evaluation, and the initial weights.
+
+A file of weights says what they were trained on (:class:`TrainedOn`), so that a later training
+can tell whether its held-out frames are new to them.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vinoreward.backends.torch_networks import WithPreprocess
-from vinoreward.errors import DatasetError
+from vinoreward.errors import DatasetError, ModelCorruptError, ModelNotFoundError
 from vinoreward.rewards.calibration import temperature
 from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_training.classifier.dead_camera import SHARE, held_out, of_step
@@ -28,24 +35,29 @@ from vinoreward_training.runs.fit import (
     predict,
     steps_per_epoch,
 )
+from vinoreward_training.runs.run_folder import read_tensors
 
 MARGIN_SCALE = 0.003
-"""Metres beyond the success distance that one unit of log-odds stands for."""
+"""Metres per unit of log-odds, in the distance loss."""
 MARGIN_LIMIT = 6.0
-"""Log-odds asked for far from the boundary; more would only train confidence."""
+"""Target log-odds far from the boundary; more would only train confidence."""
+RECORD = "trained_on"
+"""Key in the metadata of a ``.safetensors`` file."""
+SAMPLE = 4096
+"""Largest number of pictures in a record: those of the lowest hashes, 32 KiB."""
+MOST_DATASETS = 32
+TOLERATED = 0.01
+"""Share of held-out pictures that weights may have seen: environments repeat some pictures."""
 
 Floats = npt.NDArray[np.float32]
+Keys = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class ClassifierRecipe(Recipe):
-    """How a classifier is trained, beside what ``finetune`` calls by the same names.
+    """How a classifier is trained; other settings are those of the same name of ``finetune``.
 
-    Attributes:
-        learning_rate: of AdamW; warm-up over 5 % of the steps, then a cosine to 0.
-        weight_decay: of AdamW.
-        success_distance: metres at which the label changes, for the distance loss.
-        dead_camera: frames of a failing camera in a batch, as a share of its other frames.
+    AdamW's ``learning_rate`` warms up over 5 % of the steps, then falls to 0 along a cosine.
     """
 
     epochs: int = 8
@@ -55,21 +67,20 @@ class ClassifierRecipe(Recipe):
     boost: float = 2.0
     patience: int = 6
     success_distance: float = SUCCESS_DISTANCE
+    """Metres at which the label changes, for the distance loss."""
     dead_camera: float = SHARE
+    """Frames of a failing camera in a batch, as a share of its other frames."""
 
 
 class ChannelsLast(nn.Module):
-    """The network with its preprocessing, in the memory order that trains fastest on a CPU.
-
-    Takes uint8 pictures (N, H, W, 3), gives logits, like the module it is made of.
-    """
+    """The network with its preprocessing, in the memory order that trains fastest on a CPU."""
 
     def __init__(self, inner: WithPreprocess) -> None:
         super().__init__()
         self.inner = inner.to(memory_format=torch.channels_last)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Return the logits (N, K)."""
+        """Return the logits (N, K) of uint8 pictures (N, H, W, 3)."""
         planes = pictures.permute(0, 3, 1, 2).to(torch.float32)
         logits: Tensor = self.inner.net(planes * self.inner.scale + self.inner.bias)
         return logits
@@ -79,10 +90,6 @@ class ClassifierFit(Fit):
     """One training of a classifier: uint8 pictures (N, H, W, 3) to logits (N, 2).
 
     The frames with the indices ``validation`` decide when to stop and which weights are kept.
-
-    Raises:
-        ModelCorruptError: the checkpoint cannot be read.
-        DatasetError: the checkpoint belongs to another dataset, or to another way to split it.
     """
 
     POSTFIX = ("epoch", "val_loss", "val_ap")
@@ -105,7 +112,7 @@ class ClassifierFit(Fit):
         self._targets = margin_targets(dataset.distances, dataset.labels, recipe.success_distance)
         self._failures = train[dataset.labels[train] == 0]
         self._dead = math.ceil(recipe.dead_camera * recipe.batch_size)
-        # Where frames are asked for log-odds by their distance, these are as far as can be.
+        # If distances give targets, these frames are as far from success as can be.
         known = bool((~np.isnan(self._targets)).any())
         self._dead_target = torch.tensor(-MARGIN_LIMIT if known else math.nan)
         shares = sampling_shares(self._targets[train], recipe.boost)
@@ -173,7 +180,7 @@ class ClassifierFit(Fit):
         dead = np.concatenate([*claims.values()]) / heat
         record = {
             "epoch": float(self._epoch()),
-            "train_loss": float(np.mean([found["loss"] for found in losses])),
+            "train_loss": float(np.mean([parts["loss"] for parts in losses])),
             "val_loss": log_loss(log_odds, labels),
             "val_ap": average_precision(log_odds, labels),
             "val_accuracy": float(np.mean((log_odds > 0) == (labels == 1))),
@@ -181,21 +188,16 @@ class ClassifierFit(Fit):
             "val_dead_claimed": float(np.mean(dead > 0)),
             "learning_rate": self._rate(self.step),
         }
-        # Weighed as in a batch.
+        # Weighted as in a batch.
         return record, record["val_loss"] + self.recipe.dead_camera * record["val_dead_loss"]
 
 
 def judged_dead(
     module: nn.Module, dataset: Dataset, part: Indices, number: int, seed: int
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Return log-odds, not calibrated, of the dead-camera frames of a held-out part, by family.
+    """Return log-odds (M,), not calibrated, of a held-out part's dead-camera frames, by family.
 
-    Args:
-        module: uint8 pictures (N, H, W, 3) to logits (N, 2).
-        dataset: all frames.
-        part: numbers of the held-out ones.
-        number: of that part, see :func:`~vinoreward_training.classifier.dead_camera.held_out`.
-        seed: of the training.
+    ``part`` are indices; ``number`` is that of ``dead_camera.held_out``.
     """
     failures = part[dataset.labels[part] == 0]
     return {
@@ -207,7 +209,7 @@ def judged_dead(
 def augment(pictures: Tensor, strength: float, random: torch.Generator) -> Tensor:
     """Jitter uint8 pictures (N, H, W, 3): light, contrast, colour, noise, a shift of one pixel.
 
-    No crops, flips, turns or scaling: where things stand in the picture is the label.
+    No crops, flips, turns or scaling: positions in the picture decide the label.
     """
     if strength <= 0:
         return pictures
@@ -224,7 +226,7 @@ def augment(pictures: Tensor, strength: float, random: torch.Generator) -> Tenso
     values += torch.randn(values.shape, generator=random) * (4.0 * strength)
     rows, columns = torch.randint(-1, 2, (2,), generator=random).tolist()
     if rows or columns:
-        # One shift per batch, repeating the edge; the picture moves as a whole.
+        # One shift per batch, repeating the edge.
         values = values.permute(0, 3, 1, 2)
         values = nn.functional.pad(values, (1, 1, 1, 1), mode="replicate")
         height, width = pictures.shape[1:3]
@@ -234,20 +236,16 @@ def augment(pictures: Tensor, strength: float, random: torch.Generator) -> Tenso
 
 
 def loss_of(logits: Tensor, labels: Tensor, targets: Tensor, margin: float) -> Tensor:
-    """Cross-entropy, plus the error of the log-odds against ``targets`` where they are known.
+    """Return cross-entropy plus ``margin`` times the error of the log-odds against ``targets``.
 
-    Args:
-        logits: (N, 2), column 1 is success.
-        labels: (N,) int64.
-        targets: (N,) float log-odds, NaN where unknown. At ``MARGIN_LIMIT`` either way they are
-            one-sided: more is not wrong there, only less.
-        margin: weight of the second part.
+    ``logits`` are (N, 2), column 1 is success; ``labels`` (N,) int64. ``targets`` (N,) are
+    log-odds, NaN if unknown. At ``MARGIN_LIMIT`` either way only less is an error.
     """
     loss = nn.functional.cross_entropy(logits, labels)
     known = ~torch.isnan(targets)
     if margin > 0 and bool(known.any()):
         log_odds, wanted = (logits[:, 1] - logits[:, 0])[known], targets[known]
-        # A plateau would cost the network capacity that the boundary needs.
+        # To fit a plateau would cost capacity that the boundary needs.
         error = log_odds - wanted
         error = torch.where(wanted >= MARGIN_LIMIT, error.clamp(max=0), error)
         error = torch.where(wanted <= -MARGIN_LIMIT, error.clamp(min=0), error)
@@ -258,13 +256,10 @@ def loss_of(logits: Tensor, labels: Tensor, targets: Tensor, margin: float) -> T
 def margin_targets(
     distances: npt.NDArray[np.float64], labels: npt.NDArray[np.int64], success_distance: float
 ) -> Floats:
-    """Return the log-odds that a frame's distance asks for; NaN where it has none.
-
-    A frame's distance says more than its label: every near miss shows how near.
-    """
+    """Return the target log-odds (N,) of frames from their distances, NaN if not recorded."""
     margin = (success_distance - distances) / MARGIN_SCALE
     targets = np.clip(margin, -MARGIN_LIMIT, MARGIN_LIMIT)
-    # A distance that contradicts the label (an arm that is not at hover height) says nothing.
+    # A distance that contradicts the label (an arm that is not at hover height) gives no target.
     agrees = np.isnan(distances) | ((distances <= success_distance) == (labels == 1))
     return np.where(agrees, targets, np.nan).astype(np.float32)
 
@@ -272,13 +267,10 @@ def margin_targets(
 def sampling_shares(targets: Floats, boost: float) -> npt.NDArray[np.float64]:
     """Return how often (N,) each frame is drawn, as shares that sum to 1.
 
-    Frames short of ``MARGIN_LIMIT`` are the boundary. Together they weigh ``boost`` times their
-    number, half of it inside the success distance and half outside: an area holds far fewer near
-    misses at the boundary than its disc holds successes, and false positives come from those.
-
-    Args:
-        targets: (N,) of :func:`margin_targets`.
-        boost: at least 1; 1 draws all frames alike.
+    Frames whose target of :func:`margin_targets` is short of ``MARGIN_LIMIT`` are the boundary.
+    They weigh ``boost`` times their number, half of it inside the success distance and half
+    outside: a capture has fewer near misses at the boundary than successes, and false positives
+    come from those.
     """
     near = np.abs(np.nan_to_num(targets, nan=MARGIN_LIMIT)) < MARGIN_LIMIT
     weights = np.ones(len(targets))
@@ -288,3 +280,164 @@ def sampling_shares(targets: Floats, boost: float) -> npt.NDArray[np.float64]:
             weights[side] = boost * near.sum() / (2 * side.sum())
     shares: npt.NDArray[np.float64] = weights / weights.sum()
     return shares
+
+
+def load_weights(net: nn.Module, path: Path) -> list[str]:
+    """Load weights from a ``.safetensors`` or ``.pt`` file; return the names left untrained.
+
+    Layers whose shape differs (a head for other classes) keep their fresh values.
+    """
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"there are no weights at {path}. Expected a .safetensors or .pt file; correct "
+            "--weights or leave it out to train from scratch."
+        )
+    state = read_tensors(path)
+    inner = state.get("state_dict", state)
+    values = inner.items() if isinstance(inner, dict) else ()
+    given = {name: value for name, value in values if isinstance(value, Tensor)}
+    if not given:
+        raise ModelCorruptError(f"{path} holds no tensors. Expected a state dict; save one anew.")
+    own = net.state_dict()
+    # torchvision's head is a Sequential with dropout first, ours starts with the convolution.
+    renamed = {
+        name.replace("classifier.1.", "classifier.0.").removeprefix("net."): value
+        for name, value in given.items()
+    }
+    fits = {
+        name: value
+        for name, value in renamed.items()
+        if name in own and own[name].shape == value.shape
+    }
+    if not fits:
+        raise ModelCorruptError(
+            f"nothing in {path} fits the network ({len(given)} tensors, {len(own)} wanted). "
+            "Expected a state dict of the same architecture; choose it with --architecture."
+        )
+    net.load_state_dict({**own, **fits})
+    return sorted(set(own) - set(fits))
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """What weights were trained on, in bounded size.
+
+    Pictures are named by hashes of their content. Of many, the lowest hashes are kept: a
+    sample that can be compared with any other set of pictures, and merged with another record.
+    """
+
+    datasets: tuple[str, ...]
+    """SHA-256 of each, the oldest first; the last ``MOST_DATASETS``."""
+    sample: Keys
+    """(K,) uint64, sorted: the hashes up to ``limit``."""
+    limit: int = 2**64 - 1
+    complete: bool = True
+    """False if the training began with weights without a record."""
+    split: str = SPLIT
+
+    def to_text(self) -> str:
+        """Return the record as a file of weights stores it."""
+        sample = base64.b64encode(self.sample.astype(">u8").tobytes()).decode("ascii")
+        return json.dumps(self.facts() | {"limit": self.limit, "sample": sample})
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a bundle records."""
+        return {"split": self.split, "datasets": list(self.datasets), "complete": self.complete}
+
+    def share_of(self, keys: Keys) -> float:
+        """Return the share of the pictures (K,) that were trained on, estimated by the sample."""
+        judged = np.unique(keys[keys <= np.uint64(self.limit)])
+        return float(np.isin(judged, self.sample).mean()) if len(judged) else 0.0
+
+
+def _picture_keys(images: npt.NDArray[np.uint8]) -> Keys:
+    """Return a hash (N,) uint64 of the content of each picture (N, H, W, 3)."""
+    size = repr(images.shape[1:]).encode()
+    digests = [
+        hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8, key=size).digest()
+        for image in images
+    ]
+    return np.frombuffer(b"".join(digests), dtype=">u8").astype(np.uint64)
+
+
+def record_of(
+    dataset: Dataset, train: Indices, *, started: bool, before: TrainedOn | None
+) -> TrainedOn:
+    """Return the record of a training on the frames ``train``; ``before`` is the initial weights'.
+
+    ``started`` is False for random initial weights.
+    """
+    keys = np.unique(_picture_keys(dataset.images[train]))
+    datasets = [dataset.sha256]
+    limit = 2**64 - 1
+    if before is not None:
+        keys, limit = np.union1d(keys, before.sample), before.limit
+        datasets = [name for name in before.datasets if name != dataset.sha256] + datasets
+    keys = keys[keys <= np.uint64(limit)]
+    if len(keys) > SAMPLE:
+        keys = keys[:SAMPLE]
+        limit = int(keys[-1])
+    complete = not started or (before is not None and before.complete)
+    return TrainedOn(tuple(datasets[-MOST_DATASETS:]), keys, limit, complete)
+
+
+def read_record(path: Path) -> TrainedOn | None:
+    """Return what the weights at ``path`` were trained on; None if they have no record."""
+    if path.suffix != ".safetensors":
+        return None
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as opened:
+            text = (opened.metadata() or {}).get(RECORD)
+        if text is None:
+            return None
+        value = json.loads(text)
+        sample = np.frombuffer(base64.b64decode(value["sample"], validate=True), dtype=">u8")
+        if len(sample) > SAMPLE:
+            raise ValueError(f"a sample of {len(sample)}")
+        return TrainedOn(
+            tuple(str(name) for name in value["datasets"])[-MOST_DATASETS:],
+            np.unique(sample.astype(np.uint64)),
+            int(np.uint64(value["limit"])),
+            value["complete"] is True,
+            str(value["split"]),
+        )
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise ModelCorruptError(
+            f"{path} does not say what it was trained on in a way that can be read "
+            f"({type(error).__name__}: {error}). Expected weights written by vinoreward finetune; "
+            "copy or make them again."
+        ) from error
+
+
+def check_unseen(
+    record: TrainedOn | None, path: Path, dataset: Dataset, parts: Sequence[Indices]
+) -> str:
+    """Return a sentence on whether held-out frames are new to the weights at ``path``, or refuse.
+
+    Held-out pictures that are in the training part too (an arm at rest looks the same in every
+    episode) do not count. ``parts`` are the indices of (train, validation, test).
+    """
+    if record is None:
+        return (
+            f"not known: {path.name} carries no record of what it was trained on. If it has seen "
+            "these pictures, the rates here are too good"
+        )
+    held_out = _picture_keys(dataset.images[np.concatenate(parts[1:])])
+    trained = _picture_keys(dataset.images[parts[0]])
+    share = record.share_of(held_out[~np.isin(held_out, trained)])
+    if share > TOLERATED:
+        raise DatasetError(
+            f"{path} was trained on {share:.0%} of the pictures that {dataset.folder} holds out "
+            "for validation and test, so their rates would not be those of new pictures. Expected "
+            "weights that have not seen them: give the capture that the weights were trained on "
+            "(the split is the same however it grows), capture with another --seed, or leave "
+            "--weights out."
+        )
+    if not record.complete:
+        return (
+            f"of the trainings that {path.name} has a record of, none has seen these pictures; it "
+            "began with weights that carry none"
+        )
+    return f"yes, {path.name} has seen none of these pictures"

@@ -58,9 +58,9 @@ def _hover(
         if frame.object is not None:
             row["object_x"], row["object_y"] = (f"{value:.6f}" for value in frame.object)
         row["distance"] = f"{frame.distance:.6f}"
-        # The article's pictures are drawn at another size than they are kept at.
-        kept = resized(frame.image, spec["height"], spec["width"]) if env is None else frame.image
-        table.add([(kept, row)])
+        # The article's pictures are rendered larger than they are saved.
+        image = resized(frame.image, spec["height"], spec["width"]) if env is None else frame.image
+        table.add([(image, row)])
         yield 1
 
 
@@ -113,8 +113,8 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
         spec = article_camera(config.renderer or "fast")
         height, width = _size(config)
         # "drawn" keeps a bundle trained on these from environments with other pictures.
-        kept = {"height": height, "width": width, "drawn": f"{spec.width}x{spec.height}"}
-        return HoverScene(camera=spec), None, {**spec.as_dict(), **kept}
+        saved = {"height": height, "width": width, "drawn": f"{spec.width}x{spec.height}"}
+        return HoverScene(camera=spec), None, {**spec.as_dict(), **saved}
     # What wrappers and the environment's own judge compare with the bundle's.
     drawn = getattr(env.unwrapped, "picture_scene", None)
     about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
@@ -141,22 +141,21 @@ def _check(config: CaptureConfig) -> None:
 
 
 def _check_same(config: CaptureConfig, scene: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """Refuse to go on with a capture of something else."""
-    asked: dict[str, Any] = {"seed": config.seed, "env": config.env}
-    found = {name: before.get(name) for name in asked}
+    """Refuse to resume a capture of something else."""
+    pairs = {name: (before.get(name), getattr(config, name)) for name in ("seed", "env")}
     # "drawn" marks the article's pictures and is missing in all others.
     for name in {*scene, *({"drawn"} & set(before["scene"]))}:
-        asked[f"scene {name}"], found[f"scene {name}"] = scene.get(name), before["scene"].get(name)
+        pairs[f"scene {name}"] = before["scene"].get(name), scene.get(name)
     for name in ("truth_key", "per_episode"):
         if name in before and getattr(config, name) is not None:
-            asked[name], found[name] = getattr(config, name), before[name]
-    if found != asked:
-        differing = sorted(name for name in asked if found[name] != asked[name])
+            pairs[name] = before[name], getattr(config, name)
+    differing = sorted((name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
+    if differing:
         raise ConfigError(
             f"{config.out} was captured with "
-            + ", ".join(f"{name} {found[name]!r}" for name in differing)
+            + ", ".join(f"{name} {old!r}" for name, old, _ in differing)
             + ", now asked for "
-            + ", ".join(f"{name} {asked[name]!r}" for name in differing)
+            + ", ".join(f"{name} {new!r}" for name, _, new in differing)
             + ". Expected the same when resuming; repeat the old options or choose another folder "
             "with --out."
         )
@@ -171,11 +170,8 @@ def _describe(
     complete: bool,
 ) -> None:
     """Write ``dataset.json``."""
-    counts = Counter(
-        name
-        for row in table.rows.values()
-        for name in (row["label"], f"category:{row['category']}")
-    )
+    rows = table.rows.values()
+    counts = Counter(name for r in rows for name in (r["label"], f"category:{r['category']}"))
     about: dict[str, Any] = {"format": FORMAT}
     if table.rows:
         shape = read_picture(config.out / next(iter(table.rows))).shape
@@ -189,7 +185,7 @@ def _describe(
         "env": config.env,
         "seed": config.seed,
         "frames": len(table.rows),
-        "episodes": len({row["episode"] for row in table.rows.values()}),
+        "episodes": len({row["episode"] for row in rows}),
         "counts": dict(sorted(counts.items())),
         "complete": complete,
     }
@@ -197,7 +193,7 @@ def _describe(
 
 
 def _holds_nothing(folder: Path) -> bool:
-    """Say whether a capture was begun in ``folder`` and no picture of it was kept."""
+    """Say whether a capture in ``folder`` ended without a picture."""
     about = read_about(folder) if folder.is_dir() else {}
     if about.get("format") != FORMAT or about.get("frames") != 0:
         return False
@@ -205,13 +201,7 @@ def _holds_nothing(folder: Path) -> bool:
 
 
 def run(config: CaptureConfig) -> int:
-    """Capture; return 0. Stopped with Ctrl-C it saves what it has and raises KeyboardInterrupt.
-
-    Raises:
-        ConfigError: settings that cannot work, or a folder with another capture.
-        DatasetError: random play finds no success or no failure.
-        RunFolderError: the folder is in use or cannot be written.
-    """
+    """Capture; return 0. Ctrl-C saves the pictures so far and raises KeyboardInterrupt."""
     from tqdm import tqdm
 
     _check(config)
@@ -237,11 +227,9 @@ def run(config: CaptureConfig) -> int:
             complete = False
             # Written first, so that a capture killed at any moment can be read and resumed.
             _describe(config, table, about, truth, actions, complete)
+            saved = len(table.rows)
             try:
-                with tqdm(
-                    total=config.frames, initial=len(table.rows), desc="capture", unit="frame"
-                ) as bar:
-                    saved = len(table.rows)
+                with tqdm(total=config.frames, initial=saved, desc="capture", unit="frame") as bar:
                     for added in work:
                         bar.update(added)
                         if len(table.rows) >= saved + config.save_every:
@@ -257,7 +245,7 @@ def run(config: CaptureConfig) -> int:
 
 
 def _summary(config: CaptureConfig, table: Table) -> str:
-    """Return what was captured, and the error rate that it can support."""
+    """Return what was captured, and the error rate that it supports."""
     free = shutil.disk_usage(config.out).free / 1e9
     episodes = table.episodes("failure")
     deciding = round(HELD_OUT_SHARES[0] * episodes)

@@ -1,7 +1,6 @@
-"""Where arm and object are put for a frame of the hover scene, and what that frame is called.
+"""Frames of the hover scene: where arm and object are placed, and the frame's category.
 
-A frame depends on its seed and number alone, so captures can be resumed, and the same seed
-gives the same pictures however often a capture was stopped.
+A frame depends on its seed and number alone, however often a capture was stopped and resumed.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ NEAR_MISS_DISTANCE = 0.10
 HEIGHT_TOLERANCE = 0.01
 """A gripper further than this (metres) from hover height is not hovering."""
 FIXED_SHARE = 0.1
-"""Share of scenes with the object about where ``PandaHover-v0`` has it: policies train there."""
+"""Share of scenes with the object near its place in ``PandaHover-v0``, where policies train."""
 FRESH = 0xF4E5
-"""Mixed into the seed, so that no capture's frame is drawn again whatever its seed."""
+"""Mixed into the seed, so that no capture of any seed has the same frames."""
 
 Point = tuple[float, float]
 Random = np.random.Generator
@@ -46,14 +45,14 @@ Random = np.random.Generator
 
 @dataclass(frozen=True)
 class Placement:
-    """What to do with the scene before the picture is taken."""
+    """Where things are placed before the picture is taken."""
 
     gripper: Point | None
-    """Where the gripper ends; None leaves the arm at home."""
+    """None leaves the arm at home."""
     object_first: Point | None
-    """The object while the arm moves; None for none."""
+    """While the arm moves; None for no object."""
     object_last: Point | None
-    """The object when the picture is taken; None for none."""
+    """When the picture is taken; None for no object."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +110,10 @@ def in_disc(random: Random) -> float:
 def in_ring(random: Random) -> float:
     """Radius of a point drawn uniformly from the area of near misses.
 
-    Not denser towards the boundary: the threshold's error rate is counted on these frames, and
-    would then be that of a task nobody has. What frames near the boundary teach, the distance
-    loss of ``vinoreward finetune`` takes from every near miss.
+    Not denser towards the boundary: the threshold's error rate is counted on these frames. The
+    distance loss of ``vinoreward finetune`` learns the boundary from every near miss.
     """
-    low, high = SUCCESS_DISTANCE**2, NEAR_MISS_DISTANCE**2
-    return math.sqrt(random.uniform(low, high))
+    return math.sqrt(random.uniform(SUCCESS_DISTANCE**2, NEAR_MISS_DISTANCE**2))
 
 
 def draw(category: str, random: Random) -> Placement:
@@ -126,7 +123,7 @@ def draw(category: str, random: Random) -> Placement:
         gripper = _around(random, obj, in_disc if category == "success" else in_ring)
         return Placement(gripper, obj, obj)
     if category == "absent":
-        # Half of them where the object was: the arm's pose must not be the evidence.
+        # Half of them where the object was: the arm's pose must not give the label away.
         gripper = _around(random, obj, in_disc) if random.random() < 0.5 else _anywhere(random)
         return Placement(gripper, obj, None)
     if category == "home":
@@ -189,8 +186,8 @@ def hover_frame(
 ) -> HoverFrame:
     """Take frame ``index`` of the capture with ``seed``.
 
-    An environment derived from the hover environment is reset first, so that it can draw what it
-    varies between episodes, and renders the picture itself.
+    An environment derived from ours is reset first, as it may vary more between episodes, and
+    renders the picture itself.
     """
     random = np.random.default_rng([seed, index])
     category = category_of(index)
@@ -203,8 +200,8 @@ def hover_frame(
 
 
 def fresh_category(index: int) -> str:
-    """Return the category of fresh scene ``index``: a quarter each of success, near miss, far,
-    and object removed or moved away after the arm arrived.
+    """Return the category of fresh scene ``index``: a quarter each success, near miss, far, and
+    object removed or moved away after the arm arrived.
     """
     if index % 4 < 3:
         return ("success", "near_miss", "far")[index % 4]
@@ -212,7 +209,10 @@ def fresh_category(index: int) -> str:
 
 
 def fresh_frames(count: int, seed: int, *, camera: CameraSpec | None = None) -> list[HoverFrame]:
-    """Draw scenes for evaluation, with their places; the same as :func:`fresh_scenes`."""
+    """Draw scenes that no capture has seen, for evaluation, with the default camera if None.
+
+    Successes are uniform in the success disc and near misses uniform in the ring around it.
+    """
     with contextlib.closing(HoverScene(camera=camera or CameraSpec())) as scene:
         frames = []
         for index in range(count):
@@ -225,17 +225,9 @@ def fresh_frames(count: int, seed: int, *, camera: CameraSpec | None = None) -> 
 def fresh_scenes(
     count: int = 2000, seed: int = 1, *, camera: CameraSpec | None = None
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.str_]]:
-    """Draw scenes that no capture has seen, for evaluation.
+    """Draw :func:`fresh_frames` as arrays: pictures, labels and categories.
 
-    Successes are uniform in the success disc and near misses uniform in the ring around it.
-
-    Args:
-        count: how many.
-        seed: decides them all.
-        camera: what takes the pictures; the default camera if None.
-
-    Returns:
-        pictures (N, H, W, 3) uint8, labels (N,) int64 with 1 = success, categories (N,) strings.
+    These are (N, H, W, 3) uint8, (N,) int64 with 1 = success, and (N,) strings.
     """
     frames = fresh_frames(count, seed, camera=camera)
     return (

@@ -1,13 +1,12 @@
 """Pictures of any environment: random play, and which steps of an episode become pictures.
 
-What a classifier can learn from apart from success itself must not tell the labels apart. In a
-task whose goal moves, easy goals are reached more often: failures from anywhere would come from
-the hard ones, and the goal's place would give the label away. So successes and most failures are
-taken from the same episodes, few from each.
+Nothing but success itself may tell the labels apart. In a task whose goal moves, easy goals are
+reached more often: failures of other episodes would show the hard goals, and the goal's place would
+give the label away. So successes and most failures come from the same episodes, few from each.
 
 An episode is played twice from its seed: first without pictures, to learn at which steps it
-succeeds, then up to the last chosen step, to draw the chosen ones alone. An environment that does
-not repeat an episode is drawn at every step instead, onto the disk.
+succeeds, then up to the last chosen step, to render the chosen ones alone. If an environment does
+not repeat an episode, every step is rendered and saved to disk instead.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset_files import Row, Table, make_row, rendered, save_picture
 
 LONGEST = 10_000
-"""Steps after which an episode that does not end is left."""
+"""Steps after which an episode is abandoned."""
 NEAR_STEPS = 5
 """Failures at most so many steps before a success are near misses."""
 SAME_EPISODE = 0.8
-"""Share of the failures that is taken from episodes with a success. The others show what episodes
-that fail look like, and spoil the balance of goals by no more than their number."""
+"""Share of the failures from episodes with a success. The others show failed episodes; they are too
+few to spoil the balance of goals."""
 LEAD = 5
-"""Successes may be ahead of the failures by this times the quota: their failures must follow."""
+"""Successes may be ahead of the failures by this times the quota."""
 EARLY = 20
-"""Episodes in a row that add nothing after which advice is given."""
+"""Episodes in a row without a picture after which advice is printed."""
 
 Picture = npt.NDArray[np.uint8]
 
@@ -50,26 +49,26 @@ class Balance:
     successes: int
     failures: int
     quota: int
-    """Pictures of each label from one episode, at most."""
+    """Largest number of pictures of each label from one episode."""
     kept_successes: int = 0
     kept_failures: int = 0
 
     @property
     def complete(self) -> bool:
-        """Whether both labels have what is wanted."""
+        """Whether both labels have enough pictures."""
         return self.kept_successes >= self.successes and self.kept_failures >= self.failures
 
     @property
     def missing(self) -> str:
-        """The label that is waited for."""
-        waits = self.kept_failures < self.failures and (
+        """The label to find next."""
+        failure = self.kept_failures < self.failures and (
             self.lead <= 0 or self.kept_successes >= self.successes
         )
-        return "failure" if waits else "success"
+        return "failure" if failure else "success"
 
     @property
     def lead(self) -> int:
-        """How many successes may be kept before more failures are."""
+        """How many successes may be kept before the next failure."""
         return LEAD * self.quota - (self.kept_successes - self.kept_failures)
 
     def due(self, more: int = 0) -> int:
@@ -79,26 +78,18 @@ class Balance:
 
 
 def choose(truths: Sequence[bool], balance: Balance, random: np.random.Generator) -> dict[int, str]:
-    """Choose the steps of an episode that become pictures.
+    """Choose the steps of an episode that become pictures, from the success after each step.
 
     At most ``quota`` of each label. An episode with a success gives about as many failures as
-    successes, half of them near misses; what is still owed comes from episodes without one, a few
-    from each.
-
-    Args:
-        truths: success after each step.
-        balance: what is wanted and kept.
-        random: of this episode.
-
-    Returns:
-        Step to category: ``success``, ``near_miss``, ``same_episode`` or ``failed_episode``.
+    successes, half of them near misses; other episodes give the missing failures, a few each.
+    Returns step to category: ``success``, ``near_miss``, ``same_episode`` or ``failed_episode``.
     """
-    won = np.asarray(truths, dtype=np.bool_)
-    wins, rest = np.flatnonzero(won), np.flatnonzero(~won)
+    success = np.asarray(truths, dtype=np.bool_)
+    wins, rest = np.flatnonzero(success), np.flatnonzero(~success)
     if not len(wins):
         few = min(len(rest), max(1, balance.quota // 2), balance.due())
         return dict.fromkeys(random.choice(rest, few, replace=False).tolist(), "failed_episode")
-    # An episode that is won from the start has no failure to set beside its successes.
+    # An episode that succeeds from the start has no failure to set beside its successes.
     wanted = min(balance.quota, max(1, len(rest)), balance.successes - balance.kept_successes)
     successes = max(0, min(len(wins), wanted, balance.lead))
     chosen = dict.fromkeys(random.choice(wins, successes, replace=False).tolist(), "success")
@@ -107,9 +98,9 @@ def choose(truths: Sequence[bool], balance: Balance, random: np.random.Generator
     following = np.searchsorted(wins, rest)
     follows = following < len(wins)
     gap = np.where(follows, wins[np.minimum(following, len(wins) - 1)] - rest, NEAR_STEPS + 1)
-    near = random.permutation(rest[gap <= NEAR_STEPS])[: math.ceil(failures / 2)]
+    close = rest[gap <= NEAR_STEPS]
+    near = random.permutation(close)[: math.ceil(failures / 2)]
     others = random.permutation(np.setdiff1d(rest, near))[: failures - len(near)]
-    close = set(rest[gap <= NEAR_STEPS].tolist())
     for step in (*near.tolist(), *others.tolist()):
         chosen[step] = "near_miss" if step in close else "same_episode"
     return chosen
@@ -118,12 +109,8 @@ def choose(truths: Sequence[bool], balance: Balance, random: np.random.Generator
 class RandomPlay:
     """Plays an environment at random and adds the chosen pictures to a table.
 
-    Args:
-        env: renders ``rgb_array``.
-        config: an episode depends on its seed and on the episode's number only; after ``patience``
-            episodes in a row that add nothing it gives up.
-        truth: reads it from ``info``.
-        say: prints advice.
+    ``env`` renders ``rgb_array``. An episode depends only on ``config.seed`` and its number.
+    ``say`` prints advice.
     """
 
     def __init__(
@@ -135,36 +122,32 @@ class RandomPlay:
         self._info: Mapping[str, Any] = {}
 
     def fill(self, table: Table) -> Iterator[int]:
-        """Add pictures until both labels have theirs; yield how many each episode added.
+        """Add pictures until both labels have enough; yield how many each episode added.
 
-        All chosen pictures of an episode are added or none, so that a capture that was stopped
-        goes on as if it never had been.
-
-        Raises:
-            DatasetError: too many episodes in a row added nothing.
-            ConfigError: no truth in ``info``, or no picture from ``render()``.
+        An episode adds all its chosen pictures or none, so a stopped capture resumes exactly. After
+        ``patience`` episodes in a row without a picture there is a DatasetError.
         """
-        config, kept = self._config, (table.count("success"), table.count("failure"))
+        config, patience = self._config, self._config.patience
         wins = config.frames // 2
+        kept = table.count("success"), table.count("failure")
         balance = Balance(wins, config.frames - wins, config.per_episode, *kept)
-        patience, main_seed = config.patience, config.seed
         episode = max((int(row["episode"]) + 1 for row in table.rows.values()), default=0)
         barren, advised = 0, False
         while not balance.complete:
-            seed = int(np.random.default_rng([main_seed, episode]).integers(2**31))
-            random = np.random.default_rng([main_seed, episode, 0xC4])
-            found = self._episode(table.folder, seed, balance, random)
-            if found:
+            seed = int(np.random.default_rng([config.seed, episode]).integers(2**31))
+            random = np.random.default_rng([config.seed, episode, 0xC4])
+            pictures = self._episode(table.folder, seed, balance, random)
+            if pictures:
                 pairs: list[tuple[Picture, Row]] = []
-                for step, (image, category) in sorted(found.items()):
+                for step, (image, category) in sorted(pictures.items()):
                     file, success = f"{episode:06d}-{step:05d}.png", category == "success"
                     pairs.append((image, make_row(file, success, category, episode, seed)))
                 table.add(pairs)
-                wins = sum(category == "success" for _, category in found.values())
+                wins = sum(category == "success" for _, category in pictures.values())
                 balance.kept_successes += wins
-                balance.kept_failures += len(found) - wins
-                yield len(found)
-            barren = 0 if found else barren + 1
+                balance.kept_failures += len(pictures) - wins
+                yield len(pictures)
+            barren = 0 if pictures else barren + 1
             if not advised and barren and barren == min(EARLY, patience - 1):
                 advised = True
                 self._say(
@@ -186,29 +169,24 @@ class RandomPlay:
             chosen = choose(truths, balance, random)
             if not chosen:
                 return {}
-            found: dict[int, tuple[Picture, str]] = {}
+            pictures: dict[int, tuple[Picture, str]] = {}
             for step, truth in self._play(seed):
                 if truth != truths[step]:
                     break
                 if step in chosen:
-                    found[step] = (rendered(self._env, self._name), chosen[step])
-                if len(found) == len(chosen):
-                    return found
+                    pictures[step] = (rendered(self._env, self._name), chosen[step])
+                if len(pictures) == len(chosen):
+                    return pictures
             self._repeats = False
             self._say(
                 f"{self._name} does not repeat an episode from its seed. Every step is drawn "
                 "therefore, which takes longer, and the same --seed gives other pictures."
             )
             random.bit_generator.state = state
-        return self._drawn_throughout(folder, seed, balance, random)
-
-    def _drawn_throughout(
-        self, folder: Path, seed: int, balance: Balance, random: np.random.Generator
-    ) -> dict[int, tuple[Picture, str]]:
-        """Draw every step, onto the disk, and choose when the episode is over."""
+        # Render every step to disk, and choose when the episode is over.
         with tempfile.TemporaryDirectory(prefix=".episode-", dir=folder) as drawn:
             truths = []
-            # Not named as pictures: what a kill leaves here is no part of the dataset.
+            # Not named as pictures: after a kill they must not become part of the dataset.
             for step, truth in self._play(seed):
                 truths.append(truth)
                 save_picture(Path(drawn) / f"{step}.drawn", rendered(self._env, self._name))

@@ -1,4 +1,4 @@
-"""Pictures in memory: labelled ones, and pictures alone with the places of things."""
+"""Pictures in memory: with labels, or with the places of things."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from vinoreward_training.data.dataset_files import (
     METADATA,
     SUFFIXES,
     Indices,
-    check_there,
     number,
     pictures_below,
     read_about,
@@ -29,11 +28,11 @@ from vinoreward_training.data.dataset_files import (
 SPLIT = "episode hash 1"
 """Name of the way :func:`split_by_episode` splits; recorded wherever a split was used."""
 HELD_OUT_SHARES = (0.15, 0.15)
-"""Shares of a dataset's episodes that go to validation and to test."""
+"""Shares of a dataset's episodes for validation and test."""
 FRAME_SHARES = (0.05, 0.1)
-"""The same of frames without labels, at least one episode each."""
+"""The same for frames without labels; at least one episode each."""
 LOWEST_COUNT = 64
-"""Frames to train an encoder on, at least."""
+"""Fewest frames to train an encoder on."""
 
 Images = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
@@ -41,26 +40,23 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Pictures of episodes.
-
-    Attributes:
-        images: ``(N, H, W, 3)`` uint8 RGB.
-        episodes: ``(N,)`` int64; frames of one episode share a number.
-        scene: what drew the pictures (empty when unknown).
-        sha256: hash of the pixels and of what belongs to them.
-        resized: whether pictures were resized (PIL bilinear) to get here.
-        seed: of the capture or rollout, if recorded.
-    """
+    """Pictures of episodes."""
 
     images: Images
+    """``(N, H, W, 3)`` uint8 RGB."""
     episodes: Indices
+    """``(N,)`` int64; frames of one episode share a number."""
     scene: dict[str, Any]
+    """What drew the pictures; empty if unknown."""
     sha256: str
+    """Hash of the pixels and of what belongs to them."""
     resized: bool = False
+    """Whether PIL's bilinear filter resized pictures."""
     seed: int | None = None
+    """Of the capture or rollout, if recorded."""
 
     def picture(self, **more: Any) -> Picture:
-        """Return what a bundle records of them; ``more`` are arguments of its class."""
+        """Return what a bundle records of the pictures; ``more`` are fields of ``Picture``."""
         height, width = self.images.shape[1:3]
         resize: Literal["pil_bilinear", "none"] = "pil_bilinear" if self.resized else "none"
         return Picture(height=height, width=width, resize=resize, scene=self.scene, **more)
@@ -68,24 +64,20 @@ class Pictures:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Pictures):
-    """Pictures with their labels.
-
-    Attributes:
-        labels: ``(N,)`` int64, 1 = success.
-        categories: ``(N,)`` strings, e.g. ``near_miss``; the class name where none is recorded.
-        distances: ``(N,)`` float64 metres from success's centre, NaN where not recorded.
-        files: path of each picture inside the folder.
-        folder: where it was read.
-        origin: what makes an episode together with its number (scene or environment, and the
-            capture's seed); None where that is not recorded.
-    """
+    """Pictures with their labels."""
 
     labels: Indices
+    """``(N,)`` int64, 1 = success."""
     categories: npt.NDArray[np.str_]
+    """``(N,)``, e.g. ``near_miss``; the label if none is recorded."""
     distances: Floats
+    """``(N,)`` float64 metres from the centre of success, NaN if not recorded."""
     files: tuple[str, ...]
+    """Paths inside ``folder``."""
     folder: Path
     origin: str | None = None
+    """Scene or environment and the capture's seed: with its number they identify an episode. None
+    if not recorded."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -103,26 +95,18 @@ class Dataset(Pictures):
 
 @dataclass(frozen=True, kw_only=True)
 class Frames(Pictures):
-    """Pictures and, where they were recorded, the places of things.
-
-    Attributes:
-        places: name to ``(N, 2)`` float64 metres, NaN where the thing is absent; empty where
-            nothing was recorded.
-        source: the folder or environment they came from.
-    """
+    """Pictures and, if recorded, the places of things."""
 
     places: dict[str, Floats]
+    """Name to ``(N, 2)`` float64 metres, NaN where the thing is absent."""
     source: str
+    """The folder or environment they came from."""
 
     @classmethod
     def hashed(
         cls, images: Images, episodes: Sequence[int], places: dict[str, Floats], **facts: Any
     ) -> Frames:
-        """Return frames with their hash; ``facts`` are the other attributes.
-
-        Raises:
-            DatasetError: too few pictures.
-        """
+        """Return frames with their hash, at least ``LOWEST_COUNT``; ``facts`` are other fields."""
         if len(images) < LOWEST_COUNT:
             raise DatasetError(
                 f"{facts['source']} gives {len(images)} pictures. Expected at least {LOWEST_COUNT} "
@@ -171,11 +155,11 @@ def _from_metadata(folder: Path, success_label: str) -> list[Entry]:
 
 def _from_folders(folder: Path, success_label: str) -> list[Entry]:
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    entries: list[Entry] = []
-    for name in names:
-        for file in pictures_below(folder, name):
-            label, category = int(name == success_label), name[:MAX_NAME]
-            entries.append((file, label, category, len(entries), float("nan")))
+    classes = [(name, file) for name in names for file in pictures_below(folder, name)]
+    entries: list[Entry] = [
+        (file, int(name == success_label), name[:MAX_NAME], episode, float("nan"))
+        for episode, (name, file) in enumerate(classes)
+    ]
     if entries and success_label not in names:
         raise DatasetError(
             f"{folder} has the classes {', '.join(names)} and none is called {success_label!r}. "
@@ -190,17 +174,9 @@ def load_dataset(
     """Read a capture or an image folder (one folder per class) into memory.
 
     A capture's ``metadata.csv`` gives episodes, categories and distances. Without it every
-    picture counts as its own episode, and every class but ``success_label`` is a failure.
-
-    Args:
-        folder: the dataset.
-        size: (height, width) to resize to with PIL's bilinear filter; by default all pictures
-            must have one size already.
-        success_label: the class that is a success.
-
-    Raises:
-        DatasetError: no folder, no pictures, one class only, a broken picture, several sizes, a
-            table that cannot be right, a link out of the folder, more than fits into memory.
+    picture is its own episode, and every class but ``success_label`` is a failure. ``size`` is the
+    (height, width) to resize to with PIL's bilinear filter; without it pictures of several sizes
+    are a DatasetError, like anything else that is wrong with the folder.
     """
     folder = Path(folder)
     _check_folder(folder, "an image folder with one folder per class")
@@ -212,13 +188,12 @@ def load_dataset(
     files, marks, categories, episodes, distances = zip(*entries, strict=True)
     labels = np.array(marks, dtype=np.int64)
     if len(np.unique(labels)) < 2:
-        found = "successes" if labels[0] else "failures"
+        only = "successes" if labels[0] else "failures"
         raise DatasetError(
-            f"all {len(labels)} pictures in {folder} are {found}. Expected both classes: a "
+            f"all {len(labels)} pictures in {folder} are {only}. Expected both classes: a "
             "classifier is trained on successes and failures; add pictures of the other class."
         )
     about = read_about(folder)
-    check_there(folder, files)
     images, resized = stack_pictures(folder, files, size)
     digest = hashlib.sha256(str(images.shape).encode())
     for file, label, image in zip(files, marks, images, strict=True):
@@ -241,14 +216,14 @@ def load_dataset(
 
 
 def _recorded(folder: Path, limit: int | None) -> tuple[list[str], list[int], dict[str, Floats]]:
-    """Return the first files of a capture, episodes and places; NAME_x, NAME_y are one of NAME."""
+    """Return a capture's first files, their episodes and places (columns NAME_x and NAME_y)."""
     rows = list(read_table(folder))
     columns = rows[0][1] if rows else ()
     names = (name[:-2] for name in columns if name.endswith("_x") and f"{name[:-2]}_y" in columns)
     places = {}
     for name in sorted(names):
-        found = [[number(folder, n, row[f"{name}_{axis}"]) for axis in "xy"] for n, row in rows]
-        values = np.array(found[:limit])
+        cells = [[number(folder, n, row[f"{name}_{axis}"]) for axis in "xy"] for n, row in rows]
+        values = np.array(cells[:limit])
         values[~np.isfinite(values)] = np.nan
         if np.isfinite(values).all(1).any():
             places[name] = values
@@ -257,27 +232,17 @@ def _recorded(folder: Path, limit: int | None) -> tuple[list[str], list[int], di
 
 
 def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int = 0) -> Frames:
-    """Read every picture below a folder into memory; labels are not needed and not used.
+    """Read every picture below a folder into memory, without labels.
 
-    A capture's ``metadata.csv`` gives episodes and places. Without it every picture counts as its
-    own episode and nothing is known of places.
-
-    Args:
-        folder: a capture or any folder with pictures, at any depth.
-        size: (height, width) to resize to with PIL's bilinear filter; by default all pictures must
-            have one size already.
-        limit: read at most so many, 0 for all: the first ones of a capture, else evenly chosen.
-
-    Raises:
-        DatasetError: no folder, too few pictures, a broken one, several sizes, a table that cannot
-            be right, a link out of the folder, more than fits into memory.
+    A capture's ``metadata.csv`` gives episodes and places. Without it every picture is its own
+    episode and no places are known. ``size`` is as for :func:`load_dataset`. At most ``limit``
+    pictures are read, 0 for all: the first of a capture, else evenly chosen.
     """
     folder = Path(folder)
     _check_folder(folder, "a folder of pictures")
     places: dict[str, Floats] = {}
     if (folder / METADATA).is_file():
         files, episodes, places = _recorded(folder, limit or None)
-        check_there(folder, files)
     else:
         files = pictures_below(folder)
         if limit and limit < len(files):
@@ -299,10 +264,9 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
 
 
 def _origin(about: dict[str, Any]) -> str | None:
-    """Return what makes a capture's episodes together with their numbers, None if not recorded.
+    """Return what identifies a capture's episodes beside their numbers, None if not recorded.
 
-    A scene of ours is drawn from seed and number alone, whichever of its environments is named and
-    however large the pictures are.
+    Our scenes depend on seed and number alone, not on the environment's id or the picture size.
     """
     scene, seed = about.get("scene"), about.get("seed")
     name = scene.get("scene") if isinstance(scene, dict) else None
@@ -313,7 +277,7 @@ def _origin(about: dict[str, Any]) -> str | None:
 
 
 def _identities(dataset: Dataset) -> tuple[list[bytes], Indices]:
-    """Return what names each episode wherever it turns up, and (N,) the episode of each frame."""
+    """Return what identifies each episode in any dataset, and (N,) the episode of each frame."""
     numbers, first, inverse = np.unique(dataset.episodes, return_index=True, return_inverse=True)
     if dataset.origin is not None:
         return [f"{dataset.origin} episode {number}".encode() for number in numbers], inverse
@@ -328,14 +292,11 @@ def _identities(dataset: Dataset) -> tuple[list[bytes], Indices]:
 def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
     """Return the indices of (train, validation, test); no episode is in two of them.
 
-    A hash of what makes an episode decides, and nothing else: no seed, and none of the other
-    episodes. So an episode stays on its side when a capture grows, and weights that were trained
-    on some capture have never seen a held-out frame of it or of a larger one. A capture's episode
-    is its scene or environment, the capture's seed and its number; without such a record it is the
-    content of the episode's first picture.
-
-    Raises:
-        DatasetError: a part would lack one of the classes.
+    The hash of an episode's identity alone decides: no seed, no other episodes. So an episode
+    stays in its part when a capture grows, and weights trained on a capture have never seen a
+    held-out frame of it or of a larger one. An episode's identity is its scene or environment, the
+    capture's seed and its number; if these are not recorded, its first picture. Each part has both
+    classes, or there is a DatasetError.
     """
     identities, inverse = _identities(dataset)
     salt = SPLIT.encode() + b"\0"
@@ -359,11 +320,7 @@ def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
 
 
 def split_frames(frames: Frames, *, seed: int) -> tuple[Indices, Indices, Indices]:
-    """Return the indices of (train, validation, test); the seed alone decides, by episode.
-
-    Raises:
-        DatasetError: fewer than three episodes.
-    """
+    """Return the indices of (train, validation, test), drawn by episode from the seed alone."""
     numbers, inverse = np.unique(frames.episodes, return_inverse=True)
     if len(numbers) < 3:
         raise DatasetError(

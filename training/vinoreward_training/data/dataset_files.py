@@ -1,6 +1,6 @@
-"""The files of a dataset: read though they may be anybody's, written so that a kill harms none.
+"""The files of a dataset: anybody's are read safely, and a kill while writing damages none.
 
-Nothing outside a dataset's folder is read, and all of it is of bounded size. Every refusal is a
+Nothing outside a dataset's folder is read, and nothing of unbounded size. Every refusal is a
 :class:`~vinoreward.errors.DatasetError` that names the file.
 """
 
@@ -34,25 +34,21 @@ Row = dict[str, str]
 """A row of a capture's table."""
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 METADATA = "metadata.csv"
-"""The table of a capture; a picture that it does not list is not part of the dataset yet."""
+"""The table of a capture; a picture that it does not list is not yet part of the dataset."""
 ABOUT = "dataset.json"
 MAX_TABLE_BYTES = 128 * 2**20
 """A million pictures need less."""
 MAX_ABOUT_BYTES = 2**20
 MAX_CELL = 1000
-"""Characters of a table's cell: a path is the longest."""
+"""Characters of a table's cell, which may be a path."""
 MAX_NAME = 100
 """Characters of a label and of a category."""
 MEMORY_SHARE = 0.9
-"""Of the memory that is free, at most, goes into pictures."""
+"""Largest share of the free memory for pictures."""
 
 
 def inside(folder: Path, file: str) -> Path:
-    """Return ``folder/file`` after checking that it, links followed, stays within the folder.
-
-    Raises:
-        DatasetError: it does not, or the name cannot be that of a picture.
-    """
+    """Return ``folder/file``, a printable name that stays within the folder, links followed."""
     parts = Path(file).parts
     if not parts or not file.isprintable() or Path(file).is_absolute() or ".." in parts:
         raise DatasetError(
@@ -71,12 +67,7 @@ def inside(folder: Path, file: str) -> Path:
 
 
 def read_table(folder: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the line number and the cells of each row of ``metadata.csv``.
-
-    Raises:
-        DatasetError: it is no table with the columns file, label and episode, or has cells that
-            cannot be right; a file stands in it twice.
-    """
+    """Yield the line number and the checked cells of each row of ``metadata.csv``."""
     path = inside(folder, METADATA)
     line, seen = 1, set()
     try:
@@ -111,11 +102,7 @@ def _wrong_table(path: Path, line: int, why: str) -> DatasetError:
 
 
 def number(folder: Path, line: int, text: str) -> float:
-    """Return a cell of ``metadata.csv`` as a number, NaN where it is empty.
-
-    Raises:
-        DatasetError: it is none.
-    """
+    """Return a cell of ``metadata.csv`` as a number, NaN if it is empty."""
     try:
         return float(text) if text else float("nan")
     except ValueError as error:
@@ -123,103 +110,86 @@ def number(folder: Path, line: int, text: str) -> float:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """Return what ``dataset.json`` says, with a ``scene`` that is a mapping; empty without it.
-
-    Raises:
-        DatasetError: it is too large, no JSON object, or not as ``capture`` writes it.
-    """
+    """Return what ``dataset.json`` says, with a ``scene`` that is a mapping; empty if not there."""
     path = inside(folder, ABOUT)
     if not path.is_file():
         return {}
     try:
-        found = plain(parse(read_plain(path, MAX_ABOUT_BYTES), ABOUT), ABOUT)
-        if not isinstance(found, dict):
+        about = plain(parse(read_plain(path, MAX_ABOUT_BYTES), ABOUT), ABOUT)
+        if not isinstance(about, dict):
             raise ValueError("it holds no object")
-        scene = found["scene"] = {} if found.get("scene") is None else found["scene"]
+        scene = about["scene"] = {} if about.get("scene") is None else about["scene"]
         if not isinstance(scene, dict) or any(
             not isinstance(value, str | int | float | bool) for value in scene.values()
         ):
             raise ValueError("scene is no object of texts and numbers")
-        seed = found.get("seed")
+        seed = about.get("seed")
         if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
             raise ValueError("seed is no whole number of 0 or more")
         for name in ("env", "truth_key"):
-            if not isinstance(found.get(name, ""), str):
+            if not isinstance(about.get(name, ""), str):
                 raise ValueError(f"{name} is no text")
     except (BundleError, OSError, ValueError) as error:
         raise DatasetError(
             f"{path}: {str(error).rstrip('.')}. Expected the file that capture wrote; run capture "
             "--resume or delete it."
         ) from error
-    return found
+    return about
 
 
 def pictures_below(folder: Path, name: str = ".") -> list[str]:
-    """Return all pictures at any depth of ``folder/name``, sorted, relative to ``folder``.
-
-    Raises:
-        DatasetError: one of them, or a folder, is a link out of ``folder``; an unprintable name.
-    """
-    found = []
+    """Return all pictures at any depth of ``folder/name``, sorted, relative to ``folder``."""
+    pictures = []
     for parent, folders, files in os.walk(inside(folder, name) if name != "." else folder):
         where = Path(parent).relative_to(folder)
         for other in folders:
             if (Path(parent) / other).is_symlink():
                 inside(folder, (where / other).as_posix())
-        for other in files:
-            if Path(other).suffix.lower() in SUFFIXES and not other.startswith("."):
-                file = (where / other).as_posix()
-                inside(folder, file)
-                found.append(file)
-    return sorted(found)
+        pictures += [
+            (where / file).as_posix()
+            for file in files
+            if Path(file).suffix.lower() in SUFFIXES and not file.startswith(".")
+        ]
+    return sorted(pictures)
 
 
-def check_there(folder: Path, files: Iterable[str]) -> None:
-    """Check that all listed pictures are plain files within the folder.
-
-    Raises:
-        DatasetError: some are not; says how many and which is the first.
-    """
-    missing = [file for file in files if not inside(folder, file).is_file()]
+def _paths(folder: Path, files: Sequence[str]) -> list[Path]:
+    """Return the paths of pictures after checking that all are there, within the folder."""
+    paths = [inside(folder, file) for file in files]
+    missing = [file for file, path in zip(files, paths, strict=True) if not path.is_file()]
     if missing:
         raise DatasetError(
             f"{folder} lists {len(missing)} pictures that are not there, the first {missing[0]}. "
             "Expected every one in metadata.csv to be a plain file; run capture --resume to make "
             "them anew."
         )
+    return paths
 
 
 def stack_pictures(
     folder: Path, files: Sequence[str], size: tuple[int, int] | None
 ) -> tuple[npt.NDArray[np.uint8], bool]:
-    """Read pictures into one array.
+    """Read pictures, at least one; return ``(N, H, W, 3)`` uint8 RGB and whether any was resized.
 
-    Args:
-        folder: the files are relative to it.
-        files: at least one.
-        size: (height, width) to resize to, or None: all must have one size already.
-
-    Returns:
-        ``(N, H, W, 3)`` uint8 RGB, and whether any picture was resized.
-
-    Raises:
-        DatasetError: a picture that cannot be read, or of another size; too many for the memory.
+    ``size`` is the (height, width) to resize to; without it all must have one size.
     """
+    paths = _paths(folder, files)
     if size is not None:
         _check_memory(folder, len(files), size)
-    first, _ = _read(folder, files[0], size)
-    _check_memory(folder, len(files), first.shape[:2])
+    first, _ = _read(paths[0], size)
+    if size is None:
+        _check_memory(folder, len(files), first.shape[:2])
     images = np.empty((len(files), *first.shape), dtype=np.uint8)
     any_resized = False
     # Decoding PNG releases the interpreter lock, so a few threads help.
     with ThreadPoolExecutor(max_workers=4) as pool:
-        pictures = pool.map(lambda file: _read(folder, file, size), files)
+        pictures = pool.map(lambda path: _read(path, size), paths)
         for index, (picture, changed) in enumerate(pictures):
             if picture.shape != first.shape:
                 pool.shutdown(wait=False, cancel_futures=True)
                 height, width = first.shape[:2]
                 raise DatasetError(
-                    f"{folder / files[index]} has {picture.shape[0]}x{picture.shape[1]} "
+                    f"{paths[index]} has {picture.shape[0]}x{picture.shape[1]} "
                     f"pixels (height x width), the pictures before it {height}x{width}. Expected "
                     f"one size; give --image-size {height} {width} to resize them all."
                 )
@@ -228,11 +198,9 @@ def stack_pictures(
     return images, any_resized
 
 
-def _read(
-    folder: Path, file: str, size: tuple[int, int] | None
-) -> tuple[npt.NDArray[np.uint8], bool]:
+def _read(path: Path, size: tuple[int, int] | None) -> tuple[npt.NDArray[np.uint8], bool]:
     try:
-        image = read_picture(inside(folder, file))
+        image = read_picture(path)
     except InputError as error:
         raise DatasetError(f"{error} (capture --resume makes its own anew.)") from error
     changed = image if size is None else resized(image, *size)
@@ -257,15 +225,15 @@ def say_parts(images: npt.NDArray[np.uint8], parts: Iterable[Indices], more: str
 
 
 def free_memory() -> int | None:
-    """Return the bytes of memory that this process can still have; None where not known.
+    """Return the bytes of memory that this process can still have; None if not known.
 
     The least of what the machine has and what its control group (a container's limit) allows.
     """
-    found = []
+    available = []
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
+                available.append(int(line.split()[1]) * 1024)
     group = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),
@@ -276,16 +244,12 @@ def free_memory() -> int | None:
             # The files' cache counts as used and is given back where it is needed.
             stat = ((group / limit).parent / "memory.stat").read_text(encoding="ascii")
             facts = dict(line.split()[:2] for line in stat.splitlines())
-            found.append(int(most) - int(now) + int(facts.get("inactive_file", 0)))
-    return max(0, min(found)) if found else None
+            available.append(int(most) - int(now) + int(facts.get("inactive_file", 0)))
+    return max(0, min(available)) if available else None
 
 
 def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:
-    """Return a copy of the picture (H, W, 3) uint8 that an environment of that name renders.
-
-    Raises:
-        ConfigError: it renders something else.
-    """
+    """Return a copy of the picture (H, W, 3) uint8 that an environment of that name renders."""
     image = np.array(env.render())
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         raise ConfigError(
@@ -320,11 +284,8 @@ def save_picture(path: Path, image: npt.NDArray[np.uint8]) -> None:
 class Table:
     """The rows of ``metadata.csv``; a picture counts once its row is saved.
 
-    Where a picture of an episode is gone, ``whole_episodes`` forgets that episode and all after it,
-    so that they are captured again.
-
-    Raises:
-        DatasetError: the table there cannot be read, or names files out of the folder.
+    Rows without their picture are dropped. With ``whole_episodes`` the episode of such a row and
+    all later ones are dropped too, so that they are captured again.
     """
 
     def __init__(self, folder: Path, *, whole_episodes: bool = False) -> None:
@@ -349,7 +310,7 @@ class Table:
         return len({row["episode"] for row in self.rows.values() if row["label"] == label})
 
     def add(self, pictures: Sequence[tuple[npt.NDArray[np.uint8], Row]]) -> None:
-        """Write pictures and note their rows, all or none of them."""
+        """Write pictures, then add their rows: all or none."""
         for image, row in pictures:
             save_picture(self.folder / row["file"], image)
         self.rows.update({row["file"]: row for _, row in pictures})

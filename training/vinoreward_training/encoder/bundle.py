@@ -1,4 +1,4 @@
-"""What follows an encoder's training: probe, export, model card, bundle, report."""
+"""A trained encoder becomes a bundle with a report."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from vinoreward_training.runs.next_command import origin
 from vinoreward_training.runs.report import Section, new_figure, publish, save_figure
 
 MEAN = STD = (0.5, 0.5, 0.5)
-"""Of the encoder's input, in units of 0 to 1: it sees pictures from -1 to 1."""
+"""Of pictures from 0 to 1: the encoder sees -1 to 1."""
 GOLDEN_FRAMES = 8
 SHOWN_FRAMES = 12
 TRAVERSED = 10
-"""Latent numbers shown in the traversals, those that vary most."""
+"""Latent numbers in the picture of traversals: those that vary most."""
 PROBE_FRAMES = 40_000
 PROBE_LIMIT_MM = 5.0
-"""Mean error of a place that serves a policy on our hover task."""
+"""Largest mean error with which a policy solves our hover task."""
 
 Floats = npt.NDArray[np.float32]
 Pictures = npt.NDArray[np.uint8]
@@ -45,11 +45,11 @@ class _Measured:
     """What held-out frames say about an encoder."""
 
     mean: Floats
-    """(N, D) of every frame that was encoded."""
+    """(N, D) of all encoded frames."""
     encoding: Encoding
     errors: list[ProbeError]
-    """Of the linear probe; empty where no places are known."""
-    held_out: dict[str, Any]
+    """Of the linear probe; empty if no places are known."""
+    test: dict[str, Any]
     """Figures for the card and the spec."""
 
 
@@ -58,19 +58,18 @@ def _measure(vae: Vae, frames: Frames, train: Indices, test: Indices) -> _Measur
     fitted = train[:: max(1, -(-len(train) // PROBE_FRAMES))]
     which = np.concatenate([fitted, test])
     mean, log_variance = encode(vae.encoder, frames.images[which])
-    held_mean, held_log_variance = mean[len(fitted) :], log_variance[len(fitted) :]
-    std = mean_std(held_log_variance)
+    test_mean, test_log_variance = mean[len(fitted) :], log_variance[len(fitted) :]
+    std = mean_std(test_log_variance)
     low, high = bounds(mean, std)
     divergences = 0.5 * (
-        held_mean.astype(np.float64) ** 2
-        + np.exp(held_log_variance.astype(np.float64))
+        test_mean.astype(np.float64) ** 2
+        + np.exp(test_log_variance.astype(np.float64))
         - 1.0
-        - held_log_variance
+        - test_log_variance
     )
-    looked = np.arange(len(test))[:: max(1, len(test) // 1000)]
-    off = decode(vae.decoder, held_mean[looked]).astype(np.float64)
-    off -= frames.images[test[looked]]
-    ends = np.arange(len(which))
+    every = max(1, len(test) // 1000)
+    off = decode(vae.decoder, test_mean[::every]).astype(np.float64) - frames.images[test[::every]]
+    rows = np.arange(len(which))
     return _Measured(
         mean=mean,
         encoding=Encoding(
@@ -79,10 +78,10 @@ def _measure(vae: Vae, frames: Frames, train: Indices, test: Indices) -> _Measur
         errors=probe_places(
             mean,
             {name: places[which] for name, places in frames.places.items()},
-            ends[: len(fitted)],
-            ends[len(fitted) :],
+            rows[: len(fitted)],
+            rows[len(fitted) :],
         ),
-        held_out={
+        test={
             "frames": len(test),
             "episodes": len(np.unique(frames.episodes[test])),
             "root_mean_square_error": float(np.sqrt((off**2).mean())),
@@ -104,7 +103,7 @@ def _draw(folder: Path, vae: Vae, originals: Pictures, means: Floats) -> list[Pa
         for part in (slice(0, half), slice(-half, None))
         for row in (originals, made, 255 - difference.astype(np.uint8))
     ]
-    # From the first frame shown, one number at a time, between its 2nd and 98th percentile.
+    # From the first frame, one number at a time between its 2nd and 98th percentile.
     low, high = np.quantile(means, [0.02, 0.98], axis=0)
     traversals = []
     for number in np.argsort(-means.var(0))[:TRAVERSED]:
@@ -118,7 +117,7 @@ def _draw(folder: Path, vae: Vae, originals: Pictures, means: Floats) -> list[Pa
 
 
 def _save_tiled(path: Path, rows: Sequence[Pictures], *, gap: int = 2, least: int = 900) -> Path:
-    """Write rows of pictures (N, H, W, 3) as one PNG at least so wide, with white between them."""
+    """Write rows of pictures (N, H, W, 3) as one PNG, at least so wide, white between them."""
     from PIL import Image
 
     edge = ((0, 0), (0, gap), (0, gap), (0, 0))
@@ -151,25 +150,13 @@ def _draw_losses(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
 
 
 def export_encoder(encoder: nn.Module, path: Path, images: Pictures) -> float:
-    """Write the ONNX file, checked on both runtimes; return its largest difference from torch.
+    """Write an encoder, normalised pictures to (N, 2 D), as ONNX that takes uint8 pictures.
 
-    Args:
-        encoder: normalised float pictures to (N, 2 D).
-        path: to write.
-        images: (N, H, W, 3) uint8, a few to compare on.
-
-    Raises:
-        OutputError: the exported network does not compute what was trained.
+    Both runtimes are compared with torch on ``images`` (N, H, W, 3); return the largest difference.
     """
     expected = np.concatenate(encode(encoder, images), axis=1)
     whole = WithPreprocess(encoder.to(memory_format=torch.contiguous_format), MEAN, STD).eval()
     return export_checked(whole, path, images, expected)
-
-
-def _export_decoder(decoder: nn.Module, path: Path, latent_size: int) -> None:
-    """Write the decoder as ONNX: ``latent`` (N, D) float32 to ``pictures`` (N, 3, H, W), 0 to 1."""
-    decoder = decoder.to(memory_format=torch.contiguous_format)
-    write_onnx(decoder, torch.zeros(2, latent_size), path, "latent", "pictures")
 
 
 def make_bundle(
@@ -182,15 +169,17 @@ def make_bundle(
 ) -> None:
     """Measure, export and write bundle and report."""
     train, _, test = parts
-    found = _measure(vae, frames, train, test)
-    held = found.held_out
+    measured = _measure(vae, frames, train, test)
+    figures = measured.test
     golden = spread(frames.images, test, GOLDEN_FRAMES)
     compared = spread(frames.images, test, 64)
     difference = export_encoder(vae.encoder, folder / "model.onnx", compared)
-    _export_decoder(vae.decoder, folder / "decoder.onnx", config.latent)
+    # Latents (N, D) float32 to pictures (N, 3, H, W) from 0 to 1.
+    decoder, latent = vae.decoder.to(memory_format=torch.contiguous_format), config.latent
+    write_onnx(decoder, torch.zeros(2, latent), folder / "decoder.onnx", "latent", "pictures")
     shown = spread(frames.images, test, SHOWN_FRAMES)
     drawn = [
-        *_draw(folder / "pictures", vae, shown, found.mean),
+        *_draw(folder / "pictures", vae, shown, measured.mean),
         _draw_losses(folder / "pictures" / "losses.png", history),
     ]
     height, width = frames.images.shape[1:3]
@@ -200,20 +189,17 @@ def make_bundle(
         labels=(),
         latent_size=config.latent,
         picture=frames.picture(mean=MEAN, std=STD),
-        encoding=found.encoding,
+        encoding=measured.encoding,
         architecture=config.architecture,
         metrics={
-            "held_out": held,
-            "probe": {error.name: asdict(error) for error in found.errors},
+            "held_out": figures,
+            "probe": {error.name: asdict(error) for error in measured.errors},
             "export_difference": difference,
             "history": list(history),
         },
         dataset={
             "sha256": frames.sha256,
-            "counts": {
-                "frames": len(frames.images),
-                "episodes": len(np.unique(frames.episodes)),
-            },
+            "counts": {"frames": len(frames.images), "episodes": len(np.unique(frames.episodes))},
             "seed": frames.seed,
             **origin({"env": config.env} if config.data is None else read_about(config.data)),
             "split_seed": config.seed,
@@ -234,7 +220,7 @@ def make_bundle(
             "knowing nothing, mm": f"{error.chance_mm:.0f}",
             "held-out frames": error.frames,
         }
-        for error in found.errors
+        for error in measured.errors
     ]
     publish(
         folder,
@@ -261,7 +247,7 @@ def make_bundle(
                 "What the numbers know",
                 "A linear map from the latent to places on the table, fitted on training frames "
                 "and judged on frames of other episodes. Frames without the thing are left out."
-                if found.errors
+                if measured.errors
                 else "Where things are was not recorded with these pictures, so nothing is known "
                 "about how well this encoder serves control; only how well pictures are made from "
                 "it.",
@@ -270,11 +256,11 @@ def make_bundle(
             Section(
                 "On held-out frames",
                 facts={
-                    "frames": f"{held['frames']} of {held['episodes']} episodes",
-                    "reconstruction error": f"{held['root_mean_square_error']:.2f} grey levels "
+                    "frames": f"{figures['frames']} of {figures['episodes']} episodes",
+                    "reconstruction error": f"{figures['root_mean_square_error']:.2f} grey levels "
                     "(root mean square over all pixels)",
-                    "KL divergence": f"{held['kl']:.1f} nats",
-                    "numbers in use": f"{held['active']} of {config.latent}",
+                    "KL divergence": f"{figures['kl']:.1f} nats",
+                    "numbers in use": f"{figures['active']} of {config.latent}",
                 },
             ),
             Section(
@@ -300,7 +286,7 @@ def make_bundle(
         },
         (golden, np.concatenate(encode(vae.encoder, golden), axis=1)),
     )
-    for error in found.errors:
+    for error in measured.errors:
         verdict = "" if error.mean_mm <= PROBE_LIMIT_MM else f", above {PROBE_LIMIT_MM:g} mm"
         print(
             f"linear probe, {error.name}: mean error {error.mean_mm:.2f} mm, 95 % below "

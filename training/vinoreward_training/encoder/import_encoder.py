@@ -25,10 +25,10 @@ from vinoreward_training.encoder.probe import bounds, mean_std
 from vinoreward_training.runs.next_command import after_bundle, origin
 
 MAX_PICTURES = 500
-"""On which the bounds of the latent are measured."""
+"""To measure the bounds of the latent on."""
 GOLDEN_PICTURES = 8
 MAX_BYTES = 2**28
-"""Of typical pictures in memory, where they cannot be brought to the encoder's size as read."""
+"""Of typical pictures in memory, if they cannot be resized as they are read."""
 _IN_OPTIONS = (
     (r"give Bundle\.from_encoder the arguments ", "give "),
     (r"give Bundle\.from_encoder ", "give "),
@@ -52,15 +52,11 @@ _IN_OPTIONS = (
     (r"capture more, or raise --frames", "put more into --pictures"),
     (r"with --data", "with --pictures"),
 )
-"""How the library's words for its arguments are called here."""
+"""The library's names of arguments, and this command's options."""
 
 
 def read_factory(text: str) -> Callable[[], Any]:
-    """Return the function that ``PACKAGE.MODULE:FUNCTION`` or ``FILE.py:FUNCTION`` names.
-
-    Raises:
-        ConfigError: there is no such function.
-    """
+    """Return the function that ``PACKAGE.MODULE:FUNCTION`` or ``FILE.py:FUNCTION`` names."""
     where, _, name = text.rpartition(":")
     if not where or not name:
         raise ConfigError(
@@ -92,7 +88,7 @@ def read_factory(text: str) -> Callable[[], Any]:
 
 @contextmanager
 def _in_options() -> Iterator[None]:
-    """Let errors name this command's options where they name the library's arguments."""
+    """Name this command's options in errors that name the library's arguments."""
     try:
         yield
     except VinorewardError as error:
@@ -103,14 +99,14 @@ def _in_options() -> Iterator[None]:
 
 
 def _measured(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Encoding:
-    """Return bounds, and the posterior's deviation, as typical pictures (N, h, w, 3) have them."""
+    """Return the encoding with bounds and deviation measured on typical pictures (N, h, w, 3)."""
     encoding = cast(Encoding, bundle.spec.encoding)
     size = len(encoding.low)
     with bundle.backend("openvino", precision="fp32", verify=False) as backend:
         outputs = backend.infer(bundle.prepare(pictures))
     std = mean_std(outputs[:, size:]) if encoding.posterior else np.zeros(size, np.float32)
     low, high = bounds(outputs[:, :size], std)
-    # A number that no picture moves still needs an interval.
+    # A number that is the same for all pictures still needs an interval.
     room = np.maximum(0.0, 1e-3 - (high - low))
     return dataclasses.replace(
         encoding,
@@ -121,8 +117,8 @@ def _measured(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Encoding:
 
 
 def _typical(config: ImportEncoderConfig, picture: Picture) -> npt.NDArray[np.uint8]:
-    """Return typical pictures (N, h, w, 3) uint8; the bundle crops and resizes them."""
-    # A few as they are, to see their size; many large ones would fill the memory.
+    """Return typical pictures (N, h, w, 3) uint8, before the bundle crops and resizes them."""
+    # A few in their own size: many large ones would fill the memory.
     few = load_frames(config.pictures, limit=LOWEST_COUNT).images
     height, width = few.shape[1:3]
     wanted = (picture.height, picture.width)

@@ -1,5 +1,4 @@
-"""What latent vectors are like: their bounds, and a linear probe of how well they say where things
-are.
+"""Bounds of latent vectors, and a linear probe of the places in them.
 
 A policy that sees the latent has to find gripper and object in it. The plainest measure of how hard
 that is: a linear map from the latent to each place, fitted on training frames, judged on held-out
@@ -34,36 +33,32 @@ class Probe:
 
     def predict(self, latents: Floats) -> npt.NDArray[np.float64]:
         """Return places (N, P) for latents (N, D)."""
-        places: npt.NDArray[np.float64] = latents.astype(np.float64) @ self.weights + self.offset
-        return places
+        return np.asarray(latents.astype(np.float64) @ self.weights + self.offset)
 
 
 @dataclass(frozen=True)
 class ProbeError:
-    """How far a probe is off on held-out frames."""
+    """A probe's error on the held-out frames that show a thing."""
 
     name: str
     """Of the thing, e.g. ``"object"``."""
     r2: float
-    """Share of the places' variance that is explained, 1 for all; summed over coordinates."""
+    """Explained share of the places' variance, summed over coordinates."""
     mean_mm: float
     """Mean distance between the place read and the true one."""
     p95_mm: float
-    """The distance that 95 % of the frames stay below."""
+    """95 % of the distances are below this."""
     chance_mm: float
-    """Mean error of always answering the mean place: what no information gives."""
+    """Mean error of always answering the mean place."""
     frames: int
-    """Held-out frames that show the thing."""
     fitted_on: int
     """Training frames that show it."""
 
 
 def bounds(means: Floats32, std: Floats32) -> tuple[Floats32, Floats32]:
-    """Return bounds (D,) that hold every vector seen, with room for what was not.
+    """Return bounds (D,) of means (N, D), with room for other frames and for sampled vectors.
 
-    Args:
-        means: (N, D) of training and held-out frames.
-        std: (D,) of the posterior; a sampled vector stays inside too, but for one in thousands.
+    ``std`` (D,) is the posterior's: of thousands of samples one is outside.
     """
     low, high = means.min(0), means.max(0)
     room = 0.25 * (high - low) + 4.0 * std
@@ -76,14 +71,9 @@ def mean_std(log_variance: Floats32) -> Floats32:
 
 
 def fit_probe(latents: Floats, places: Floats) -> Probe:
-    """Fit the least-squares linear map with an offset.
+    """Fit the least-squares linear map, with an offset, from latents (N, D) to places (N, P).
 
-    Args:
-        latents: (N, D).
-        places: (N, P) metres; NaN where the thing is absent, which is left out.
-
-    Raises:
-        DatasetError: fewer than D + 1 frames, which no linear map could be fitted to.
+    Places are in metres; frames where the thing is absent (NaN) are left out.
     """
     shown = np.isfinite(places).all(1)
     values, targets = latents[shown].astype(np.float64), places[shown].astype(np.float64)
@@ -94,7 +84,7 @@ def fit_probe(latents: Floats, places: Floats) -> Probe:
             f"known. Expected more than {size}; capture more frames."
         )
     middle, target_middle = values.mean(0), targets.mean(0)
-    # Columns of one size: a latent number that hardly moves must not be taken for rounding.
+    # Columns of one size: a latent number that hardly moves must not count as rounding.
     spread = values.std(0)
     spread[spread == 0.0] = 1.0
     solution = np.linalg.lstsq((values - middle) / spread, targets - target_middle, rcond=1e-10)[0]
@@ -103,11 +93,7 @@ def fit_probe(latents: Floats, places: Floats) -> Probe:
 
 
 def judge_probe(probe: Probe, name: str, latents: Floats, places: Floats) -> ProbeError:
-    """Compare what the probe reads from latents (N, D) with the true places (N, P) in metres.
-
-    Raises:
-        DatasetError: no frame shows the thing; its places are NaN where one does not.
-    """
+    """Compare what the probe reads from latents (N, D) with the true places (N, P) in metres."""
     shown = np.isfinite(places).all(1)
     truth = places[shown].astype(np.float64)
     if len(truth) == 0:
@@ -130,20 +116,13 @@ def judge_probe(probe: Probe, name: str, latents: Floats, places: Floats) -> Pro
 
 
 def probe_places(
-    latents: Floats, places: Mapping[str, Floats], train: Indices, held: Indices
+    latents: Floats, places: Mapping[str, Floats], train: Indices, test: Indices
 ) -> list[ProbeError]:
-    """Fit on training frames and judge on held-out ones, for each thing by itself.
+    """Fit on the frames ``train`` and judge on ``test``, of other episodes, each thing by itself.
 
-    Args:
-        latents: (N, D), means without sampling.
-        places: name to (N, P) metres; NaN where the thing is absent, which is left out.
-        train: indices to fit on.
-        held: indices to judge on; of other episodes.
-
-    Raises:
-        DatasetError: too few frames show a thing.
+    ``latents`` (N, D) are means; ``places`` are (N, P) metres by name, NaN where a thing is absent.
     """
     return [
-        judge_probe(fit_probe(latents[train], truth[train]), name, latents[held], truth[held])
+        judge_probe(fit_probe(latents[train], truth[train]), name, latents[test], truth[test])
         for name, truth in places.items()
     ]

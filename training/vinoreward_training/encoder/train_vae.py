@@ -63,7 +63,7 @@ def _check_size(size: tuple[int, ...]) -> None:
 
 
 def _rollout(config: TrainVaeConfig) -> Frames:
-    """Act at random in an environment and keep what it renders; the same for the same seed."""
+    """Act at random in an environment and return what it renders; the seed decides all."""
     from tqdm import tqdm
 
     env_id, count = str(config.env), config.frames or ROLLOUT_FRAMES
@@ -77,9 +77,9 @@ def _rollout(config: TrainVaeConfig) -> Frames:
         info = env.reset(seed=config.seed)[1]
         episode = 0
         for index in tqdm(range(count), desc=f"rollout of {env_id}", unit="frame"):
-            drawn = rendered(env, env_id)
-            picture = drawn if config.size is None else resized(drawn, *config.size)
-            changed |= picture is not drawn
+            original = rendered(env, env_id)
+            picture = original if config.size is None else resized(original, *config.size)
+            changed |= picture is not original
             if index == 0:
                 images = np.empty((count, *picture.shape), dtype=np.uint8)
             images[index] = picture
@@ -92,12 +92,12 @@ def _rollout(config: TrainVaeConfig) -> Frames:
         scene = getattr(env.unwrapped, "picture_scene", None)
     finally:
         env.close()
-    nowhere = (math.nan, math.nan)
-    names = sorted({name for found in places for name in found})
+    absent = (math.nan, math.nan)
+    names = sorted({name for frame in places for name in frame})
     return Frames.hashed(
         images,
         episodes,
-        {name: np.array([found.get(name, nowhere) for found in places]) for name in names},
+        {name: np.array([frame.get(name, absent) for frame in places]) for name in names},
         scene=dict(scene) if isinstance(scene, Mapping) else {},
         source=env_id,
         resized=changed,
@@ -107,20 +107,21 @@ def _rollout(config: TrainVaeConfig) -> Frames:
 
 def _places(env: Any, info: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Return every ``NAME_xy`` of two numbers in ``info``, and our scenes' gripper and object."""
-    found = {
+    places = {
         name.removesuffix("_xy"): value
         for name, value in info.items()
         if name.endswith("_xy") and np.shape(value) == (2,)
     }
     scene: Any = getattr(env.unwrapped, "scene", None)
     if scene is not None and hasattr(scene, "gripper") and hasattr(scene, "object_xy"):
-        found["gripper"] = scene.gripper[:2]
+        places["gripper"] = scene.gripper[:2]
         if scene.object_xy is not None:
-            found["object"] = scene.object_xy
-    return {name: (float(place[0]), float(place[1])) for name, place in found.items()}
+            places["object"] = scene.object_xy
+    return {name: (float(place[0]), float(place[1])) for name, place in places.items()}
 
 
 def _train(config: TrainVaeConfig, frames: Frames, parts: Sequence[Indices], folder: Path) -> None:
+    """Train, measure, export and save the bundle."""
     from vinoreward.encoders.vae import build_vae
     from vinoreward_training.encoder.bundle import make_bundle
     from vinoreward_training.encoder.training import VaeFit, VaeRecipe

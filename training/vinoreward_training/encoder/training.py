@@ -1,10 +1,9 @@
-"""How an encoder is trained: which pixels count, the loss of a step, what validation frames say.
+"""How an encoder is trained: pixel weights, the loss of a step, the evaluation.
 
 A small thing on a large table is a few pixels: an autoencoder that leaves it out loses next to
-nothing. Two weights mend that without labels. A pixel counts more where it differs from the mean of
-all pictures (what moves), and more where its colour is rare (what is small).
-
-Where a capture recorded places, a third part can ask that they be read linearly from the latent.
+nothing. Two pixel weights correct that without labels: one for pixels that differ from the mean of
+all pictures (what moves), one for rare colours (what is small). If a capture recorded places, a
+third part of the loss can read them linearly from the latent.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ MEASURED_FRAMES = 4000
 """Training frames on which pixel weights are measured."""
 VALIDATION_FRAMES = 1024
 DIFFERENT = 0.06
-"""A channel that is so far from the mean picture, in units of 0 to 1, makes a pixel foreground."""
+"""Distance of a foreground pixel from the mean picture in any channel, in units of 0 to 1."""
 COMMON = 0.01
-"""A colour that fills this share of all pixels, or more, is not rare."""
+"""Share of all pixels from which a colour is not rare."""
 LEVELS = 8
 """Per channel, when colours are counted."""
 
@@ -47,7 +46,7 @@ def planes(images: npt.NDArray[np.uint8]) -> Tensor:
 
 
 def normalised(pictures: Tensor) -> Tensor:
-    """Return pictures from -1 to 1 for pictures from 0 to 1: mean and standard deviation 0.5."""
+    """Return pictures from -1 to 1 for pictures from 0 to 1."""
     return (pictures - 0.5) / 0.5
 
 
@@ -68,36 +67,28 @@ def decode(decoder: nn.Module, latents: Floats) -> npt.NDArray[np.uint8]:
 
 def _colours(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """Return the coarse colour (N, H, W) of pictures (N, H, W, 3), 0 to 511."""
-    coarse = (images >> 5).astype(np.int64)
-    found: npt.NDArray[np.int64] = (coarse[..., 0] * LEVELS + coarse[..., 1]) * LEVELS
-    return found + coarse[..., 2]
+    red, green, blue = np.moveaxis((images >> 5).astype(np.int64), -1, 0)
+    return np.asarray((red * LEVELS + green) * LEVELS + blue)
 
 
 @dataclass(frozen=True)
 class PixelWeights:
-    """How much each pixel counts; measured once on training frames.
-
-    Attributes:
-        average: (3, H, W) float32 mean picture, in units of 0 to 1.
-        rarity: (512,) float32 weight of each coarse colour.
-        foreground: added to the weight of a pixel that differs from the mean picture.
-    """
+    """How much each pixel counts; measured once on training frames."""
 
     average: Tensor
+    """(3, H, W) float32 mean picture, in units of 0 to 1."""
     rarity: Tensor
+    """(512,) float32 weight of each coarse colour."""
     foreground: float
+    """Added to the weight of a pixel that differs from the mean picture."""
 
     @classmethod
     def measure(
         cls, images: npt.NDArray[np.uint8], *, foreground: float, rare: float
     ) -> PixelWeights:
-        """Count colours and average pictures (N, H, W, 3) uint8.
+        """Count colours and average a few thousand pictures (N, H, W, 3) uint8.
 
-        Args:
-            images: training frames; a few thousand are enough.
-            foreground: see the attribute; 0 for none.
-            rare: highest weight of a rare colour, 1 for none. The weight is in inverse proportion
-                to the share of pixels that have the colour.
+        The weight of a colour is inverse to its share of the pixels, from 1 to ``rare``.
         """
         counts = np.zeros(LEVELS**3, dtype=np.int64)
         total = np.zeros(images.shape[1:], dtype=np.float64)
@@ -123,11 +114,7 @@ class PixelWeights:
 def reconstruction(made: Tensor, targets: Tensor, weights: Tensor | float, sigma: float) -> Tensor:
     """Return the weighted sum of squares over 2 sigma squared, mean over the batch.
 
-    Args:
-        made: (N, 3, H, W), what the decoder made.
-        targets: (N, 3, H, W) in units of 0 to 1.
-        weights: (N, 1, H, W), or one number.
-        sigma: standard deviation of a pixel that counts as noise, in units of 0 to 1.
+    Pictures are (N, 3, H, W) from 0 to 1, weights (N, 1, H, W) or one number.
     """
     return (weights * (made - targets) ** 2).sum((1, 2, 3)).mean() / (2.0 * sigma**2)
 
@@ -138,14 +125,10 @@ def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 class PlaceReader(nn.Module):
-    """A linear map from latent means to places, trained with the autoencoder and then thrown away.
+    """A linear map from latent means (N, D) to places, trained with the autoencoder and discarded.
 
-    What it asks of the encoder is what :mod:`vinoreward_training.encoder.probe` measures, there
-    with a map fitted anew and on held-out frames.
-
-    Args:
-        latent_size: D.
-        places: (N, P) float64 metres of training frames, NaN where a thing is absent.
+    :mod:`vinoreward_training.encoder.probe` measures the same with a map fitted anew. ``places``
+    are (N, P) float64 metres of training frames, NaN where a thing is absent.
     """
 
     def __init__(self, latent_size: int, places: npt.NDArray[np.float64]) -> None:
@@ -157,22 +140,19 @@ class PlaceReader(nn.Module):
     def squared_error(self, mean: Tensor, places: npt.NDArray[np.float64]) -> Tensor:
         """Return the squared distance in square millimetres, summed over things, batch mean.
 
-        Args:
-            mean: (B, D).
-            places: (B, P) metres; absent things do not count.
+        ``mean`` is (B, D), ``places`` (B, P) metres; absent things (NaN) do not count.
         """
         truth = torch.from_numpy(places).float()
         shown = torch.isfinite(truth)
-        apart = 1000.0 * (self.linear(mean) - truth.nan_to_num())
-        return torch.where(shown, apart, torch.zeros(())).square().sum(1).mean()
+        error = 1000.0 * (self.linear(mean) - truth.nan_to_num())
+        return torch.where(shown, error, torch.zeros(())).square().sum(1).mean()
 
 
 @dataclass(frozen=True)
 class VaeRecipe(Recipe):
-    """How an encoder is trained; all settings are those that ``train-vae`` calls by these names.
+    """How an encoder is trained; all settings are those of the same name of ``train-vae``.
 
-    ``learning_rate`` is Adam's: warm-up over 200 steps, then a cosine to 0. ``beta`` rises from 0
-    over the share ``warmup`` of the steps.
+    Adam's ``learning_rate`` warms up over 200 steps, then falls to 0 along a cosine.
     """
 
     batch_size: int = 64
@@ -187,12 +167,7 @@ class VaeRecipe(Recipe):
 
 
 class VaeFit(Fit):
-    """One training of an encoder; the curves are of the frames with the indices ``validation``.
-
-    Raises:
-        ModelCorruptError: the checkpoint cannot be read or is of another network.
-        DatasetError: the checkpoint belongs to other frames.
-    """
+    """One training of an encoder, evaluated on the frames with the indices ``validation``."""
 
     POSTFIX = ("val_reconstruction", "val_kl", "val_active")
     SAVE_EVERY = RECORD_EVERY
@@ -280,7 +255,7 @@ class VaeFit(Fit):
         return loss, parts
 
     def _evaluate(self, losses: list[Record]) -> tuple[Record, None]:
-        """Return the last step's loss and, from the means, that on validation frames."""
+        """Return the last step's loss and that on validation frames, without sampling."""
         totals = dict.fromkeys(("reconstruction", "kl", "squared_error", "active"), 0.0)
         images = self._frames.images[self._validation]
         per_number = torch.zeros(self.vae.latent_size)

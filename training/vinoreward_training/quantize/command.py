@@ -1,7 +1,4 @@
-"""``vinoreward quantize``: an INT8 network that decides, or encodes, as the FP32 one does, or none.
-
-The gates themselves are in :mod:`vinoreward_training.quantize.gate`.
-"""
+"""``vinoreward quantize``: an INT8 network, if it decides or encodes as the FP32 one does."""
 
 from __future__ import annotations
 
@@ -54,12 +51,12 @@ if TYPE_CHECKING:
     from vinoreward.bundles.schema import Encoding
 
 BACKENDS = ("openvino", "onnxruntime")
-"""Every backend that may run the INT8 network; the gate holds for the worst of them."""
+"""All that may run the INT8 network; the gate judges the worst of them."""
 METHOD = "nncf-ptq"
-LOWEST_HELD = {"classifier": 200, "encoder": 50}
-"""Held-out frames to compare on, at least."""
-HELD_FRAMES = 2000
-"""Held-out frames that an encoder is compared on, at most."""
+LEAST_HELD_OUT = {"classifier": 200, "encoder": 50}
+"""Fewest held-out frames to compare on."""
+MOST_HELD_OUT = 2000
+"""Most held-out frames to compare an encoder on."""
 PROBE_FRAMES = 4000
 CARD_TITLE = "## In INT8"
 
@@ -78,7 +75,7 @@ def outputs_of(spec: NetworkSpec, backend: str, images: Images, *, batch_size: i
 
 def log_odds_of(spec: NetworkSpec, backend: str, images: Images, bundle: Bundle) -> Floats:
     """Return the calibrated log-odds (N,) of ``spec`` on ``backend``, one picture at a time."""
-    # The classifier's own function: the gate must judge what will decide.
+    # The classifier's own function, as it will decide.
     return success_log_odds(outputs_of(spec, backend, images, batch_size=1), bundle.spec)
 
 
@@ -90,13 +87,13 @@ def _split(
     config: QuantizeConfig, kind: str, parts: tuple[Indices, Indices, Indices]
 ) -> tuple[Indices, Indices]:
     """Return the frames to calibrate on, and those held out."""
-    held = np.concatenate(parts[1:])
-    if len(held) < LOWEST_HELD[kind]:
+    held_out = np.concatenate(parts[1:])
+    if len(held_out) < LEAST_HELD_OUT[kind]:
         raise DatasetError(
-            f"{config.data} leaves {len(held)} held-out frames. Expected at least "
-            f"{LOWEST_HELD[kind]} to compare decisions or latents on; capture more."
+            f"{config.data} leaves {len(held_out)} held-out frames. Expected at least "
+            f"{LEAST_HELD_OUT[kind]} to compare decisions or latents on; capture more."
         )
-    return _some(parts[0], config.calibration, config.seed, 0xCA1), held
+    return _some(parts[0], config.calibration, config.seed, 0xCA1), held_out
 
 
 @contextlib.contextmanager
@@ -113,12 +110,9 @@ def _quantized(bundle: Bundle, images: Images, *, exact_bias: bool) -> Iterator[
 def compare(
     config: QuantizeConfig, bundle: Bundle, int8: NetworkSpec, images: Images, episodes: Indices
 ) -> GateResult:
-    """Judge an INT8 network by its decisions on held-out frames, against the bundle's FP32 one.
+    """Compare the decisions of an INT8 network on held-out frames with the bundle's FP32 one.
 
     ``images`` ``(N, H, W, 3)`` are as :meth:`Bundle.prepare` returns them, ``episodes`` ``(N,)``.
-
-    Raises:
-        QuantizationRefusedError: above a limit, or the frames cannot show it.
     """
     print(f"FP32 on {len(images)} held-out frames ...", flush=True)
     before = log_odds_of(bundle.network("fp32"), BACKENDS[0], images, bundle)
@@ -133,7 +127,7 @@ def compare(
 
 
 def _classifier(config: QuantizeConfig, bundle: Bundle) -> str:
-    """Quantize a classifier, put the network into the bundle; return what the gate found."""
+    """Quantize a classifier, add the network to the bundle; return the gate's result in words."""
     picture = bundle.spec.picture
     size = None if picture.resize == "none" else (picture.height, picture.width)
     dataset = load_dataset(config.data, size=size, success_label=config.success_label)
@@ -142,58 +136,58 @@ def _classifier(config: QuantizeConfig, bundle: Bundle) -> str:
             "note: this bundle was trained when data were split otherwise. If it was trained on "
             "these data, some of the frames compared were among those it was trained on."
         )
-    calibration, held = _split(config, "classifier", split_by_episode(dataset))
-    held = np.sort(held)
+    calibration, held_out = _split(config, "classifier", split_by_episode(dataset))
+    held_out = np.sort(held_out)
     images = bundle.prepare(dataset.images)
     with _quantized(bundle, images[calibration], exact_bias=False) as int8:
-        found = compare(config, bundle, int8, images[held], dataset.episodes[held])
+        result = compare(config, bundle, int8, images[held_out], dataset.episodes[held_out])
         add_int8(
             bundle,
             int8.path,
             Quantization(
                 passed=True,
-                flips=found.flips.count,
-                frames=found.flips.frames,
+                flips=result.flips.count,
+                frames=result.flips.frames,
                 method=METHOD,
                 max_flip_rate=config.max_flips,
                 detail={
-                    "flip_rate_upper": found.flips.high,
-                    "flips_without_second_look": found.alone.count,
-                    "flip_rate_without_second_look": found.alone.share,
-                    "second_looks_boundary_rich": found.looks_boundary,
-                    "second_looks_held_out": found.looks_all,
-                    "by_backend": {name: one.count for name, one in found.by_backend.items()},
+                    "flip_rate_upper": result.flips.high,
+                    "flips_without_second_look": result.alone.count,
+                    "flip_rate_without_second_look": result.alone.share,
+                    "second_looks_boundary_rich": result.looks_boundary,
+                    "second_looks_held_out": result.looks_all,
+                    "by_backend": {name: one.count for name, one in result.by_backend.items()},
                     "calibration_frames": len(calibration),
                     "dataset_sha256": dataset.sha256,
                 },
             ),
             outputs_of(int8, BACKENDS[0], bundle.golden.images),
-            found.band,
+            result.band,
         )
-    if found.band is None:
-        return f"INT8 alone flips {found.flips} of the decisions and needs no second look."
+    if result.band is None:
+        return f"INT8 alone flips {result.flips} of the decisions and needs no second look."
     return (
-        f"INT8 alone flips {found.alone} of the decisions on the boundary-rich set.\n"
-        f"With FP32 looking again within {found.band:.3g} log-odds of the threshold: "
-        f"{found.flips}.\n"
-        f"Second looks: {found.looks_boundary:.1%} of the boundary-rich set, "
-        f"{found.looks_all:.1%} of all held-out frames."
+        f"INT8 alone flips {result.alone} of the decisions on the boundary-rich set.\n"
+        f"With FP32 looking again within {result.band:.3g} log-odds of the threshold: "
+        f"{result.flips}.\n"
+        f"Second looks: {result.looks_boundary:.1%} of the boundary-rich set, "
+        f"{result.looks_all:.1%} of all held-out frames."
     )
 
 
 def _encoder(config: QuantizeConfig, bundle: Bundle, encoding: Encoding) -> str:
-    """Quantize an encoder, put the network into the bundle; return what the gate found."""
+    """Quantize an encoder, add the network to the bundle; return the gate's result in words."""
     picture = bundle.spec.picture
     resized = picture.resize != "none" and picture.crop is None
     frames = load_frames(config.data, size=(picture.height, picture.width) if resized else None)
     parts = split_frames(frames, seed=int(bundle.spec.dataset.get("split_seed", config.seed)))
-    calibration, held = _split(config, "encoder", parts)
-    held = _some(held, HELD_FRAMES, config.seed, 0x4E1D)
+    calibration, held_out = _split(config, "encoder", parts)
+    held_out = _some(held_out, MOST_HELD_OUT, config.seed, 0x4E1D)
     fitted = _some(parts[0], PROBE_FRAMES, config.seed, 0x9120)
     network = bundle.network("fp32")
     # Prepared in parts: all frames twice in memory would be too much.
-    shown = bundle.prepare(frames.images[held])
-    print(f"FP32 on {len(held)} held-out frames ...", flush=True)
+    shown = bundle.prepare(frames.images[held_out])
+    print(f"FP32 on {len(held_out)} held-out frames ...", flush=True)
     before = outputs_of(network, BACKENDS[0], shown)
     probes = {}
     if frames.places:
@@ -204,7 +198,7 @@ def _encoder(config: QuantizeConfig, bundle: Bundle, encoding: Encoding) -> str:
     def probe_mm(outputs: Outputs) -> dict[str, float]:
         latents = means(outputs, encoding)
         return {
-            name: judge_probe(probe, name, latents, frames.places[name][held]).mean_mm
+            name: judge_probe(probe, name, latents, frames.places[name][held_out]).mean_mm
             for name, probe in probes.items()
         }
 
@@ -212,11 +206,11 @@ def _encoder(config: QuantizeConfig, bundle: Bundle, encoding: Encoding) -> str:
     to_nncf = bundle.prepare(frames.images[calibration])
     with _quantized(bundle, to_nncf, exact_bias=True) as int8:
         print(f"INT8 on the held-out frames, {' and '.join(BACKENDS)} ...", flush=True)
-        found = {}
+        by_backend = {}
         for name in BACKENDS:
             after = outputs_of(int8, name, shown)
-            found[name] = compare_latents(before, after, encoding, probe_mm(after))
-        worst = gate_latents(found, fp32_mm, posterior=posterior)
+            by_backend[name] = compare_latents(before, after, encoding, probe_mm(after))
+        worst = gate_latents(by_backend, fp32_mm, posterior=posterior)
         facts = {
             f"latents that move by more than one {UNITS[posterior]} in any number": (
                 f"{worst.beyond} of {worst.frames} held-out frames (at most {MAX_MOVED:.0%} may)"
@@ -241,10 +235,10 @@ def _encoder(config: QuantizeConfig, bundle: Bundle, encoding: Encoding) -> str:
                 detail={
                     "unit": "posterior std" if posterior else "5 % of range",
                     "mean_units": worst.mean_units,
-                    "max_units": max(moved.max_units for moved in found.values()),
+                    "max_units": max(moved.max_units for moved in by_backend.values()),
                     "probe_fp32_mm": fp32_mm,
                     "probe_int8_mm": worst.probe_mm,
-                    "by_backend": {name: moved.beyond for name, moved in found.items()},
+                    "by_backend": {name: moved.beyond for name, moved in by_backend.items()},
                     "calibration_frames": len(calibration),
                     "dataset_sha256": frames.sha256,
                 },
@@ -260,15 +254,7 @@ def _encoder(config: QuantizeConfig, bundle: Bundle, encoding: Encoding) -> str:
 
 
 def run(config: QuantizeConfig) -> int:
-    """Quantize, gate and save; return 0. The bundle is unchanged if the gate refuses.
-
-    Raises:
-        ConfigError: settings that cannot work, or the name of an installed bundle.
-        ModelNotFoundError: no such bundle.
-        DatasetError: the data cannot be used.
-        QuantizationRefusedError: the gate refuses.
-        UselessClassifierError: its training called the classifier useless; not with ``force``.
-    """
+    """Quantize, gate and save; return 0. The bundle is unchanged if the gate refuses."""
     if (
         not 0 <= config.max_flips < 1
         or not 0 <= config.max_second_looks <= 1

@@ -1,9 +1,8 @@
 """The gates of ``vinoreward quantize``: does INT8 decide, or encode, as FP32 does?
 
-Pure functions of outputs. A second look (see :mod:`vinoreward.rewards.classifier`) leaves one way
-to a flip: INT8 is a band's width or more on the wrong side of the threshold. The band is therefore
-read off the flips of one half of the held-out frames, and what it achieves is measured on the other
-half.
+Pure functions of outputs. With a second look (see :mod:`vinoreward.rewards.classifier`) a decision
+flips only if INT8 is a band's width or more on the wrong side of the threshold. One half of the
+held-out frames gives the band, the other half shows what it achieves.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
     from vinoreward_training.configs import QuantizeConfig
 
 BAND_MARGIN = 1.25
-"""The band is this times the farthest flip seen: a few frames cannot show the very farthest."""
+"""Width of the band over the farthest flip: a few frames do not show the very farthest."""
 NEARLY_ALL = 0.95
 """Quantile of the errors next to the threshold that the band covers at least."""
 MAX_MOVED = 0.05
 """Largest share of held-out frames whose latent may move by more than one unit."""
 UNITS = {True: "posterior standard deviation", False: "twentieth of its range"}
-"""What a latent's movement is counted in: where there is a posterior, and where there is none."""
+"""Unit of a latent's movement: with and without a posterior."""
 MORE_MM, MORE_SHARE = 0.5, 0.1
-"""What the probe's mean error may grow by: millimetres, or a share of it if that is more."""
+"""Largest growth of the probe's mean error: millimetres, or a share of it if that is more."""
 
 Floats = npt.NDArray[np.float64]
 Outputs = npt.NDArray[np.float32]
@@ -61,10 +60,10 @@ class Flips:
 
 @dataclass(frozen=True)
 class GateResult:
-    """What the gate measured on the second half; of several backends the worst."""
+    """What the gate measured on the second half, on the worst backend."""
 
     band: float | None
-    """Half-width of the second look in log-odds; None where INT8 needs none."""
+    """Half-width of the second look in log-odds; None if INT8 needs none."""
     flips: Flips
     """With the second look (as it will be used), on the boundary-rich set."""
     alone: Flips
@@ -86,15 +85,9 @@ def count_flips(before: Bools, after: Bools) -> Flips:
 def boundary_rich(
     log_odds: Floats, threshold: float, *, boundary: int, seed: int
 ) -> npt.NDArray[np.int64]:
-    """Choose the frames closest to the threshold and as many random others, without repeats.
+    """Choose the ``boundary`` frames closest to the threshold and as many random others.
 
-    At most half of the frames count as close: a small set keeps its random half.
-
-    Args:
-        log_odds: (N,) of the FP32 network.
-        threshold: in log-odds.
-        boundary: how many close ones.
-        seed: decides the random ones.
+    At most half of the frames count as close. ``log_odds`` are (N,) of the FP32 network.
     """
     order = np.argsort(np.abs(log_odds - threshold), kind="stable")
     close = min(boundary, len(order) // 2)
@@ -111,17 +104,11 @@ def halves(episodes: npt.NDArray[np.int64], *, seed: int) -> Bools:
 def choose_band(
     before: Floats, after: Mapping[str, Floats], threshold: float, *, boundary: int
 ) -> float:
-    """Return the half-width within which every flip of these frames lies, with room to spare.
+    """Return the half-width that holds every flip of these frames, with room to spare.
 
-    No narrower than nearly every error (``NEARLY_ALL``) next to the threshold, for sets so small
-    that nothing flipped. Farther away errors do not count: INT8 saturates there, and that changes
-    no decision.
-
-    Args:
-        before: (N,) log-odds of the FP32 network.
-        after: per backend (N,) log-odds of the INT8 network.
-        threshold: in log-odds; one for both networks.
-        boundary: frames closest to the threshold whose errors count, at most half of all.
+    It also covers nearly every error (``NEARLY_ALL``) of the ``boundary`` frames closest to the
+    threshold (at most half of all), as small sets may have no flip. Farther away INT8 saturates,
+    which changes no decision. ``before`` and, per backend, ``after`` are (N,) log-odds.
     """
     close = np.argsort(np.abs(before - threshold), kind="stable")
     close = close[: max(1, min(boundary, len(before) // 2))]
@@ -141,20 +128,11 @@ def gate(
     threshold: float,
     config: QuantizeConfig,
 ) -> GateResult:
-    """Choose the band on one half of the frames and judge it on the other.
+    """Choose the band on the frames ``first`` (N,) bool and judge it on the others, or refuse.
 
-    INT8 decides alone, without a band, where its own flips are below the limit with confidence.
-
-    Args:
-        before: (N,) log-odds of the FP32 network.
-        after: per backend (N,) log-odds of the INT8 network.
-        first: (N,) bool, the half on which the band is chosen.
-        threshold: in log-odds; one for both networks.
-        config: ``max_flips`` is for the boundary-rich set of a half, ``max_second_looks`` for all
-            frames of it.
-
-    Raises:
-        QuantizationRefusedError: above either limit, or FP32 decides nearly all frames alike.
+    INT8 decides alone, without a band, if its own flips are below the limit with confidence.
+    ``before`` (FP32) and, per backend, ``after`` (INT8) are (N,) log-odds, as is ``threshold``.
+    ``config.max_flips`` limits the boundary-rich set, ``max_second_looks`` all judged frames.
     """
     max_flips, boundary = config.max_flips, config.boundary
     rest = np.flatnonzero(~first)
@@ -221,7 +199,7 @@ class Moved:
     """Mean absolute difference over frames and dimensions."""
     max_units: float
     probe_mm: dict[str, float]
-    """Name to mean error of the probe on the INT8 latents; empty where unknown."""
+    """Name to mean error of the probe on the INT8 latents; empty if unknown."""
 
     @property
     def share(self) -> float:
@@ -245,20 +223,14 @@ def compare_latents(
 
 
 def gate_latents(
-    found: Mapping[str, Moved], fp32_mm: Mapping[str, float], *, posterior: bool
+    by_backend: Mapping[str, Moved], fp32_mm: Mapping[str, float], *, posterior: bool
 ) -> Moved:
-    """Return the worst backend's comparison.
+    """Return the worst backend; refuse if too many frames moved or the probe got worse.
 
-    Args:
-        found: by backend.
-        fp32_mm: name to mean error of the probe on the FP32 latents; empty where unknown.
-        posterior: whether the unit is the posterior's standard deviation; for the message.
-
-    Raises:
-        QuantizationRefusedError: too many frames moved, or the probe got worse.
+    ``fp32_mm`` is the probe's mean error by name on FP32 latents; ``posterior`` is for the message.
     """
     unit = UNITS[posterior]
-    for backend, one in found.items():
+    for backend, one in by_backend.items():
         if one.share > MAX_MOVED:
             raise QuantizationRefusedError(
                 f"INT8 moves the latent of {one.beyond} of {one.frames} held-out frames "
@@ -276,4 +248,4 @@ def gate_latents(
                     f" at most {limit:.2f} mm; the bundle is unchanged and stays FP32. Train "
                     "longer, or give more --calibration frames."
                 )
-    return max(found.values(), key=lambda one: (one.share, one.mean_units))
+    return max(by_backend.values(), key=lambda one: (one.share, one.mean_units))
