@@ -11,18 +11,14 @@ Plug = TypeVar("Plug")
 
 
 class Registry(Generic[Plug]):
-    """The classes of one entry-point group; a class is imported when it is asked for.
+    """The subclasses of ``base`` in one entry-point group; each is imported when it is asked for.
 
     Another package adds one in its ``pyproject.toml``::
 
         [project.entry-points."vinoreward.learners"]
         mine = "my_package.learner:MyLearner"
 
-    Args:
-        group: such as ``"vinoreward.learners"``.
-        base: what the classes must be subclasses of.
-        noun: what messages call one of them.
-        error: raised for a name that there is not.
+    Messages call one a ``noun``; an unknown name raises ``error``.
     """
 
     def __init__(
@@ -41,8 +37,7 @@ class Registry(Generic[Plug]):
         """Return the class of a name.
 
         Raises:
-            ConfigError: no such name, or its entry point does not import or is not a subclass of
-                the base.
+            ConfigError: no such name, or its entry point does not import or is no subclass.
             ModuleNotFoundError: a library that the class's module imports is not installed.
         """
         entries = self._entries()
@@ -52,14 +47,14 @@ class Registry(Generic[Plug]):
                 f"{', '.join(sorted(entries)) or 'none'}; another package can add one in the "
                 f"entry-point group {self.group!r}."
             )
-        found = self._load(entries[name])
-        if not (isinstance(found, type) and issubclass(found, self._base)):
+        plug = self._load(entries[name])
+        if not (isinstance(plug, type) and issubclass(plug, self._base)):
             raise ConfigError(
                 f"the entry point {name!r} of {self.group!r} is {entries[name].value}. Expected a "
                 f"subclass of {self._base.__module__}.{self._base.__qualname__}; correct the "
                 "package that registers it."
             )
-        return found
+        return plug
 
     def _load(self, entry: EntryPoint) -> object:
         try:

@@ -1,9 +1,8 @@
 """Starting processes of Python, and handling Ctrl-C and SIGTERM.
 
-Processes that we start find the modules found here, but not those of the current folder. Python's
-``-c``, by which ``multiprocessing`` starts its children and its resource tracker as well, searches
-that folder first. It may be a stranger's run or bundle, with a ``json.py`` or a
-``multiprocessing.py`` in it.
+Processes that we start find the modules found here, but not those of the current folder, which may
+be a stranger's run or bundle with a ``json.py`` in it. Python's ``-c``, and so ``multiprocessing``,
+would search it first.
 """
 
 from __future__ import annotations
@@ -31,13 +30,9 @@ _START = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1))\n"
 
 
 def python_command(script: str, *arguments: str) -> list[str]:
-    """Return the command that runs a script in a new Python, which finds the modules found here.
+    """Return the command that runs a script's source in a new, isolated Python (``-I``).
 
-    The new Python is isolated (``-I``) and gets the folders of ``sys.path`` that are absolute.
-
-    Args:
-        script: Python source.
-        *arguments: its ``sys.argv[1:]``.
+    It gets the absolute folders of ``sys.path``, and the arguments as ``sys.argv[1:]``.
     """
     folders = [folder for folder in sys.path if isinstance(folder, str) and os.path.isabs(folder)]
     own = str(Path(__file__).resolve().parents[1])
@@ -66,17 +61,16 @@ def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
 def starting_processes(environment: Mapping[str, str] | None = None) -> Iterator[None]:
     """Keep processes that start in this block from searching the current folder for modules.
 
-    Args:
-        environment: further variables for them.
+    They get these environment variables, too.
 
     Raises:
         ConfigError: Python 3.10, which has no such setting, would run a file of that folder.
     """
     if sys.version_info < (3, 11) and not searches_current_folder():
-        found = shadow(Path.cwd())
-        if found is not None:
+        file = shadow(Path.cwd())
+        if file is not None:
             raise ConfigError(
-                f"{found} would be run by Python {sys.version_info[0]}.{sys.version_info[1]} in "
+                f"{file} would be run by Python {sys.version_info[0]}.{sys.version_info[1]} in "
                 "place of its own module. Expected a current folder without such files; start "
                 "from another folder, or with Python 3.11 or newer, which does not look there."
             )
@@ -100,9 +94,9 @@ def searches_current_folder() -> bool:
 def shadow(folder: Path) -> Path | None:
     """Return a file of the folder that has the name of one of Python's own modules."""
     for name in sorted(sys.stdlib_module_names.difference(sys.builtin_module_names)):
-        found = importlib.machinery.PathFinder.find_spec(name, [str(folder)])
-        if found is not None and found.origin is not None:
-            return Path(found.origin)
+        spec = importlib.machinery.PathFinder.find_spec(name, [str(folder)])
+        if spec is not None and spec.origin is not None:
+            return Path(spec.origin)
     return None
 
 
@@ -115,10 +109,7 @@ def _in_main_thread() -> bool:
 
 @contextlib.contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Restore the handler of SIGTERM if something in the block replaces it, as Ray does.
-
-    Without an own handler before, the new one stays.
-    """
+    """Restore a handler of SIGTERM that the block replaces, as Ray does."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if _in_main_thread() and before not in (signal.SIG_DFL, None):
@@ -127,10 +118,10 @@ def sigterm_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM within the block do what Ctrl-C does: job schedulers and containers send it.
+    """Let SIGTERM, which job schedulers send, do what Ctrl-C does within the block.
 
-    Also where Ctrl-C itself is ignored, as in a background job of a shell. Does nothing if SIGTERM
-    has a handler already, and outside the main thread.
+    Also where Ctrl-C is ignored, as in a background job of a shell. Does nothing if SIGTERM has a
+    handler already, and outside the main thread.
     """
     owner = os.getpid()
 

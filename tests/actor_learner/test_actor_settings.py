@@ -13,8 +13,8 @@ from engine_runs import (
 from faulty_environments import Harms, Remembers
 
 from vinoreward.actor_learner import training_loop
-from vinoreward.actor_learner.buffers import ObservationBuffer, Pushed
-from vinoreward.actor_learner.controller import Controller
+from vinoreward.actor_learner.checkpoint import ObservationBuffer
+from vinoreward.actor_learner.controller import Controller, Pushed
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, TrajectorySpec
 from vinoreward.compression.chain import CompressorChain

@@ -28,8 +28,8 @@ from engine_runs import (
 from faulty_environments import ENDS, Widens
 
 from vinoreward.actor_learner.config import SamplesPerInsert
-from vinoreward.actor_learner.engines.local.engine import LocalEngine
-from vinoreward.actor_learner.engines.local.processes import Inbox, send
+from vinoreward.actor_learner.engines.local import LocalEngine
+from vinoreward.actor_learner.engines.processes import Inbox, send
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.shared_memory import SharedMemoryError
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, Trajectory

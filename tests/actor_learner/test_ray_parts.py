@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from vinoreward.actor_learner.config import SamplesPerInsert
 from vinoreward.actor_learner.engines.ray import engine
-from vinoreward.actor_learner.engines.ray.requests import TrajectoryRequests
-from vinoreward.actor_learner.engines.ray.state import (
+from vinoreward.actor_learner.engines.ray.exchange import (
     Identity,
     Look,
     Published,
     Publisher,
     Query,
     State,
+    TrajectoryRequests,
 )
 from vinoreward.actor_learner.transport.link import SETTINGS, ActorSettings
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Batch

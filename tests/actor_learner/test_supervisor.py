@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from engine_runs import config
 
+from vinoreward.actor_learner.engines.base import EngineConfig
 from vinoreward.actor_learner.engines.supervisor import (
     END_PATIENCE,
     SAVE_PATIENCE,
@@ -28,8 +29,8 @@ class Scripted(Worker):
 
     hint = ". Look at the terminal."
 
-    def __init__(self, name: str, number: int) -> None:
-        super().__init__(name, number)
+    def __init__(self, name: str, number: int, settings: EngineConfig) -> None:
+        super().__init__(name, number, settings)
         self.calls: list[str] = []
         self.sees = Status(math.inf, 0)
         self.dies = True
@@ -58,21 +59,14 @@ class House:
 
     def __init__(self, restarts: int = 1, all_needed: bool = False) -> None:
         self.now = 1000.0
-        self.workers = [Scripted("actor 0", 0), Scripted("actor 1", 1), Scripted("compressor", 2)]
-        self.supervisor = Supervisor(
-            self.workers,
-            self.wait,
-            dataclasses.replace(
-                config(
-                    actors=2,
-                    heartbeat=HEARTBEAT,
-                    restarts=restarts,
-                    lag=0 if all_needed else None,
-                ),
-                start_timeout=START_TIMEOUT,
-            ),
-            clock=lambda: self.now,
+        lag = 0 if all_needed else None
+        settings = dataclasses.replace(
+            config(actors=2, heartbeat=HEARTBEAT, restarts=restarts, lag=lag),
+            start_timeout=START_TIMEOUT,
         )
+        names = enumerate(["actor 0", "actor 1", "compressor"])
+        self.workers = [Scripted(name, number, settings) for number, name in names]
+        self.supervisor = Supervisor(self.workers, self.wait, settings, clock=lambda: self.now)
         for worker in self.workers:
             worker.started = self.now
             worker.sees = Status(0.0, 0)

@@ -96,7 +96,7 @@ class Fragile(Remembers):
         if self.count + 1 == self._after and not self._file.exists():
             self._file.write_text(str(os.getpid()))
             if self._what in ("work", "stuck"):
-                for links in ("local.links", "ray.links") if self._what == "stuck" else ():
+                for links in ("local", "ray.links") if self._what == "stuck" else ():
                     module = sys.modules.get(f"vinoreward.actor_learner.engines.{links}")
                     if module is not None:
                         module.__dict__["LONGEST_PUSH"] = 0.5

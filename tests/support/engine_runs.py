@@ -18,7 +18,7 @@ from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.compressor import CompressorConfig
 from vinoreward.actor_learner.config import SamplesPerInsert
 from vinoreward.actor_learner.engines.base import EngineConfig
-from vinoreward.actor_learner.engines.local.engine import LocalEngine
+from vinoreward.actor_learner.engines.local import LocalEngine
 from vinoreward.actor_learner.engines.supervisor import Event
 from vinoreward.actor_learner.transport.link import ActorSettings
 from vinoreward.actor_learner.transport.trajectory import Trajectory, TrajectorySpec

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vinoreward.actor_learner.buffers import ObservationBuffer
+import numpy as np
+import numpy.typing as npt
+
 from vinoreward.actor_learner.compressor import STATE_FILE, check_state
 from vinoreward.actor_learner.config import ActorLearnerConfig
 from vinoreward.actor_learner.progress import Totals
@@ -21,40 +24,56 @@ if TYPE_CHECKING:  # importing them imports torch
     from vinoreward.actor_learner.controller import Controller
     from vinoreward.actor_learner.learners.base import Learner
 
+Array = npt.NDArray[Any]
 CHECKPOINT = "checkpoint.pt"
 PARTS = ("learner", "monitor", "steps", "version", "returns", "episodes", "observations")
 
 
+class ObservationBuffer:
+    """The last observations: at most ``each`` of every trajectory, so that they reach further back.
+
+    It begins with ``first``, (N, *shape).
+    """
+
+    def __init__(self, first: Array, capacity: int, *, each: int = 64, seed: int = 0) -> None:
+        # Parts, joined only on request: 1024 rows of images are 29 MB.
+        self._parts = deque([np.array(first[-capacity:])])
+        self._count = len(self._parts[0])
+        self._capacity = capacity
+        self._each = each
+        self._random = np.random.default_rng([seed, 0x0B5])
+
+    def add(self, trajectories: Sequence[Trajectory]) -> None:
+        """Copy rows of some trajectories, whose memory may be reused afterwards."""
+        for trajectory in trajectories:
+            rows = trajectory.observations.reshape(-1, *trajectory.observations.shape[2:])
+            chosen = self._random.permutation(len(rows))[: self._each]
+            self._parts.append(rows[chosen])
+            self._count += len(chosen)
+        while self._count - len(self._parts[0]) >= self._capacity:
+            self._count -= len(self._parts.popleft())
+
+    @property
+    def rows(self) -> Array:
+        """(N, *shape), newest last; a copy."""
+        return np.concatenate(self._parts)[-self._capacity :]
+
+
 @dataclass
 class TrainingState:
-    """What outlives a call of ``learn``, and what a checkpoint holds.
-
-    Attributes:
-        learner: the algorithm.
-        config: of actors and learner.
-        controller: decides the settings of actors and compressor; has the monitor.
-        chain: of the compressor, or None.
-        observations: recent ones.
-        folder: of the checkpoint; None for none.
-        totals: counters.
-        pending: trajectories taken but not learned from yet.
-    """
+    """What outlives a call of ``learn``, and what a checkpoint contains."""
 
     learner: Learner
     config: ActorLearnerConfig
     controller: Controller
-    chain: CompressorChain | None
+    chain: CompressorChain | None  # of the compressor
     observations: ObservationBuffer
-    folder: Path | None = None
+    folder: Path | None = None  # of the checkpoint
     totals: Totals = field(default_factory=Totals)
-    pending: list[Trajectory] = field(default_factory=list)
+    pending: list[Trajectory] = field(default_factory=list)  # taken but not learned from yet
 
     def save(self) -> bool:
-        """Write a checkpoint atomically if there is a folder; return whether there is.
-
-        Raises:
-            RunFolderError: the disk is full or the folder cannot be written.
-        """
+        """Write a checkpoint atomically if there is a folder; return whether there is."""
         if self.folder is None:
             return False
         import torch
@@ -93,8 +112,7 @@ class TrainingState:
         if folder is None or state is None:
             return False
         if self.chain is not None and (folder / STATE_FILE).is_file():
-            # Check now: in its own process the compressor would fail, and training would run on
-            # without it.
+            # Now: later only the compressor's process would fail, and training would run on.
             check_state(folder / STATE_FILE, self.chain)
         seen, shape = tuple(state["observations"].shape[1:]), self.learner.spec.observation_shape
         if seen != shape:
@@ -156,23 +174,21 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ModelCorruptError as why:
-        raise ModelCorruptError(
-            f"{path} is damaged or not a checkpoint: {why}. Expected a checkpoint of vinoreward "
-            "actors; restore it from a copy, or delete it to start over."
-        ) from why
+        raise _damaged(f"{path} is damaged or not a checkpoint: {why}") from why
     missing = [name for name in PARTS if name not in value]
     if missing:
-        raise ModelCorruptError(
-            f"{path} has no {', '.join(missing)}. Expected a checkpoint of vinoreward actors with "
-            f"{', '.join(PARTS)}; restore it from a copy, or delete it to start over."
-        )
+        raise _damaged(f"{path} has no {', '.join(missing)}", f" with {', '.join(PARTS)}")
     wrong = [name for name in (*PARTS, "held") if not _sound(name, value.get(name, []))]
     if wrong:
-        raise ModelCorruptError(
-            f"{path} has invalid values for {', '.join(wrong)}. Expected a checkpoint of "
-            "vinoreward actors; restore it from a copy, or delete it to start over."
-        )
+        raise _damaged(f"{path} has invalid values for {', '.join(wrong)}")
     return value
+
+
+def _damaged(what: str, parts: str = "") -> ModelCorruptError:
+    return ModelCorruptError(
+        f"{what}. Expected a checkpoint of vinoreward actors{parts}; restore it from a copy, or "
+        "delete it to start over."
+    )
 
 
 def _sound(name: str, value: object) -> bool:

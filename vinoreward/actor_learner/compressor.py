@@ -30,35 +30,27 @@ STATE_FILE = "compressor.npz"
 """State of a compressor between two runs: plain arrays, in the checkpoint's folder."""
 MAX_BYTES = 2 << 30
 QUALITY_ROWS = 64
-"""Observations for comparing a policy with its teacher. Few, because actors wait for the result;
-different ones at each push, so that rare observations are included at times."""
+"""Observations for comparing a policy with its teacher: few, as actors wait for the result, and
+others at each push, so that rare ones are included at times."""
 TEACHING = 0.5
 """Maximum fraction of the time between the learner's pushes for distillation."""
 MISSED = 4
-"""Maximum number of missed pushes in that time, so that a late compressor does not fall further
-behind by distilling longer."""
+"""Maximum number of pushes to count in that time: a late compressor must not distill for longer and
+fall further behind."""
 
 
 @dataclass(frozen=True)
 class CompressorConfig:
-    """Settings of the compressor.
-
-    Attributes:
-        chain: the stages.
-        backend: of the actors, if the chain does not set it (``Compile`` does).
-        seed: of the run.
-        folder: for saving its state on request, and for resuming; None for no state file.
-        resume: load the state at the start.
-        counted: stages make their configured number of updates, so that runs repeat bit by bit;
-            otherwise they use the time that the learner's pace leaves.
-    """
+    """Settings of the compressor."""
 
     chain: CompressorChain
-    backend: str = "numpy"
+    backend: str = "numpy"  # of the actors, if the chain does not set it (``Compile`` does)
     seed: int = 0
-    folder: Path | None = None
-    resume: bool = False
+    folder: Path | None = None  # of the state file; None for none
+    resume: bool = False  # load the state at the start
     counted: bool = False
+    """Stages make their configured number of updates, so that runs repeat bit by bit; otherwise as
+    many as the learner's pace allows."""
 
 
 class Pace:
@@ -69,12 +61,7 @@ class Pace:
         self._intervals: deque[float] = deque(maxlen=5)
 
     def seconds(self, version: int, now: float) -> float:
-        """Return the wall time for distillation; 0 at the first push.
-
-        Args:
-            version: of the weights just pulled.
-            now: in seconds.
-        """
+        """Return the seconds for distillation of a version just pulled; 0 at the first push."""
         last, self._last = self._last, (version, now)
         if last is None or version <= last[0]:
             return 0.0
@@ -87,12 +74,8 @@ class Pace:
 class Compressor:
     """Compresses the newest version, again and again.
 
-    Args:
-        config: its settings.
-        link: to the learner.
-        batch: observations per call of the actors' backends.
-        outputs: computes compressed policies on the actors' backends for the check before
-            publication; None checks in NumPy.
+    Actors compute ``batch`` observations at once. ``outputs`` computes compressed policies on their
+    backends, for the check before publication; None checks in NumPy.
     """
 
     def __init__(
@@ -133,10 +116,7 @@ class Compressor:
 
     @contextlib.contextmanager
     def _reporting(self, version: int) -> Iterator[None]:
-        """Report errors to the user and continue.
-
-        Actors keep their weights, and switch to the learner's own when those are too old.
-        """
+        """Report errors to the user and continue; actors keep their weights for a while."""
         try:
             yield
         except VinorewardError as error:
@@ -195,11 +175,7 @@ class Compressor:
 
 
 def read_state(path: Path) -> tuple[int, dict[str, Any]]:
-    """Return the number of pushes and the chain's state that a compressor wrote there.
-
-    Raises:
-        ModelCorruptError: the file is damaged.
-    """
+    """Return the number of pushes and the chain's state from a compressor's file."""
     try:
         data = read_plain(path, MAX_BYTES)
         state = read_npz(data, len(data), packed=False)
@@ -213,12 +189,7 @@ def read_state(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def check_state(path: Path, chain: CompressorChain) -> None:
-    """Raise unless a chain can load what a compressor wrote; the chain does not change.
-
-    Raises:
-        ModelCorruptError: the file is damaged.
-        ConfigError: it is that of another chain.
-    """
+    """Raise unless a chain can load a compressor's file; the chain does not change."""
     _, state = read_state(path)
     try:
         copy.deepcopy(chain).load_state(state)

@@ -30,30 +30,29 @@ class ActorLearnerConfig:
 
     Attributes:
         actors: number of actor processes.
-        environments: per actor, stepped as one batch. The strongest alternative to compression,
-            and lossless: try it first.
+        environments: per actor, stepped as one batch. A lossless alternative to compression: try
+            it first.
         steps: T, steps of each environment in one trajectory.
         engine: ``"local"`` processes, or ``"ray"`` for a cluster.
         backend: for full-precision weights in actors.
         pull_period: steps of an environment between two checks for newer weights.
         push_period: updates between two pushes.
         bits: communication quantization of the learner's pushes: 32, 16, or 2 to 8.
-        lag: None: actors use the newest weights. A number: actors are exactly that many updates
+        lag: None: actors use the newest weights. A number: they are exactly that many updates
             behind, and a run repeats bit by bit (on one kind of machine, with a deterministic
-            learner, until an actor must be replaced).
+            learner, until an actor is replaced).
         max_lag: the learner drops trajectories whose weights are more pushes old; actors pull
             earlier than ``pull_period`` if necessary. Learners with a replay use all ages.
-        max_staleness: actors do not use compressed weights that are more pushes behind the
-            learner's; they then use the learner's own. At most ``max_lag`` where that applies.
+        max_staleness: actors replace compressed weights that are more pushes behind by the
+            learner's own. At most ``max_lag`` where that applies.
         samples_per_insert: transitions sampled per inserted transition, for learners with our
             replay; both sides wait for each other. Stable-Baselines3's learners use
             ``train_freq`` and ``gradient_steps`` instead.
         monitor_period: updates between two monitor updates.
         evaluate_every: environment steps between two evaluations. A separate process plays them
             while training continues: the learner's policy and its compressed version, greedy, on
-            the same episodes. If one is still running, the next starts after it; no version is
-            evaluated twice. None: every 5000 steps if the monitor needs returns. 0: never;
-            indicators and strategies that use returns then have no readings.
+            the same episodes; one evaluation at a time, no version twice. None: every 5000 steps if
+            the monitor needs returns. 0: never; what uses returns then has no readings.
         evaluation_episodes: per evaluation.
         observations: rows for measuring ranges and for distillation.
         checkpoint_seconds: between two checkpoints, if there is a folder.
@@ -121,25 +120,14 @@ class SamplesPerInsert:
     The rule of Reverb's ``SampleToInsertRatio`` (Cassirer et al. 2021, arXiv:2102.04736): the
     surplus ``inserts · ratio - samples`` stays within ``error_buffer`` of its value when sampling
     may begin. The faster side waits, so the ratio does not depend on the machine.
-
-    Attributes:
-        ratio: mean number of samples per insert; above 0.
-        min_size: inserts before the first sample.
-        error_buffer: maximum deviation of the surplus from its initial value, in samples.
-        insert_size: maximum inserted at once. If several actors read the counters before any of
-            them inserts, the sum over those actors.
-        sample_size: maximum sampled at once (a batch).
-
-    Raises:
-        ConfigError: values that are not positive, or an error buffer with which both sides could
-            wait for each other.
     """
 
     ratio: float
-    min_size: int
-    error_buffer: float
+    min_size: int  # inserts before the first sample
+    error_buffer: float  # in samples
     insert_size: int = 1
-    sample_size: int = 1
+    """Maximum inserted at once, by all actors that read the counters before one of them inserts."""
+    sample_size: int = 1  # maximum sampled at once (a batch)
 
     def __post_init__(self) -> None:
         finite = math.isfinite(self.ratio) and math.isfinite(self.error_buffer)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy.typing as npt
 
 from vinoreward.actor_learner.acting.actor import Refused
 from vinoreward.actor_learner.acting.evaluation import Pair
-from vinoreward.actor_learner.buffers import PolicyCache, Pushed
 from vinoreward.actor_learner.config import ActorLearnerConfig
 from vinoreward.actor_learner.engines.supervisor import Event
 from vinoreward.actor_learner.learners.base import Learner, outputs_of
@@ -23,28 +23,76 @@ from vinoreward.monitoring.batch import MonitorBatch
 from vinoreward.monitoring.monitor import Monitor
 from vinoreward.monitoring.strategy import FULL_BITS, CompressionSetting
 from vinoreward.policies.distributions import log_prob
-from vinoreward.policies.policy import Floats
+from vinoreward.policies.policy import Floats, Policy
 from vinoreward.policies.torch_policy import from_policy
 
 Array = npt.NDArray[Any]
 MONITOR_ROWS = 512
 NARROW_HISTORY = 100_000
 """Number of recent versions for which low-bit pushes are remembered."""
+MAX_VERSIONS = 1024
+MAX_BYTES = 256 << 20
+MIN_VERSIONS = 5
+"""Limits of the cache; MIN_VERSIONS overrides MAX_BYTES."""
 _READ = ("observations", "actions", "behaviour", "log_mu", "versions", "network")
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Pushed weights, in full precision."""
+
+    policy: Policy
+    bits: int = FULL_BITS  # per weight on the wire
+    steps: int = 0  # of environments, at the push
+    seconds: float = 0.0  # of training, at the push
+
+    @property
+    def version(self) -> int:
+        """The learner's."""
+        return self.policy.version
+
+
+class PolicyCache:
+    """The versions that a process has pulled, and newer ones that may still be pulled.
+
+    Versions that a slow compressor skips never have rows, so they are evicted first.
+    """
+
+    def __init__(self) -> None:
+        self._new: dict[int, Pushed] = {}
+        self._used: dict[int, Pushed] = {}
+
+    def add(self, pushed: Pushed) -> None:
+        """Cache weights that were just pushed."""
+        self._new[pushed.version] = pushed
+        size = sum(value.nbytes for value in pushed.policy.float_parameters().values())
+        most = max(MIN_VERSIONS, min(MAX_VERSIONS, MAX_BYTES // max(1, size)))
+        while len(self._new) + len(self._used) > most:
+            drop = self._new if len(self._new) > most // 2 else self._used
+            del drop[next(iter(drop))]
+
+    def pulled(self, versions: Iterable[int]) -> None:
+        """Mark versions as pulled."""
+        for version in versions:
+            if version in self._new:
+                # Add before removing: another thread may look the version up.
+                self._used[version] = self._new[version]
+                del self._new[version]
+
+    def get(self, version: int) -> Pushed | None:
+        """Return a version, or None if it is not cached."""
+        return self._new.get(version) or self._used.get(version)
+
+    @property
+    def versions(self) -> list[int]:
+        """The cached versions."""
+        return [*self._used, *self._new]
 
 
 class Controller:
     """Decides the settings of actors and compressor.
 
-    Args:
-        learner: defines the exploration.
-        config: defines pull and monitor periods.
-        chain: of the compressor, or None.
-        monitor: adjusts the compression; None keeps the chain's settings until an actor cannot use
-            the compressed weights.
-
-    Raises:
-        ConfigError: a monitor for a policy whose actions it cannot compare.
+    Without a monitor the chain's settings stay, until an actor cannot use the compressed weights.
     """
 
     def __init__(
@@ -64,12 +112,12 @@ class Controller:
         self.monitor = monitor
         self._compressing = chain is not None
         self._wire = config.bits < FULL_BITS
-        """Whether pushes are lossy."""
+        """Whether pushes may be lossy."""
         self._parameters = {} if chain is None else chain.parameters()
         if chain is None and self._wire:
             self._parameters = {"bits": float(config.bits)}
         self._narrow: set[int] = set()
-        """The recent versions that were pushed with few bits."""
+        """Recent versions pushed with few bits."""
         self._reported = 0
         """Update of the last reported change."""
         self._halted = False
@@ -78,37 +126,31 @@ class Controller:
     def begin(self) -> None:
         """Initialise the monitor from the chain's settings and the config's pull period.
 
-        Without a chain, bits are those of the pushes. Only changes values that the user left at
-        their default.
+        Without a chain, bits are those of the pushes. Values that the user has set stay.
         """
         if self.monitor is None:
             return
-        made: dict[str, object] = {"pull_period": self._config.pull_period}
+        initial: dict[str, object] = {"pull_period": self._config.pull_period}
         if "bits" in self._parameters:
-            made["bits"] = self._bits()
+            initial["bits"] = self._bits()
         if "sparsity" in self._parameters:
-            made["sparsity"] = self._parameters["sparsity"]
+            initial["sparsity"] = self._parameters["sparsity"]
         default, setting = CompressionSetting(), self.monitor.setting
         changes = {
             name: value
-            for name, value in made.items()
+            for name, value in initial.items()
             if getattr(setting, name) == getattr(default, name) != value
         }
         if changes:
             self.monitor.begin(setting.changed(changes))
-        self._reported = self._last_change()
+        self.changes()  # are not reported
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Resume from a checkpoint's state.
 
         Settings that the user changed between the two runs apply; others stay as the monitor set.
-
-        Args:
-            state: ``monitor``'s state or None; ``pull_period`` and ``bits`` of the previous run, if
-                known.
         """
         if self.monitor is None or state["monitor"] is None:
-            # A new monitor has not changed anything yet.
             self.begin()
             return
         self.monitor.load_state(state["monitor"])
@@ -122,7 +164,7 @@ class Controller:
         }
         if changes:
             self.monitor.setting = self.monitor.setting.changed(changes)
-        self._reported = self._last_change()
+        self.changes()
 
     def _bits(self) -> int | None:
         bits = int(self._parameters.get("bits", FULL_BITS))
@@ -131,7 +173,7 @@ class Controller:
     def actor_settings(self, before: ActorSettings, version: int) -> ActorSettings:
         """Return the settings after ``before``; ``version`` is that of the next push."""
         explore, monitor = self._learner.exploration, self.monitor
-        found = dataclasses.replace(
+        settings = dataclasses.replace(
             before,
             epsilon=round(explore.epsilon, 3),
             sigma=round(explore.sigma, 3),
@@ -140,9 +182,8 @@ class Controller:
             pull_period=self._config.pull_period,
         )
         if monitor is None:
-            # The chain's own settings: without a monitor nothing changes them.
             return dataclasses.replace(
-                found,
+                settings,
                 bits=self._bits(),
                 sparsity=self._parameters.get("sparsity", 0.0),
                 enabled=before.enabled and not self._halted,
@@ -150,7 +191,7 @@ class Controller:
             )
         setting = monitor.setting
         return dataclasses.replace(
-            found,
+            settings,
             alpha=setting.alpha,
             pull_period=setting.pull_period,
             enabled=setting.enabled,
@@ -170,13 +211,10 @@ class Controller:
         return self._config.bits if self._compressing else setting.bits or FULL_BITS
 
     def cache_pushed(self, pushed: Pushed, pulled: Sequence[int] = ()) -> None:
-        """Cache pushed weights, to compare compressed rows with them later.
-
-        ``pulled`` is what :meth:`~vinoreward.actor_learner.engines.base.Engine.pulled` returned.
-        """
+        """Cache pushed weights for :meth:`watch`; ``pulled`` as by :meth:`Engine.pulled`."""
         if not (self._compressing or self._wire):
             return
-        # Versions that actors pull matter only if they lower the precision themselves.
+        # What actors pull matters only if they lower the precision themselves.
         self.cache.pulled(pulled[self._config.actors :] if self._compressing else pulled)
         self.cache.add(pushed)
         if pushed.bits < FULL_BITS:
@@ -234,7 +272,7 @@ class Controller:
     def _sources(self, rows: Mapping[str, Array]) -> Floats | None:
         """Return the outputs of each row's own full-precision network, or None if unknown.
 
-        Compared with them, compression shows without staleness.
+        They show the effect of compression without that of staleness.
         """
         compressed = rows["network"] == COMPRESSED
         outputs: Floats = rows["behaviour"].astype(np.float32)
@@ -247,14 +285,9 @@ class Controller:
         return outputs
 
     def on_refused(self, refused: Sequence[tuple[int, Refused]], version: int) -> list[Event]:
-        """Stop compression permanently if actors cannot use the compressed weights.
+        """Stop compression if actors cannot use the weights, given as (actor, weights) pairs.
 
-        A monitor does it as for NaN or infinity. Without a monitor compression stays off until
-        training ends; a resumed training tries again.
-
-        Args:
-            refused: (actor, weights) pairs.
-            version: the learner's.
+        A monitor does it as for NaN or infinity. Without one, a resumed training tries again.
         """
         events = []
         for actor, weights in refused:
@@ -273,13 +306,10 @@ class Controller:
 
     def changes(self) -> tuple[str, ...]:
         """Describe the changes since the last call."""
-        before, self._reported = self._reported, self._last_change()
         changes = [] if self.monitor is None else self.monitor.changes
+        before = self._reported
+        self._reported = max((each.update for each in changes), default=0)
         return tuple(str(each) for each in changes if each.update > before)
-
-    def _last_change(self) -> int:
-        changes = [] if self.monitor is None else self.monitor.changes
-        return max((each.update for each in changes), default=0)
 
     def readings(self) -> dict[str, float]:
         """Return the monitor's last readings."""

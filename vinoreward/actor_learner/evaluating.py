@@ -12,10 +12,10 @@ from typing import Any
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import Evaluation, Pair, send_policy
-from vinoreward.actor_learner.buffers import PolicyCache, Pushed
 from vinoreward.actor_learner.config import ActorLearnerConfig
+from vinoreward.actor_learner.controller import PolicyCache, Pushed
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError
-from vinoreward.actor_learner.engines.local.processes import Child, run_evaluator
+from vinoreward.actor_learner.engines.processes import Child, run_evaluator
 from vinoreward.actor_learner.engines.supervisor import Event
 from vinoreward.actor_learner.transport.link import NONE
 from vinoreward.closing import Closing
@@ -33,15 +33,9 @@ class _Failed(Exception):
 class BackgroundEvaluator(Closing):
     """Evaluates pushed policies in a separate process, one evaluation at a time.
 
-    A thread of the learner's process gets both policies, sends them and waits for the result. The
-    process starts with the first evaluation, and again after a failure.
-
-    Args:
-        environment: for evaluations.
-        config: its ``backend`` (for full-precision policies), ``evaluation_episodes`` and
-            ``heartbeat`` (maximum seconds for one step of an environment) apply.
-        engine: gives the compressed policies.
-        cache: of the learner's own policies.
+    A thread of the learner's process gets the compressed policy from the engine and the learner's
+    own from the cache, sends them and waits for the result. The process starts with the first
+    evaluation, and again after a failure.
     """
 
     def __init__(
@@ -60,7 +54,7 @@ class BackgroundEvaluator(Closing):
         self._changed = threading.Condition()
         self._closing = False
         self._made = self._missed = NONE
-        self._found: Evaluation | None = None
+        self._result: Evaluation | None = None
         self._why = ""
 
     @property
@@ -97,8 +91,8 @@ class BackgroundEvaluator(Closing):
             return None, []
         self._thread.join()
         self._thread = None
-        found, why, self._found, self._why = self._found, self._why, None, ""
-        return found, [Event("evaluation", why)] if why else []
+        result, why, self._result, self._why = self._result, self._why, None, ""
+        return result, [Event("evaluation", why)] if why else []
 
     def close(self) -> None:
         """Stop the current evaluation and the process."""
@@ -140,7 +134,7 @@ class BackgroundEvaluator(Closing):
             if not self._closing:
                 self._why = f"it failed: {error}; the next one runs in a new process"
             return
-        self._found = Evaluation(pushed.steps, pushed.seconds, time.monotonic() - start, played)
+        self._result = Evaluation(pushed.steps, pushed.seconds, time.monotonic() - start, played)
 
     def _matching(self, pushed: Pushed) -> tuple[Pushed, Policy | None]:
         """Return matching full and compressed policies of this version or a later one."""
@@ -156,7 +150,7 @@ class BackgroundEvaluator(Closing):
         return pushed, None
 
     def _made_after(self, tried: int, wanted: int, deadline: float) -> bool:
-        """Wait for a version after ``tried``; return False if the compressor will not make it."""
+        """Wait for a version after ``tried``; False if the compressor will not make it."""
 
         def over() -> bool:
             return self._closing or self._made > tried or self._missed >= wanted

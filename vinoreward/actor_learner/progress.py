@@ -98,19 +98,13 @@ class Summary:
 
 @dataclass
 class Totals:
-    """Counters that continue after a resume.
-
-    Attributes:
-        steps: environment steps.
-        version: number of pushes.
-        episodes: finished so far.
-        returns: of the last 100 episodes (their scores, if those differ from the rewards).
-    """
+    """Counters that continue after a resume."""
 
     steps: int = 0
     version: int = 0
     episodes: int = 0
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=100))
+    """Of the last episodes; their scores if those differ from the rewards."""
 
     @property
     def mean_return(self) -> float:
@@ -128,12 +122,7 @@ class CompressedShare:
         self._raised = False
 
     def add(self, trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-        """Count the steps of an update; return their lag and the fraction that acted compressed.
-
-        Args:
-            trajectories: of the update; at least one.
-            version: of the learner's last push.
-        """
+        """Count the steps of an update; return their lag and the fraction that acted compressed."""
         steps = compressed = 0
         for one in trajectories:
             chosen = one.network == COMPRESSED
@@ -172,11 +161,8 @@ class CompressedShare:
     def alarm(self, settings: ActorSettings, behind: int | None, limit: int) -> str | None:
         """Return a warning if almost no steps act compressed; once until the fraction recovers.
 
-        Args:
-            settings: of the actors.
-            behind: how many pushes the newest compressed weights are behind; None if there are
-                none.
-            limit: ``max_staleness``.
+        ``behind``: pushes by which the newest compressed weights are behind, None without any;
+        ``limit``: ``max_staleness``.
         """
         share = float(np.mean(self._last)) if self._last else 1.0
         if share >= NEAR_ZERO:
@@ -184,27 +170,27 @@ class CompressedShare:
         if self._raised or share >= NEAR_ZERO or len(self._last) < WINDOW:
             return None
         self._raised = True
-        found = f"only {share:.0%} of the steps of the last {WINDOW} updates acted compressed: "
+        what = f"only {share:.0%} of the steps of the last {WINDOW} updates acted compressed: "
         if not settings.enabled:
             return (
-                f"{found}compression is switched off. Compress less, or watch without switching "
+                f"{what}compression is switched off. Compress less, or watch without switching "
                 "(--monitor watch)"
             )
         if settings.alpha < 1.0:
             return (
-                f"{found}the monitor lets the compressed network act in {settings.alpha:.0%} of "
+                f"{what}the monitor lets the compressed network act in {settings.alpha:.0%} of "
                 "the blocks. Compress less, or choose another monitor"
             )
         if behind is None:
-            return f"{found}there are no compressed weights yet. Use a cheaper compression"
+            return f"{what}there are no compressed weights yet. Use a cheaper compression"
         if 2 * behind < limit:
             return (
-                f"{found}the newest compressed weights are only {behind} pushes old, so actors "
+                f"{what}the newest compressed weights are only {behind} pushes old, so actors "
                 "cannot act with them or rarely take them. See what actors report; compress less, "
                 "or pull more often (pull_period)"
             )
         return (
-            f"{found}the newest compressed weights are {behind} pushes old, and actors use none "
+            f"{what}the newest compressed weights are {behind} pushes old, and actors use none "
             f"older than {limit}. Use a cheaper compression (distill batch=16, a smaller student), "
             "push less often (push_period), or allow older weights (max_staleness)"
         )

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 
 from vinoreward.actor_learner.config import ActorLearnerConfig, SamplesPerInsert
 from vinoreward.actor_learner.engines.base import Engine
 from vinoreward.actor_learner.learners.base import Learner
-from vinoreward.actor_learner.transport.trajectory import Trajectory
+from vinoreward.actor_learner.transport.trajectory import Batch, Trajectory
 
 TAKE_TIMEOUT = 0.2
 MOST_AT_ONCE = 64
-
-Batch = AbstractContextManager[Sequence[Trajectory]]
 
 
 class Sampler:
     """Takes trajectories from an engine for a learner.
 
-    Args:
-        engine: the source.
-        learner: the consumer.
-        config: defines the maximum age.
-        limiter: of samples per insert, for a learner with a replay.
-        pending: trajectories taken but not learned from yet; changed in place, because checkpoints
-            include them.
-
-    Attributes:
-        steps: environment steps taken: with a fixed lag they are the same for the same seed,
-            unlike the steps acted.
-        dropped: trajectories that were too old.
+    It changes ``pending``, the trajectories not learned from yet, in place: checkpoints contain
+    them. With a fixed lag, the ``steps`` taken depend on the seed alone, unlike the steps acted.
+    ``dropped`` counts trajectories that were too old.
     """
 
     def __init__(
@@ -52,15 +40,7 @@ class Sampler:
         self.dropped = 0
 
     def take(self, stack: ExitStack, version: int) -> list[Trajectory] | None:
-        """Return the learner's next trajectories, or None if it has to wait.
-
-        Args:
-            stack: releases the trajectories when it closes.
-            version: the learner's.
-
-        Raises:
-            EngineError: no actor can be kept running.
-        """
+        """Return the learner's next trajectories, which ``stack`` releases; None to wait."""
         if self._learner.consumption.trajectories > 0:
             return self._fresh(stack, version)
         return self._for_replay(stack)
@@ -95,14 +75,10 @@ class Sampler:
     def _young(
         self, stack: ExitStack, trajectories: list[Trajectory], version: int
     ) -> list[Trajectory]:
-        """Drop trajectories that are too old and replace them by others, if there are any.
-
-        The learner waits for the rest; its version does not grow meanwhile.
-        """
+        """Replace trajectories that are too old by others, if there are any."""
         while True:
-            # A trajectory is as old as its oldest step.
-            most = self._config.max_lag
-            young = [one for one in trajectories if version - int(one.versions.min()) <= most]
+            oldest = version - self._config.max_lag
+            young = [one for one in trajectories if int(one.versions.min()) >= oldest]
             missing = len(trajectories) - len(young)
             self.dropped += missing
             if not missing or self._engine.waiting() < missing:
@@ -127,8 +103,7 @@ class Sampler:
             return None
         trajectories = [] if batch is None else self._taken(stack, batch)
         if not may and self._learner.ready:
-            # The learner inserts and learns in one call. Trajectories that it may not learn from
-            # yet wait here; it gets them before it samples its next batch.
+            # The learner inserts and learns in one call. It gets these once it may learn.
             self._pending += [one.copy() for one in trajectories]
             return None
         return self._released() + trajectories

@@ -16,13 +16,12 @@ from vinoreward.actor_learner.acting.environments import (
     observed,
 )
 from vinoreward.actor_learner.acting.profile import Breakdown
-from vinoreward.actor_learner.buffers import Array, ObservationBuffer
-from vinoreward.actor_learner.checkpoint import TrainingState
+from vinoreward.actor_learner.checkpoint import Array, ObservationBuffer, TrainingState
 from vinoreward.actor_learner.compressor import STATE_FILE, CompressorConfig
-from vinoreward.actor_learner.config import EVALUATE_EVERY, ActorLearnerConfig, SamplesPerInsert
+from vinoreward.actor_learner.config import ActorLearnerConfig, SamplesPerInsert
 from vinoreward.actor_learner.controller import Controller
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig
-from vinoreward.actor_learner.engines.local.engine import LocalEngine
+from vinoreward.actor_learner.engines.local import LocalEngine
 from vinoreward.actor_learner.engines.ray.engine import RayEngine
 from vinoreward.actor_learner.evaluating import BackgroundEvaluator
 from vinoreward.actor_learner.learners.base import Learner
@@ -76,25 +75,21 @@ class ActorLearner:
         resume: bool = False,
     ) -> None:
         self.config = config or ActorLearnerConfig()
-        self.learner = learner
-        self.monitor = monitor
+        self.learner, self.monitor = learner, monitor
         if isinstance(environment, str):
             environment = EnvironmentSpec(environment)
-        self._environment = environment
-        self._evaluation = evaluation or self._environment
+        self._environment, self._evaluation = environment, evaluation or environment
         if compressor is not None:
             compressor.check()
         controller = Controller(learner, self.config, compressor, monitor)
         rows = self._first_observations()
-        observations = ObservationBuffer(rows, self.config.observations, seed=self.config.seed)
+        recent = ObservationBuffer(rows, self.config.observations, seed=self.config.seed)
         # Other processes have their own working directory, and this one's may change.
         folder = None if folder is None else folder.absolute()
-        self._state = TrainingState(
-            learner, self.config, controller, compressor, observations, folder
-        )
+        self._state = TrainingState(learner, self.config, controller, compressor, recent, folder)
         self._running: Loop | None = None
-        # Whether the compressor's state in the folder belongs to this training.
         self._resumed = resume and self._state.load()
+        """Whether the compressor's state in the folder belongs to this training."""
         if not self._resumed:
             controller.begin()
 
@@ -144,7 +139,7 @@ class ActorLearner:
     # Setup
 
     def _first_observations(self) -> Array:
-        """Act at random for a moment, so that the first weights can be compressed, too."""
+        """Act at random for a moment: the first weights are compressed, too."""
         with (
             as_config_error(
                 f"the environment {self._environment} failed before training began",
@@ -197,18 +192,13 @@ class ActorLearner:
             )
         self._resumed = True
         settings = engine_config(state, self._environment, compressor)
-        every = config.evaluate_every
-        if every is None:
-            returns = self.monitor is not None and self.monitor.needs_returns
-            every = EVALUATE_EVERY if returns else 0
+        cache = state.controller.cache
         with (
             make_engine(config.engine, settings) as engine,
-            BackgroundEvaluator(
-                self._evaluation, config, engine, state.controller.cache
-            ) as evaluating,
+            BackgroundEvaluator(self._evaluation, config, engine, cache) as evaluating,
             interrupt_between() as check,
         ):
-            self._running = Loop(engine, settings, state, evaluating if every else None, every)
+            self._running = Loop(engine, settings, state, evaluating)
             try:
                 return self._running.run(total_steps, on_progress, check)
             finally:
@@ -216,12 +206,7 @@ class ActorLearner:
 
 
 def make_engine(name: str, config: EngineConfig) -> Engine:
-    """Return an engine that has not been started.
-
-    Raises:
-        ConfigError: no engine of that name.
-        MissingExtraError: what it needs is not installed.
-    """
+    """Return an engine that has not been started; ConfigError if there is none of that name."""
     if name not in ENGINES:
         raise ConfigError(f"there is no engine {name!r}. Expected one of {', '.join(ENGINES)}.")
     return ENGINES[name](config)
@@ -247,11 +232,7 @@ def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInser
 def engine_config(
     state: TrainingState, environment: EnvironmentSpec, compressor: CompressorConfig | None
 ) -> EngineConfig:
-    """Return an engine's settings for a training.
-
-    Raises:
-        ConfigError: a fixed lag with a learner that cannot have one.
-    """
+    """Return an engine's settings for a training; ConfigError if its learner cannot have a lag."""
     learner, config = state.learner, state.config
     spec, needs = learner.spec, learner.consumption
     if config.lag is not None and (needs.trajectories == 0 or needs.trajectories % config.actors):
@@ -263,6 +244,7 @@ def engine_config(
     per_actor = -(-needs.trajectories // config.actors)
     # A learner with a replay uses old trajectories, too.
     fresh = needs.trajectories > 0 and not needs.any_age
+    staleness = min(config.max_staleness, config.max_lag) if fresh else config.max_staleness
     return EngineConfig(
         actor=ActorConfig(
             environment=environment,
@@ -274,9 +256,7 @@ def engine_config(
             seed=config.seed,
             lag=config.lag,
             compressed=compressor is not None,
-            max_staleness=min(config.max_staleness, config.max_lag)
-            if fresh
-            else config.max_staleness,
+            max_staleness=staleness,
             max_lag=config.max_lag if fresh else None,
             rollouts_per_update=max(1, per_actor),
             first_version=state.totals.version,

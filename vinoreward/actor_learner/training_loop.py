@@ -13,8 +13,9 @@ from typing import Any
 from vinoreward.actor_learner.acting.environments import Episode
 from vinoreward.actor_learner.acting.evaluation import Evaluation
 from vinoreward.actor_learner.acting.profile import COUNTERS, Breakdown
-from vinoreward.actor_learner.buffers import Pushed
 from vinoreward.actor_learner.checkpoint import TrainingState
+from vinoreward.actor_learner.config import EVALUATE_EVERY
+from vinoreward.actor_learner.controller import Pushed
 from vinoreward.actor_learner.engines.base import Engine, EngineConfig, EngineError
 from vinoreward.actor_learner.engines.supervisor import Event
 from vinoreward.actor_learner.evaluating import BackgroundEvaluator
@@ -28,8 +29,8 @@ from vinoreward.policies.policy import Policy
 from vinoreward.policies.wire import lowered
 
 LAST_TIMEOUT = 10.0
-"""Seconds that the end of a training waits for the compressor's last policy. For the first policy
-of a compressor that is still starting, it waits up to the start timeout."""
+"""Seconds that the end of a training waits for the compressor's last policy; for its first one, up
+to the start timeout."""
 OBSERVATIONS_EVERY = 0.5
 """Minimum seconds between two transfers of observations to the compressor; 29 MB for images."""
 PATIENCE = 60.0
@@ -39,8 +40,6 @@ SAVE_SHARE = 0.1
 
 Check = Callable[[Callable[[], None]], None]
 """Raises KeyboardInterrupt if it was requested, after calling its argument."""
-
-
 LOG = logging.getLogger("vinoreward")
 
 
@@ -67,35 +66,23 @@ class _Messages:
 
 
 class Loop:
-    """One call of ``learn``.
-
-    Args:
-        engine: not started yet.
-        settings: of the engine.
-        state: changed in place.
-        evaluating: runs evaluations, or None.
-        evaluate_every: steps between them.
-    """
+    """One call of ``learn``; it starts the engine and changes the state in place."""
 
     def __init__(
         self,
         engine: Engine,
         settings: EngineConfig,
         state: TrainingState,
-        evaluating: BackgroundEvaluator | None,
-        evaluate_every: int,
+        evaluating: BackgroundEvaluator,
     ) -> None:
-        self._engine = engine
+        self._engine, self._state = engine, state
         self._learner, self._config = state.learner, state.config
         self._controller, self._totals = state.controller, state.totals
-        self._observations = state.observations
-        self._write = state.save
         self._staleness_limit = settings.actor.max_staleness
         self._compressing = state.chain is not None
         self._starting = self._compressing  # until the first message from or about the compressor
-        self._sampler = Sampler(
-            engine, state.learner, state.config, settings.limiter, state.pending
-        )
+        limiter, pending = settings.limiter, state.pending
+        self._sampler = Sampler(engine, self._learner, self._config, limiter, pending)
         self._settings = state.controller.actor_settings(ActorSettings(), state.totals.version)
         self._before = state.totals.steps
         self._learning = 0.0
@@ -108,7 +95,10 @@ class Loop:
         self._watched = self._pushed_at = state.learner.updates
         self._observations_given = -math.inf
         self._next_save = 0.0
-        self._evaluating, self._every = evaluating, evaluate_every
+        every, monitor = state.config.evaluate_every, state.controller.monitor
+        if every is None:
+            every = EVALUATE_EVERY if monitor is not None and monitor.needs_returns else 0
+        self._every, self._evaluating = every, evaluating if every else None
         self._next_evaluation = self._after(state.totals.steps)
         self._evaluated = -1
         """The newest evaluated version."""
@@ -122,10 +112,10 @@ class Loop:
         """Train up to a number of environment steps; see ``ActorLearner.learn``."""
         engine, totals = self._engine, self._totals
         engine.start(
-            self._pushed.policy, self._settings, self._observations.rows, self._pushed.bits
+            self._pushed.policy, self._settings, self._state.observations.rows, self._pushed.bits
         )
-        self._start = start = time.monotonic()
-        self._next_save = start + self._config.checkpoint_seconds
+        self._start = time.monotonic()
+        self._next_save = self._start + self._config.checkpoint_seconds
         stopped = False
         try:
             while totals.steps < total_steps and not stopped:
@@ -139,8 +129,7 @@ class Loop:
                     self._push(check)
                     if self._config.lag is None:
                         self._evaluate(check)
-                    progress = self._progress(start)
-                    stopped = bool((on_progress or _warn)(progress))
+                    stopped = bool((on_progress or _warn)(self._progress()))
                 if time.monotonic() > self._next_save:
                     self._save()
                 check(self._save)
@@ -156,7 +145,7 @@ class Loop:
         return Summary(
             steps=totals.steps,
             updates=self._learner.updates,
-            seconds=time.monotonic() - start,
+            seconds=time.monotonic() - self._start,
             mean_return=totals.mean_return,
             profile=breakdown,
             learner_seconds=learner_seconds,
@@ -172,8 +161,8 @@ class Loop:
         """Return the breakdown of the actors' time so far, and the learner's seconds per step."""
         counters = self._engine.counters()
         acted = max(1, counters["steps"])
-        found = Breakdown.of({name: counters[name] for name in COUNTERS}, acted)
-        return found, self._learning / acted
+        breakdown = Breakdown.of({name: counters[name] for name in COUNTERS}, acted)
+        return breakdown, self._learning / acted
 
     def policies(self, timeout: float) -> tuple[Policy, Policy | None]:
         """Return the last pushed and the last compressed policy; see ``ActorLearner.policies``."""
@@ -201,21 +190,21 @@ class Loop:
         """Return the policy as actors decode a low-bit push, or None for a lossless push."""
         if pushed.bits == FULL_BITS:
             return None
-        made = lowered(pushed.policy, pushed.bits)
-        return made.replace(backend=self._config.compressed_backend)
+        low = lowered(pushed.policy, pushed.bits)
+        return low.replace(backend=self._config.compressed_backend)
 
     def _last_policies(self, check: Check) -> tuple[Policy, Policy | None]:
-        found = self.policies(LAST_TIMEOUT)
+        full, compressed = self.policies(LAST_TIMEOUT)
         deadline = time.monotonic() + EngineConfig.start_timeout
         while (
-            found[1] is None
+            compressed is None
             and self._starting
-            and self._settings.enabled_at(found[0].version)
+            and self._settings.enabled_at(full.version)
             and time.monotonic() < deadline
         ):
             check(self._save)
-            found = self.policies(1.0)
-        return found
+            full, compressed = self.policies(1.0)
+        return full, compressed
 
     # Learning
 
@@ -224,7 +213,7 @@ class Loop:
         start = time.perf_counter()
         metrics = self._learner.update(trajectories)
         if trajectories:
-            self._observations.add(trajectories)
+            self._state.observations.add(trajectories)
             self._experience = self._share.add(trajectories, self._totals.version)
         if not metrics:
             return False
@@ -240,11 +229,7 @@ class Loop:
     # Pushes and settings
 
     def _checked_policy(self) -> Policy:
-        """Return the learner's policy.
-
-        Raises:
-            OutputError: NaN or infinity; no process can act with it or resume from it.
-        """
+        """Return the learner's policy; OutputError if it has NaN or infinity."""
         try:
             return self._learner.policy(self._totals.version)
         except InputError as error:
@@ -274,7 +259,7 @@ class Loop:
         due = start - self._observations_given >= OBSERVATIONS_EVERY
         if self._compressing and (exact or due):
             self._observations_given = start
-            engine.give_observations(self._observations.rows)
+            engine.give_observations(self._state.observations.rows)
         self._cache(engine.pulled())
         engine.publish(self._pushed.policy, self._pushed.bits)
         self._learning += time.perf_counter() - start
@@ -314,7 +299,7 @@ class Loop:
         """Write a checkpoint, and request the compressor's state."""
         start = time.monotonic()
         self._checked_policy()
-        if self._write():
+        if self._state.save():
             self._settings = replace(self._settings, save=self._settings.save + 1)
             self._engine.configure(self._settings)
         now = time.monotonic()
@@ -325,7 +310,7 @@ class Loop:
     # Evaluations
 
     def _after(self, steps: int) -> float:
-        """Return the number of steps at which the next evaluation is due."""
+        """Return the steps at which the next evaluation is due."""
         return (steps // self._every + 1) * self._every if self._every else math.inf
 
     def _evaluate(self, check: Check) -> None:
@@ -356,17 +341,17 @@ class Loop:
         evaluating = self._evaluating
         if evaluating is None:
             return
-        found, events = evaluating.take()
+        evaluation, events = evaluating.take()
         while wait and evaluating.running:
             self._take_messages()
             check(self._save)
             time.sleep(0.01)
-            found, events = evaluating.take()
+            evaluation, events = evaluating.take()
         self._messages.events += events
-        if found is not None:
-            self._messages.evaluations.append(found)
-            self._evaluated = found.pair.full.version
-            self._controller.evaluated(found.pair, self._totals.version)
+        if evaluation is not None:
+            self._messages.evaluations.append(evaluation)
+            self._evaluated = evaluation.pair.full.version
+            self._controller.evaluated(evaluation.pair, self._totals.version)
 
     def _last_evaluation(self, check: Check) -> None:
         """Wait for the running evaluation, and run one that is due: learning is over."""
@@ -394,7 +379,7 @@ class Loop:
         self._made = max(made, default=self._made)
 
     def _check_share(self, seconds: float) -> None:
-        """Warn the user if almost no steps act compressed."""
+        """Warn if almost no steps act compressed."""
         waiting = self._starting and self._settings.enabled and seconds < PATIENCE
         if not self._compressing or waiting:
             return
@@ -403,13 +388,14 @@ class Loop:
         if words is not None:
             self._messages.events.append(Event("compressor", words))
 
-    def _progress(self, start: float) -> Progress:
-        self._check_share(time.monotonic() - start)
+    def _progress(self) -> Progress:
+        seconds = time.monotonic() - self._start
+        self._check_share(seconds)
         messages, self._messages = self._messages, _Messages()
         return Progress(
             steps=self._totals.steps,
             updates=self._learner.updates,
-            seconds=time.monotonic() - start,
+            seconds=seconds,
             metrics=self._metrics,
             readings=self._controller.readings(),
             mean_return=self._totals.mean_return,

@@ -29,41 +29,27 @@ class EngineError(VinorewardError, RuntimeError):
 
 
 def not_running() -> EngineError:
-    """Return what a call outside of ``start`` and ``close`` raises."""
+    """Return the error of a call before ``start`` or after ``close``."""
     return EngineError("engine not running. Expected start() first, and no close() yet.")
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Settings of an engine.
-
-    Attributes:
-        actor: settings of every actor.
-        trajectory: sizes of the trajectories that actors send.
-        compressor: settings of the compressor, None for none.
-        limiter: samples per insert; None lets actors run as far ahead as there is room.
-        slots_per_actor: trajectories of one actor that may wait for the learner.
-        bits: communication quantization of the learner's weights: 32, 16, or 2 to 8.
-        observations: maximum number of rows for the compressor.
-        heartbeat: seconds of silence after which a process counts as hung.
-        start_timeout: seconds that a process may take to start.
-        restarts: maximum restarts of each process within a minute of its work. Time in which it
-            hands nothing over (it hangs, or does not start) does not count as work.
-    """
+    """Settings of an engine; see also :class:`~vinoreward.actor_learner.ActorLearnerConfig`."""
 
     actor: ActorConfig
     trajectory: TrajectorySpec
     compressor: CompressorConfig | None = None
-    limiter: SamplesPerInsert | None = None
-    slots_per_actor: int = 2
-    bits: int = 32
-    observations: int = 1024
-    heartbeat: float = 20.0
-    start_timeout: float = 120.0
-    restarts: int = 3
+    limiter: SamplesPerInsert | None = None  # None: actors run ahead as far as there is room
+    slots_per_actor: int = 2  # trajectories of one actor that may wait for the learner
+    bits: int = 32  # communication quantization of the learner's weights
+    observations: int = 1024  # maximum number of rows for the compressor
+    heartbeat: float = 20.0  # seconds of silence after which a process counts as hung
+    start_timeout: float = 120.0  # seconds that a process may take to start
+    restarts: int = 3  # of each process within a minute of its work; see RestartBudget
 
     def process_names(self) -> list[str]:
-        """Return a name for each process: actors in order, then the compressor if there is one."""
+        """Return the processes' names: actors in order, then the compressor if there is one."""
         names = [f"actor {number}" for number in range(self.actor.actors)]
         return names if self.compressor is None else [*names, "compressor"]
 
@@ -90,14 +76,11 @@ class TrajectorySource(Protocol):
 class Engine(Closing):
     """Runs actors and compressor; a context manager that leaves nothing behind.
 
-    An engine implements seven members, because its processes exchange four kinds of data in ways of
-    their own: processes start and end (:meth:`_open`, :meth:`close`), the newest content of a store
-    goes to all of them (:meth:`_publish`), compressed weights come back
-    (:meth:`compressed_policy`, :meth:`_progress`), and so do trajectories (:attr:`_source`,
-    :meth:`sampled`). The rest is here or in the supervisor.
-
-    Args:
-        config: settings of actors and compressor.
+    An engine implements seven members, as it has ways of its own for each of these: processes start
+    and end (:meth:`_open`, :meth:`close`), the newest content of a store goes to all of them
+    (:meth:`_publish`), compressed weights come back (:meth:`compressed_policy`,
+    :meth:`_progress`), and so do trajectories (:attr:`_source`, :meth:`sampled`). The rest is here
+    or in the supervisor.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -113,13 +96,7 @@ class Engine(Closing):
         observations: npt.NDArray[np.generic],
         bits: int | None = None,
     ) -> None:
-        """Start all processes with the first weights (version 0, or that of a resume).
-
-        Args:
-            policy: in full precision.
-            settings: the first ones.
-            observations: for the compressor.
-            bits: per weight on the wire; None: as configured.
+        """Start all processes with the first weights, settings and observations.
 
         Raises:
             ConfigError: an invalid number of bits.
@@ -139,18 +116,13 @@ class Engine(Closing):
 
     @abc.abstractmethod
     def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> Supervisor:
-        """Prepare what processes share, with room for these; do not start any process yet."""
+        """Prepare what processes share, with room for these; start none of them yet."""
 
     def _settle(self) -> None:
         """Wait until the first publications have arrived where processes find them."""
 
     def publish(self, policy: Policy, bits: int | None = None) -> None:
-        """Make weights the latest; does not wait.
-
-        Args:
-            policy: in full precision.
-            bits: per weight on the wire; None: as configured.
-        """
+        """Make weights the latest; ``bits`` per weight on the wire, None as configured."""
         encoded = encode(policy, bits=self._config.bits if bits is None else bits)
         self._publish(FULL_PRECISION, policy.version, encoded)
 
@@ -177,8 +149,7 @@ class Engine(Closing):
         """Make something the latest content of a store; does not wait.
 
         The arrays may change as soon as this returns. A process that sees this also sees what was
-        published in other stores before. For the stores, see
-        :mod:`vinoreward.actor_learner.transport.link`.
+        published in other stores before.
         """
 
     @property
@@ -189,10 +160,7 @@ class Engine(Closing):
     def take(self, count: int, *, timeout: float, evenly: bool = False) -> Batch | None:
         """Wait for trajectories, the oldest first; None after ``timeout`` seconds.
 
-        Args:
-            count: how many.
-            timeout: seconds.
-            evenly: the same number from every actor, in an order that does not depend on time.
+        ``evenly``: equally many from every actor, in an order that does not depend on time.
 
         Raises:
             ConfigError: more than there is room for, or evenly and not a multiple of the actors.
@@ -212,20 +180,14 @@ class Engine(Closing):
         """Count transitions that the learner has sampled; for the limiter."""
 
     def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
-        """Return sums of all actors' counters, of the trajectories that have arrived.
-
-        Args:
-            names: of the counters; few cost less.
-        """
+        """Return sums of all actors' counters, of the trajectories that have arrived."""
         workers = self._running.workers
         return {name: sum(worker.counter(name) for worker in workers) for name in names}
 
     def everyone_has(self, version: int) -> bool:
         """Return whether no process needs an older version any more, for a fixed lag.
 
-        That is: every actor has pulled this version, from whichever network the settings say, and
-        if they enable compression for it (:meth:`ActorSettings.enabled_at`), its compressed form is
-        published.
+        Every actor has pulled this version, and if it is to be compressed, that is published.
         """
         compressing = self._config.compressor is not None and self._settings.enabled_at(version)
         pulled, compressed = self._progress()

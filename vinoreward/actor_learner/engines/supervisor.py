@@ -57,17 +57,16 @@ class Messages:
 class RestartBudget:
     """Limits the restarts of a process within a minute of its work.
 
-    Work is the time from a start to the last trajectory, or compressed weights, that the process
-    handed over. A minute of the clock would not do: a hang is noticed only after a heartbeat, and a
-    failed start only after the start timeout, so neither could happen often within it. A process
-    that works for minutes between two crashes is restarted for ever.
+    Work is the time from a start to the last trajectory, or compressed weights, that it handed
+    over. Wall time would not do: hangs and failed starts are noticed too late to happen often
+    within a minute. A process that works for minutes between two crashes is restarted for ever.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
         self._clock = clock
         self._since = clock()
-        """Time of the last start or of the last thing handed over."""
+        """Time of the last start or handover."""
         self._work = 0.0
         """Seconds of all generations."""
         self._spent: deque[float] = deque()
@@ -90,18 +89,14 @@ class RestartBudget:
 
 
 def error_report(error: BaseException) -> str:
-    """Return a process's report of the error that ends it.
-
-    One line for an error of :mod:`vinoreward.errors`, which says what to do. A traceback for all
-    others, as nothing else says where they come from.
-    """
+    """Return one line for an error of :mod:`vinoreward.errors`, a traceback for any other."""
     if isinstance(error, VinorewardError):
         return " ".join(str(error).split())
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
 def in_short(report: str) -> str:
-    """Return the last line of a report, to be put into a sentence."""
+    """Return the last line of a report, without a full stop."""
     return report.strip().splitlines()[-1].rstrip(".")
 
 
@@ -125,27 +120,19 @@ class Worker(abc.ABC):
     """A slot for a process: the present one is replaced when it dies or hangs.
 
     An engine implements three methods, because each kind of process is started, looked at and
-    killed in its own way. The supervisor does the rest.
-
-    Args:
-        name: such as ``"actor 0"``.
-        number: of the process, from 0; compressors come after all actors.
+    killed in its own way. The supervisor does the rest. The name is one such as ``"actor 0"``; the
+    number counts from 0, and the compressor comes after all actors.
     """
 
-    hint = ""
-    """Where to look if the process ended without a report."""
-    waits_for = ""
-    """Where to see what a process that could not be started yet waits for; it has not failed. Empty
-    if there is a process."""
-    generation = 0
-    """Number of replacements."""
-    started = 0.0
-    """Time of the last start."""
-    abandoned = False
-    """It is not started again."""
+    hint = ""  # where to look if the process ended without a report
+    waits_for = ""  # where to see what a process that could not start yet waits for
+    generation = 0  # number of replacements
+    started = 0.0  # time of the last start
+    abandoned = False  # it is not started again
 
-    def __init__(self, name: str, number: int) -> None:
-        self.name, self.number = name, number
+    def __init__(self, name: str, number: int, config: EngineConfig) -> None:
+        self.name, self.number, self._config = name, number, config
+        self.acts = number < config.actor.actors
 
     @abc.abstractmethod
     def start(self) -> None:
@@ -162,11 +149,7 @@ class Worker(abc.ABC):
 
     @abc.abstractmethod
     def kill(self) -> bool:
-        """End the process, also a stopped one, and free what it held for the next generation.
-
-        Returns:
-            Whether it is gone. One that hangs inside the kernel is not.
-        """
+        """End the process and free its resources; False if it hangs inside the kernel."""
 
     @property
     def pulled(self) -> int:
@@ -181,16 +164,8 @@ class Worker(abc.ABC):
 class Supervisor:
     """Supervises workers until it is closed: replaces what dies or hangs, collects messages.
 
-    Args:
-        workers: by number, none of them started; actors first.
-        wait: returns as soon as one of the given workers has something new, or after so many
-            seconds.
-        config: number of actors, heartbeat, start timeout, restarts; with a fixed lag, no process
-            can be missing.
-        clock: seconds.
-
-    Attributes:
-        failure: why training cannot continue, in words.
+    ``wait`` returns as soon as one of the given workers has something new, or after so many
+    seconds. ``failure`` says why training cannot continue; with a fixed lag it needs every process.
     """
 
     def __init__(
@@ -208,18 +183,14 @@ class Supervisor:
         self._budgets = [RestartBudget(config.restarts, clock) for _ in self.workers]
         self._handed = [0] * len(self.workers)
         self._reports = [""] * len(self.workers)
-        """The last report from any process of a worker."""
+        """The last report of each worker's processes."""
         self._lock = threading.Lock()
         self._messages = Messages()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start all processes, and a thread that supervises them.
-
-        Raises:
-            OSError: the system has no room for them; call :meth:`close`.
-        """
+        """Start all processes, and a thread that supervises them; after an error, call close()."""
         for worker in self.workers:
             self._start(worker)
         self._thread = threading.Thread(target=self._watch, name="vinoreward watch", daemon=True)
@@ -253,7 +224,7 @@ class Supervisor:
         start = self._clock()
         # Messages are read to the end: a process that cannot send does not end.
         while left := [worker for worker in self.workers if self._ending(worker)]:
-            saving = any(worker.number >= self._config.actor.actors for worker in left)
+            saving = not all(worker.acts for worker in left)
             if self._clock() - start > (SAVE_PATIENCE if saving else END_PATIENCE):
                 break
             with contextlib.suppress(VinorewardError):  # the learner has it already
@@ -262,7 +233,7 @@ class Supervisor:
             worker.kill()
 
     def _ending(self, worker: Worker) -> bool:
-        """Return whether to wait for the process to end by itself."""
+        """Return whether the process may still end by itself."""
         try:
             status = self._read(worker)
         except VinorewardError:
@@ -346,7 +317,7 @@ class Supervisor:
             self.add_event(worker.name, f"{ended.why}; replaced by generation {worker.generation}")
             return
         worker.abandoned = True
-        nobody = all(each.abandoned for each in self.workers[: config.actor.actors])
+        nobody = all(each.abandoned for each in self.workers if each.acts)
         if nobody or config.actor.lag is not None:
             but = "" if nobody else "; with a fixed lag nothing can go on without it"
             self.fail(self._too_often(worker, ended.why, but))

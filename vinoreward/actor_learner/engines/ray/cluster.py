@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vinoreward.actor_learner.engines.base import EngineError
-from vinoreward.actor_learner.engines.local.processes import THREADS
+from vinoreward.actor_learner.engines.processes import THREADS
 from vinoreward.errors import needed_for
 from vinoreward.processes import environment_variables, searches_current_folder, sigterm_kept
 
@@ -22,34 +22,21 @@ NAMESPACE = "vinoreward"
 CONNECT_TIMEOUT = 5.0
 HEAD_EVERY = 1.0
 HEAD_PATIENCE = 30.0
-"""Seconds without an answer from the cluster's head after which it counts as lost. A head that is
-started again earlier, as Ray can with Redis, does no harm."""
+"""Seconds without an answer after which the cluster's head counts as lost; it may restart earlier,
+as Ray can with Redis."""
 _STARTED = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
 """Where ``ray start`` notes the address."""
-_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # No tip about a future release on every start.
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-_JOINED = {
-    # By default Ray ends this process without a word after 60 s without the head, which may be
-    # shorter than one update. HeadWatch lets the learner save its state.
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",
-}
-_OWN = {
-    # No idle processes beside those that are asked for.
-    "RAY_prestart_worker_first_driver": "0",
-    # They share the processors.
-    **dict.fromkeys(THREADS, "1"),
-}
+# The second one avoids a tip about a future release on every start.
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+# By default Ray ends this process without a word after 60 s without the head, which may be shorter
+# than one update. HeadWatch lets the learner save its state.
+_JOINED = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3600"}
+# No idle processes beside those that are asked for; they share the processors.
+_OWN = {"RAY_prestart_worker_first_driver": "0", **dict.fromkeys(THREADS, "1")}
 
 
 def import_ray() -> Any:
-    """Return the module ``ray``.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """Return the module ``ray``, or raise MissingExtraError."""
     with needed_for("the engine 'ray'", "ray"):
         import ray
     return ray
@@ -60,21 +47,21 @@ def _unset(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _without_current_folder() -> Any:
-    """Return a job whose processes do not search the current folder for modules.
+    """Return a job whose processes get the learner's own path.
 
-    Ray searches it first, whatever is in it. The processes get the learner's own path.
+    Ray would search the current folder first, whatever is in it.
     """
     from ray.job_config import JobConfig
 
     class Job(JobConfig):
         def _runtime_env_has_working_dir(self) -> bool:
-            return True  # for all that Ray asks this: such a job is not given the current folder
+            return True  # Ray does not give such a job the current folder
 
     return Job()
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the sentence with the reason from Ray's message, without a full stop."""
+    """Return the sentence of Ray's message with the reason, without a full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     because = [line for line in lines if "because" in line]
     line = (because or lines or [type(error).__name__])[0]
@@ -83,14 +70,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def ray_errors(what: str) -> Iterator[None]:
-    """Replace Ray's errors within the block by ours.
-
-    Args:
-        what: failed; the beginning of the message.
-
-    Raises:
-        EngineError: its cause is Ray's error.
-    """
+    """Turn Ray's errors within the block into an EngineError that begins with ``what``."""
     ray = import_ray()
     try:
         yield
@@ -102,11 +82,7 @@ def ray_errors(what: str) -> Iterator[None]:
 
 
 def found_address() -> str | None:
-    """Return the address of a cluster that others may join; None if there is none.
-
-    Raises:
-        EngineError: nothing answers at ``RAY_ADDRESS``.
-    """
+    """Return the address of a cluster to join, or None; EngineError if ``RAY_ADDRESS`` is dead."""
     named = os.environ.get(ADDRESS, "")
     if named:
         if named not in ("auto", "local") and not _answers(named):
@@ -134,15 +110,10 @@ def _answers(address: str) -> bool:
 
 
 class HeadWatch:
-    """A thread that looks whether the cluster's head answers.
+    """A thread that looks whether the cluster's head answers; calls ``lost`` once if not.
 
-    Not the supervisor's thread: a machine that drops packets makes each look wait for seconds, and
-    Ray's own calls may wait for the head, too. Without the head, actors and learner continue for a
-    while, until Ray ends their processes.
-
-    Args:
-        address: HOST:PORT of the head.
-        lost: called once, with the reason.
+    Not the supervisor's thread: each look may wait for seconds, and so may Ray's own calls. Without
+    the head, actors and learner continue for a while, until Ray ends their processes.
     """
 
     def __init__(self, address: str, lost: Callable[[str], None]) -> None:
@@ -175,14 +146,7 @@ class Cluster:
 
     The cluster is, in this order: the one that this process is connected to already; the one that
     ``RAY_ADDRESS`` names; one that was started on this machine with ``ray start``; a new one on
-    this machine, with a processor for each process that will ask for one.
-
-    Args:
-        processes: number of processes that will run on it.
-
-    Raises:
-        EngineError: nothing answers at ``RAY_ADDRESS``, or a cluster that cannot be used.
-        MissingExtraError: Ray is not installed.
+    this machine, with a processor for each of so many processes.
     """
 
     def __init__(self, processes: int) -> None:
@@ -193,10 +157,9 @@ class Cluster:
                 self._connect(processes)
             self._connected = True
         self.head = str(self.ray.get_runtime_context().gcs_address)
-        """HOST:PORT where the cluster's head listens."""
+        """HOST:PORT of the cluster's head."""
         self.lost = False
-        """Whether the head is known to be lost: to end a process that it was never told of would
-        wait for it."""
+        """Whether the head is lost: to end a process unknown to it, Ray would wait for it."""
 
     def _connect(self, processes: int) -> None:
         quiet: dict[str, Any] = {

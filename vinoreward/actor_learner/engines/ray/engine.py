@@ -1,8 +1,7 @@
 """The engine of a cluster: actors and compressor as Ray actors, the learner in this process.
 
-For setting up a cluster, see docs/cluster.md. Actors are spread over the machines and ask for one
-processor each. So does the compressor, but if there is a folder for its state, it runs on the
-learner's machine, whatever is free there. Every machine has to find the environment's module.
+Actors are spread over the machines and ask for one processor each. So does the compressor, unless
+it saves its state: then it runs on the learner's machine. See docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -36,8 +35,14 @@ from vinoreward.actor_learner.engines.ray.cluster import (
     ray_errors,
     reason_of,
 )
-from vinoreward.actor_learner.engines.ray.requests import TrajectoryRequests
-from vinoreward.actor_learner.engines.ray.state import Identity, Look, Published, Publisher, State
+from vinoreward.actor_learner.engines.ray.exchange import (
+    Identity,
+    Look,
+    Published,
+    Publisher,
+    State,
+    TrajectoryRequests,
+)
 from vinoreward.actor_learner.engines.supervisor import (
     END_PATIENCE,
     Ended,
@@ -62,9 +67,7 @@ SLOWEST_BEAT = 0.5
 class StateWatch:
     """Reads the signs of life from the state actor, and wakes the supervisor.
 
-    Args:
-        state: handle of the state actor.
-        lost: called when the state actor has started anew, empty.
+    ``lost`` is called when the state actor has started anew, empty.
     """
 
     def __init__(self, state: Any, lost: Callable[[], None]) -> None:
@@ -108,10 +111,7 @@ class StateWatch:
 
 
 class RayWorker(Worker):
-    """An actor, or the compressor: on one thread and one processor, anywhere in the cluster.
-
-    A compressor that saves its state runs on the learner's machine.
-    """
+    """An actor, or the compressor, as a Ray actor."""
 
     def __init__(
         self,
@@ -122,33 +122,29 @@ class RayWorker(Worker):
         watch: StateWatch,
         requests: TrajectoryRequests,
     ) -> None:
-        super().__init__(name, number)
-        self._config, self._cluster = config, cluster
-        self._watch, self._requests = watch, requests
-        self._acts = number < config.actor.actors
-        if self._acts:
+        super().__init__(name, number, config)
+        self._cluster, self._watch, self._requests = cluster, watch, requests
+        if self.acts:
             requests.lost(number)  # until there is a process to ask
-        # Its state goes to the learner's disk, from where a resumed run reads it. There it asks for
-        # no processor, as actors may have taken all.
+        # The state goes to the learner's disk, from where a resumed run reads it. That machine's
+        # processors may all be taken by actors.
         saves = config.compressor is not None and config.compressor.folder is not None
-        self._beside = not self._acts and saves
-        self.processors = 0 if self._beside else 1
+        beside = saves and not self.acts
+        self.processors = 0 if beside else 1
         from vinoreward.actor_learner.engines.ray import links  # imports Ray
 
-        # Once: Ray sends a class that it does not know to the head, and a start would wait for it.
-        # No runtime environment, which would double the time to start: Ray itself sets
-        # OMP_NUM_THREADS to num_cpus before anything is imported.
+        # Once: Ray sends a new class to the head, and a start would wait for it. No runtime
+        # environment, which would double the time to start; Ray itself sets OMP_NUM_THREADS.
         self._process = cluster.remote(
             links.RayProcess,
             num_cpus=self.processors,
-            # The supervisor restarts it: it counts generations and keeps to the budget.
-            max_restarts=0,
-            scheduling_strategy=cluster.beside_us() if self._beside else "SPREAD",
+            max_restarts=0,  # the supervisor counts generations and keeps to the budget
+            scheduling_strategy=cluster.beside_us() if beside else "SPREAD",
         )
         self._arguments: list[Any] = []
         self._handle: Any = None
-        self._answers: deque[tuple[str, int, Future[Any]]] = deque()
-        """(question, generation, answer); Ray adds them in a thread of its own."""
+        self._answers: deque[tuple[str, Any, Future[Any]]] = deque()
+        """(question, handle, answer); Ray adds them in a thread of its own."""
         self._last_message = -math.inf
         self._handed = 0
         self._before: Counter[str] = Counter()
@@ -158,7 +154,7 @@ class RayWorker(Worker):
 
     @ray_errors("Ray failed")
     def start(self) -> None:
-        """See :meth:`Worker.start`; returns before there is a process."""
+        """Ask for a process; returns before there is one."""
         self.waits_for = "`ray status` shows what it waits for"
         self._last_message = -math.inf
         if self.generation > 0:
@@ -167,7 +163,7 @@ class RayWorker(Worker):
         self._handle = self._new_process()
         self._ask("placed")
         self._ask("ended")
-        if self._acts:
+        if self.acts:
             self._requests.opened(self.number)
         else:
             self.ask()
@@ -180,15 +176,14 @@ class RayWorker(Worker):
             self._watch.state,
             self.number,
             self.generation,
-            self._requests.rollouts[self.number] if self._acts else 0,
+            self._requests.rollouts[self.number] if self.acts else 0,
             beat=min(SLOWEST_BEAT, config.heartbeat / 4),
             exact=config.actor.lag is not None,
         )
-        if self._acts:
+        if self.acts:
             spec = config.trajectory
             return process.remote(sys.path, links.run_actor, identity, config.actor, spec)
-        # A reference in a list: only the process itself resolves it, once it has these paths. It
-        # may contain classes of the user's.
+        # In a list: the process resolves the reference, once it has the paths of a user's classes.
         self._arguments = [self._cluster.ray.put(config.compressor_of(self.generation))]
         batch = config.actor.environments
         return process.remote(sys.path, links.run_compressor, identity, self._arguments, batch)
@@ -198,12 +193,12 @@ class RayWorker(Worker):
         self._ask("next")
 
     def _ask(self, question: str) -> None:
-        handle, generation = self._handle, self.generation
+        handle = self._handle
         if handle is None:
             return
 
         def answered(future: Future[Any]) -> None:
-            self._answers.append((question, generation, future))
+            self._answers.append((question, handle, future))
             self._watch.woken.set()
 
         getattr(handle, question).remote().future().add_done_callback(answered)
@@ -213,8 +208,8 @@ class RayWorker(Worker):
         messages: list[tuple[str, Any]] = []
         ended = Ended("ended") if self._handle is None else None
         while self._answers:
-            question, generation, future = self._answers.popleft()
-            if generation != self.generation or self._handle is None:
+            question, handle, future = self._answers.popleft()
+            if handle is not self._handle:
                 continue  # of a predecessor
             error = future.exception()
             if error is not None:
@@ -242,7 +237,7 @@ class RayWorker(Worker):
         return [(kind, value) for kind, value in about["reports"]]
 
     def _silence(self) -> float:
-        # A process may hang before it has sent its first sign of life to the state actor.
+        # A process may hang before its first sign of life has reached the state actor.
         since = time.monotonic() - self._last_message
         look = self._watch.look
         if look is None or look.generations[self.number] != self.generation:
@@ -250,12 +245,12 @@ class RayWorker(Worker):
         return min(look.silence[self.number], since)
 
     def forget(self) -> None:
-        """Forget signs of life: a state actor that started anew has none yet."""
+        """Forget signs of life: a new state actor has none yet."""
         self._last_message, self.started = -math.inf, time.monotonic()
 
     def kill(self) -> bool:
-        """See :meth:`Worker.kill`; Ray frees the rest."""
-        if self._acts:
+        """End the process; Ray frees the rest."""
+        if self.acts:
             self._requests.lost(self.number)
         if self._handle is not None and not self._cluster.lost:
             self._cluster.ray.kill(self._handle, no_restart=True)
@@ -275,14 +270,7 @@ class RayWorker(Worker):
 
 
 class RayEngine(Engine):
-    """Runs actors and compressor on a Ray cluster.
-
-    Args:
-        config: settings of actors and compressor.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-    """
+    """Runs actors and compressor on a Ray cluster; MissingExtraError without Ray."""
 
     def __init__(self, config: EngineConfig) -> None:
         import_ray()
@@ -309,7 +297,8 @@ class RayEngine(Engine):
             name=f"vinoreward-{uuid.uuid4().hex[:12]}",
             scheduling_strategy=cluster.beside_us(),
         ).remote(len(names))
-        watch = StateWatch(self._state, self._resend)
+        self._publisher = Publisher(self._send, lambda why: supervisor.fail(why))
+        watch = StateWatch(self._state, self._publisher.resend)
         self._workers = [
             RayWorker(name, number, config, cluster, watch, self._requests)
             for number, name in enumerate(names)
@@ -321,7 +310,6 @@ class RayEngine(Engine):
             supervisor.fail(why)
 
         self._head = HeadWatch(cluster.head, lost)
-        self._publisher = Publisher(self._send, supervisor.fail)
         return supervisor
 
     def _settle(self) -> None:
@@ -355,14 +343,10 @@ class RayEngine(Engine):
 
     def _end(self, ray: Any) -> None:
         self._state.stop.remote()
-        head, self._head = self._head, None
-        if head is not None:
-            head.close()
-        if self._supervisor is not None:
-            self._supervisor.close()
-        publisher, self._publisher = self._publisher, None
-        if publisher is not None:
-            publisher.close()
+        for part in (self._head, self._supervisor, self._publisher):
+            if part is not None:
+                part.close()
+        self._publisher = None
         with contextlib.suppress(ray.exceptions.RayError):
             # It answers earlier requests first.
             ray.get(self._state.look.remote(), timeout=END_PATIENCE)
@@ -373,7 +357,7 @@ class RayEngine(Engine):
     def _publish(self, store: int, version: int, encoded: Encoded) -> None:
         if self._publisher is None:
             raise not_running()
-        # The payload is a copy: the learner may change its weights while this is on its way.
+        # The payload is a copy: the learner may change its weights meanwhile.
         self._publisher.publish(store, version, encoded.header, encoded.payload())
 
     @property
@@ -405,7 +389,3 @@ class RayEngine(Engine):
 
     def _send(self, store: int, published: Published) -> None:
         self._answer(self._state.publish.remote(store, published))
-
-    def _resend(self) -> None:
-        if self._publisher is not None:
-            self._publisher.resend()

@@ -1,9 +1,9 @@
 """What runs in a process on Ray: the loop of an actor or of the compressor, and its link.
 
 The loop has a thread; the process's event loop answers the learner meanwhile. Weights and settings
-come from the state actor, trajectories go to the learner on request. Everything that belongs to a
-trajectory (its arrays, the counters, the episodes that ended in it) travels in one message, so that
-all of it arrives, or none. An actor's process does not import torch.
+come from the state actor, trajectories go to the learner on request. A trajectory's arrays,
+counters and episodes travel in one message, so that all of it arrives, or none. An actor's process
+does not import torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from ray.exceptions import RayError
 
 from vinoreward.actor_learner.acting.actor import Actor, ActorConfig
 from vinoreward.actor_learner.compressor import Compressor, CompressorConfig
-from vinoreward.actor_learner.engines.ray.state import Identity, Published, Query, Reply, version_of
+from vinoreward.actor_learner.engines.ray.exchange import (
+    Identity,
+    Published,
+    Query,
+    Reply,
+    version_of,
+)
 from vinoreward.actor_learner.engines.supervisor import error_report
 from vinoreward.actor_learner.transport.link import (
     LONGEST_PUSH,
@@ -52,8 +58,6 @@ PATIENCE = 0.25
 
 
 class _RayLink(Link):
-    """What actors and compressor have in common."""
-
     def __init__(self, identity: Identity, process: RayProcess) -> None:
         self._identity = identity
         self._state = identity.state
@@ -186,19 +190,19 @@ class RayCompressorLink(_RayLink, CompressorLink):
         return self._beats
 
     def report(self, kind: str, value: Any) -> None:
-        """Send a message at once: there is no trajectory to which it belongs."""
+        """Send a message at once: it belongs to no trajectory."""
         super().report(kind, value)
         self._send({})
 
     def publish(self, policy: Policy) -> None:
         """See :meth:`CompressorLink.publish`."""
         encoded = encode(policy)
-        # Kept: if the state actor is lost, no other process has it, and with a fixed lag all wait.
+        # If the state actor is lost, no other process has it, and with a fixed lag all wait.
         self._published = Published.of(policy.version, encoded.header, encoded.payload())
         self._publish_again()
 
     def _publish_again(self) -> None:
-        # From either thread: the state keeps the newest, and the same twice does no harm.
+        # In either thread: the state keeps the newest, and the same twice does no harm.
         if self._published is not None:
             ray.get(self._state.publish.remote(COMPRESSED, self._published))
 
@@ -214,7 +218,7 @@ def run_actor(
 def run_compressor(
     process: RayProcess, identity: Identity, config: Sequence[Any], batch: int
 ) -> None:
-    """Run the compressor until training is over; ``config`` is a list with a reference to its."""
+    """Run the compressor until training is over; ``config`` has one reference, to its settings."""
     link = RayCompressorLink(identity, process)
     compressor: CompressorConfig = ray.get(config[0])
     with BackendOutputs(batch) as outputs:
@@ -224,11 +228,8 @@ def run_compressor(
 class RayProcess:
     """Runs a loop in a thread, and answers the learner with the loop's messages.
 
-    Args:
-        paths: ``sys.path`` of the learner's process. Folders that this one lacks are searched last,
-            so that an environment beside the user's script is found on a shared file system.
-        run: the loop; its first argument is this object.
-        *arguments: the others.
+    ``paths`` is the learner's ``sys.path``. Folders that this process lacks are searched last, so
+    that it finds an environment beside the user's script on a shared file system.
     """
 
     def __init__(self, paths: Sequence[str], run: Callable[..., None], *arguments: Any) -> None:

@@ -36,11 +36,8 @@ CHUNK = 1 << 16
 def send(pipe: Connection, kind: str, value: Any) -> None:
     """Write a message, plain data, as a line of JSON; waits while the pipe is full.
 
-    Not with ``Connection.send_bytes``: if a child was stopped in the middle of a message, the
-    supervisor's thread would wait for the rest, and would not notice that the child hangs.
-
-    Raises:
-        OSError: the reading end is closed.
+    Not with ``Connection.send_bytes``: the supervisor would wait for the rest of a message of a
+    stopped child, and would not notice that the child hangs.
     """
     data = memoryview(json.dumps({"kind": kind, "value": value}).encode() + b"\n")
     while data:
@@ -53,7 +50,7 @@ class Inbox:
     def __init__(self, pipe: Connection) -> None:
         os.set_blocking(pipe.fileno(), False)
         self.pipe: Connection | None = pipe
-        """To wait for; closed, and None, when there can be no more messages."""
+        """None, and closed, when there can be no more messages."""
         self._rest = b""
 
     def read(self) -> list[dict[str, Any]]:
@@ -82,9 +79,7 @@ class Inbox:
 class Child:
     """A child process, and after it the next one of the same name.
 
-    Args:
-        name: such as ``"actor 0"``.
-        entry: the function that it runs; its last argument is a pipe to report to.
+    It runs ``entry``, whose last argument is a pipe to report to.
     """
 
     def __init__(self, name: str, entry: Callable[..., None]) -> None:
@@ -96,12 +91,7 @@ class Child:
         """The report of the error that ended it."""
 
     def start(self, *arguments: Any) -> None:
-        """Start a process; the one before has ended.
-
-        Raises:
-            OSError: the system has no room for one.
-            ConfigError: see :func:`~vinoreward.processes.starting_processes`.
-        """
+        """Start a process; the one before has ended. OSError if the system has no room."""
         context = multiprocessing.get_context("spawn")
         reading, writing = context.Pipe(duplex=False)
         self._inbox = Inbox(reading)
@@ -115,8 +105,8 @@ class Child:
             )
             # They share the cores: each computes on one thread.
             with starting_processes(dict.fromkeys(THREADS, "1")):
-                # Ctrl-C and SIGTERM often reach all processes of a terminal or of a job, also those
-                # that are still importing: the child unblocks them when it handles them.
+                # Ctrl-C and SIGTERM often reach all processes of a terminal or of a job. The child
+                # unblocks them when it handles them.
                 before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
                 try:
                     self._process.start()
@@ -162,10 +152,7 @@ class Child:
             self._process.kill()
 
     def end(self) -> bool:
-        """Kill the process, also a stopped one, and wait for its end; return whether it is gone.
-
-        Only a process that hangs inside the kernel is not.
-        """
+        """Kill the process, also a stopped one; False if it hangs inside the kernel."""
         if self._process is not None:
             self._process.kill()
             self._process.join(JOIN_TIMEOUT)
@@ -183,7 +170,7 @@ class Child:
 
 
 def _end_with_parent() -> None:
-    """End this process as soon as the learner's process has ended."""
+    """End this process with the learner's."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

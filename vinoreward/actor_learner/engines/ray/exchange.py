@@ -1,8 +1,8 @@
-"""The state actor of a training on Ray: latest weights and settings, and signs of life.
+"""What processes exchange on Ray: the state actor, and the learner's publisher and requests.
 
-It holds references and versions, never a queue: whoever publishes replaces the latest, whoever
-pulls gets the latest, and a slow process can neither hold back nor lose newer weights. The learner
-publishes from a thread of its own.
+The state actor holds the latest weights and settings, and signs of life. It holds references and
+versions, never a queue: whoever publishes replaces the latest, whoever pulls gets the latest, and a
+slow process can neither hold back nor lose newer weights.
 """
 
 from __future__ import annotations
@@ -16,16 +16,27 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vinoreward.actor_learner.transport.link import NONE, SETTINGS, STORES
-from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
+from vinoreward.actor_learner.transport.trajectory import (
+    COMPRESSED,
+    FULL_PRECISION,
+    Batch,
+    Trajectory,
+    check_count,
+    choose,
+)
 from vinoreward.policies.wire import Bytes
 
+if TYPE_CHECKING:
+    from vinoreward.actor_learner.engines.base import EngineConfig
+
 INLINE_BYTES = 64 << 10
-"""Smaller payloads travel in the answer itself (Ray's own limit is 100 KB), which saves a round
-trip."""
+"""Smaller payloads travel in the answer itself, which saves a round trip; Ray's limit is 100 KB."""
 FETCH_TIMEOUT = 60.0
+STOP_EVERY = 0.1
+"""Seconds between two checks whether to stop waiting for trajectories."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +57,8 @@ class Published(NamedTuple):
     version: int  # of the learner for weights, counted up for everything else
     header: bytes  # JSON
     body: Any
-    """(bytes,) uint8 if small, which saves a round trip; otherwise a list with one ObjectRef of it,
-    as Ray would resolve a reference outside of a list on its way."""
+    """(bytes,) uint8 if small; else a list with one ObjectRef, as Ray would resolve a reference
+    outside of a list on its way."""
 
     @classmethod
     def of(cls, version: int, header: bytes, payload: Bytes) -> Published:
@@ -59,10 +70,7 @@ class Published(NamedTuple):
         return cls(version, header, [ray.put(payload)])
 
     def fetch(self) -> Bytes | None:
-        """Return the payload, read-only, without a copy if it is on this machine.
-
-        None if it is lost: the process that published it has died.
-        """
+        """Return the payload, read-only; None if it died with the process that published it."""
         body: Any = self.body
         if isinstance(body, list):
             import ray
@@ -82,7 +90,7 @@ def version_of(published: Published | None) -> int:
 
 
 class Query(NamedTuple):
-    """The part of a process's requests that is always the same."""
+    """The part that all requests of a process have."""
 
     process: int
     generation: int
@@ -91,15 +99,14 @@ class Query(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The part of the answers to a process that is always the same."""
+    """The part that all answers to a process have."""
 
     born: str
-    """Changes when the state actor was lost and starts anew, empty: whoever has published something
-    has to do so again."""
+    """Changes when the state actor starts anew, empty: publish everything again."""
     stopped: bool  # training is over, or this process has been replaced
     learner_version: int
     settings: Published | None
-    """None if there are no newer ones. Those for the learner's version are there before it is."""
+    """If there are newer ones. Those for the learner's version are there before it is."""
 
 
 class Look(NamedTuple):
@@ -123,11 +130,7 @@ class _Signs:
 
 
 class State:
-    """Runs as one Ray actor; every method is quick, or waits without blocking the others.
-
-    Args:
-        processes: actors and compressor, numbered from 0.
-    """
+    """Runs as one Ray actor; every method is quick, or waits without blocking the others."""
 
     def __init__(self, processes: int) -> None:
         self._born = uuid.uuid4().hex
@@ -154,7 +157,7 @@ class State:
         return latest if version_of(latest) > have else None
 
     async def publish(self, store: int, published: Published) -> None:
-        """Replace the content of a store, unless it is newer."""
+        """Replace the content of a store, unless that is newer."""
         # The same version may come again, after its object died with the compressor.
         if self._newer(store, published.version) is None:
             self._stores[store] = published
@@ -188,14 +191,7 @@ class State:
     async def pull(
         self, query: Query, store: int, have: int, patience: float
     ) -> tuple[Reply, Published | None]:
-        """Return what is newer than version ``have``, or None after ``patience`` seconds.
-
-        Args:
-            query: who asks.
-            store: number.
-            have: version in use, -1 for none.
-            patience: seconds; 0 to look once.
-        """
+        """Return what is newer than version ``have``, or None after ``patience`` seconds."""
         await self._until(lambda: self._newer(store, have) is not None, patience)
         latest = self._newer(store, have)
         if latest is not None and store in (FULL_PRECISION, COMPRESSED):
@@ -205,13 +201,10 @@ class State:
         return self._reply(query), latest
 
     async def sync(self, query: Query, beats: int, version: int | None, patience: float) -> Reply:
-        """Note a process's sign of life; answer at once if there is news for it.
+        """Note a process's sign of life; answer if there is news, or after ``patience`` seconds.
 
-        Args:
-            query: who.
-            beats: steps of its loop; if this does not change, the process hangs.
-            version: the learner's that it knows; None if it does not need new ones at once.
-            patience: seconds after which to answer in any case.
+        A process whose ``beats`` do not change hangs. A learner's version after ``version`` is news
+        too, unless that is None.
         """
         signs = self._note(query)
         if signs is not None and beats != signs.beats:
@@ -254,10 +247,7 @@ class Publisher:
     """Publishes from a thread, one store at a time; skips all but the newest of each store.
 
     Settings and observations go before weights: they apply to what is published after them.
-
-    Args:
-        send: puts something into a store of the state actor and waits until it is there.
-        failed: called with the reason if it cannot continue.
+    ``send`` waits until the state actor has it; ``failed`` gets the reason if it cannot continue.
     """
 
     def __init__(
@@ -309,3 +299,101 @@ class Publisher:
         except Exception as error:  # noqa: BLE001  (the learner's thread raises it)
             self._broken = True
             self._failed(f"{STORES[store]} could not be published: {error}")
+
+
+class TrajectoryRequests:
+    """The learner's requests: it asks each actor for as many trajectories as there is room for.
+
+    An actor writes only what it was asked for. That bounds memory and how far actors run ahead: a
+    request takes a slot, and the limiter counts it as inserted. Thread-safe.
+
+    Attributes:
+        rollouts: trajectories that have arrived, by actor.
+    """
+
+    def __init__(self, config: EngineConfig, ask: Callable[[int], None]) -> None:
+        actors = config.actor.actors
+        self._changed = threading.Condition()
+        self._size = config.trajectory.transitions
+        self._slots = config.slots_per_actor
+        self._limiter = config.limiter
+        self._ask = ask
+        self._asked = [0] * actors
+        self._here = [0] * actors
+        self.rollouts = [0] * actors
+        self._open = set(range(actors))
+        self._ready: list[tuple[int, tuple[int, int], Trajectory]] = []
+        """(actor, (generation, sequence), trajectory) in the order of arrival."""
+        self._samples = 0
+
+    def ask(self) -> None:
+        """Ask actors for as much as allowed; first those with the fewest on their way."""
+        with self._changed:
+            while True:
+                slots = [(self._asked[actor] + self._here[actor], actor) for actor in self._open]
+                busy, actor = min(slots, default=(self._slots, -1))
+                if busy >= self._slots or not self._may_insert():
+                    return
+                self._asked[actor] += 1
+                self._ask(actor)
+
+    def _may_insert(self) -> bool:
+        if self._limiter is None:
+            return True
+        inserted = sum(self.rollouts) + sum(self._asked)
+        return self._limiter.can_insert(inserted * self._size, self._samples, self._size)
+
+    def arrived(self, trajectory: Trajectory, sequence: int) -> None:
+        """Add a trajectory; ``sequence`` is its number in its actor's generation."""
+        with self._changed:
+            actor = trajectory.actor
+            self._asked[actor] -= 1
+            self._here[actor] += 1
+            self.rollouts[actor] += 1
+            self._ready.append((actor, (trajectory.generation, sequence), trajectory))
+            self._changed.notify_all()
+
+    def lost(self, actor: int) -> None:
+        """Stop asking a dead actor, and forget its open requests; what has arrived stays."""
+        with self._changed:
+            self._asked[actor] = 0
+            self._open.discard(actor)
+
+    def opened(self, actor: int) -> None:
+        """Start asking an actor, or its successor."""
+        with self._changed:
+            self._open.add(actor)
+        self.ask()
+
+    def sampled(self, count: int) -> None:
+        """Count transitions that the learner has sampled."""
+        with self._changed:
+            self._samples += count
+        self.ask()
+
+    def ready(self) -> int:
+        """Return the number of trajectories that can be taken now."""
+        return len(self._ready)
+
+    def take(
+        self, count: int, *, timeout: float, stop: Callable[[], bool], evenly: bool = False
+    ) -> Batch | None:
+        """See :meth:`TrajectoryRing.take`."""
+        actors = len(self._asked)
+        check_count(count, actors * self._slots, actors, evenly)
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not (chosen := choose(self._ready, count, actors, evenly)):
+                left = deadline - time.monotonic()
+                if left <= 0 or stop():
+                    return None
+                self._changed.wait(min(left, STOP_EVERY))
+            taken = set(map(id, chosen))
+            self._ready = [one for one in self._ready if id(one[2]) not in taken]
+        return Batch(chosen, lambda: self._release(chosen))
+
+    def _release(self, taken: list[Trajectory]) -> None:
+        with self._changed:
+            for one in taken:
+                self._here[one.actor] -= 1
+        self.ask()

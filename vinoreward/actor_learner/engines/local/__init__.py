@@ -1,1 +1,0 @@
-"""The engine of one machine: spawned processes and shared memory."""
