@@ -11,7 +11,7 @@ import importlib
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -44,15 +44,11 @@ def as_config_error(what: str, advice: str) -> Iterator[None]:
 
 def check_spaces(env: gym.Env[Any, Any], spec: PolicySpec) -> None:
     """Refuse an environment whose spaces do not match a network, by a ConfigError."""
-    seen, done = env.observation_space, env.action_space
-    if (
-        not isinstance(seen, gym.spaces.Box)
-        or seen.shape != spec.observation_shape
-        or seen.dtype is None
-        or not _castable(seen.dtype, spec)
-    ):
+    space, wanted = env.observation_space, spec.observation_shape
+    fits = isinstance(space, gym.spaces.Box) and space.shape == wanted
+    if not fits or space.dtype is None or not _castable(space.dtype, spec):
         kinds = "uint8" if spec.observation_dtype == "uint8" else "float32 (or other numbers)"
-        shape, wanted = seen.shape or (), spec.observation_shape
+        shape = space.shape or ()
         cure = (
             "convert them with FlattenObservation, DtypeObservation or TransformObservation of "
             "gymnasium.wrappers"
@@ -64,10 +60,10 @@ def check_spaces(env: gym.Env[Any, Any], spec: PolicySpec) -> None:
                 f"seen: seen.transpose(2, 0, 1), {box})"
             )
         raise ConfigError(
-            f"the environment's observations are {seen}. Expected a Box of {kinds} of the shape "
+            f"the environment's observations are {space}. Expected a Box of {kinds} of the shape "
             f"{wanted}, as the network; {cure}."
         )
-    check_actions(done, spec)
+    check_actions(env.action_space, spec)
 
 
 def observed(rows: npt.ArrayLike, spec: PolicySpec) -> Array:
@@ -80,42 +76,40 @@ def observed(rows: npt.ArrayLike, spec: PolicySpec) -> Array:
     Raises:
         InputError: another kind of numbers.
     """
-    seen = np.asarray(rows)
-    if seen.dtype == spec.observation_dtype:
-        return seen
-    if not _castable(seen.dtype, spec):
+    array = np.asarray(rows)
+    if array.dtype == spec.observation_dtype:
+        return array
+    if not _castable(array.dtype, spec):
         raise InputError(
-            f"observations are {seen.dtype}{seen.shape}. Expected {spec.observation_dtype}"
+            f"observations are {array.dtype}{array.shape}. Expected {spec.observation_dtype}"
             f"{'' if spec.observation_dtype == 'uint8' else ' or other real numbers'}, as in the "
             "policy's training."
         )
     with np.errstate(over="ignore"):
-        return seen.astype(spec.observation_dtype)
+        return array.astype(spec.observation_dtype)
 
 
-def _castable(kind: np.dtype[Any], spec: PolicySpec) -> bool:
-    casting: Literal["safe", "same_kind"] = (
-        "safe" if spec.observation_dtype == "uint8" else "same_kind"
-    )
-    return np.can_cast(kind, spec.observation_dtype, casting)
+def _castable(dtype: np.dtype[Any], spec: PolicySpec) -> bool:
+    images = spec.observation_dtype == "uint8"
+    return np.can_cast(dtype, spec.observation_dtype, "safe" if images else "same_kind")
 
 
-def check_actions(done: gym.Space[Any], spec: PolicySpec) -> None:
+def check_actions(space: gym.Space[Any], spec: PolicySpec) -> None:
     """Refuse an action space that does not match a network or has no limits."""
     if spec.discrete:
-        fits = isinstance(done, gym.spaces.Discrete) and int(done.n) == spec.actions
+        fits = isinstance(space, gym.spaces.Discrete) and int(space.n) == spec.actions
     else:
-        fits = isinstance(done, gym.spaces.Box) and done.shape == (spec.actions,)
-        if isinstance(done, gym.spaces.Box) and fits and not done.is_bounded():
+        fits = isinstance(space, gym.spaces.Box) and space.shape == (spec.actions,)
+        if isinstance(space, gym.spaces.Box) and fits and not space.is_bounded():
             raise ConfigError(
-                f"the environment's actions are {done}. Expected finite limits for every action, "
-                f"because the network's -1 to 1 is scaled to them; {action_cure(done)}."
+                f"the environment's actions are {space}. Expected finite limits for every action, "
+                f"because the network's -1 to 1 is scaled to them; {action_cure(space)}."
             )
     if not fits:
         raise ConfigError(
-            f"the environment's actions are {done}. Expected "
+            f"the environment's actions are {space}. Expected "
             f"{'Discrete' if spec.discrete else 'a Box'} of {spec.actions}, as the network's "
-            f"{spec.head} head gives; {action_cure(done)}, or make a network for these."
+            f"{spec.head} head gives; {action_cure(space)}, or make a network for these."
         )
 
 
@@ -273,9 +267,8 @@ class Environments:
         Args:
             actions: (N,) integers, or (N, A) in [-1, 1], scaled to the action space.
         """
-        count = len(self._envs)
-        rewards = np.zeros(count, dtype=np.float32)
-        terminated, truncated = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
+        rewards = np.zeros(len(self._envs), dtype=np.float32)
+        terminated, truncated = np.zeros_like(rewards, bool), np.zeros_like(rewards, bool)
         following = np.empty_like(self.observations)
         # A new array: the caller may still copy the old one into a trajectory.
         self.observations = np.empty_like(self.observations)

@@ -1,7 +1,4 @@
-"""Trained policies without exploration: a player, and paired evaluation.
-
-In a paired evaluation the full and the compressed policy play the same episodes.
-"""
+"""Trained policies without exploration: a player, and evaluation of pairs on the same episodes."""
 
 from __future__ import annotations
 
@@ -161,7 +158,7 @@ class Played:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Played:
         """Return what ``dataclasses.asdict`` described."""
-        return cls(value["version"], tuple(Episode(**one) for one in value["episodes"]))
+        return cls(value["version"], tuple(Episode(**each) for each in value["episodes"]))
 
 
 def _flags(values: Sequence[bool | None]) -> Flags | None:
@@ -192,8 +189,8 @@ class Pair:
     def from_dict(cls, value: Mapping[str, Any]) -> Pair:
         """Return what :meth:`to_dict` described."""
         full, compressed = Played.from_dict(value["full"]), value["compressed"]
-        small = None if compressed is None else Played.from_dict(compressed)
-        return cls(tuple(value["seeds"]), full, small, value["refused"])
+        compressed = None if compressed is None else Played.from_dict(compressed)
+        return cls(tuple(value["seeds"]), full, compressed, value["refused"])
 
 
 @dataclass(frozen=True)

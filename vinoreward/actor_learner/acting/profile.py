@@ -113,14 +113,12 @@ class Breakdown:
                 f"The network takes {share:.0%} of an actor's step: compressing it can make actors "
                 f"at most {bound:.2f} times faster. The environment is the bottleneck."
             )
+        limit = (
+            f", and this training {acting / learning:.2f} times: then the learner, with "
+            f"{learner_seconds * 1e3:.3g} ms per environment step, is the bottleneck"
+        )
         return (
             f"The network takes {share:.0%} of an actor's step: compressing it can make actors up "
-            f"to {bound:.2f} times faster"
-            + (
-                f", and this training {acting / learning:.2f} times: then the learner, with "
-                f"{learner_seconds * 1e3:.3g} ms per environment step, is the bottleneck"
-                if learning * bound > acting
-                else ""
-            )
-            + ". Compare with more environments per actor first: that costs no accuracy."
+            f"to {bound:.2f} times faster{limit if learning * bound > acting else ''}. Compare "
+            "with more environments per actor first: that costs no accuracy."
         )

@@ -186,9 +186,9 @@ def check_trajectory(spec: PolicySpec, trajectory: Trajectory) -> None:
             "step of one environment."
         )
     TrajectorySpec.of(spec, shape[0], shape[1]).check(trajectory)
-    went_on = ~(trajectory.terminated | trajectory.truncated)[:-1]
+    within = ~(trajectory.terminated | trajectory.truncated)[:-1]
     following = trajectory.observations[1:]
-    if not np.array_equal(trajectory.next_observations[:-1][went_on], following[went_on]):
+    if not np.array_equal(trajectory.next_observations[:-1][within], following[within]):
         raise InputError(
             f"a trajectory of actor {trajectory.actor} has successors that differ from the next "
             "steps' observations within an episode. Expected consecutive steps, and terminated or "
@@ -310,11 +310,11 @@ class ModuleLearner(Learner):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See :meth:`Learner.load_state`."""
-        found = (state.get("kind"), state.get("spec"), set(state.get("parts", ())))
+        saved = (state.get("kind"), state.get("spec"), set(state.get("parts", ())))
         wanted = (type(self).__name__, self.spec.digest(), set(self._parts))
-        if found != wanted:
+        if saved != wanted:
             raise ConfigError(
-                f"the state is of {found[0]} with parts {sorted(found[2])}. Expected {wanted[0]} "
+                f"the state is of {saved[0]} with parts {sorted(saved[2])}. Expected {wanted[0]} "
                 f"of the same network with parts {sorted(wanted[2])}: resume with the "
                 "configuration that the run was started with."
             )

@@ -137,9 +137,13 @@ def policy_of(model: OffPolicyAlgorithm, *, version: int = 0) -> Policy:
             parameters[f"{name}.weight"] = _array(module.weight)
             bias = torch.zeros(len(module.weight)) if module.bias is None else module.bias
             parameters[f"{name}.bias"] = _array(bias)
-        elif type(module) in _ACTIVATIONS and _takes_activation(layers):
-            last = cast(Dense | Conv, layers[-1])
-            layers[-1] = replace(last, activation=_ACTIVATIONS[type(module)])
+        elif (
+            (activation := _ACTIVATIONS.get(type(module)))
+            and layers
+            and not isinstance(last := layers[-1], Flatten)
+            and last.activation == "none"
+        ):
+            layers[-1] = replace(last, activation=activation)
         else:
             raise ConfigError(
                 f"the model's network has the layer {module}. Expected linear layers and "
@@ -156,10 +160,6 @@ def policy_of(model: OffPolicyAlgorithm, *, version: int = 0) -> Policy:
         scale=1.0 / 255.0 if scaled else 1.0,
     )
     return Policy(spec, parameters, version=version)
-
-
-def _takes_activation(layers: list[Layer]) -> bool:
-    return bool(layers) and not isinstance(layers[-1], Flatten) and layers[-1].activation == "none"
 
 
 def check_model(model: OffPolicyAlgorithm) -> None:
