@@ -18,7 +18,7 @@ from vinoreward.actor_learner.compressor import read_state
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.errors import BundleError, ModelCorruptError
-from vinoreward.saved_arrays import read_npz
+from vinoreward.saved_state import read_npz
 
 SIZE = 16 << 20
 """Bytes that the members unpack to."""

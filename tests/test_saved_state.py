@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from vinoreward.actor_learner.checkpoint import load_checkpoint  # noqa: E402
-from vinoreward.bundles.importers.encoder import load_state  # noqa: E402
+from vinoreward.bundles.foreign_encoder import load_state  # noqa: E402
 from vinoreward.errors import ModelCorruptError, VinorewardError  # noqa: E402
 from vinoreward.saved_state import read_state, save_state  # noqa: E402
 

@@ -4,7 +4,7 @@ from .actor_learner.trainer import ActorLearner
 from .backends.base import load_backend
 from .bundles.bundle import Bundle
 from .compression.chain import CompressorChain
-from .encoders.encoder import Encoder
+from .encoders import Encoder
 from .policies.wire import load_policy, save_policy
 from .rewards.classifier import Classifier
 from .rewards.success import SuccessDetector

@@ -63,7 +63,7 @@ class MissingExtraError(VinorewardError, ImportError):
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra, from where vinoreward was installed itself."""
+    """Return the command that installs an extra, from the source of the installed vinoreward."""
     try:
         record = distribution("vinoreward").read_text("direct_url.json")  # pip's, of PEP 610
         origin = json.loads(record or "{}")
@@ -83,15 +83,7 @@ def install_command(extra: str) -> str:
 
 @contextlib.contextmanager
 def needed_for(what: str, extra: str) -> Iterator[None]:
-    """Name the extra that installs a library whose import fails within the block.
-
-    Args:
-        what: needs it, in words.
-        extra: that installs it.
-
-    Raises:
-        MissingExtraError: with the command.
-    """
+    """Turn an ImportError in the block into a MissingExtraError: ``what`` needs ``extra``."""
     try:
         yield
     except ImportError as error:
@@ -122,7 +114,7 @@ class ModelCorruptError(VinorewardError, ValueError):
 
 
 class ModelRefusedError(VinorewardError, ValueError):
-    """A network that does what no picture network needs, or more than the stated memory or time."""
+    """A network with operators that are not allowed, or that needs too much memory or time."""
 
 
 class BundleError(VinorewardError, ValueError):

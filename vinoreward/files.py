@@ -1,4 +1,4 @@
-"""Files written whole or not at all, never through a link; hashes of what was written."""
+"""Atomic writing, never through links; reading of untrusted files; hashes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from typing import IO, Any, Literal
 from vinoreward.errors import RunFolderError
 
 MAX_DEPTH = 32
-"""Of lists and tables in each other."""
+"""Nesting of lists and tables in JSON."""
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; move it into place when the block succeeds.
 
-    A block that raises, or a process that is killed, leaves ``path`` as it was. A symbolic link at
-    ``path`` is replaced; what it points to stays as it is.
-
-    Raises:
-        RunFolderError: the folder cannot be written or the disk is full.
+    If the block raises or the process is killed, ``path`` stays as it was. A symbolic link at
+    ``path`` is replaced, not followed. RunFolderError if the disk is full or the folder not
+    writable.
     """
     path = Path(path)
     try:
@@ -78,21 +76,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def open_plain(path: Path, mode: Literal["wb", "ab", "a+b"]) -> IO[bytes]:
-    """Open a file to write it, made if it is not there; never what a symbolic link points to.
+    """Open a file for writing and create it if needed; RunFolderError for a link, pipe or device.
 
-    Folders above it may be links: whoever names a folder may name it by a link.
-
-    Raises:
-        RunFolderError: a link, a pipe or a device is in the file's place.
-        OSError: the folder cannot be written.
+    The folders above it may be links.
     """
 
     def opener(name: str, flags: int) -> int:
-        # Windows has neither flag; a pipe must not keep us waiting for somebody at its other end.
+        # Windows has neither flag; without O_NONBLOCK a pipe without a reader blocks.
         safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         if Path(name).is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        # Emptied only once it is known to be a plain file.
+        # Truncated only after it proved to be a plain file.
         descriptor = os.open(name, (flags & ~os.O_TRUNC) | safe, 0o666)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -106,41 +100,37 @@ def open_plain(path: Path, mode: Literal["wb", "ab", "a+b"]) -> IO[bytes]:
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
-        found = "a symbolic link" if Path(path).is_symlink() else "no plain file"
+        kind = "a symbolic link" if Path(path).is_symlink() else "no plain file"
         raise RunFolderError(
-            f"{path} is {found}, and would be written to. Expected a file of its own; remove it, "
+            f"{path} is {kind}, and would be written to. Expected a file of its own; remove it, "
             "or choose another folder."
         ) from error
 
 
 @contextlib.contextmanager
 def open_to_read(path: str | Path, limit: int) -> Iterator[IO[bytes]]:
-    """Open a file that may be anybody's, within the block; a link is followed.
-
-    Args:
-        path: of a plain file. A pipe or a device is refused and does not keep us waiting.
-        limit: bytes that it may have.
+    """Open an untrusted file of at most ``limit`` bytes; a link is followed, a pipe never blocks.
 
     Raises:
         FileNotFoundError: there is none.
-        OSError: it is no plain file, is larger, cannot be read, or has a name that none can have.
+        OSError: it is no plain file, too large or unreadable, or no file can have its name.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    except ValueError as error:  # a zero in its name, or letters that the system cannot write
+    except ValueError as error:  # a null character, or one that the file system cannot encode
         raise OSError(f"no file can have that name ({error})") from error
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise OSError("it is no plain file")
     with os.fdopen(descriptor, "rb") as stream:
-        if found.st_size > limit:
-            raise OSError(f"it has {found.st_size} bytes, more than {limit}")
+        if status.st_size > limit:
+            raise OSError(f"it has {status.st_size} bytes, more than {limit}")
         yield stream
 
 
 def read_plain(path: str | Path, limit: int) -> bytes:
-    """Return the content of a file that may be anybody's; see :func:`open_to_read`."""
+    """Return the content of an untrusted file; errors as :func:`open_to_read`."""
     with open_to_read(path, limit) as stream:
         size = os.fstat(stream.fileno()).st_size
         data = stream.read(size + 1)
@@ -150,18 +140,17 @@ def read_plain(path: str | Path, limit: int) -> bytes:
 
 
 def read_json(path: str | Path, limit: int = 64 << 20) -> Any:
-    """Return the value of a JSON file that may be anybody's.
+    """Return the value of an untrusted JSON file.
 
     Raises:
-        FileNotFoundError: there is none.
-        OSError: see :func:`open_to_read`.
-        ValueError: it is no JSON in UTF-8, or is nested too deep for those who use it.
+        FileNotFoundError, OSError: as :func:`open_to_read`.
+        ValueError: it is no JSON in UTF-8, or is nested too deep.
     """
     return parse_json(read_plain(path, limit))
 
 
 def parse_json(data: bytes) -> Any:
-    """Return the value of JSON, see :func:`read_json`."""
+    """Return the value of JSON in UTF-8; ValueError as :func:`read_json`."""
     try:
         value = json.loads(data.decode("utf-8"))
     except RecursionError as error:
@@ -176,9 +165,9 @@ def check_depth(value: object) -> None:
     for _ in range(MAX_DEPTH):
         level = [
             item
-            for found in level
-            if isinstance(found, (dict, list))
-            for item in (found.values() if isinstance(found, dict) else found)
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for item in (outer.values() if isinstance(outer, dict) else outer)
         ]
         if not level:
             return
@@ -186,31 +175,25 @@ def check_depth(value: object) -> None:
 
 
 def is_inside(folder: Path, path: Path) -> bool:
-    """Say whether ``path``, links followed, lies within ``folder``; the folder may be a link.
-
-    A link to itself lies nowhere.
-    """
+    """Return whether ``path``, links followed, is in ``folder``; False for a link to itself."""
     target = followed(path)
     return target is not None and target.is_relative_to(Path(folder).resolve())
 
 
 def followed(path: Path) -> Path | None:
-    """Return where a path leads, links followed; None for a link to itself."""
+    """Return a path with links followed; None for a link to itself."""
     try:
         target = Path(path).resolve()
     except (OSError, RuntimeError):
         return None
-    # Python 3.13 returns a loop where those before it raise.
+    # Python 3.13 returns a loop; earlier versions raise.
     return None if target.is_symlink() else target
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a folder that holds a symbolic link out of it; links that stay within are allowed.
+    """Raise RunFolderError if a link in a folder leads out of it, or a subfolder is unreadable.
 
     The folder itself may be a link.
-
-    Raises:
-        RunFolderError: there is such a link, or one to itself, or a folder cannot be read.
     """
     root = Path(folder).resolve()
     waiting = [root]
@@ -220,9 +203,9 @@ def refuse_links(folder: Path) -> None:
                 target = followed(Path(entry.path)) or Path("itself")
                 if not target.is_relative_to(root):
                     raise RunFolderError(
-                        f"{entry.path} is a link to {target}, out of the folder. Expected that "
-                        "a run's files lie within it, as nothing else is read or written; "
-                        "remove the link, or put what it points to in its place."
+                        f"{entry.path} is a link to {target}, out of the folder. Expected all of "
+                        "a run's files in its own folder; remove the link, or replace it by what "
+                        "it points to."
                     )
             elif entry.is_dir(follow_symlinks=False):
                 waiting.append(Path(entry.path))
@@ -234,8 +217,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return list(entries)
     except OSError as error:
         raise RunFolderError(
-            f"{folder} cannot be read: {error.strerror or error}. Expected that all folders of a "
-            "run can be looked into; check its permissions."
+            f"{folder} cannot be read: {error.strerror or error}. Expected readable folders in a "
+            "run; check its permissions."
         ) from error
 
 

@@ -1,9 +1,9 @@
-"""Tensors and plain data in one file of ``torch.save``: written whole, read without any pickle.
+"""Tensors, arrays and plain data from files of untrusted origin, in bounded memory.
 
-Such a file is a zip archive with a pickle, which says how the parts belong together, and the
-tensors' numbers. ``torch.load(weights_only=True)`` runs no code of the pickle, but 387 bytes can
-make it take all memory. Here the few instructions that plain data need are followed, and no others;
-a tensor has the numbers that are in the file, and no more.
+A file of ``torch.save`` is a zip archive with the tensors' numbers and a pickle that puts them
+together. ``torch.load(weights_only=True)`` runs no code of the pickle, but 387 bytes can make it
+take all memory. The reader here knows only the few instructions that plain data need, and a tensor
+cannot be larger than its bytes in the file. The same holds for NumPy's ``.npy`` and ``.npz``.
 """
 
 from __future__ import annotations
@@ -12,27 +12,43 @@ import collections
 import io
 import math
 import pickletools
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vinoreward.errors import ModelCorruptError
 from vinoreward.files import open_to_read, write_bytes
-from vinoreward.saved_arrays import DAMAGED, member_bytes, open_archive, reason_of, shown
 
 if TYPE_CHECKING:
     import torch
+
+MAX_DIRECTORY = 8 << 20
+"""Bytes of an archive's table of members; in Python it takes about ten times as many."""
+MAX_ARRAY_HEADER = 10_000
+
+DAMAGED = (
+    OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, TypeError, LookupError,
+    AttributeError, NotImplementedError, RuntimeError, MemoryError, ArithmeticError, SyntaxError,
+    struct.error, tokenize.TokenError,
+)  # fmt: skip
+"""What Python's readers raise for damaged files."""
 
 MAX_WEIGHTS = 8 << 30
 """Bytes of a network's weights."""
 MAX_CHECKPOINT = 64 << 30
 """Bytes of a checkpoint, which may hold a replay of pictures."""
 MAX_PICKLE = 8 << 20
-"""Bytes that say how the parts belong together; a network of 1000 layers needs 0.2 MiB."""
+"""Bytes of the pickle; a network of 1000 layers needs 0.2 MiB."""
 MAX_PARTS = 1 << 20
-"""Values, each counted as often as it is referred to."""
+"""Values, counted once per reference."""
 MAX_DEPTH = 50
 _CHUNK = 16 << 20
 
@@ -57,37 +73,28 @@ _MARK = object()
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a table of tensors and plain data, as :func:`read_state` reads it.
+    """Write a dict of tensors and plain data for :func:`read_state`, atomically.
 
-    Args:
-        path: the file; its previous version stays until the new one is complete.
-        state: what to write. While it is written, memory holds it a second time.
-
-    Raises:
-        RunFolderError: the disk is full or the folder cannot be written.
+    Memory holds it twice meanwhile. RunFolderError if the disk is full or the folder not writable.
     """
     import torch
 
-    # torch.save reports a full disk as a RuntimeError about its own C++; writing bytes names it.
+    # torch.save reports a full disk as an unclear RuntimeError; writing bytes names it.
     stream = io.BytesIO()
     torch.save(state, stream)
     write_bytes(path, stream.getvalue())
 
 
 def read_state(path: Path, limit: int = MAX_WEIGHTS) -> dict[str, Any]:
-    """Read a table of tensors and plain data that may be anybody's.
+    """Read a dict from an untrusted file of ``torch.save``, or a ``.safetensors`` by its name.
 
-    Args:
-        path: a file of ``torch.save``, or, if it ends in ``.safetensors``, one of those.
-        limit: bytes that it may have; memory takes about as many.
-
-    Returns:
-        Names to tensors (of the processor), numbers, text, and lists, tuples and tables of those.
+    Values are CPU tensors, numbers, strings, and lists, tuples and dicts of those. The file may
+    have ``limit`` bytes; memory takes about as many.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ModelCorruptError: it holds anything else, is damaged or too large; the message says why and
-            nothing else.
+        ModelCorruptError: it holds anything else, is damaged or too large; the message has only
+            the reason.
         ImportError: safetensors is not installed.
     """
     if Path(path).suffix == ".safetensors":
@@ -95,29 +102,25 @@ def read_state(path: Path, limit: int = MAX_WEIGHTS) -> dict[str, Any]:
     try:
         with (
             open_to_read(path, limit) as stream,
-            # Nothing is packed: what is read is no larger than the file.
+            # Members are stored without compression, so nothing is larger than the file.
             open_archive(stream, stream.seek(0, io.SEEK_END), packed=False) as archive,
         ):
-            found = _Saved(archive).read()
+            state = _Saved(archive).read()
     except FileNotFoundError:
         raise
     except DAMAGED as error:
         raise ModelCorruptError(reason_of(error)) from error
-    if not isinstance(found, dict):
-        raise ModelCorruptError(f"it holds a {type(found).__name__}, where a table is expected")
-    return found
+    if not isinstance(state, dict):
+        raise ModelCorruptError(f"it holds a {type(state).__name__}, where a table is expected")
+    return state
 
 
 def check_names(state: Mapping[str, Any], **known: Collection[str]) -> None:
-    """Check that parts of a state are tables of no other names than are known: they may be set.
-
-    Raises:
-        ModelCorruptError: they are not; the message says why and nothing else.
-    """
+    """Raise ModelCorruptError, with only the reason, unless parts are dicts of known names."""
     for part, names in known.items():
-        found = state.get(part)
-        if not isinstance(found, dict) or not set(found) <= set(names):
-            raise ModelCorruptError(f"its {part} are {shown(list(found) if found else found)}")
+        table = state.get(part)
+        if not isinstance(table, dict) or not set(table) <= set(names):
+            raise ModelCorruptError(f"its {part} are {shown(list(table) if table else table)}")
 
 
 def check_counts(counts: Mapping[str, object]) -> None:
@@ -142,7 +145,7 @@ def _read_safetensors(path: Path, limit: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Name:
-    """What a pickle would import: here two words, of which few are known."""
+    """What a pickle would import; here only two words."""
 
     module: str
     name: str
@@ -153,7 +156,7 @@ class _Name:
 
 @dataclass(frozen=True)
 class _Storage:
-    """The numbers of one or several tensors."""
+    """Where the numbers of one or several tensors are."""
 
     key: str
     dtype: str | None
@@ -178,9 +181,9 @@ class _Saved:
         member = self._members[self._root + "data.pkl"]
         if member.file_size > MAX_PICKLE:
             raise ValueError(f"its description has {member.file_size} bytes")
-        found = self._follow(member_bytes(self._archive, member))
-        _check_extent(found)
-        return found
+        value = self._interpret(member_bytes(self._archive, member))
+        _check_extent(value)
+        return value
 
     def _small(self, name: str, default: bytes) -> bytes:
         member = self._members.get(self._root + name)
@@ -188,8 +191,8 @@ class _Saved:
             return default
         return member_bytes(self._archive, member)
 
-    def _follow(self, pickled: bytes) -> Any:
-        """Return what the pickle describes."""
+    def _interpret(self, pickled: bytes) -> Any:
+        """Return the value that the pickle describes."""
         stack: list[Any] = []
         memo: dict[int, Any] = {}
 
@@ -205,7 +208,7 @@ class _Saved:
             if name in _LITERALS:
                 stack.append(_CONSTANTS.get(name, argument))
                 if isinstance(argument, int) and abs(argument) >= 1 << 63:
-                    raise ValueError("a whole number of more than 64 bits")
+                    raise ValueError("an integer of more than 64 bits")
             elif name in _EMPTY:
                 stack.append(_EMPTY[name]())
             elif name == "MARK":
@@ -225,7 +228,7 @@ class _Saved:
             elif name in ("SETITEM", "SETITEMS"):
                 items = [stack.pop(-2), stack.pop()] if name == "SETITEM" else to_mark()
                 if any(type(key) not in (str, int) for key in items[::2]):
-                    raise TypeError("a table with other names than text and whole numbers")
+                    raise TypeError("a table with other keys than strings and integers")
                 _of(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
             elif name == "GLOBAL":
                 stack.append(_Name(*str(argument).split(" ", 1)))
@@ -240,8 +243,8 @@ class _Saved:
                 break
             elif name != "PROTO" or argument != 2:
                 raise ValueError(f"the instruction {name}, which plain data do not need")
-        (found,) = stack
-        return found
+        (value,) = stack
+        return value
 
     def _storage(self, word: str, kind: _Name, key: str, _: str, count: int) -> _Storage:
         known = {f"torch.{name}": dtype for name, dtype in _DTYPES.items()}
@@ -264,7 +267,7 @@ class _Saved:
 
         storage, offset, size, stride = arguments
         named = _of(storage, _Storage).dtype
-        if named is None:  # a type that PyTorch has had for less long
+        if named is None:  # a newer dtype of PyTorch
             named = {f"torch.{each}": each for each in _NEWER_DTYPES}[str(newer)]
         dtype: torch.dtype = getattr(torch, named)
         count = storage.count if storage.dtype is not None else storage.count // dtype.itemsize
@@ -303,18 +306,18 @@ def _of(value: Any, kind: type) -> Any:
 
 
 def _note(table: collections.OrderedDict[Any, Any], attributes: dict[Any, Any]) -> None:
-    """Keep what a state dict says of its modules' versions; nothing else is set anywhere."""
+    """Keep the versions of a state dict's modules; no other attribute is ever set."""
     versions = attributes.get("_metadata")
     if isinstance(versions, dict) and all(isinstance(each, dict) for each in versions.values()):
         table._metadata = versions  # type: ignore[attr-defined]
 
 
-def _check_extent(found: Any) -> None:
-    """Raise ValueError for what would take those who use it too long, or without end."""
+def _check_extent(root: Any) -> None:
+    """Raise ValueError for a value too large, too deep or endless for those who use it."""
     import torch
 
     leaves = (torch.Tensor, str, int, float, type(None))
-    level, parts = [found], 0
+    level, parts = [root], 0
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
         for value in level:
@@ -331,3 +334,107 @@ def _check_extent(found: Any) -> None:
         if not level:
             return
     raise ValueError(f"values nested more than {MAX_DEPTH} deep")
+
+
+def open_archive(stream: IO[bytes], limit: int, *, packed: bool = True) -> zipfile.ZipFile:
+    """Open a zip archive whose members, unpacked, have at most ``limit`` bytes together.
+
+    Raises one of ``DAMAGED`` otherwise. Members may be deflated if ``packed``; Python unpacks BZ2
+    and LZMA without any bound. Read members with :func:`member_bytes`, or in bounded parts.
+    """
+    _check_directory(stream)
+    archive = zipfile.ZipFile(stream)
+    allowed = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED} if packed else {zipfile.ZIP_STORED}
+    for member in archive.infolist():
+        if member.compress_type not in allowed or member.flag_bits & 1:
+            raise ValueError(
+                f"{shown(member.filename)} is packed by method {member.compress_type}"
+                f"{' and encrypted' * (member.flag_bits & 1)}, which is not read"
+            )
+    size = sum(member.file_size for member in archive.infolist())
+    if size > limit:
+        raise ValueError(f"it unpacks to {size} bytes, more than {limit}")
+    return archive
+
+
+def _check_directory(stream: IO[bytes]) -> None:
+    """Raise ValueError if the table of members, which zipfile reads as a whole, is too large."""
+    end = stream.seek(0, io.SEEK_END)
+    stream.seek(max(0, end - 98))
+    tail = stream.read(98)
+    if len(tail) < 22 or tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0":
+        raise ValueError("it is no zip archive, or continues after its end")
+    size = int.from_bytes(tail[-10:-6], "little")
+    if tail[-42:-38] == b"PK\6\7":  # above 4 GiB the sizes are in the record before the end
+        if int.from_bytes(tail[-34:-26], "little") != end - 98:
+            raise ValueError("it is no zip archive")
+        size = max(size % 0xFFFFFFFF, int.from_bytes(tail[-58:-50], "little"))
+    if size > MAX_DIRECTORY:
+        raise ValueError(f"its table of members has {size} bytes")
+
+
+def member_bytes(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """Return a member's content; one of ``DAMAGED`` if it is damaged or not of its stated size."""
+    with archive.open(member) as stream:
+        # One byte more than stated, to notice a member that unpacks to more.
+        data = stream.read(member.file_size + 1)
+    if len(data) != member.file_size:
+        raise ValueError(f"{shown(member.filename)} does not have its {member.file_size} bytes")
+    return data
+
+
+def read_npz(data: bytes, limit: int, *, packed: bool = True) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an ``.npz`` file, of at most ``limit`` bytes together, by name.
+
+    ModelCorruptError, with only the reason, if it holds anything but numbers, flags and text, or is
+    damaged. Only if ``packed`` may it be of ``numpy.savez_compressed``.
+    """
+    try:
+        with open_archive(io.BytesIO(data), limit, packed=packed) as archive:
+            return {
+                member.filename.removesuffix(".npy"): _array(member_bytes(archive, member))
+                for member in archive.infolist()
+            }
+    except DAMAGED as error:
+        raise ModelCorruptError(reason_of(error)) from error
+
+
+def read_npy(data: bytes) -> NDArray[Any]:
+    """Return the array of an ``.npy`` file, see :func:`read_npz`."""
+    try:
+        return _array(data)
+    except DAMAGED as error:
+        raise ModelCorruptError(reason_of(error)) from error
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    """Return the array of an ``.npy`` file; it must be as long as its header says."""
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        header = np.lib.format.read_array_header_1_0(stream, MAX_ARRAY_HEADER)
+    elif version == (2, 0):
+        header = np.lib.format.read_array_header_2_0(stream, MAX_ARRAY_HEADER)
+    else:
+        raise ValueError(f"an array of format {version}")
+    shape, by_columns, dtype = header
+    if dtype.kind not in "biufU" or dtype.itemsize == 0:
+        raise ValueError(f"an array of {shown(dtype)}, where numbers, flags and text are known")
+    if math.prod(shape) * dtype.itemsize != len(data) - stream.tell() or min(shape, default=0) < 0:
+        raise ValueError(f"an array of shape {shape} in {len(data)} bytes")
+    flat = np.frombuffer(data, dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if by_columns else "C").copy()
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error's text for a message: short, in one line, never empty."""
+    text = shown(error).rstrip(".")
+    if not text or isinstance(error, LookupError):  # whose text is only the key
+        return f"{type(error).__name__} {text}".strip()
+    return text
+
+
+def shown(value: object, most: int = 200) -> str:
+    """Return a text from a file for a message: short, printable, in one line."""
+    text = " ".join(str(value).split())[:most]
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

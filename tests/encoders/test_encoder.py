@@ -17,12 +17,11 @@ from toy_environments import LATENT, save_toy_bundle, save_toy_encoder, toy_late
 
 from vinoreward import Classifier, Encoder
 from vinoreward.backends.convert import export_onnx
-from vinoreward.backends.torch_networks import WithPreprocess
+from vinoreward.backends.torch_networks import ENCODERS, WithPreprocess, build_encoder
 from vinoreward.bundles import golden as latents
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import add_int8, save_bundle
 from vinoreward.bundles.schema import BundleSpec, Encoding, Picture, Quantization
-from vinoreward.encoders.vae import ENCODERS, build_encoder
 from vinoreward.errors import (
     BundleError,
     BundleParityError,

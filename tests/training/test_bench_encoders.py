@@ -14,11 +14,10 @@ from toy_environments import save_toy_encoder
 
 from vinoreward import Encoder
 from vinoreward.backends.convert import export_onnx
-from vinoreward.backends.torch_networks import WithPreprocess
+from vinoreward.backends.torch_networks import WithPreprocess, build_encoder
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
-from vinoreward.encoders.vae import build_encoder
 from vinoreward_training.bench.encoders import (
     ENVIRONMENT,
     STEPS_PER_TURN,

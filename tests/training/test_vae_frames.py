@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from vae_data import BLUE, SIZE, frames_of, pictures, write_capture, write_folder
 
-from vinoreward.encoders.vae import ENCODERS, build_encoder, build_vae
+from vinoreward.backends.torch_networks import ENCODERS, build_encoder, build_vae
 from vinoreward.errors import (
     ConfigError,
     DatasetError,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vae_data import SIZE, frames_of
 
-from vinoreward.encoders.vae import build_vae
+from vinoreward.backends.torch_networks import build_vae
 from vinoreward.errors import (
     DatasetError,
     ModelCorruptError,

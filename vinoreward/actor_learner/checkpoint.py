@@ -17,8 +17,7 @@ from vinoreward.actor_learner.progress import Totals
 from vinoreward.actor_learner.transport.trajectory import ARRAYS, Trajectory
 from vinoreward.compression.chain import CompressorChain
 from vinoreward.errors import ConfigError, ModelCorruptError
-from vinoreward.saved_arrays import reason_of
-from vinoreward.saved_state import MAX_CHECKPOINT, read_state, save_state
+from vinoreward.saved_state import MAX_CHECKPOINT, read_state, reason_of, save_state
 
 if TYPE_CHECKING:  # importing them imports torch
     from vinoreward.actor_learner.controller import Controller

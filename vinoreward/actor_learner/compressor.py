@@ -24,7 +24,7 @@ from vinoreward.errors import ConfigError, ModelCorruptError, OutputError, Vinor
 from vinoreward.files import atomic_path, open_plain, read_plain
 from vinoreward.monitoring.strategy import FULL_BITS
 from vinoreward.policies.policy import Policy
-from vinoreward.saved_arrays import read_npz, reason_of
+from vinoreward.saved_state import read_npz, reason_of
 
 STATE_FILE = "compressor.npz"
 """State of a compressor between two runs: plain arrays, in the checkpoint's folder."""

@@ -1,1 +1,1 @@
-"""The bundle: a network with all that is needed to use it and to trust it."""
+"""The bundle: a network with everything needed to run and check it."""

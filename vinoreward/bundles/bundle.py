@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from vinoreward.backends.base import Backend, load_backend
 from vinoreward.backends.network import NetworkSpec, Preprocess, TensorSpec
 from vinoreward.bundles.golden import Golden, check_parity, read_golden
-from vinoreward.bundles.importers.importer import FromOthers
+from vinoreward.bundles.importer import FromOthers
 from vinoreward.bundles.locate import (
     SPEC_FILE,
     check_files,
@@ -35,7 +36,7 @@ INT8_BACKENDS = ("openvino", "onnxruntime")
 
 @dataclass(frozen=True)
 class Bundle(FromOthers):
-    """A network with all that is needed to use it and to trust it. Plain data; can be pickled.
+    """A network with everything needed to run and check it. Plain data; can be pickled.
 
     Example::
 
@@ -47,7 +48,7 @@ class Bundle(FromOthers):
         path: the bundle's folder, or the model file of a bundle made by :meth:`from_model` or
             :meth:`from_encoder`.
         spec: what ``bundle.json`` says.
-        trusted: whether its networks may hold any operators, of any cost.
+        trusted: whether its networks may have any operators, of any cost.
     """
 
     @classmethod
@@ -65,17 +66,17 @@ class Bundle(FromOthers):
             path_or_name: a registered name such as ``"panda-hover-classifier"``, else a folder
                 (write ``./name`` for a folder that has the name of a registered bundle).
             verify: compare every file's SHA-256 with the recorded one.
-            sha256: the SHA-256 that ``bundle.json`` must have, as 64 hexadecimal digits: what
-                ``bundle.sha256`` holds, told by somebody you trust. It pins every file, because
-                ``bundle.json`` lists the hash of each. :attr:`sha256` is that of a loaded bundle.
-            trusted: let the networks hold any operators, of any cost, loops too. Only for a bundle
-                whose maker you trust; see ``SECURITY.md``.
+            sha256: the SHA-256 that ``bundle.json`` must have, as 64 hexadecimal digits from a
+                source you trust. It pins every file, because ``bundle.json`` lists the hash of
+                each. :attr:`sha256` returns that of a loaded bundle.
+            trusted: allow any operators, of any cost, and loops. Only for a bundle whose maker you
+                trust; see ``SECURITY.md``.
 
         Raises:
-            ModelNotFoundError: no such bundle, or a file of it is missing.
+            ModelNotFoundError: no such bundle, or one of its files is missing.
             BundleError: the description is not valid, or of a newer schema.
             BundleEditedError: a file was changed after saving, or it is not the pinned bundle.
-            ConfigError: ``sha256`` is none.
+            ConfigError: ``sha256`` is no SHA-256.
         """
         folder = find(path_or_name).absolute()  # a worker may start in another folder
         spec = read_spec(folder, recorded=verify, pinned=sha256)
@@ -84,18 +85,13 @@ class Bundle(FromOthers):
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of ``bundle.json`` as it is on the disk, for :meth:`load` to pin.
-
-        Raises:
-            BundleError: the bundle is not saved.
-        """
+        """SHA-256 of ``bundle.json`` on disk, for :meth:`load`; the bundle must be saved."""
         return hash_of(self._file(SPEC_FILE, "hash"))
 
     def recipe(self) -> str | dict[str, Any]:
         """Return plain JSON from which :meth:`from_recipe` makes this bundle again.
 
-        It is the folder of a saved bundle, and of another one ``{"model": path, "spec": …}``, the
-        model file and all that was said about it.
+        For a saved bundle it is the folder, otherwise ``{"model": path, "spec": …}``.
         """
         if self.saved:
             return str(self.path)
@@ -106,8 +102,8 @@ class Bundle(FromOthers):
         """Make a bundle from what :meth:`recipe` returned.
 
         Raises:
-            ModelNotFoundError: the folder or the model file is not there any more.
-            BundleError: this is no such recipe, or what it says is not valid.
+            ModelNotFoundError: the folder or the model file is gone.
+            BundleError: the recipe is not valid.
         """
         if isinstance(recipe, str):
             return cls.load(recipe)
@@ -125,8 +121,8 @@ class Bundle(FromOthers):
             )
         if not path.is_file():
             raise ModelNotFoundError(
-                f"there is no model file {path}. Expected it where Bundle.from_model found it; "
-                "bring it back, or write the bundle with bundle.save(path, golden_images) and give "
+                f"there is no model file {path}. Expected it where Bundle.from_model read it; "
+                "restore it, or write the bundle with bundle.save(path, golden_images) and give "
                 "that folder."
             )
         return cls(path=path, spec=spec)
@@ -138,11 +134,7 @@ class Bundle(FromOthers):
 
     @property
     def golden(self) -> Golden:
-        """The recorded frames, read from disk.
-
-        Raises:
-            BundleError: the bundle has none, or they cannot be read.
-        """
+        """The recorded frames, read from disk; BundleError if there are none."""
         return read_golden(self._file("golden.npz", "golden frames"), self.spec)
 
     def _file(self, name: str, what: str) -> Path:
@@ -154,13 +146,13 @@ class Bundle(FromOthers):
         return inside(self.path, name)
 
     def resolve_precision(self, backend: str, precision: str = "auto") -> str:
-        """Return the precision that is meant: ``"fp32"``, ``"bf16"`` or ``"int8"``.
+        """Return ``"fp32"``, ``"bf16"`` or ``"int8"``.
 
-        ``"auto"`` is INT8 where the bundle has it, its gate passed and the backend runs it; FP32
+        ``"auto"`` is INT8 if the bundle has it, its gate passed and the backend runs it; FP32
         otherwise.
 
         Raises:
-            ConfigError: INT8 asked for and not there, not passed, or not possible on the backend.
+            ConfigError: INT8 was requested, but is missing, failed the gate or cannot run there.
         """
         quantization = self.spec.quantization
         ready = (
@@ -173,39 +165,38 @@ class Bundle(FromOthers):
                 f"precision is {precision!r}. Expected auto, fp32, bf16 or int8; choose one."
             )
         if precision == "int8" and not ready:
-            what = (
-                "decisions flipped" if self.spec.kind == "classifier" else "vectors moved too far"
-            )
-            found = (
-                f"its INT8 network failed the gate ({quantization.flips} of {quantization.frames} "
-                f"{what}, allowed are {quantization.max_flip_rate:.2%})"
-                if quantization is not None and not quantization.passed
-                else "it has no INT8 network"
-            )
+            reason = "it has no INT8 network"
+            if quantization is not None and not quantization.passed:
+                kind = self.spec.kind
+                what = "decisions flipped" if kind == "classifier" else "vectors moved too far"
+                reason = (
+                    f"its INT8 network failed the gate ({quantization.flips} of "
+                    f"{quantization.frames} {what}, allowed are {quantization.max_flip_rate:.2%})"
+                )
             raise ConfigError(
-                f"precision 'int8' was asked of the bundle {self.spec.name!r}, but {found}. "
+                f"precision 'int8' was requested from the bundle {self.spec.name!r}, but {reason}. "
                 "Expected one that passed the gate; use precision='auto' or 'fp32', or run: "
                 f"vinoreward quantize --bundle {self.path}"
             )
         if precision == "int8" and backend == "torch":
             raise ConfigError(
-                "precision 'int8' was asked of the torch backend, which runs FP32. Expected one of "
-                f"{', '.join(INT8_BACKENDS)}; choose another backend or precision='auto'."
+                "precision 'int8' was requested from the torch backend, which runs FP32. Expected "
+                f"one of {', '.join(INT8_BACKENDS)}; choose another backend or precision='auto'."
             )
         return precision
 
     def second_look_band(self, precision: str) -> float | None:
-        """Return the half-width (log-odds) of the second look at a resolved precision, or None.
+        """Return the half-width, in log-odds, within which FP32 checks an INT8 decision, or None.
 
-        None where nothing is looked at twice: another precision than INT8, a bundle whose INT8
-        network decides alone, or one without the FP32 network.
+        None for other precisions than INT8, if the INT8 network decides alone, and without an FP32
+        network. ``precision`` is a resolved one.
         """
         if precision != "int8" or model_name(self.spec) is None:
             return None
         return self.spec.decision.int8_band or None
 
     def network(self, precision: str = "auto") -> NetworkSpec:
-        """Return the network as backends take it; ``"auto"`` is what OpenVINO would use."""
+        """Return the network as backends take it; ``"auto"`` is OpenVINO's choice."""
         spec, picture = self.spec, self.spec.picture
         int8 = self.resolve_precision("openvino", precision) == "int8"
         name = int8_name(spec) if int8 else model_name(spec)
@@ -255,12 +246,12 @@ class Bundle(FromOthers):
             precision: ``"auto"``, ``"fp32"``, ``"bf16"`` or ``"int8"``.
             threads: threads that one inference may use.
             cache_dir: folder for compiled models (OpenVINO only).
-            verify: load the network now and run the golden frames. Without it, and for a bundle
+            verify: load the network now and run the golden frames. Otherwise, and for a bundle
                 that is not saved, the network is loaded on first use.
 
         Raises:
             BundleParityError: the golden frames give other outputs than recorded.
-            ConfigError: the backend cannot do what is asked.
+            ConfigError: the backend does not support the arguments.
             MissingExtraError: the backend's library is not installed.
         """
         resolved = self.resolve_precision(name, precision)
@@ -273,13 +264,10 @@ class Bundle(FromOthers):
             cache_dir=cache_dir,
         )
         if verify and self.saved:
-            done = False
-            try:
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(backend.close)
                 check_parity(backend, self.golden, self.spec)
-                done = True
-            finally:
-                if not done:
-                    backend.close()
+                on_error.pop_all()
         return backend
 
     def prepare(self, images: NDArray[Any]) -> NDArray[np.uint8]:
@@ -296,14 +284,13 @@ class Bundle(FromOthers):
         Args:
             path: the new folder.
             golden_images: ``(N, h, w, 3)`` uint8 RGB, a few typical pictures of every label.
-            overwrite: replace a bundle that is there already.
+            overwrite: replace an existing bundle.
 
         Raises:
             ConfigError: the bundle is saved already, or ``path`` exists.
-            InputError, PictureMismatchError: pictures that do not fit.
+            InputError, PictureMismatchError: the pictures do not fit.
             RunFolderError: the folder cannot be written.
         """
-
         if self.saved:
             raise ConfigError(
                 f"the bundle {self.path} is saved already. Expected one made from a model file; "

@@ -1,6 +1,6 @@
-"""Golden frames: a few pictures with the outputs they must give, and the comparison.
+"""Golden frames: a few pictures with their recorded outputs, and the comparison.
 
-Latent vectors are compared in a unit that means something, see :func:`unit`.
+Latent vectors are compared in units of their spread, see :func:`unit`.
 """
 
 from __future__ import annotations
@@ -17,44 +17,39 @@ from vinoreward.backends.base import Backend
 from vinoreward.backends.network import read_bytes
 from vinoreward.bundles.schema import BundleSpec, Encoding
 from vinoreward.errors import BundleError, BundleParityError, ModelCorruptError
-from vinoreward.saved_arrays import read_npz
+from vinoreward.saved_state import read_npz, reason_of
 
 MAX_GOLDEN = 256
 MAX_GOLDEN_BYTES = 64 << 20
 
-# Backends and processors order sums differently. On an untrained SqueezeNet at 96 x 128, OpenVINO
+# Backends and processors add in different orders. On an untrained SqueezeNet at 96 x 128, OpenVINO
 # and ONNX Runtime were within 1e-6 of PyTorch; the limit leaves room for trained networks.
 FLOAT_TOLERANCE = 1e-2
-# INT8 kernels differ between processor generations (with and without VNNI), so only a gross
-# difference of a probability says that something is broken.
+# INT8 kernels differ between processor generations (with and without VNNI): only a large difference
+# of a probability shows that something is broken.
 INT8_TOLERANCE = 0.1
 
-# Of latent vectors.
+# Of latent vectors: the unit of a dimension without a known posterior is this share of its range;
 RANGE_SHARE = 0.05
-"""The unit of a dimension whose posterior is not known: this share of its range."""
+# FP32 may differ by this many units, or by this share of the largest number if that is more.
 FLOAT_SHARE = 0.1
-"""Backends in FP32 may differ by this many units, or by 1e-3 of the largest number if that is more:
-the order of sums is theirs."""
 FLOAT_ROUNDING = 1e-3
 LOG_VARIANCE_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
 class Golden:
-    """Recorded frames.
-
-    Attributes:
-        images: ``(G, H, W, 3)`` uint8 RGB of the network's size.
-        logits: ``(G, K)`` float32, what the FP32 network gives.
-        logits_int8: the same of the INT8 network, if there is one.
-    """
+    """Recorded frames."""
 
     images: NDArray[np.uint8]
+    """``(G, H, W, 3)`` RGB of the network's size."""
     logits: NDArray[np.float32]
+    """``(G, K)`` outputs of the FP32 network."""
     logits_int8: NDArray[np.float32] | None = None
+    """The same of the INT8 network, if there is one."""
 
     def check(self, spec: BundleSpec) -> None:
-        """Raise BundleError unless the arrays fit each other and the spec."""
+        """Raise BundleError unless the arrays match each other and the spec."""
         shape = (spec.picture.height, spec.picture.width, 3)
         images = self.images
         count = len(images) if images.ndim == 4 else 0
@@ -64,9 +59,7 @@ class Golden:
                 f"pictures of {shape} uint8; give pictures as prepare() returns them."
             )
         for name, values in (("logits", self.logits), ("logits_int8", self.logits_int8)):
-            if values is None:
-                continue
-            if (
+            if values is not None and (
                 values.dtype != np.float32
                 or values.shape != (count, spec.width)
                 or not np.isfinite(values).all()
@@ -87,25 +80,23 @@ class Golden:
 
 
 def read_golden(path: Path, spec: BundleSpec) -> Golden:
-    """Read ``golden.npz``; nothing in it is executed, and no more memory taken than it states.
+    """Read ``golden.npz`` without executing anything, in no more memory than it states.
 
     Raises:
-        BundleError: it cannot be read, does not fit the spec, or is not the file that was hashed.
+        BundleError: it cannot be read, does not match the spec or has another hash.
     """
     try:
         data = read_bytes(path, spec.files.get(path.name), MAX_GOLDEN_BYTES)
         arrays = read_npz(data, MAX_GOLDEN_BYTES)
     except ModelCorruptError as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
         raise BundleError(
-            f"{path} cannot be read: {reason}. Expected arrays without pickled objects, as "
-            "save_bundle writes them; save the bundle again."
+            f"{path} cannot be read: {reason_of(error)}. Expected arrays without pickled objects, "
+            "as save_bundle writes them; save the bundle again."
         ) from error
-    unknown = set(arrays) - {"images", "logits", "logits_int8"}
-    if unknown or not {"images", "logits"} <= set(arrays):
-        shown = ", ".join(repr(name[:40]) for name in sorted(arrays)[:5])
+    if set(arrays) - {"logits_int8"} != {"images", "logits"}:
+        names = ", ".join(repr(name[:40]) for name in sorted(arrays)[:5])
         raise BundleError(
-            f"{path} holds {shown or 'nothing'}. Expected images, logits and perhaps logits_int8; "
+            f"{path} holds {names or 'nothing'}. Expected images, logits and perhaps logits_int8; "
             "save the bundle again."
         )
     golden = Golden(arrays["images"], arrays["logits"], arrays.get("logits_int8"))
@@ -114,27 +105,24 @@ def read_golden(path: Path, spec: BundleSpec) -> Golden:
 
 
 def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
-    """Run the golden frames on ``backend`` and compare with what was recorded.
+    """Raise BundleParityError unless ``backend`` gives the recorded outputs for the golden frames.
 
     FP32 may differ by ``1e-2`` of the largest recorded logit (at least of 1). INT8 and bf16 are
     compared as probabilities of success, which may differ by 0.1: every decision with a larger
     margin is then the same. An encoder's vectors are compared by :func:`parity`.
-
-    Raises:
-        BundleParityError: a frame differs more.
     """
     expected = golden.logits
     if backend.precision == "int8" and golden.logits_int8 is not None:
         expected = golden.logits_int8
     exact = backend.precision == "fp32"
-    found = backend.infer(golden.images)
-    off, limit = _off(found, expected, spec, exact)
-    if (off <= 1).all():
+    outputs = backend.infer(golden.images)
+    errors, limit = _errors(outputs, expected, spec, exact)
+    if (errors <= 1).all():
         return
-    frame = int(np.argmax(off))
-    # A swap is the commonest cause and the only one that can be proved by trying.
+    frame = int(np.argmax(errors))
+    # Swapped colours are the most frequent cause, and the only one that can be proved.
     swapped = backend.infer(np.ascontiguousarray(golden.images[..., ::-1]))
-    if (_off(swapped, expected, spec, exact)[0] <= 1).all():
+    if (_errors(swapped, expected, spec, exact)[0] <= 1).all():
         cause = "red and blue are swapped: with the other colour order the outputs are right"
     elif backend.precision == "int8":
         cause = (
@@ -147,37 +135,37 @@ def check_parity(backend: Backend, golden: Golden, spec: BundleSpec) -> None:
             "bundle; export the network again"
         )
     raise BundleParityError(
-        f"golden frame {frame} of the bundle {spec.name!r} gives {row(found[frame])} on "
+        f"golden frame {frame} of the bundle {spec.name!r} gives {row(outputs[frame])} on "
         f"{backend.name} ({backend.device}, {backend.precision}). Expected {row(expected[frame])} "
-        f"as recorded, within {limit}; {int((off > 1).sum())} of {len(found)} frames differ. "
+        f"as recorded, within {limit}; {int((errors > 1).sum())} of {len(outputs)} frames differ. "
         f"Likely cause: {cause}."
     )
 
 
 def means(outputs: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
-    """Return the ``(N, D)`` means out of an encoder's outputs."""
+    """Return the ``(N, D)`` means of an encoder's outputs."""
     return outputs[:, : len(encoding.low)]
 
 
 def unit(encoding: Encoding, recorded: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the ``(D,)`` unit of each dimension's differences; positive.
+    """Return the ``(D,)`` positive unit of differences in each dimension.
 
-    It is the encoding's ``std`` where that is known, else 5 % of the range of the recorded vectors.
+    It is the encoding's ``std`` where known, else 5 % of the range of the recorded vectors.
     """
     if encoding.std is not None:
         return np.asarray(encoding.std, np.float64)
     spread = np.ptp(recorded.astype(np.float64), axis=0)
-    # A dimension that hardly varies, or few frames: as much as the others vary on average.
+    # A dimension that hardly varies gets the mean range of all.
     return np.asarray(RANGE_SHARE * np.maximum(spread, max(float(spread.mean()), 1e-3)))
 
 
 def moved(
     found: NDArray[Any], expected: NDArray[Any], encoding: Encoding, recorded: NDArray[Any]
 ) -> NDArray[np.float64]:
-    """Return how far each frame's vector moved, ``(N,)``: the largest dimension, in units.
+    """Return each frame's largest difference over the dimensions, ``(N,)``, in units.
 
-    ``found`` and ``expected`` are ``(N, D)``, or ``(N, 2 D)`` with log variances, not looked at;
-    ``recorded`` is what :func:`unit` measures ranges on.
+    ``found`` and ``expected`` are ``(N, D)``, or ``(N, 2 D)`` with log variances, which are
+    ignored; :func:`unit` takes its ranges from ``recorded``.
     """
     difference = means(found, encoding).astype(np.float64) - means(expected, encoding)
     return np.asarray(np.abs(difference / unit(encoding, means(recorded, encoding))).max(axis=1))
@@ -186,10 +174,10 @@ def moved(
 def parity(
     found: NDArray[np.float32], expected: NDArray[np.float32], encoding: Encoding, exact: bool
 ) -> NDArray[np.float64]:
-    """Return how far each frame is from what was recorded, ``(G,)``, where 1 is the limit.
+    """Return each frame's error, ``(G,)``, as a multiple of the limit.
 
     FP32: every mean within 0.1 unit, every log variance within 0.1. INT8 and bf16, whose arithmetic
-    differs between processor generations: the root mean square over the means within one unit.
+    differs between processor generations: the root mean square of the means within one unit.
     """
     mean = means(expected, encoding).astype(np.float64)
     difference = np.abs(means(found, encoding) - mean)
@@ -197,12 +185,12 @@ def parity(
     if not exact:
         return np.asarray(np.sqrt(np.square(difference / units).mean(axis=1)))
     limit = np.maximum(FLOAT_SHARE * units, FLOAT_ROUNDING * max(1.0, float(np.abs(mean).max())))
-    off = np.asarray((difference / limit).max(axis=1))
+    errors = np.asarray((difference / limit).max(axis=1))
     if encoding.posterior:
         size = mean.shape[1]
         spread = np.abs(found[:, size:].astype(np.float64) - expected[:, size:]).max(axis=1)
-        off = np.maximum(off, spread / LOG_VARIANCE_TOLERANCE)
-    return off
+        errors = np.maximum(errors, spread / LOG_VARIANCE_TOLERANCE)
+    return errors
 
 
 def softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
@@ -212,23 +200,24 @@ def softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     return probabilities
 
 
-def _off(
+def _errors(
     found: NDArray[np.float32], expected: NDArray[np.float32], spec: BundleSpec, exact: bool
 ) -> tuple[NDArray[np.float64], str]:
-    """Return how far each frame is off, ``(G,)``, where 1 is the limit, and the limit in words."""
+    """Return each frame's error, ``(G,)``, as a multiple of the limit, and the limit in words."""
     if spec.encoding is not None:
-        known, share = spec.encoding.std is not None, f"{FLOAT_SHARE} of " if exact else ""
-        span = f"{RANGE_SHARE:.0%} of the vectors' range"
-        words = share + ("the posterior's standard deviation" if known else span)
-        return parity(found, expected, spec.encoding, exact), words
+        unit_name = f"{RANGE_SHARE:.0%} of the vectors' range"
+        if spec.encoding.std is not None:
+            unit_name = "the posterior's standard deviation"
+        share = f"{FLOAT_SHARE} of " if exact else ""
+        return parity(found, expected, spec.encoding, exact), share + unit_name
     if not exact and spec.output == "logits":
         temperature = np.float32(spec.decision.temperature)
         difference = softmax(found / temperature) - softmax(expected / temperature)
-        off = np.abs(difference[:, spec.success_index])
+        errors = np.abs(difference[:, spec.success_index])
     else:
-        off = np.abs(found.astype(np.float64) - expected).max(axis=1)
+        errors = np.abs(found.astype(np.float64) - expected).max(axis=1)
     limit = FLOAT_TOLERANCE * max(1.0, float(np.abs(expected).max())) if exact else INT8_TOLERANCE
-    return off / limit, f"{limit:.3g} {'of each output' if exact else 'in probability'}"
+    return errors / limit, f"{limit:.3g} {'of each output' if exact else 'in probability'}"
 
 
 def row(values: NDArray[np.floating[Any]], most: int = 8) -> str:

@@ -1,4 +1,4 @@
-"""Where bundles are, and whether their files are those that were saved."""
+"""Finding bundles, and checking that their files are the saved ones."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def known_names() -> list[str]:
 
 
 def find(path_or_name: str | Path) -> Path:
-    """Return the folder of a bundle given by registered name, or else by path.
+    """Return a bundle's folder by its registered name, or else by its path.
 
     Raises:
-        ModelNotFoundError: neither.
-        BundleError: the package that registers the name is broken.
+        ModelNotFoundError: no such bundle.
+        BundleError: the package that registers the name is broken, or the path is a file.
     """
     entries = _entries()
     if isinstance(path_or_name, str) and path_or_name in entries:
         return _ask(entries[path_or_name])
     folder = Path(path_or_name)
-    if os.path.isdir(folder):  # unlike a Path's, without errors of names that cannot be
+    if os.path.isdir(folder):  # Path.is_dir raises for names that no file can have
         return folder
     names = ", ".join(sorted(entries)) or "none"
     if os.path.isfile(folder):
@@ -50,7 +50,7 @@ def find(path_or_name: str | Path) -> Path:
     previous = previous_of(folder)
     if os.path.isdir(previous):
         raise ModelNotFoundError(
-            f"there is no bundle at {folder}, but {previous} is there: saving was interrupted at "
+            f"there is no bundle at {folder}, but there is {previous}: saving was interrupted at "
             f"its last step. Expected the folder; rename {previous.name} to {folder.name}."
         )
     if not isinstance(path_or_name, str) and str(folder) in entries:
@@ -61,7 +61,7 @@ def find(path_or_name: str | Path) -> Path:
             f"{_ask(entries[str(folder)])} to a folder of your own and give that."
         )
     name = str(path_or_name)
-    name = name if len(name) <= 70 else f"...{name[-67:]}"  # its end says more than its beginning
+    name = name if len(name) <= 70 else f"...{name[-67:]}"  # the end of a path says most
     raise ModelNotFoundError(
         f"there is no bundle {shown(name)}. Expected a folder or one of the "
         f"installed bundles ({names}); check the spelling, or make one with: vinoreward finetune"
@@ -69,19 +69,14 @@ def find(path_or_name: str | Path) -> Path:
 
 
 def previous_of(folder: Path) -> Path:
-    """Return where the old bundle stands for the moment in which a new one takes its place."""
+    """Return where the old bundle is kept for the moment in which a new one replaces it."""
     return folder.parent / f".{folder.name}.previous"
 
 
 def read_spec(folder: Path, *, recorded: bool = False, pinned: str | None = None) -> BundleSpec:
-    """Read and check ``bundle.json``.
+    """Read and check ``bundle.json``; errors as :meth:`~vinoreward.Bundle.load`.
 
     ``recorded`` compares its SHA-256 with that in ``bundle.sha256``, ``pinned`` with a given one.
-
-    Raises:
-        BundleError: it is missing, too large or not valid.
-        BundleEditedError: it was changed, has no recorded hash, or is not the pinned one.
-        ConfigError: ``pinned`` is no SHA-256.
     """
     path = inside(folder, SPEC_FILE)
     if not path.is_file():
@@ -105,18 +100,14 @@ def read_spec(folder: Path, *, recorded: bool = False, pinned: str | None = None
         if name.endswith(".xml") and f"{name[:-4]}.bin" not in spec.files:
             raise BundleError(
                 f"{path} lists {name} without {name[:-4]}.bin. Expected both with their hashes, "
-                "as files that are not listed are never used; save the bundle again."
+                "because only listed files are used; save the bundle again."
             )
     return spec
 
 
 @contextlib.contextmanager
 def readable(path: Path, expected: str) -> Iterator[None]:
-    """Say which file cannot be read within the block, and what was expected.
-
-    Raises:
-        BundleError: instead of an OSError.
-    """
+    """Turn an OSError in the block into a BundleError about the file."""
     try:
         yield
     except OSError as error:
@@ -142,7 +133,7 @@ def _check_pinned(folder: Path, found: str, pinned: str) -> None:
     if found != pinned.lower():
         raise BundleEditedError(
             f"{folder} is not the bundle that was asked for: the SHA-256 of its {SPEC_FILE} is "
-            f"{found}. Expected {pinned.lower()}; get the bundle again from whoever gave the hash."
+            f"{found}. Expected {pinned.lower()}; get the bundle from the source of that hash."
         )
 
 
@@ -171,11 +162,7 @@ def int8_name(spec: BundleSpec) -> str | None:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return ``folder/name`` after checking that it, links followed, stays within the folder.
-
-    Raises:
-        BundleError: it does not.
-    """
+    """Return ``folder/name``; BundleError if a link leads out of the folder."""
     check_file_name(name)
     path = folder / name
     if not is_inside(folder, path):
@@ -187,12 +174,9 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
-    """Check that the listed files are there, of sane size and, if asked, unchanged.
+    """Check that the listed files exist, are not too large and, if ``hashes``, are unchanged.
 
-    Raises:
-        ModelNotFoundError: a file is missing.
-        BundleError: files are too large, outside the folder or unreadable.
-        BundleEditedError: a file's hash is not the recorded one.
+    Errors are those of :meth:`~vinoreward.Bundle.load`.
     """
     total = 0
     for name in spec.files:
@@ -205,21 +189,21 @@ def check_files(folder: Path, spec: BundleSpec, *, hashes: bool) -> None:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
             raise BundleError(
-                f"{path} has {size} bytes. Expected at most {MAX_FILE_BYTES}; it is not a reward "
-                "network."
+                f"{path} has {size} bytes. Expected at most {MAX_FILE_BYTES}; give a bundle's "
+                "folder."
             )
         total += size
         if total > MAX_TOTAL_BYTES:
             raise BundleError(
                 f"the files of {folder} have more than {MAX_TOTAL_BYTES} bytes together. Expected "
-                "a network or two of a reward; leave other files out."
+                "one or two small networks; remove other files."
             )
     for name, expected in spec.files.items() if hashes else ():
         with readable(path := folder / name, "a readable file; check its permissions"):
-            found = sha256(path)
-        if found != expected:
+            digest = sha256(path)
+        if digest != expected:
             raise BundleEditedError(
-                f"{path} was changed after the bundle was saved: its SHA-256 is {found}. Expected "
+                f"{path} was changed after the bundle was saved: its SHA-256 is {digest}. Expected "
                 f"{expected}, as recorded in {SPEC_FILE}; restore the file, or make a new bundle "
                 "(vinoreward finetune, vinoreward quantize) instead of editing one."
             )
@@ -246,8 +230,8 @@ def _ask(entry: EntryPoint) -> Path:
         )
     if not folder.is_dir():
         raise ModelNotFoundError(
-            f"the bundle {entry.name!r} should be at {folder}, but nothing is there. Expected the "
-            "folder that the package installs; reinstall it, or make a bundle with: vinoreward "
-            "finetune"
+            f"the bundle {entry.name!r} is registered at {folder}, which is no folder. Expected "
+            "the folder that the package installs; reinstall it, or make a bundle with: "
+            "vinoreward finetune"
         )
     return folder

@@ -1,7 +1,4 @@
-"""Pictures: out of anybody's files, and from what an environment makes to what a network takes.
-
-Files may be anybody's: plain files of few formats and of bounded size.
-"""
+"""Pictures: reading files of untrusted origin, and preparing pictures for a network."""
 
 from __future__ import annotations
 
@@ -24,10 +21,9 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 MAX_PIXELS = 4096 * 4096
 """Checked in the header, before a pixel is decoded."""
 MAX_BYTES = 128 * 2**20
-"""Of the file; a BMP of so many pixels has fewer."""
-
+"""Of a file; a BMP of 4096 x 4096 pixels is smaller."""
 MAX_SCANS = 100
-"""Of a JPEG; those that a program writes have a dozen."""
+"""Of a JPEG; ordinary ones have a dozen."""
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _END, _SCAN = 0xD9, 0xDA
 
@@ -39,17 +35,10 @@ _DAMAGED = (
 
 
 def prepare(images: NDArray[Any], picture: Picture) -> NDArray[np.uint8]:
-    """Crop and resize RGB pictures as ``picture`` says. Training and run time both call this.
+    """Crop and resize ``(N, h, w, 3)`` or ``(h, w, 3)`` uint8 RGB for training and inference.
 
-    Colour order, scaling and normalising are not done here: they are part of the network.
-
-    Args:
-        images: ``(N, h, w, 3)`` or ``(h, w, 3)`` uint8 RGB.
-        picture: what the network was trained on.
-
-    Returns:
-        ``(N, H, W, 3)`` uint8 RGB; the very array that was given, or a view of it, where nothing
-        needs doing.
+    Returns ``(N, H, W, 3)``, a view of ``images`` where possible. Colour order and normalising are
+    part of the network.
 
     Raises:
         InputError: not uint8, or not three channels in the last axis.
@@ -85,7 +74,7 @@ def prepare(images: NDArray[Any], picture: Picture) -> NDArray[np.uint8]:
 
 
 def check_pictures(images: NDArray[Any]) -> None:
-    """Raise InputError unless ``images`` is uint8 of shape (N, h, w, 3) or (h, w, 3), N >= 1."""
+    """Raise InputError unless ``images`` are uint8 (N, h, w, 3) or (h, w, 3) with N >= 1."""
     if not isinstance(images, np.ndarray):
         raise InputError(
             f"the pictures are a {type(images).__name__}. Expected a numpy array of uint8, "
@@ -119,13 +108,11 @@ def _size(batch: NDArray[Any]) -> str:
 
 
 def read_picture(path: str | Path) -> NDArray[np.uint8]:
-    """Read a PNG, JPEG, BMP or WebP file of at most 4096 x 4096 pixels and 128 MiB.
-
-    Returns:
-        ``(H, W, 3)`` uint8 RGB.
+    """Read a PNG, JPEG, BMP or WebP file as ``(H, W, 3)`` uint8 RGB.
 
     Raises:
-        InputError: no plain file, another format, too large, or damaged.
+        InputError: no plain file, another format, damaged, or more than 4096 x 4096 pixels or
+            128 MiB.
     """
     try:
         with open_to_read(path, MAX_BYTES) as stream:
@@ -142,22 +129,22 @@ def read_picture(path: str | Path) -> NDArray[np.uint8]:
 
 
 def _check_scans(stream: IO[bytes]) -> None:
-    """Refuse a JPEG that draws its pixels over and over: each scan of 33 bytes takes 12 ms."""
+    """Refuse a JPEG of many scans: each takes 33 bytes in the file and 12 ms to decode."""
     if stream.read(2) == b"\xff\xd8":
         data, at, scans = stream.read(), 0, 0
-        while found := _MARKER.search(data, at):
-            kind, at = data[found.start() + 1], found.end()
+        while marker := _MARKER.search(data, at):
+            kind, at = data[marker.start() + 1], marker.end()
             if kind == _END:
                 break
             scans += kind == _SCAN
-            at += int.from_bytes(data[at : at + 2], "big")  # its header; data hold no marker
+            at += int.from_bytes(data[at : at + 2], "big")  # skip the header; data have no markers
         if scans > MAX_SCANS:
             raise InputError(f"it has {scans} scans")
     stream.seek(0)
 
 
 def shown_name(path: str | Path) -> str:
-    """Return a file's name as it can be printed, whatever characters are in it."""
+    """Return a file's name with unprintable characters escaped."""
     return "".join(
         part if part.isprintable() else part.encode("unicode_escape").decode("ascii")
         for part in str(path)

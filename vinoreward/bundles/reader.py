@@ -1,4 +1,4 @@
-"""Reading JSON from strangers: each key must be known and its value of the type that it has."""
+"""Strict reading of untrusted JSON: every key must be known, every value of the right type."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _COUNTS = ("no", "one", "two", "three", "four")
 class Described:
     """Base of the dataclasses of ``bundle.json``: each field is checked by its annotation.
 
-    No schema library: msgspec passes over unknown keys, keys that stand twice and NaN, pydantic
-    takes 0.06 s to import, and each of their errors would have to become a sentence.
+    No schema library: msgspec ignores unknown keys, duplicate keys and NaN, pydantic takes 0.06 s
+    to import, and each of their errors would need rewording.
     """
 
     _place: ClassVar[str] = ""
-    """Of the object within ``bundle.json``."""
+    """Key of the object in ``bundle.json``."""
     _required: ClassVar[tuple[str, ...]] = ()
-    """Keys that a file must have although the field has a default."""
+    """Keys that a file must have even though the field has a default."""
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
@@ -40,15 +40,11 @@ class Described:
         self._check()
 
     def _check(self) -> None:
-        """Raise BundleError for values that do not fit each other, or a limit."""
+        """Raise BundleError for values out of range, or that contradict each other."""
 
     @classmethod
     def arguments(cls, value: object, where: str) -> dict[str, Any]:
-        """Return the arguments that an object of a file describes; values are not looked at yet.
-
-        Raises:
-            BundleError: it is no object, or a key is missing or not known.
-        """
+        """Return an object's unchecked values; BundleError for missing or unknown keys."""
         if not isinstance(value, Mapping):
             raise BundleError(
                 f"{where} is {shown(value)}. Expected an object with named keys; correct the file "
@@ -70,13 +66,9 @@ class Described:
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
-    """Return ``value`` as the annotation says: lists as tuples, whole numbers as floats.
-
-    Raises:
-        BundleError: it is something else.
-    """
+    """Return ``value`` as the annotated type: a list as tuple, an integer as float where needed."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:  # of a type and None
+    if origin is types.UnionType:  # with None
         return None if value is None else _checked(value, inner[0], where)
     if origin is Literal:
         if value not in inner:
@@ -96,29 +88,25 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
     if origin is dict:
         if not isinstance(value, Mapping):
             wrong(where, value, "an object")
-        found = plain(value, where)
-        for key, item in found.items() if inner[1] is str else ():
+        table = plain(value, where)
+        for key, item in table.items() if inner[1] is str else ():
             _scalar(item, str, f"{where}.{key}", "a string")
-        return found
+        return table
     if issubclass(hint, Described):
         return value if isinstance(value, hint) else hint(**hint.arguments(value, where))
     return _scalar(value, hint, where, f"a {_NAMES[hint]}" if hint is not bool else "true or false")
 
 
 def _scalar(value: Any, kind: type, where: str, expected: str) -> Any:
-    found = plain(value, where) if kind is float else value
-    fits = isinstance(found, (int, float) if kind is float else kind)
-    if not fits or isinstance(found, bool) != (kind is bool):
+    scalar = plain(value, where) if kind is float else value
+    fits = isinstance(scalar, (int, float) if kind is float else kind)
+    if not fits or isinstance(scalar, bool) != (kind is bool):
         wrong(where, value, expected)
-    return float(found) if kind is float else found
+    return float(scalar) if kind is float else scalar
 
 
 def parse(data: bytes, where: str) -> Any:
-    """Return the value of strict JSON: no NaN, no infinity, no key twice.
-
-    Raises:
-        BundleError: the bytes are not such JSON, or nested deeper than any bundle's.
-    """
+    """Return the value of strict JSON; BundleError for NaN, duplicate keys or deep nesting."""
     try:
         value = json.loads(
             data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_once
@@ -133,10 +121,10 @@ def parse(data: bytes, where: str) -> Any:
 
 
 def plain(value: Any, where: str, depth: int = 0) -> Any:
-    """Return ``value`` as JSON holds it: tuples as lists, numpy numbers as Python's.
+    """Return ``value`` as plain JSON: tuples as lists, NumPy scalars as Python numbers.
 
     Raises:
-        BundleError: something that JSON cannot hold, e.g. NaN, or nesting deeper than 8.
+        BundleError: JSON cannot represent it, e.g. NaN, or it is nested deeper than 8.
     """
     if depth > _DEPTH:
         raise BundleError(
@@ -155,7 +143,7 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
         return [plain(item, where, depth + 1) for item in value]
     number = value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
     if isinstance(number, (int, float)):
-        # A whole number beyond the range of a double would be read differently by other programs.
+        # Other programs read integers as doubles.
         if math.isfinite(number) if isinstance(number, float) else abs(number) < 1 << 1023:
             return number
         raise BundleError(
@@ -169,12 +157,12 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in table:
             raise ValueError(f"the key {key!r} stands twice")
-        found[key] = value
-    return found
+        table[key] = value
+    return table
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -187,6 +175,6 @@ def wrong(name: str, found: object, expected: str, remedy: str = "correct the va
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it: never long, whatever is in the file."""
+    """Return a value for a message, at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

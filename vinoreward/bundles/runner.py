@@ -26,18 +26,8 @@ _COMMANDS = {"classifier": "vinoreward finetune", "encoder": "vinoreward train-v
 class Runner(Closing):
     """Base of classifiers and encoders: runs a bundle of one kind; loads on first use.
 
-    It can be pickled: each process builds its own networks, and checks them on the bundle's golden
-    frames. Threads may share it; the first that needs the networks builds them. Nothing is shared
-    with another runner, so that closing one is safe.
-
-    Args:
-        bundle: a loaded bundle, the folder of one, or the name of an installed one.
-        backend, device, precision, threads: as :meth:`Bundle.backend` has them.
-
-    Raises:
-        ConfigError: a bundle of another kind, or the backend cannot do what is asked.
-        UnknownBackendError: no backend of that name.
-        ModelNotFoundError: there is no such bundle.
+    It can be pickled: each process builds its own networks and checks them with the golden frames.
+    Threads may share it. Runners share nothing, so each can be closed on its own.
     """
 
     kind: ClassVar[Literal["classifier", "encoder"]]
@@ -61,7 +51,7 @@ class Runner(Closing):
                 f"the bundle {spec.name!r} is {article[spec.kind]} {spec.kind}. Expected "
                 f"{article[self.kind]} {self.kind}'s bundle; train one with: {_COMMANDS[self.kind]}"
             )
-        BACKENDS.find(backend)  # a mistyped name is said now, not at the first picture
+        BACKENDS.find(backend)  # a mistyped name is an error now, not at the first picture
         self.backend_name = backend
         """The backend's registered name."""
         self.device = device
@@ -69,9 +59,9 @@ class Runner(Closing):
         self.threads = threads
         """Threads that one inference may use."""
         self.precision = self.bundle.resolve_precision(backend, precision)
-        """The precision that ``"auto"`` stands for here."""
+        """The resolved precision."""
         self.band = self.bundle.second_look_band(self.precision)
-        """Within this many log-odds of the threshold FP32 looks again; None: nowhere."""
+        """Within this many log-odds of the threshold FP32 decides; None: nowhere."""
         self._backends: list[Backend] = []
         self._closed = False
 
@@ -82,25 +72,24 @@ class Runner(Closing):
 
     @property
     def backend(self) -> Backend:
-        """The backend; built and checked on the bundle's golden frames on first use."""
+        """The backend; built and checked with the bundle's golden frames on first use."""
         return self.backends[0]
 
     @property
     def backends(self) -> list[Backend]:
-        """The backend and, where there is a band, the FP32 one that looks again.
+        """The backend and, if there is a band, the FP32 one for the second look.
 
-        They are built together, so that no later picture waits for it; none is left open where one
-        cannot be built.
+        Both are built on first use, or neither.
 
         Raises:
             BundleParityError: the golden frames give other outputs than recorded.
             ConfigError: the runner is closed.
         """
-        found = self._backends
-        if not found:
+        backends = self._backends
+        if not backends:
             with building():
-                found = self._build()
-        return found
+                backends = self._build()
+        return backends
 
     def _build(self) -> list[Backend]:
         if self._closed:
@@ -125,11 +114,7 @@ class Runner(Closing):
         return self._backends
 
     def prepare(self, images: NDArray[Any]) -> NDArray[np.uint8] | None:
-        """Return pictures ``(N, H, W, 3)`` as the network takes them; None for a batch of none.
-
-        Raises:
-            InputError, PictureMismatchError: pictures that the bundle does not take.
-        """
+        """Return pictures ``(N, H, W, 3)`` as the network takes them; None for an empty batch."""
         if isinstance(images, np.ndarray) and images.ndim == 4 and len(images) == 0:
             return None
         return prepare(images, self.bundle.spec.picture)

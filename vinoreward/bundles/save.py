@@ -1,4 +1,4 @@
-"""Writing bundles: whole or not at all."""
+"""Writing bundles, complete or not at all, with their model cards in Markdown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vinoreward.bundles.card import model_card
 from vinoreward.bundles.golden import Golden
 from vinoreward.bundles.locate import SPEC_FILE, SPEC_HASH_FILE, model_name, previous_of, readable
-from vinoreward.bundles.schema import BundleSpec, Quantization, check_file_name
+from vinoreward.bundles.schema import BundleSpec, Encoding, Quantization, check_file_name
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError, RunFolderError
 from vinoreward.files import read_plain, sha256, write_json
 
@@ -26,15 +25,9 @@ if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
 
 MODEL_FILES = (
-    "model.onnx",
-    "model.xml",
-    "model.bin",
-    "model.safetensors",
-    "model.int8.onnx",
-    "model.int8.xml",
-    "model.int8.bin",
-    "decoder.onnx",
-    "decoder.safetensors",
+    *("model.onnx", "model.xml", "model.bin", "model.safetensors"),
+    *("model.int8.onnx", "model.int8.xml", "model.int8.bin"),
+    *("decoder.onnx", "decoder.safetensors"),  # of an encoder, to look at reconstructions
 )
 MAX_CARD_BYTES = 1 << 20
 _SHEET = 8
@@ -52,29 +45,25 @@ def save_bundle(
     golden_logits_int8: NDArray[Any] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a bundle as a folder. It is built beside ``path`` and renamed when complete.
+    """Write a bundle as a folder and return its absolute path.
 
     Args:
-        path: the new folder.
-        spec: the description; its ``files`` are filled in here.
-        files: name in the bundle to the file or its content: ``model.onnx`` (or ``model.xml`` and
-            ``model.bin``), optionally ``model.safetensors``, ``model.int8.onnx`` and an encoder's
-            ``decoder.onnx`` and ``decoder.safetensors``, which are for looking only.
+        path: the new folder; it is built beside it and renamed when complete.
+        spec: the description; ``files`` is filled in here.
+        files: name in the bundle to a file or its content: ``model.onnx`` (or ``model.xml`` and
+            ``model.bin``), optionally others of ``MODEL_FILES``.
         golden_images: ``(G, H, W, 3)`` uint8 RGB as :func:`prepare` returns them; choose frames of
             every label, in colour, some of them close to the threshold.
-        golden_logits: ``(G, K)`` what the FP32 network gives for them.
-        card: text of ``README.md``; written from the spec where ``None``.
+        golden_logits: ``(G, K)`` outputs of the FP32 network for them.
+        card: text of ``README.md``; written from the spec if ``None``.
         card_pictures: name to picture file, copied to ``pictures/``.
         golden_logits_int8: ``(G, K)`` the same of the INT8 network.
-        overwrite: replace a bundle that is there already. Anything else is never replaced.
-
-    Returns:
-        The folder, absolute.
+        overwrite: replace an existing bundle; anything else is never replaced.
 
     Raises:
         ConfigError: ``path`` exists and may not be replaced, or a file name is not allowed.
-        BundleError: golden frames or a picture's name do not fit.
-        ModelNotFoundError: one of the files to copy is missing.
+        BundleError: golden frames or a picture's name are not valid.
+        ModelNotFoundError: a file to copy is missing.
         RunFolderError: the folder cannot be written or the disk is full; nothing was changed.
     """
     path = Path(path)
@@ -123,22 +112,19 @@ def add_int8(
     *,
     card: str | None = None,
 ) -> Path:
-    """Put an INT8 network and the result of its gate into a saved bundle.
+    """Add or replace a saved bundle's INT8 network and the result of its gate; return the folder.
 
-    An INT8 network that is there already is replaced. A failed gate may be recorded too: the
-    network is then kept for study and never chosen.
+    A network that failed the gate is kept for study and never chosen. On errors, those of
+    :func:`save_bundle`, the old bundle is unchanged.
 
     Args:
         bundle: a saved bundle.
         int8_path: ``.onnx``, or ``.xml`` with its ``.bin`` beside it.
-        quantization: what the gate found.
-        golden_logits_int8: ``(G, K)`` what the INT8 network gives for the bundle's golden frames.
+        quantization: the result of the gate.
+        golden_logits_int8: ``(G, K)`` outputs of the INT8 network for the bundle's golden frames.
         int8_band: see :class:`~vinoreward.bundles.schema.Decision`.
-        card: new text of ``README.md``. Without it a card that was written from the spec is
-            written again; one written by hand is kept.
-
-    Returns:
-        The folder, absolute. On errors, those of :func:`save_bundle`, the old bundle is unchanged.
+        card: new text of ``README.md``. Otherwise a card generated from the spec is generated
+            again, and one written by hand is kept.
     """
     golden = bundle.golden
     source = Path(int8_path)
@@ -157,13 +143,14 @@ def add_int8(
     readme, folder = bundle.path / "README.md", bundle.path / "pictures"
     _refuse_links(bundle.path, [*(bundle.path / name for name in bundle.spec.files), readme])
     _refuse_links(bundle.path, [folder, *folder.glob("*")])
-    shown = sorted(
-        item for item in folder.glob("*") if item.is_file() and item.name != "golden.png"
-    )
-    written = card_of(bundle.path)
-    if card is None and written is not None:
-        ours = model_card(bundle.spec, ["golden.png", *(item.name for item in shown)])
-        card = None if written == ours else written
+    pictures = {
+        item.name: item
+        for item in sorted(folder.glob("*"))
+        if item.is_file() and item.name != "golden.png"
+    }
+    existing = card_of(bundle.path)
+    if card is None and existing != model_card(bundle.spec, ["golden.png", *pictures]):
+        card = existing
     return save_bundle(
         bundle.path,
         dataclasses.replace(
@@ -175,18 +162,14 @@ def add_int8(
         golden.images,
         golden.logits,
         card,
-        {item.name: item for item in shown},
+        pictures,
         golden_logits_int8=golden_logits_int8,
         overwrite=True,
     )
 
 
 def card_of(folder: Path) -> str | None:
-    """Return the model card of a bundle, None without one.
-
-    Raises:
-        BundleError: it cannot be read, or is too large for one.
-    """
+    """Return a bundle's model card, None without one; BundleError if it cannot be read."""
     path = folder / "README.md"
     if not path.exists():
         return None
@@ -196,13 +179,13 @@ def card_of(folder: Path) -> str | None:
 
 
 def _refuse_links(bundle: Path, copied: Iterable[Path]) -> None:
-    """Refuse a bundle from which a link would be copied: what it points to is none of ours."""
+    """Refuse to copy what a link in a bundle points to, which may be any private file."""
     for path in copied:
         if path.is_symlink():
             raise BundleError(
                 f"{path} is a link to {path.resolve()}, whose content would become part of the "
-                "bundle. Expected files of the bundle's own; copy it without links, cp -rL "
-                f"{bundle} my-bundle, if you know what they point to, and give the copy."
+                "bundle. Expected files of the bundle's own; if you know what the links point to, "
+                f"copy the bundle without them, cp -rL {bundle} my-bundle, and give the copy."
             )
 
 
@@ -214,7 +197,7 @@ def _building(path: Path, *, overwrite: bool) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if previous.is_dir() and not path.exists():
-            previous.rename(path)  # an earlier save was killed between its two renames
+            previous.rename(path)  # an earlier save ended between its two renames
         _check_target(path, overwrite=overwrite)
         part = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent))
         yield part
@@ -252,7 +235,7 @@ def _check_target(path: Path, *, overwrite: bool) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Make the folder readable as an ordinary one, and make sure that it is on the disk."""
+    """Give the folder its usual permissions and write it to the disk."""
     umask = os.umask(0)
     os.umask(umask)
     folder.chmod(0o777 & ~umask)
@@ -264,7 +247,7 @@ def _settle(folder: Path) -> None:
 
 
 def _swap(part: Path, path: Path, previous: Path) -> None:
-    """Rename ``part`` to ``path``. What is at ``path`` stands aside and comes back on failure."""
+    """Rename ``part`` to ``path``; on failure the folder that was at ``path`` is restored."""
     if previous.exists():
         shutil.rmtree(previous)
     aside = path.exists()
@@ -283,7 +266,7 @@ def _check_names(files: Mapping[str, Path | bytes]) -> None:
     unknown = sorted(set(files) - set(MODEL_FILES))
     if unknown:
         raise ConfigError(
-            f"the bundle was given the files {', '.join(unknown)}. Expected names out of "
+            f"the bundle was given the files {', '.join(unknown)}. Expected names from "
             f"{', '.join(MODEL_FILES)}; rename them, or use card_pictures for pictures."
         )
     for stem in ("model", "model.int8"):
@@ -306,3 +289,139 @@ def _put(target: Path, content: Path | bytes) -> None:
 def _sheet(images: NDArray[np.uint8]) -> Image.Image:
     """Return the first golden frames side by side, for the card."""
     return Image.fromarray(np.ascontiguousarray(np.concatenate(list(images[:_SHEET]), axis=1)))
+
+
+def model_card(spec: BundleSpec, pictures: Sequence[str] = ()) -> str:
+    """Return the text of ``README.md`` for a bundle, with these files of ``pictures/``."""
+    sections = [
+        f"# {spec.name}\n\n{_summary(spec)}",
+        "## Use it\n\n```python\nimport vinoreward\n\n"
+        'classifier = vinoreward.Classifier("path/to/this/folder")\n'
+        "probabilities = classifier.probability(pictures)  # (N, height, width, 3) uint8 RGB\n```"
+        if spec.kind == "classifier"
+        else "## Use it\n\n```python\nimport vinoreward\n\n"
+        'encoder = vinoreward.Encoder("path/to/this/folder")\n'
+        "latents = encoder.encode(pictures)  # (N, height, width, 3) uint8 RGB\n\n"
+        "# or around an environment whose observation is or contains the picture\n"
+        'env = vinoreward.EncodedObservation(env, "path/to/this/folder")\n```',
+        "## Picture\n\n" + _table(_picture(spec)),
+    ]
+    if spec.encoding is None:
+        sections.append("## Decision\n\n" + _table(_decision(spec)))
+    else:
+        sections.append("## Latent vector\n\n" + _table(_encoding(spec.encoding)))
+    sections.append("## INT8\n\n" + _quantization(spec))
+    files = {name: f"`{digest}`" for name, digest in spec.files.items()}
+    tables = {"Measured": spec.metrics, "Data": spec.dataset, "Made with": spec.versions}
+    for title, values in (tables | {"Files": files}).items():
+        if values:
+            sections.append(f"## {title}\n\n" + _table(_flat(values)))
+    if pictures:
+        shown = "\n\n".join(f"![{name}](pictures/{name})" for name in pictures)
+        sections.append(
+            "## Pictures\n\n`golden.png` shows the frames with recorded outputs, which are run "
+            f"whenever the bundle is loaded.\n\n{shown}"
+        )
+    return "\n\n".join(sections) + "\n"
+
+
+def _summary(spec: BundleSpec) -> str:
+    if spec.kind == "encoder":
+        return f"An encoder: pictures to {spec.latent_size} numbers."
+    others = ", ".join(f"`{_plain(label)}`" for label in spec.labels)
+    built = f" Architecture: {spec.architecture}." if spec.architecture else ""
+    return (
+        f"A success classifier with the labels {others} (in the order of its outputs); "
+        f"`{_plain(spec.success_label)}` means success.{built}"
+    )
+
+
+def _picture(spec: BundleSpec) -> dict[str, Any]:
+    picture = spec.picture
+    rows: dict[str, Any] = {
+        "size (height x width)": f"{picture.height} x {picture.width}",
+        "colour order given": "RGB",
+        "colour order of the network": picture.color_order,
+        "crop (top, left, height, width)": list(picture.crop) if picture.crop else "none",
+        "resize": picture.resize,
+        "mean": list(picture.mean),
+        "std": list(picture.std),
+    }
+    return rows | {f"scene: {key}": value for key, value in picture.scene.items()}
+
+
+def _decision(spec: BundleSpec) -> dict[str, Any]:
+    decision = spec.decision
+    rows: dict[str, Any] = {
+        "success when the probability is at least": decision.threshold,
+        "logits are divided by (temperature)": decision.temperature,
+    }
+    if decision.int8_band is not None:
+        rows["with INT8, FP32 looks again within (log-odds of the threshold)"] = decision.int8_band
+    return rows | {f"chosen for: {key}": item for key, item in _flat(decision.chosen_for).items()}
+
+
+def _encoding(encoding: Encoding) -> dict[str, Any]:
+    rows: dict[str, Any] = {
+        "dimensions": len(encoding.low),
+        "posterior": "mean and log variance" if encoding.posterior else "none: a plain autoencoder",
+        "clipped to at least": list(encoding.low),
+        "clipped to at most": list(encoding.high),
+    }
+    if encoding.std is not None:
+        rows["posterior's standard deviation"] = list(encoding.std)
+    return rows
+
+
+def _quantization(spec: BundleSpec) -> str:
+    gate = spec.quantization
+    if gate is None:
+        return "No INT8 network. Make one with `vinoreward quantize`."
+    look = ""
+    if band := spec.decision.int8_band:
+        look = (
+            "The INT8 network decides where it is sure. A picture whose log-odds lie within "
+            f"{band:.3g} of the threshold's is looked at again by the FP32 network, whose answer "
+            "counts; the flips below are those that remain.\n\n"
+        )
+    counted = "decisions flipped"
+    if spec.kind == "encoder":
+        counted = "frames whose vector moves by more than one unit"
+    return look + _table(
+        {
+            "gate": "passed" if gate.passed else "not passed: INT8 is never chosen",
+            counted: f"{gate.flips} of {gate.frames} ({gate.flip_rate:.3%})",
+            "allowed": f"{gate.max_flip_rate:.3%}",
+            "method": gate.method,
+        }
+        | _flat(gate.detail)
+    )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested objects as one level with dotted names."""
+    rows: dict[str, Any] = {}
+    for key, item in values.items():
+        if isinstance(item, Mapping):
+            rows |= _flat(item, f"{prefix}{key}.")
+        else:
+            rows[f"{prefix}{key}"] = item
+    return rows
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+    lines = [f"| {_plain(key)} | {_shown(item)} |" for key, item in rows.items()]
+    return "\n".join(["| what | value |", "| --- | --- |", *lines])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return ", ".join(_shown(item) for item in value) or "none"
+    return _plain(str(value))
+
+
+def _plain(text: str) -> str:
+    """Escape a text for a table cell."""
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""What ``bundle.json`` says: frozen dataclasses, checked when they are made, and their JSON."""
+"""The content of ``bundle.json``: frozen dataclasses, checked when made, and their JSON."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ class Picture(Described):
     width: int
     """Pixels, 1 to 4096."""
     color_order: Literal["RGB", "BGR"] = "RGB"
-    """Order that the bare network wants. The graph (or the backend) reverses it, the caller never
-    does."""
+    """Order that the bare network takes. The graph or the backend reverses it, never the caller."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Per channel of the bare network, in units of ``pixel / scale``."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
@@ -75,9 +74,8 @@ class Picture(Described):
         if min(crop[:2]) < 0 or min(crop[2:]) < 1 or max(crop) > MAX_SIDE:
             wrong("picture.crop", crop, f"(top, left, height, width) within {MAX_SIDE} pixels")
         if self.resize == "none" and crop[2:] != (self.height, self.width):
-            wrong(
-                "picture.crop", crop, f"a crop of {self.height} x {self.width} pixels, or a resize"
-            )
+            expected = f"a crop of {self.height} x {self.width} pixels, or a resize"
+            wrong("picture.crop", crop, expected)
 
 
 @dataclass(frozen=True)
@@ -91,8 +89,8 @@ class Decision(Described):
     chosen_for: dict[str, Any] = field(default_factory=dict)
     """How the threshold was chosen: target rate, bound, counts."""
     int8_band: float | None = None
-    """Half-width, in calibrated log-odds around the threshold, within which the FP32 network looks
-    at a picture again and its answer counts; ``None``: the INT8 network decides alone."""
+    """Half-width, in calibrated log-odds around the threshold, within which the FP32 network
+    decides instead; ``None``: the INT8 network decides alone."""
 
     _place: ClassVar[str] = "decision"
 
@@ -106,9 +104,9 @@ class Decision(Described):
 
     @classmethod
     def arguments(cls, value: object, where: str) -> dict[str, Any]:
-        """Return the arguments; of an older bundle too, whose INT8 threshold is null."""
+        """Return the arguments; an older bundle may have an INT8 threshold of null."""
         if isinstance(value, dict) and "int8_threshold" in value:
-            # Written as null before INT8 had a second look; one threshold serves every precision.
+            # Now one threshold serves every precision.
             if (old := value["int8_threshold"]) is not None:
                 expected = "null: INT8 has no threshold of its own any more"
                 wrong("decision.int8_threshold", old, expected)
@@ -118,30 +116,27 @@ class Decision(Described):
 
 @dataclass(frozen=True)
 class Encoding(Described):
-    """What an encoder's numbers mean. D is the bundle's ``latent_size``."""
+    """The meaning of an encoder's outputs. D is the bundle's ``latent_size``."""
 
     low: tuple[float, ...]
-    """(D,) Stated bounds of the latent vectors, to which they are clipped at run time."""
+    """(D,) Lower bounds of the latent vectors, to which they are clipped."""
     high: tuple[float, ...]
     """As ``low``; larger in every dimension."""
     posterior: bool = True
     """True: the network gives D means, then D natural logarithms of variances. False: D numbers, a
     plain autoencoder's."""
     std: tuple[float, ...] | None = None
-    """(D,) Mean posterior standard deviation on held-out frames, in units of the latent: what a
-    difference is measured in. ``None`` where it is not known."""
+    """(D,) Mean posterior standard deviation on held-out frames, the unit of differences; ``None``
+    if unknown."""
     log_variance_output: int | None = None
-    """Which output of the graph has the log variances, where they are not beside the means."""
+    """The graph's output with the log variances, if they are not in the same one as the means."""
 
     _place: ClassVar[str] = "encoding"
 
     def _check(self) -> None:
         if not len(self.low) == len(self.high) >= 1:
-            wrong(
-                "encoding.low, high",
-                (len(self.low), len(self.high)),
-                "one number each for every dimension of the latent",
-            )
+            sizes, expected = (len(self.low), len(self.high)), "one number each for every dimension"
+            wrong("encoding.low, high", sizes, expected)
         if any(low >= high for low, high in zip(self.low, self.high, strict=True)):
             wrong("encoding.low, high", (self.low[:8], self.high[:8]), "low below high everywhere")
         if self.std is not None and (len(self.std) != len(self.low) or min(self.std) <= 0):
@@ -153,20 +148,20 @@ class Encoding(Described):
 
 @dataclass(frozen=True)
 class Quantization(Described):
-    """What the gate found when the INT8 network was compared with the FP32 one."""
+    """The gate's comparison of the INT8 network with the FP32 one."""
 
     passed: bool
     """Whether INT8 may be chosen by ``precision="auto"``."""
     flips: int
-    """Frames whose decision differs; of an encoder, those whose latent vector moves too far."""
+    """Frames whose decision differs; for an encoder, those whose latent vector moves too far."""
     frames: int
     """Frames compared."""
     method: str
     """How it was quantized, e.g. ``nncf-ptq``."""
     max_flip_rate: float = 0.005
-    """The share of flips that the gate allowed."""
+    """The fraction of flips that the gate allowed."""
     detail: dict[str, Any] = field(default_factory=dict)
-    """Whatever else is worth keeping: versions, counts, settings."""
+    """Free JSON: versions, counts, settings."""
 
     _place: ClassVar[str] = "quantization"
 
@@ -181,17 +176,13 @@ class Quantization(Described):
 
     @property
     def flip_rate(self) -> float:
-        """Share of frames whose decision differs."""
+        """Fraction of frames whose decision differs."""
         return self.flips / self.frames
 
 
 @dataclass(frozen=True)
 class BundleSpec(Described):
-    """Everything that ``bundle.json`` says. Made by hand or with :meth:`from_dict`.
-
-    Raises:
-        BundleError: a value that cannot be right.
-    """
+    """The content of ``bundle.json``; BundleError for a value that cannot be right."""
 
     name: str
     picture: Picture
@@ -205,9 +196,9 @@ class BundleSpec(Described):
     """Of an encoder; none for a classifier."""
     quantization: Quantization | None = None
     output: Literal["logits", "probabilities"] = "logits"
-    """What the graph returns; ``logits`` for an encoder's latent vectors too."""
+    """What the graph returns; ``logits`` also for an encoder's latent vectors."""
     output_index: int = 0
-    """Which output of the graph is meant."""
+    """Which output of the graph is used."""
     latent_size: int | None = None
     """Length of an encoder's vectors."""
     architecture: str | None = None
@@ -244,22 +235,16 @@ class BundleSpec(Described):
     def _check_outputs(self) -> None:
         if self.kind == "encoder":
             if self.labels or self.latent_size is None or not 1 <= self.latent_size <= 65536:
-                wrong(
-                    "labels, latent_size",
-                    (self.labels, self.latent_size),
-                    "no labels and a latent_size of 1 to 65536 for an encoder",
-                )
-            if self.encoding is None or len(self.encoding.low) != self.latent_size:
-                wrong(
-                    "encoding",
-                    None if self.encoding is None else f"of {len(self.encoding.low)} dimensions",
-                    f"an encoding of {self.latent_size} dimensions, the latent_size",
-                )
+                expected = "no labels and a latent_size of 1 to 65536 for an encoder"
+                wrong("labels, latent_size", (self.labels, self.latent_size), expected)
+            size = None if self.encoding is None else len(self.encoding.low)
+            if size != self.latent_size:
+                expected = f"an encoding of {self.latent_size} dimensions, the latent_size"
+                wrong("encoding", f"of {size} dimensions" if size else None, expected)
             return
         if self.latent_size is not None or self.encoding is not None:
-            wrong(
-                "latent_size, encoding", (self.latent_size, self.encoding), "none for a classifier"
-            )
+            values = (self.latent_size, self.encoding)
+            wrong("latent_size, encoding", values, "none for a classifier")
         if not 2 <= len(self.labels) <= MAX_LABELS or len(set(self.labels)) != len(self.labels):
             wrong("labels", self.labels[:10], f"2 to {MAX_LABELS} different names")
         for label in self.labels:
@@ -269,12 +254,12 @@ class BundleSpec(Described):
 
     @property
     def success_index(self) -> int:
-        """Column of the network's output that stands for success."""
+        """Column of the network's output for success."""
         return self.labels.index(self.success_label)
 
     @property
     def width(self) -> int:
-        """Number of columns of the network's output: of an encoder D, or 2 D with log variances."""
+        """Columns of the network's output; for an encoder D, or 2 D with log variances."""
         if self.latent_size is None or self.encoding is None:
             return len(self.labels)
         return 2 * self.latent_size if self.encoding.posterior else self.latent_size
@@ -288,11 +273,7 @@ class BundleSpec(Described):
 
     @classmethod
     def from_dict(cls, value: object, where: str = "bundle.json") -> BundleSpec:
-        """Check a parsed ``bundle.json`` and return it as a spec.
-
-        Raises:
-            BundleError: an unknown or missing key, a wrong type or value, or a newer schema.
-        """
+        """Return the spec of a parsed ``bundle.json``; BundleError if it is not valid."""
         version = value.get("schema_version") if isinstance(value, dict) else None
         if type(version) is int and version > SCHEMA_VERSION:
             raise BundleError(
@@ -300,7 +281,7 @@ class BundleSpec(Described):
                 "the newest known here; upgrade vinoreward: pip install --upgrade vinoreward"
             )
         try:
-            if version is not None and type(version) is not int:  # before its keys are judged
+            if version is not None and type(version) is not int:  # checked before its keys
                 wrong("schema_version", version, "a whole number")
             return cls(**cls.arguments(value, "the description"))
         except BundleError as error:

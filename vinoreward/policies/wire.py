@@ -35,7 +35,7 @@ from vinoreward.policies.policy import (
     quantize_array,
 )
 from vinoreward.policies.spec import PolicySpec
-from vinoreward.saved_arrays import DAMAGED, reason_of
+from vinoreward.saved_state import DAMAGED, reason_of
 
 ALIGNMENT = 64
 """In bytes; matrix kernels read aligned memory 1.5 times as fast."""

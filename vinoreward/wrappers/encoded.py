@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.encoders.encoder import Encoder
+from vinoreward.encoders import Encoder
 from vinoreward.errors import ConfigError
 from vinoreward.wrappers.sources import (
     AnyBundle,

@@ -23,7 +23,7 @@ from vinoreward.backends.convert import quantize_onnx
 from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.encoders.encoder import Encoder
+from vinoreward.encoders import Encoder
 from vinoreward.errors import ModelNotFoundError
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.render_once import RenderOnce
@@ -101,7 +101,7 @@ def alone_rows(config: BenchConfig, side: int, at_least: float) -> list[Row]:
     import safetensors.torch
     import torch
 
-    from vinoreward.encoders.vae import build_encoder
+    from vinoreward.backends.torch_networks import build_encoder
     from vinoreward_training.encoder.bundle import MEAN, STD, export_encoder
 
     scenes = fresh_scenes(CALIBRATION_FRAMES, config.seed)[0]
@@ -145,7 +145,7 @@ class EagerEncoding(gym.ObservationWrapper[Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], bundle: Bundle) -> None:
         from safetensors.torch import load_file
 
-        from vinoreward.encoders.vae import build_encoder
+        from vinoreward.backends.torch_networks import build_encoder
 
         super().__init__(env)
         picture, spec = bundle.spec.picture, bundle.spec

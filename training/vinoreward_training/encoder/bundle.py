@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from vinoreward.backends.convert import write_onnx
-from vinoreward.backends.torch_networks import WithPreprocess
+from vinoreward.backends.torch_networks import Vae, WithPreprocess
 from vinoreward.bundles.schema import BundleSpec, Encoding
-from vinoreward.encoders.vae import Vae
 from vinoreward.files import atomic_path
 from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset import Frames

@@ -122,7 +122,7 @@ def _places(env: Any, info: Mapping[str, Any]) -> dict[str, tuple[float, float]]
 
 def _train(config: TrainVaeConfig, frames: Frames, parts: Sequence[Indices], folder: Path) -> None:
     """Train, measure, export and save the bundle."""
-    from vinoreward.encoders.vae import build_vae
+    from vinoreward.backends.torch_networks import build_vae
     from vinoreward_training.encoder.bundle import make_bundle
     from vinoreward_training.encoder.training import VaeFit, VaeRecipe
 

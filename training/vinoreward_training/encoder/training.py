@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vinoreward.encoders.vae import Vae
+from vinoreward.backends.torch_networks import Vae
 from vinoreward.errors import DatasetError, ModelCorruptError
 from vinoreward_training.data.dataset import Frames
 from vinoreward_training.runs.fit import Fit, Indices, Recipe, Record, predict

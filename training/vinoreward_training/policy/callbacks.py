@@ -16,7 +16,7 @@ from tqdm import tqdm
 from vinoreward.errors import RunFolderError
 from vinoreward.files import read_json, write_json
 from vinoreward.rewards.success import Truth, claim_of
-from vinoreward.saved_arrays import shown
+from vinoreward.saved_state import shown
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint
 from vinoreward_training.policy.evaluate import Evaluation, evaluate

@@ -14,7 +14,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, RunFolderError, UnknownDeviceError, needed_for
 from vinoreward.files import read_json, write_json
 from vinoreward.processes import interrupt_between
-from vinoreward.saved_arrays import reason_of
+from vinoreward.saved_state import reason_of
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import (

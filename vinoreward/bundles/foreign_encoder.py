@@ -1,4 +1,4 @@
-"""What only foreign encoders need: their outputs, a golden picture, and the export from torch."""
+"""Other people's encoders: finding their outputs, a golden picture, and the export from torch."""
 
 from __future__ import annotations
 
@@ -28,40 +28,42 @@ from vinoreward.errors import (
     needed_for,
 )
 from vinoreward.files import read_plain
-from vinoreward.saved_arrays import read_npy, shown
-from vinoreward.saved_state import read_state
+from vinoreward.saved_state import read_npy, read_state, shown
 
 if TYPE_CHECKING:
     from torch import nn
 
     from vinoreward.bundles.bundle import Bundle
 
-_MEANS = ("mu", "mean", "loc", "z_mean", "z_mu")
-_LOG_VARIANCES = ("logvar", "log_var", "log_variance", "logvariance", "z_logvar", "z_log_var")
+_MEANS = {"mu", "mean", "loc", "z_mean", "z_mu"}
+_LOG_VARIANCES = {"logvar", "log_var", "log_variance", "logvariance", "z_logvar", "z_log_var"}
 MAX_VECTOR_BYTES = 1 << 20
 GOLDEN_TOLERANCE = 1e-2
-"""Of the largest number of the vector: exporters and backends round, wrong colours do more."""
+"""Share of the vector's largest number: above rounding, below the effect of wrong colours."""
 
 
 def outputs_of(
     path: Path, model: Any, outputs: Sequence[str | int] | str | int | None
 ) -> tuple[int, ...]:
-    """Return which outputs are meant: one, or the means and the log variances."""
+    """Return the numbers of one output, or of the means and the log variances."""
     names = [sorted(output.get_names()) for output in model.outputs]
-    shown = ", ".join("/".join(item) or "?" for item in names)
+    known = ", ".join("/".join(item) or "?" for item in names)
     if outputs is None:
         if len(names) == 1:
             return (0,)
-        means, spreads = (_called(names, known) for known in (_MEANS, _LOG_VARIANCES))
-        if len(means) == 1 and len(spreads) == 1:
-            return (means[0], spreads[0])
-        raise ConfigError(
-            f"{path} has the outputs {shown}. Expected one, or two that are called mu and logvar; "
-            "say which are meant with outputs=, means first and natural log variances second."
+        lasts = [{name.lower().rsplit("/", 1)[-1] for name in several} for several in names]
+        mean, spread = (
+            [index for index, each in enumerate(lasts) if each & usual]
+            for usual in (_MEANS, _LOG_VARIANCES)
         )
-    asked = [outputs] if isinstance(outputs, (str, int)) else list(outputs)
-    found = []
-    for item in asked:
+        if len(mean) == 1 and len(spread) == 1:
+            return (mean[0], spread[0])
+        raise ConfigError(
+            f"{path} has the outputs {known}. Expected one, or two with the names mu and logvar; "
+            "choose with outputs=, means first and natural log variances second."
+        )
+    chosen = []
+    for item in [outputs] if isinstance(outputs, (str, int)) else outputs:
         places = (
             [index for index, several in enumerate(names) if item in several]
             if isinstance(item, str)
@@ -69,38 +71,30 @@ def outputs_of(
         )
         if not places:
             raise ConfigError(
-                f"{path} has the outputs {shown}, and {item!r} was asked for. Expected names or "
+                f"{path} has the outputs {known}, and {item!r} was asked for. Expected names or "
                 "numbers of outputs; correct outputs=."
             )
-        found.append(places[0])
-    if len(set(found)) != len(found) or not 1 <= len(found) <= 2:
+        chosen.append(places[0])
+    if len(set(chosen)) != len(chosen) or not 1 <= len(chosen) <= 2:
         raise ConfigError(
             f"outputs is {outputs!r}. Expected one output, or two different ones: the means and "
             "the natural log variances."
         )
-    return tuple(found)
-
-
-def _called(names: list[list[str]], known: tuple[str, ...]) -> list[int]:
-    return [
-        index
-        for index, several in enumerate(names)
-        if any(name.lower().rsplit("/", 1)[-1] in known for name in several)
-    ]
+    return tuple(chosen)
 
 
 def latent_of(
     path: Path, model: Any, chosen: tuple[int, ...], latent_size: int | None, posterior: bool | None
 ) -> tuple[int, bool]:
-    """Return the length of the vectors and whether log variances come with them."""
+    """Return the length of the vectors and whether there are log variances."""
     sizes = [model.output(index).partial_shape[1] for index in chosen]
     columns = [None if size.is_dynamic else int(size.get_length()) for size in sizes]
     if len(chosen) == 2:
         if posterior is False or columns[0] != columns[1]:
             raise ConfigError(
-                f"{path} has two outputs with {columns[0]} and {columns[1]} columns and posterior="
-                f"{posterior} was said. Expected as many log variances as means; name the outputs "
-                "with outputs=."
+                f"{path} has two outputs with {columns[0]} and {columns[1]} columns, and posterior="
+                f"{posterior}. Expected as many log variances as means; name the outputs with "
+                "outputs=."
             )
         posterior = True
         total = columns[0] if columns[0] is None else 2 * columns[0]
@@ -114,8 +108,8 @@ def latent_of(
         raise ConfigError(
             f"{path} returns {total or 'an unknown number of'} numbers per picture with "
             f"latent_size={latent_size} and posterior={posterior}. Expected to know what they are: "
-            "give Bundle.from_encoder posterior=True where they are means and log variances side "
-            "by side, posterior=False where they are the vector, or a latent_size= that fits."
+            "give Bundle.from_encoder posterior=True for means and log variances side by side, "
+            "posterior=False for the vector alone, or a latent_size= that fits."
         )
     size, rest = divmod(total, 2 if posterior else 1)
     if rest or latent_size not in (None, size):
@@ -130,7 +124,7 @@ def latent_of(
 def bound_of(
     bound: Sequence[float] | float | None, otherwise: float, size: int
 ) -> tuple[float, ...]:
-    """Return a bound of every dimension."""
+    """Return a bound for every dimension."""
     if bound is None or isinstance(bound, (int, float)):
         return (float(otherwise if bound is None else bound),) * size
     return tuple(float(value) for value in bound)
@@ -142,7 +136,7 @@ def check_golden(bundle: Bundle, golden: tuple[Any, Any]) -> None:
     Raises:
         PictureMismatchError: the picture has another size.
         InputError: no picture, or no vector of that length.
-        BundleParityError: another vector; the message says which description would give this one.
+        BundleParityError: another vector; the message names the arguments that give the right one.
     """
     path, spec = bundle.path, bundle.spec
     encoding = spec.encoding
@@ -157,25 +151,26 @@ def check_golden(bundle: Bundle, golden: tuple[Any, Any]) -> None:
             outputs = backend.infer(np.ascontiguousarray(own.prepare(frame[None])))
         return np.asarray(means(outputs, encoding)[0], np.float64)
 
-    found = run(spec, picture)
-    if _same(found, expected):
+    vector = run(spec, picture)
+    if _same(vector, expected):
         return
-    rights = [name for name, other in _others(spec) if _same(run(other, picture), expected)]
+    remedies = [name for name, other in _others(spec) if _same(run(other, picture), expected)]
     if spec.picture.in_graph and _same(run(spec, picture[..., ::-1]), expected):
-        rights.append("red and blue swapped in the graph (export it with the other colour order)")
+        remedies.append("red and blue swapped in the graph (export it with the other colour order)")
     cause = (
-        f"with {rights[0]} it is right"
-        if rights
-        else "no other colour order, range or usual normalisation is right either: look at mean, "
-        "std and scale, at the picture's file format, and whether the vector is the mean"
+        f"with {remedies[0]} it is right"
+        if remedies
+        else "no other colour order, range or usual normalisation is right either: check mean, std "
+        "and scale, the picture's file format, and whether the vector is the mean"
     )
     raise BundleParityError(
-        f"the golden picture gives {row(found, 6)} in {path}. Expected {row(expected, 6)}; {cause}."
+        f"the golden picture gives {row(vector, 6)} in {path}. Expected {row(expected, 6)}; "
+        f"{cause}."
     )
 
 
 def _others(spec: BundleSpec) -> Iterator[tuple[str, BundleSpec]]:
-    """Yield other descriptions of a float network that people get wrong, and how to say them."""
+    """Yield a float network's description with each usual mistake corrected, and its arguments."""
     picture = spec.picture
     if picture.in_graph:
         return
@@ -232,15 +227,14 @@ def _vector(given: Any, encoding: Encoding) -> NDArray[np.float64]:
 def export_module(module: nn.Module, weights: Path, path: Path, picture: Picture) -> bool:
     """Load the weights into the module and write it as ONNX: uint8 RGB ``(N, H, W, 3)`` to rows.
 
-    Return whether the module gave means and log variances apart, now side by side in one output.
-    Errors are those of ``Bundle.from_encoder_module``.
+    Return whether the module returned means and log variances apart, which are one output now.
     """
     with needed_for("exporting a module", "train"):
         import torch
 
         from vinoreward.backends.torch_networks import WithPreprocess
     if path.suffix != ".onnx":
-        raise ConfigError(f"the export was to become {path}. Expected a name that ends in .onnx.")
+        raise ConfigError(f"the export is named {path}. Expected a name that ends in .onnx.")
     state = load_state(weights)
     module = copy.deepcopy(module).eval().to("cpu")
     try:
@@ -263,17 +257,17 @@ def export_module(module: nn.Module, weights: Path, path: Path, picture: Picture
     if len(parts) > 2 or any(
         not isinstance(part, torch.Tensor) or part.ndim != 2 or len(part) != 2 for part in parts
     ):
-        shown = ", ".join(
+        kinds = ", ".join(
             str(tuple(part.shape)) if isinstance(part, torch.Tensor) else type(part).__name__
             for part in parts
         )
         raise ConfigError(
-            f"{type(module).__name__} returns {shown} for two pictures. Expected (2, D) or two of "
-            "them, (mu, logvar); give the encoder alone, in a small module if need be."
+            f"{type(module).__name__} returns {kinds} for two pictures. Expected (2, D) or two of "
+            "them, (mu, logvar); give the encoder alone, wrapped in a module if necessary."
         )
 
     class SideBySide(torch.nn.Module):
-        """The foreign module with its channels in order and its outputs in one."""
+        """The foreign module for RGB pictures, with one output."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -282,11 +276,10 @@ def export_module(module: nn.Module, weights: Path, path: Path, picture: Picture
         def forward(self, planes: torch.Tensor) -> torch.Tensor:
             if picture.color_order == "BGR":
                 planes = planes.flip(1)
-            found = self.module(planes)
-            parts = list(found) if isinstance(found, (tuple, list)) else [found]
-            return torch.cat(parts, 1)
+            output = self.module(planes)
+            return torch.cat(list(output) if isinstance(output, (tuple, list)) else [output], 1)
 
-    # WithPreprocess divides by 255 and sees RGB; mean and std are of the network's channels.
+    # WithPreprocess divides by 255 and takes RGB; mean and std are in the network's channel order.
     order = slice(None, None, -1) if picture.color_order == "BGR" else slice(None)
     mean, std = (
         [value * picture.scale / 255.0 for value in list(values)[order]]
@@ -306,7 +299,7 @@ def load_state(path: Path) -> Mapping[str, Any]:
     try:
         import torch
 
-        found: Mapping[str, Any] = read_state(path)
+        state: Mapping[str, Any] = read_state(path)
     except FileNotFoundError as error:
         raise ModelNotFoundError(
             f"there are no weights at {path}. Expected a state dict; check the path."
@@ -319,12 +312,12 @@ def load_state(path: Path) -> Mapping[str, Any]:
     except ModelCorruptError as error:
         raise _corrupt(path, error) from error
     for key in ("state_dict", "model_state_dict"):
-        if isinstance(found.get(key), Mapping):
-            found = found[key]
-    other = [name for name, value in found.items() if not isinstance(value, torch.Tensor)]
+        if isinstance(state.get(key), Mapping):
+            state = state[key]
+    other = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
     if other:
         raise _corrupt(path, f"{shown(other[0])} is no tensor")
-    return found
+    return state
 
 
 def _corrupt(path: Path, reason: object) -> ModelCorruptError:

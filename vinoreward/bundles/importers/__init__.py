@@ -1,1 +1,0 @@
-"""Bundles made from other people's models."""

@@ -1,1 +1,0 @@
-"""Networks that turn pictures into latent states, and what runs them."""
