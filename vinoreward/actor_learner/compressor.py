@@ -116,7 +116,7 @@ class Compressor:
 
     @contextlib.contextmanager
     def _reporting(self, version: int) -> Iterator[None]:
-        """Report errors to the user and continue; actors keep their weights for a while."""
+        """Report errors to the user and continue; actors use other weights once theirs are old."""
         try:
             yield
         except VinorewardError as error:

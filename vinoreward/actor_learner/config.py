@@ -43,7 +43,7 @@ class ActorLearnerConfig:
             learner, until an actor is replaced).
         max_lag: the learner drops trajectories whose weights are more pushes old; actors pull
             earlier than ``pull_period`` if necessary. Learners with a replay use all ages.
-        max_staleness: actors replace compressed weights that are more pushes behind by the
+        max_staleness: instead of compressed weights that are more pushes behind, actors use the
             learner's own. At most ``max_lag`` where that applies.
         samples_per_insert: transitions sampled per inserted transition, for learners with our
             replay; both sides wait for each other. Stable-Baselines3's learners use

@@ -187,7 +187,7 @@ class Engine(Closing):
     def everyone_has(self, version: int) -> bool:
         """Return whether no process needs an older version any more, for a fixed lag.
 
-        Every actor has pulled this version, and if it is to be compressed, that is published.
+        Every actor has pulled this version, and its compressed form, if expected, is published.
         """
         compressing = self._config.compressor is not None and self._settings.enabled_at(version)
         pulled, compressed = self._progress()
