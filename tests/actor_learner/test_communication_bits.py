@@ -14,8 +14,8 @@ from actor_learner_parts import CARTPOLE, impala, settings
 from actor_runs import rows_of, summary_of, trained
 from engine_runs import check_nothing_left, random_policy
 
-from vinoreward.actor_learner import buffers
-from vinoreward.actor_learner.controller import Controller
+from vinoreward.actor_learner import controller
+from vinoreward.actor_learner.controller import Controller, Pushed
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION, TrajectorySpec
@@ -151,11 +151,11 @@ def test_a_resumed_training_pushes_what_the_monitor_had_settled_from_its_first_p
 def test_rows_of_narrow_weights_that_are_not_kept_are_not_taken_for_full_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(buffers, "MIN_VERSIONS", 1)
-    monkeypatch.setattr(buffers, "MAX_BYTES", 1)
+    monkeypatch.setattr(controller, "MIN_VERSIONS", 1)
+    monkeypatch.setattr(controller, "MAX_BYTES", 1)
     found = Controller(impala(), settings(bits=2), None, Monitor([KL("max")]))
     for version in range(3):
-        found.cache_pushed(buffers.Pushed(random_policy(CARTPOLE, version), 2))
+        found.cache_pushed(Pushed(random_policy(CARTPOLE, version), 2))
     given = TrajectorySpec(2, 1, (4,), "float32", (), 2).empty()
     given.versions[:, 0] = [0, 2]
     given.network[:] = FULL_PRECISION

@@ -11,7 +11,7 @@ from actor_learner_parts import CARTPOLE, impala, settings
 from engine_runs import check_nothing_left
 from faulty_environments import Slow
 
-from vinoreward.actor_learner import buffers
+from vinoreward.actor_learner import controller
 from vinoreward.actor_learner import trainer as actor_learner
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import Evaluation, Evaluator
@@ -164,7 +164,7 @@ def test_a_fixed_lag_repeats_with_evaluations() -> None:
 @pytest.mark.slow
 def test_a_slow_compressor_is_seen_with_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the versions that it passes over no row comes; those it takes are kept."""
-    monkeypatch.setattr(buffers, "MAX_BYTES", 1)
+    monkeypatch.setattr(controller, "MAX_BYTES", 1)
     monitor = Monitor([KL("max", "mu_pi", against="source")])
     seen: list[bool] = []
 
