@@ -14,6 +14,7 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.picture import check_scene
 from vinoreward.errors import ConfigError, InputError, MissingDisplayError
 from vinoreward.rewards.classifier import Classifier, check_origin
 from vinoreward.rewards.core import RewardCore, RewardOptions
@@ -24,7 +25,6 @@ from vinoreward_envs.camera.spec import (
     Renderer,
     camera_spec,
     check_choice,
-    check_picture,
     resized,
     size_before_crop,
 )
@@ -43,6 +43,22 @@ _SMALLEST_SIDE = 480
 # For RewardCore: every step of the one environment is scored; the task itself pays nothing and ends
 # no episode.
 _SCORED, _NO_REWARD, _NO_END = np.ones(1, np.bool_), np.zeros(1), np.zeros(1, np.bool_)
+
+
+def _check_picture(spec: CameraSpec, bundle: Bundle) -> None:
+    """Check that the camera makes the pictures the bundle was trained on.
+
+    A bundle without a scene (it comes from elsewhere) is checked for its size only; see
+    :func:`~vinoreward.rewards.classifier.check_origin`.
+    """
+    picture = bundle.spec.picture
+    ours, theirs = dict(spec.as_dict()), dict(picture.scene)
+    if not theirs:
+        if picture.resize != "none" or picture.crop is not None:
+            return  # It takes pictures of several sizes, and checks each one itself.
+        theirs = {"height": picture.height, "width": picture.width}
+        ours = {name: ours[name] for name in theirs}
+    check_scene(ours, theirs, bundle.spec.name, "leave image_size and mesh out")
 
 
 class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
@@ -147,7 +163,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             if fidelity == "article":
                 self._network_size = size_before_crop(loaded)
             else:
-                check_picture(spec, loaded)
+                _check_picture(spec, loaded)
             self._classifier = Classifier(
                 loaded,
                 backend=backend,

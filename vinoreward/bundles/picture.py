@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -90,6 +91,23 @@ def check_pictures(images: NDArray[Any]) -> None:
         raise InputError(
             f"the pictures have shape {images.shape}. Expected (N, height, width, 3) RGB with N at "
             f"least 1, or one picture (height, width, 3); {_remedy(images)}."
+        )
+
+
+def check_scene(
+    found: Mapping[str, object], expected: Mapping[str, object], bundle: str, remedy: str
+) -> None:
+    """Raise PictureMismatchError, with a remedy, unless an environment's scene is a bundle's."""
+    names = sorted({*found, *expected}, key=str)
+    differing = [name for name in names if found.get(name) != expected.get(name)]
+    if differing:
+        ours, theirs = (
+            ", ".join(f"{name}={scene.get(name)!r}" for name in differing)
+            for scene in (found, expected)
+        )
+        raise PictureMismatchError(
+            f"the environment's picture has {ours}. Expected {theirs}, on which the bundle "
+            f"{bundle!r} was trained; {remedy}, or capture and fine-tune at this picture."
         )
 
 

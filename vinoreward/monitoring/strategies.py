@@ -91,16 +91,13 @@ class Threshold(JudgedStrategy):
     def _safer(self, setting: CompressionSetting) -> CompressionSetting:
         while self.rung < len(self._changes):
             change = self._changes[self.rung]
-            found = setting.changed(change)
             self.rung += 1
-            if found == setting:
+            if setting.changed(change) == setting:
                 self.undo.append({})
                 continue
             self.undo.append({name: getattr(setting, name) for name in change})
-            self.judge.changed(relapsed=self.returned)
-            self.returned = False
-            self.reason = self.judge.reason
-            return found
+            relapsed, self.returned = self.returned, False
+            return self._changed(setting, relapsed=relapsed, **change)
         return setting
 
     def _back(self, setting: CompressionSetting, why: str) -> CompressionSetting:
@@ -219,10 +216,8 @@ class AdaptiveSparsity(JudgedStrategy):
         sparsity = round(min(self._highest, max(self._lowest, wanted)), 6)
         if sparsity == setting.sparsity:
             return setting
-        self.judge.changed(relapsed=verdict == "bad" and self.raised)
-        self.raised = verdict == "good"
-        self.reason = self.judge.reason
-        return setting.changed({"sparsity": sparsity})
+        relapsed, self.raised = verdict == "bad" and self.raised, verdict == "good"
+        return self._changed(setting, relapsed=relapsed, sparsity=sparsity)
 
 
 class AdaptivePull(JudgedStrategy):
@@ -272,10 +267,8 @@ class AdaptivePull(JudgedStrategy):
         # Leave a setting outside these bounds alone rather than push it the wrong way.
         if period == setting.pull_period or (period > setting.pull_period) != (verdict == "good"):
             return setting
-        self.judge.changed(relapsed=verdict == "bad" and self.slowed)
-        self.slowed = verdict == "good"
-        self.reason = self.judge.reason
-        return setting.changed({"pull_period": period})
+        relapsed, self.slowed = verdict == "bad" and self.slowed, verdict == "good"
+        return self._changed(setting, relapsed=relapsed, pull_period=period)
 
 
 class LinearAlpha(Strategy):

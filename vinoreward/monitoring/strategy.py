@@ -348,3 +348,11 @@ class JudgedStrategy(Strategy):
     def reads(self) -> tuple[str, ...]:
         """See :meth:`Strategy.reads`."""
         return tuple(limit.reading for limit in self.judge.limits)
+
+    def _changed(
+        self, setting: CompressionSetting, *, relapsed: bool, **change: Any
+    ) -> CompressionSetting:
+        """Return the changed setting; the judge rests, and its reason becomes the strategy's."""
+        self.judge.changed(relapsed=relapsed)
+        self.reason = self.judge.reason
+        return setting.changed(change)

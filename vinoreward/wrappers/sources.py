@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import known_names
+from vinoreward.bundles.picture import check_scene
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
 from vinoreward.rewards.classifier import Layout, layout_of
 from vinoreward.wrappers.render_once import layers, render_once
@@ -348,19 +349,8 @@ def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
 def _check_scene(scene: object, bundle: Bundle) -> None:
     """Compare an environment's ``picture_scene``, where it has one, with the bundle's."""
     expected = bundle.spec.picture.scene
-    if not isinstance(scene, Mapping) or not expected:
-        return
-    differing = sorted(
-        str(key) for key in {*scene, *expected} if scene.get(key) != expected.get(key)
-    )
-    if differing:
-        found = ", ".join(f"{key}={scene.get(key)!r}" for key in differing)
-        wanted = ", ".join(f"{key}={expected.get(key)!r}" for key in differing)
-        raise PictureMismatchError(
-            f"the environment's picture has {found}. Expected {wanted}, on which the bundle "
-            f"{bundle.spec.name!r} was trained; set the environment's camera so, or capture and "
-            "fine-tune at this picture."
-        )
+    if isinstance(scene, Mapping) and expected:
+        check_scene(scene, expected, bundle.spec.name, "set the environment's camera so")
 
 
 def _looks_like_picture(space: gym.Space[Any]) -> bool:

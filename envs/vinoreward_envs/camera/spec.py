@@ -1,4 +1,4 @@
-"""What a picture of the hover task is, where the camera stands, and whether a bundle fits."""
+"""What a picture of the hover task is, and where the camera stands."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vinoreward.closing import Closing
-from vinoreward.errors import (
-    ConfigError,
-    InputError,
-    MissingExtraError,
-    PictureMismatchError,
-    install_command,
-)
+from vinoreward.errors import ConfigError, InputError, MissingExtraError, install_command
 from vinoreward_envs import constants as c
 
 if TYPE_CHECKING:
@@ -223,33 +217,6 @@ def camera_spec(
     if mesh is None:
         mesh = cast(Mesh, str(scene.get("mesh", CameraSpec().mesh)))
     return CameraSpec(height=height, width=width, renderer=camera, mesh=mesh)
-
-
-def check_picture(spec: CameraSpec, bundle: Bundle) -> None:
-    """Check that the camera makes the pictures the bundle was trained on.
-
-    A bundle without a scene (it comes from elsewhere) is checked for its size only; see
-    :func:`~vinoreward.rewards.classifier.check_origin`.
-
-    Raises:
-        PictureMismatchError: names what differs, on both sides.
-    """
-    picture = bundle.spec.picture
-    ours, theirs = dict(spec.as_dict()), dict(picture.scene)
-    if not theirs:
-        if picture.resize != "none" or picture.crop is not None:
-            return  # It takes pictures of several sizes, and checks each one itself.
-        theirs = {"height": picture.height, "width": picture.width}
-        ours = {name: ours[name] for name in theirs}
-    differing = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
-    if differing:
-        found = ", ".join(f"{name}={ours.get(name)!r}" for name in differing)
-        expected = ", ".join(f"{name}={theirs.get(name)!r}" for name in differing)
-        raise PictureMismatchError(
-            f"Found an environment whose picture has {found}; expected {expected}, on which the "
-            f"bundle {bundle.spec.name!r} was trained: its probabilities hold for no other "
-            "picture. Leave image_size and mesh out, or capture and fine-tune at this picture."
-        )
 
 
 def resized(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
