@@ -5,13 +5,13 @@ from __future__ import annotations
 import bz2
 import io
 import struct
-import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from little_memory import memory_below
 from tiny_network import SPEC, expected_logits, forge, golden_images, network
 
 from vinoreward.actor_learner.compressor import read_state
@@ -49,11 +49,8 @@ def bomb(kind: str) -> bytes:
 @pytest.fixture
 def little_memory() -> Iterator[None]:
     """Fail if Python's objects took a tenth of what the members unpack to."""
-    tracemalloc.start()
-    yield
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < SIZE / 10
+    with memory_below(SIZE / 10):
+        yield
 
 
 @pytest.mark.parametrize("kind", ["bzip2", "deflate"])

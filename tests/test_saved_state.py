@@ -6,13 +6,13 @@ import collections
 import io
 import os
 import random
-import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from little_memory import memory_below
 
 torch = pytest.importorskip("torch")
 
@@ -124,11 +124,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    tracemalloc.start()
-    yield
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < LARGE / 5
+    with memory_below(LARGE / 5):
+        yield
 
 
 @pytest.mark.usefixtures("little_memory")

@@ -56,20 +56,22 @@ shares = st.floats(0.0, 1.0)
 limits = st.one_of(st.floats(0.1, 3.0), st.just(math.inf))
 
 
-@settings(max_examples=200, deadline=None)
-@given(d=data, rho=limits, c=limits, lam=shares)
-def test_vtrace_is_the_sum_of_corrected_temporal_differences(d, rho, c, lam):
-    returns = vtrace(
-        log_rhos=d.log_rhos,
+def vtrace_of(d, log_rhos, **settings):
+    return vtrace(
+        log_rhos=log_rhos,
         discounts=d.discounts,
         rewards=d.rewards,
         values=d.values,
         next_values=d.next_values,
         ends=d.ends,
-        rho=rho,
-        c=c,
-        lam=lam,
+        **settings,
     )
+
+
+@settings(max_examples=200, deadline=None)
+@given(d=data, rho=limits, c=limits, lam=shares)
+def test_vtrace_is_the_sum_of_corrected_temporal_differences(d, rho, c, lam):
+    returns = vtrace_of(d, d.log_rhos, rho=rho, c=c, lam=lam)
     expected = np.empty(d.shape)
     for t, b in d.cells():
         total, product = d.values[t, b], 1.0
@@ -175,16 +177,7 @@ def test_lambda_returns_are_the_weighted_mean_of_n_step_returns(d, lam):
 @settings(max_examples=100, deadline=None)
 @given(d=data, lam=shares, rho=st.floats(1.0, 5.0))
 def test_on_policy_vtrace_is_the_lambda_return(d, lam, rho):
-    on_policy = vtrace(
-        log_rhos=np.zeros(d.shape),
-        discounts=d.discounts,
-        rewards=d.rewards,
-        values=d.values,
-        next_values=d.next_values,
-        ends=d.ends,
-        rho=rho,
-        lam=lam,
-    )
+    on_policy = vtrace_of(d, np.zeros(d.shape), rho=rho, lam=lam)
     expected = lambda_returns(
         rewards=d.rewards, discounts=d.discounts, next_values=d.next_values, ends=d.ends, lam=lam
     )
@@ -195,14 +188,7 @@ def test_on_policy_vtrace_is_the_lambda_return(d, lam, rho):
 @settings(max_examples=100, deadline=None)
 @given(d=data)
 def test_on_policy_vtrace_without_decay_is_the_n_step_return(d):
-    on_policy = vtrace(
-        log_rhos=np.zeros(d.shape),
-        discounts=d.discounts,
-        rewards=d.rewards,
-        values=d.values,
-        next_values=d.next_values,
-        ends=d.ends,
-    )
+    on_policy = vtrace_of(d, np.zeros(d.shape))
     for t, b in d.cells():
         longest = naive_n_step(d, t, b, d.shape[0])[0]
         np.testing.assert_allclose(on_policy.targets[t, b], longest, **CLOSE)
@@ -212,17 +198,7 @@ def test_on_policy_vtrace_without_decay_is_the_n_step_return(d):
 @given(d=data, lam=shares, c=st.floats(0.1, 3.0))
 def test_equal_truncations_make_the_target_a_weighted_advantage(d, lam, c):
     # What makes one advantage serve the value and the policy: v = V + min(rho, rho_t) advantage.
-    returns = vtrace(
-        log_rhos=d.log_rhos,
-        discounts=d.discounts,
-        rewards=d.rewards,
-        values=d.values,
-        next_values=d.next_values,
-        ends=d.ends,
-        rho=c,
-        c=c,
-        lam=lam,
-    )
+    returns = vtrace_of(d, d.log_rhos, rho=c, c=c, lam=lam)
     np.testing.assert_allclose(
         returns.targets, d.values + returns.weights * returns.advantages, **CLOSE
     )

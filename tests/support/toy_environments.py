@@ -133,11 +133,18 @@ def save_toy_network(path: Path, *, probabilities: bool = False) -> Path:
     ]
     if probabilities:
         nodes.append(helper.make_node("Softmax", ["scores"], ["logits"], axis=1))
+    return _save_graph(path, nodes, constants, "logits", 2)
+
+
+def _save_graph(
+    path: Path, nodes: list[Any], constants: dict[str, np.ndarray], output: str, width: int
+) -> Path:
+    """Write a graph from uint8 pictures to ``output`` of a width."""
     graph = helper.make_graph(
         nodes,
-        "red",
+        "toy",
         [helper.make_tensor_value_info("pictures", TensorProto.UINT8, ["N", HEIGHT, WIDTH, 3])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 2])],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", width])],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
@@ -295,20 +302,7 @@ def save_toy_encoder_network(path: Path, *, posterior: bool = True) -> Path:
         helper.make_node("Sub", ["scaled", "half"], ["centred"]),
         helper.make_node("MatMul", ["centred", "weights"], ["latent"]),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "linear",
-        [helper.make_tensor_value_info("pictures", TensorProto.UINT8, ["N", HEIGHT, WIDTH, 3])],
-        [
-            helper.make_tensor_value_info(
-                "latent", TensorProto.FLOAT, ["N", constants["weights"].shape[1]]
-            )
-        ],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.save(model, str(path))
-    return path
+    return _save_graph(path, nodes, constants, "latent", constants["weights"].shape[1])
 
 
 def save_toy_encoder(

@@ -42,34 +42,6 @@ def student(name: str) -> Any:
 # Expressions
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("distill steps=1.5", "steps=1.5. Expected a whole number"),
-        ("distill steps=true", "steps=true. Expected a whole number"),
-        ("distill steps=many", "steps=many. Expected a whole number"),
-        ("distill colour=red", "some of: steps, cold_steps"),
-        ("distill self=3", "'self'"),
-        ("int8 margin=wide", "margin=wide. Expected a number"),
-        ("int8 margin=true", "margin=true. Expected a number"),
-        ("int8 precision=w4", "'precision'"),
-        ("int8 | openvino compiler=x", "some of: blob"),
-        ("int8 | openvino engine=numpy", "some of: blob"),
-        ("prune half | distill", "sparsity=half. Expected a number"),
-        ("prune " + "9" * 5000 + " | distill", "sparsity"),
-        ("low-rank " + "9" * 5000, "a whole number"),
-        ("low-rank 2.5", "rank=2.5. Expected a whole number"),
-        ("prune | distill", "prune needs its sparsity. Expected such a value, as in prune 0.5."),
-        ("prune frozen_for=9 | distill", "as in prune 0.5 frozen_for=9."),
-        ("low-rank", "low-rank needs its rank. Expected such a value, as in low-rank 8."),
-    ],
-)
-def test_a_setting_of_another_kind_is_refused(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match="Expected") as error:
-        chain_of(text, "openvino", student)
-    assert said in str(error.value)
-
-
 @pytest.mark.parametrize("text", ["uncorrected steps=1.5", "vtrace c=x", "vtrace rho=true"])
 def test_a_corrector_of_another_kind_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="Expected a "):
