@@ -61,31 +61,29 @@ def different_tasks(one: PolicySpec, other: PolicySpec) -> list[str]:
 class CompressionContext:
     """One push.
 
-    Attributes:
-        teacher: the learner's policy in full precision at this push. It does not change while the
-            chain runs: the fixed network that AcceRL (section 2.2) distils from.
-        observations: (N, *shape) of recent experience, including resets and exploration. Distill
-            trains on them and Quantize measures ranges on them, so rare ones must be among them.
-        push: number of this push; ``seed`` and ``push`` fix all random choices.
-        seed: of the run.
-        seconds: wall time for distillation. None: each stage makes its configured number of
-            updates, so that the same push gives the same policy.
-        batch: observations per call of the actors' backends.
-        bits: new setting of the chain's quantization, or None for no change.
-        sparsity: new setting of the chain's pruning, or None for no change.
-
     Raises:
         InputError: a teacher with NaN or infinite weights, no observations, or unsuitable ones.
     """
 
     teacher: Policy
+    """The learner's policy in full precision at this push. It does not change while the chain runs:
+    the fixed network that AcceRL (section 2.2) distils from."""
     observations: Observations = field(repr=False)
+    """(N, *shape) of recent experience, including resets and exploration. Distill trains on them
+    and Quantize measures ranges on them, so rare ones must be among them."""
     push: int = 0
+    """Number of this push; ``seed`` and ``push`` fix all random choices."""
     seed: int = 0
+    """Of the run."""
     seconds: float | None = None
+    """Wall time for distillation. None: each stage makes its configured number of updates, so that
+    the same push gives the same policy."""
     batch: int = 1
+    """Observations per call of the actors' backends."""
     bits: float | None = None
+    """New setting of the chain's quantization, or None for no change."""
     sparsity: float | None = None
+    """New setting of the chain's pruning, or None for no change."""
 
     def __post_init__(self) -> None:
         check_finite(self.teacher, "teacher")
@@ -258,11 +256,11 @@ class CompressorChain:
         return spec
 
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
-        """Run every stage.
+        """Set the context's ``bits`` and ``sparsity``, if given, and run every stage.
 
         Args:
             policy: in full precision; usually the context's teacher.
-            context: of this push. Sets its ``bits`` and ``sparsity`` first, if given.
+            context: of this push.
 
         Returns:
             The compressed policy with the teacher's version. It may share arrays with ``policy``:
@@ -357,20 +355,17 @@ class CompressorChain:
 
 @dataclass(frozen=True)
 class Quality:
-    """Difference between a compressed policy and its teacher.
-
-    Attributes:
-        kl_mean: KL(teacher || policy) in nats, mean over observations; infinite if not finite.
-        kl_max: the maximum. Only this and the return rank compressions; mean action errors do not.
-        agreement: fraction of observations on which both policies have the same best action; for
-            continuous actions, differ by at most 0.05 of [-1, 1] in every dimension.
-        finite: whether all outputs are finite.
-    """
+    """Difference between a compressed policy and its teacher."""
 
     kl_mean: float
+    """KL(teacher || policy) in nats, mean over observations; infinite if not finite."""
     kl_max: float
+    """The maximum. Only this and the return rank compressions; mean action errors do not."""
     agreement: float
+    """Fraction of observations on which both policies have the same best action; for continuous
+    actions, differ by at most 0.05 of [-1, 1] in every dimension."""
     finite: bool
+    """Whether all outputs are finite."""
 
 
 def compare_outputs(
@@ -434,11 +429,11 @@ def check_policy(
     check_observations(policy.spec, observations)
     if len(observations) == 0:
         raise InputError("cannot compare policies on no observations. Expected at least one.")
+
+    def reference(policy: Policy, observations: Observations) -> Floats:
+        return np.concatenate([forward(policy, part) for part in batches(observations)])
+
     with np.errstate(over="ignore", invalid="ignore"):
-        wanted = _reference(teacher, observations)
-        found = (run or _reference)(policy, observations)
-    return compare_outputs(teacher.spec, wanted, found, sigma=sigma)
-
-
-def _reference(policy: Policy, observations: Observations) -> Floats:
-    return np.concatenate([forward(policy, part) for part in batches(observations)])
+        wanted = reference(teacher, observations)
+        outputs = (run or reference)(policy, observations)
+    return compare_outputs(teacher.spec, wanted, outputs, sigma=sigma)

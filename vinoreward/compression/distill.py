@@ -84,9 +84,8 @@ class Distill(Stage):
         self.steps, self.cold_steps, self.batch, self.threads = steps, cold_steps, batch, threads
         self.beta, self.value_weight, self.learning_rate = beta, value_weight, learning_rate
         self.temperature, self.sigma = temperature, sigma
-        positive = ("steps", "cold_steps", "batch", "learning_rate", "temperature", "sigma")
-        numbers = {name: getattr(self, name) for name in (*positive, "beta", "value_weight")}
-        numbers |= {} if threads is None else {"threads": threads}
+        numbers = {name: value for name, value in vars(self).items() if name != "student"}
+        numbers["threads"] = 1 if threads is None else threads
         wrong = {
             name: value
             for name, value in numbers.items()
@@ -163,7 +162,7 @@ class Distill(Stage):
             for part, arrays in parts.items()
         }
         shapes = [{name: array.shape for name, array in last[part].items()} for part in PARTS]
-        if shapes != [shapes[0]] * len(shapes):
+        if any(each != shapes[0] for each in shapes):
             raise ConfigError(
                 f"Distill got the state {sorted(state)}. Expected weights and two moments of the "
                 "same shapes; another chain saved it."

@@ -52,12 +52,7 @@ def head_loss(
 ) -> Tensor:
     """Return ``KL(teacher || student) - beta * H(student)`` of outputs (N, K), averaged.
 
-    Args:
-        spec: of the teacher; for its head.
-        teacher: (N, K).
-        student: (N, K).
-        lesson: gives beta, temperature and sigma.
-        spread: standard deviation of the teacher's ``q`` values over actions.
+    ``spread`` is the standard deviation of the teacher's ``q`` values over actions.
     """
     if spec.discrete:
         scale = 1.0 if spec.head == "logits" else 1.0 / (lesson.temperature * spread)
@@ -102,15 +97,10 @@ def threads_of(count: int | None) -> Iterator[None]:
 
 
 class Student:
-    """A network with its optimiser; persists between pushes.
+    """A network with its optimiser, after so many updates; persists between pushes.
 
-    Args:
-        policy: its weights, in float.
-        moments: Adam's moments of each parameter, to resume from: ``"first"`` and ``"second"``.
-        updates: made so far.
-
-    Attributes:
-        adam: the first one in a process imports PyTorch's compiler: 1.5 s of one core.
+    ``moments`` are Adam's, to resume from: ``"first"`` and ``"second"`` of each parameter. The
+    first Adam in a process imports PyTorch's compiler: 1.5 s of one core.
     """
 
     def __init__(
@@ -136,23 +126,18 @@ class Student:
 
     def state(self) -> dict[str, dict[str, Floats]]:
         """Return weights and Adam's moments, by the names in ``distill.PARTS``."""
-        found = {"student": self.weights()}
+        parts = {"student": self.weights()}
         for part, key in MOMENTS.items():
-            found[part] = {
+            parts[part] = {
                 # A value head without a counterpart in the teacher is never updated.
                 name: self.adam.state[value].get(key, torch.zeros_like(value)).numpy()
                 for name, value in self._parameters.items()
             }
-        return found
+        return parts
 
 
 class Distillation:
-    """One push: its observations, and a cache of the teacher's outputs.
-
-    Args:
-        context: of the push.
-        lesson: gives the hyperparameters.
-    """
+    """One push: its observations, a cache of the teacher's outputs, and the hyperparameters."""
 
     def __init__(self, context: CompressionContext, lesson: Distill) -> None:
         self._context, self._lesson = context, lesson
@@ -195,11 +180,7 @@ class Distillation:
         return self._batch(rows)
 
     def new_student(self, spec: PolicySpec) -> Student:
-        """Return a new student: random weights, and the teacher's mean output as bias.
-
-        Raises:
-            ConfigError: the student has other observations or actions than the teacher.
-        """
+        """Return a new student: random weights, and the teacher's mean output as bias."""
         self._check(spec)
         weights = random_policy(spec, self._context.seed).float_parameters()
         head = spec.layers[-1].name
@@ -228,14 +209,9 @@ class Distillation:
             )
 
     def train(self, student: Student, *, least: int = 1) -> None:
-        """Train a student for the configured number of updates, or until the time is up.
-
-        Args:
-            student: updated in place.
-            least: minimum number of updates.
+        """Train a student in place for the configured updates, or until the time is up.
 
         Raises:
-            ConfigError: the student has other observations or actions than the teacher.
             OutputError: the student's weights became NaN or infinite.
         """
         self._check(student.spec)
@@ -247,8 +223,8 @@ class Distillation:
             group["lr"] = lesson.learning_rate
         for step in range(1, steps + 1):
             student.adam.zero_grad(set_to_none=True)
-            found = loss(student.module, self._spec, self._next(), lesson)
-            found.backward()  # type: ignore[no-untyped-call]
+            total = loss(student.module, self._spec, self._next(), lesson)
+            total.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(student.module.parameters(), 10.0)
             student.adam.step()
             student.updates += 1

@@ -12,6 +12,7 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Literal, get_args
 
 import numpy as np
@@ -202,7 +203,7 @@ def measure(policy: Policy, observations: Observations, estimator: Estimator) ->
             rows = values.reshape(len(values), -1)
             lows[name] += rows.min(1).tolist()
             highs[name] += rows.max(1).tolist()
-    least, most = (min, max) if estimator == "minmax" else (_mean, _mean)
+    least, most = (min, max) if estimator == "minmax" else (fmean, fmean)
     ranges = {name: (least(lows[name]), most(highs[name])) for name in names}
     for name, bounds in ranges.items():
         if not all(map(math.isfinite, bounds)):
@@ -211,10 +212,6 @@ def measure(policy: Policy, observations: Observations, estimator: Estimator) ->
                 "finite numbers: the learner has diverged. Lower its learning rate."
             )
     return ranges
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def limits(spec: PolicySpec) -> dict[str, Bounds]:

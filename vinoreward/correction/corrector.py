@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -101,6 +101,16 @@ class OffPolicyBatch:
         """``(T, B)``."""
         steps, batch = self.rewards.shape
         return steps, batch
+
+    @property
+    def return_arguments(self) -> dict[str, Any]:
+        """The arrays that every multi-step return needs, by their names there."""
+        return {
+            "rewards": self.rewards,
+            "discounts": self.discounts,
+            "next_values": self.successor_values,
+            "ends": self.ends,
+        }
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -235,9 +245,9 @@ def check_correctors(
             )
         by_role[role] = corrector
     if "target" not in by_role:
-        found = ", ".join(str(corrector) for corrector in by_role.values()) or "none at all"
+        others = ", ".join(map(str, by_role.values())) or "none at all"
         raise ConfigError(
-            f"There is no corrector of role 'target' ({found}); expected one, such as VTrace() "
+            f"There is no corrector of role 'target' ({others}); expected one, such as VTrace() "
             "for state values or Retrace() for action values. Use NoCorrection() to learn from "
             "uncorrected returns."
         )
@@ -283,7 +293,7 @@ class Correction:
         return self._chain
 
     def __repr__(self) -> str:
-        return f"Correction([{', '.join(str(corrector) for corrector in self._chain)}])"
+        return f"Correction([{', '.join(map(str, self._chain))}])"
 
     def __call__(self, batch: OffPolicyBatch) -> Corrected:
         """Correct a batch.
@@ -302,13 +312,11 @@ class Correction:
         unclipped = np.zeros(batch.shape, dtype=np.bool_)
         estimate = Estimate(one_step, one_step - batch.values, ones, unclipped)
         for corrector in self._chain:
-            if corrector.role == "target":
-                estimate = _checked(corrector, batch, corrector.correct(batch, estimate))
-            else:
-                given = Estimate(estimate.targets, estimate.advantages, ones, estimate.clipped)
-                weighted = _checked(corrector, batch, corrector.correct(batch, given))
-                _check_role(corrector, given, weighted)
-                estimate = weighted
+            before = replace(estimate, weights=ones)
+            estimate = corrector.correct(batch, before)
+            _check_estimate(corrector, batch, estimate)
+            if corrector.role == "policy_gradient":
+                _check_role(corrector, before, estimate)
         dtype = batch.dtype
         return Corrected(
             targets=estimate.targets.astype(dtype),
@@ -319,7 +327,7 @@ class Correction:
         )
 
 
-def _checked(corrector: Corrector, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
+def _check_estimate(corrector: Corrector, batch: OffPolicyBatch, estimate: Estimate) -> None:
     """Check that an estimate has the batch's shape and is finite in its precision."""
     for name in ("targets", "advantages", "weights", "clipped"):
         array = getattr(estimate, name)
@@ -337,7 +345,6 @@ def _checked(corrector: Corrector, batch: OffPolicyBatch, estimate: Estimate) ->
                 "Products of untruncated ratios overflow where the behaviour policy is far from "
                 "the learner's: truncate them (rho, c), or bound the policy lag."
             )
-    return estimate
 
 
 def _check_role(corrector: Corrector, before: Estimate, after: Estimate) -> None:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from vinoreward.correction import returns
 from vinoreward.correction.corrector import Corrector, Critic, Estimate, OffPolicyBatch, Role
-from vinoreward.correction.returns import (
-    Doubles,
-    lambda_returns,
-    mixed,
-    munos_returns,
-    n_step_returns,
-    retrace_coefficients,
-    tree_backup_coefficients,
-    truncated_weights,
-    vtrace,
-)
+from vinoreward.correction.returns import Doubles
 from vinoreward.errors import ConfigError
 from vinoreward.policies.distributions import effective_sample_size
 
@@ -73,19 +64,12 @@ class VTrace(Corrector):
         log_rhos = batch.log_rhos
         # An overflow becomes an infinity, which Correction reports.
         with np.errstate(over="ignore", invalid="ignore"):
-            returns = vtrace(
-                log_rhos=log_rhos,
-                discounts=batch.discounts,
-                rewards=batch.rewards,
-                values=batch.values,
-                next_values=batch.successor_values,
-                ends=batch.ends,
-                rho=self.rho,
-                c=self.c,
-                lam=self.lam,
-            )
+            result = returns.vtrace(
+                **batch.return_arguments, log_rhos=log_rhos, values=batch.values,
+                rho=self.rho, c=self.c, lam=self.lam,
+            )  # fmt: skip
         clipped = np.exp(log_rhos) > self.rho
-        return Estimate(returns.targets, returns.advantages, returns.weights, clipped)
+        return Estimate(*result, clipped)
 
 
 @dataclass(frozen=True)
@@ -121,7 +105,7 @@ class ImportanceSampling(Corrector):
         share = effective_sample_size(log_rhos) if isinstance(self.mix, str) else self.mix
         return replace(
             estimate,
-            weights=mixed(truncated_weights(log_rhos, self.rho), share),
+            weights=returns.mixed(returns.truncated_weights(log_rhos, self.rho), share),
             clipped=estimate.clipped | (np.exp(log_rhos) > self.rho),
         )
 
@@ -149,13 +133,9 @@ class _ActionValueCorrector(Corrector):
                 "The batch has no q_values; an action-value corrector needs Q(s_t, a_t). Pass "
                 "them, or use VTrace() or NoCorrection()."
             )
-        targets = munos_returns(
-            rewards=batch.rewards,
-            discounts=batch.discounts,
-            q_values=batch.q_values,
-            next_values=batch.successor_values,
-            coefficients=self._coefficients(batch),
-            ends=batch.ends,
+        coefficients = self._coefficients(batch)
+        targets = returns.munos_returns(
+            **batch.return_arguments, q_values=batch.q_values, coefficients=coefficients
         )
         return replace(estimate, targets=targets, advantages=targets - batch.values)
 
@@ -172,7 +152,7 @@ class Retrace(_ActionValueCorrector):
     """Decay of the trace, 0 to 1."""
 
     def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
-        return retrace_coefficients(batch.log_rhos, self.lam)
+        return returns.retrace_coefficients(batch.log_rhos, self.lam)
 
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
         """Return Retrace's targets; weights stay 1."""
@@ -194,7 +174,7 @@ class TreeBackup(_ActionValueCorrector):
     """Decay of the trace, 0 to 1."""
 
     def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
-        return tree_backup_coefficients(batch.log_pi, self.lam)
+        return returns.tree_backup_coefficients(batch.log_pi, self.lam)
 
 
 @dataclass(frozen=True)
@@ -247,14 +227,8 @@ class NoCorrection(Corrector):
 
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
         """Return uncorrected targets; weights stay 1."""
-        arrays: dict[str, Any] = {
-            "rewards": batch.rewards,
-            "discounts": batch.discounts,
-            "next_values": batch.successor_values,
-            "ends": batch.ends,
-        }
         if self.steps is None:
-            targets = lambda_returns(**arrays, lam=self.lam)
+            targets = returns.lambda_returns(**batch.return_arguments, lam=self.lam)
         else:
-            targets = n_step_returns(**arrays, steps=self.steps)
+            targets = returns.n_step_returns(**batch.return_arguments, steps=self.steps)
         return replace(estimate, targets=targets, advantages=targets - batch.values)

@@ -15,7 +15,8 @@ table 1):
 constant ``lam``                   Q(lambda): long traces; diverges where ``mu`` is far from ``pi``
 =================================  =============================================================
 
-Watkins' Q(lambda) is Tree-backup with a greedy target policy (``log_pi`` 0 or ``-inf``).
+Watkins' Q(lambda) is Tree-backup with a greedy target policy (``log_pi`` 0 or ``-inf``). Every
+function refuses arrays that are not ``(T, B)`` of one shape, with an :class:`InputError`.
 """
 
 from __future__ import annotations
@@ -34,18 +35,13 @@ Mask = NDArray[np.bool_]
 
 LOG_RATIO_LIMIT = 20.0
 """Upper bound of a log ratio (nats). ``exp(20)`` is 5e8: far beyond what a truncated estimator
-uses, and a product of a few such ratios still fits a float64. There is no lower bound: a ratio may
-underflow to 0."""
+uses, and a product of a few such ratios still fits a float64. Ratios may underflow to 0."""
 # Rounding of a float32 log-softmax; a value further above 0 is a density.
 _LOG_PROBABILITY_TOLERANCE = 1e-5
 
 
 def check_time_major(**arrays: NDArray[Any]) -> None:
-    """Check that all arrays have one shape ``(T, B)`` with at least one step.
-
-    Raises:
-        InputError: an array is not a NumPy array, not 2-dimensional, empty, or of another shape.
-    """
+    """Raise InputError unless all are NumPy arrays of one shape ``(T, B)``, at least one step."""
     expected: tuple[int, ...] | None = None
     first = ""
     for name, array in arrays.items():
@@ -71,11 +67,7 @@ def check_time_major(**arrays: NDArray[Any]) -> None:
 
 
 def check_finite(name: str, array: Floats, hint: str) -> None:
-    """Check that an array has no NaN and no infinity; ``hint`` says what to do.
-
-    Raises:
-        InputError: it has; the message names the first such element as ``[t, b]``.
-    """
+    """Raise InputError if an array has NaN or infinity; ``hint`` says what to do."""
     finite = np.isfinite(array)
     if not finite.all():
         where = tuple(int(index) for index in np.argwhere(~finite)[0])
@@ -87,12 +79,9 @@ def check_finite(name: str, array: Floats, hint: str) -> None:
 
 
 def log_ratios(log_pi: Floats, log_mu: Floats) -> Doubles:
-    """Return ``log rho = log pi - log mu``, at most :data:`LOG_RATIO_LIMIT`.
+    """Return ``log rho = log pi - log mu``, ``(T, B)``, at most :data:`LOG_RATIO_LIMIT`.
 
-    Args:
-        log_pi: ``(T, B)``, log-probability of the executed action under the target policy;
-            ``-inf`` (it never takes that action) gives a ratio of exactly 0.
-        log_mu: ``(T, B)``, the same under the policy that acted.
+    A ``log_pi`` of ``-inf`` (the target policy never takes that action) gives a ratio of exactly 0.
 
     Raises:
         InputError: shapes differ, ``log_mu`` is not finite, or ``log_pi`` is NaN or ``+inf``.
@@ -176,18 +165,9 @@ def vtrace(
         rho: truncation of the ratio in ``delta`` and in the weight; may be infinite.
         c: truncation of the ratio in the trace; at most ``rho``.
         lam: decay of the trace, 0 to 1.
-
-    Raises:
-        InputError: the arrays are not ``(T, B)`` of one shape.
     """
-    check_time_major(
-        rewards=rewards,
-        log_rhos=log_rhos,
-        discounts=discounts,
-        values=values,
-        next_values=next_values,
-        ends=ends,
-    )
+    check_time_major(rewards=rewards, log_rhos=log_rhos, discounts=discounts)
+    check_time_major(rewards=rewards, values=values, next_values=next_values, ends=ends)
     weights = truncated_weights(log_rhos, rho)
     one_step = rewards + discounts * next_values.astype(np.float64)
     deltas = weights * (one_step - values)
@@ -237,26 +217,13 @@ def munos_returns(
 ) -> Doubles:
     """Return the targets ``G_t`` of ``Q(s_t, a_t)``, ``(T, B)``.
 
-    Args:
-        rewards: as for :func:`vtrace`, like ``discounts`` and ``ends``.
-        discounts: see there.
-        q_values: ``(T, B)``, ``Q(s_t, a_t)`` of the executed action.
-        next_values: ``(T, B)``, ``E_pi Q(s'_t, .)`` at the true successor of step ``t``.
-        coefficients: ``(T, B)``, ``c_t`` of the action of row ``t``. Step ``t`` uses row
-            ``t + 1``, so the first row and rows after an end are not read.
-        ends: see there.
-
-    Raises:
-        InputError: the arrays are not ``(T, B)`` of one shape.
+    ``q_values`` are ``Q(s_t, a_t)`` of the executed action, ``next_values``
+    ``E_pi Q(s'_t, .)`` at the true successor. ``coefficients`` are ``c_t`` of the action of row
+    ``t``: step ``t`` uses row ``t + 1``, so the first row and rows after an end are not read. The
+    other arguments are as for :func:`vtrace`.
     """
-    check_time_major(
-        rewards=rewards,
-        discounts=discounts,
-        q_values=q_values,
-        next_values=next_values,
-        coefficients=coefficients,
-        ends=ends,
-    )
+    check_time_major(rewards=rewards, discounts=discounts, q_values=q_values)
+    check_time_major(rewards=rewards, next_values=next_values, coefficients=coefficients, ends=ends)
     one_step = rewards + discounts * next_values.astype(np.float64)
     carried = np.where(ends, 0.0, discounts)
     returns = np.empty_like(one_step)
@@ -274,10 +241,7 @@ def lambda_returns(
 
     At a truncation and in the last row, ``G_{t+1}`` is ``V'_t``. ``lam = 1`` sums all rewards up to
     the end of the episode or array, as in the n-step target of actor-critic. Arguments as for
-    :func:`munos_returns`.
-
-    Raises:
-        InputError: the arrays are not ``(T, B)`` of one shape.
+    :func:`vtrace`.
     """
     check_time_major(rewards=rewards, discounts=discounts, next_values=next_values, ends=ends)
     followed = np.where(ends, 0.0, lam)
@@ -297,10 +261,9 @@ def n_step_returns(
     """Return uncorrected ``steps``-step returns, ``(T, B)``.
 
     ``r_t + d_t r_{t+1} + ... + (d_t ... d_{t+n-1}) V'_{t+n-1}``, shorter where the episode or the
-    array ends. Arguments as for :func:`munos_returns`.
+    array ends. Arguments as for :func:`vtrace`.
 
     Raises:
-        InputError: the arrays are not ``(T, B)`` of one shape.
         ConfigError: ``steps`` is below 1.
     """
     check_time_major(rewards=rewards, discounts=discounts, next_values=next_values, ends=ends)

@@ -36,16 +36,14 @@ COMPRESSED = 1
 class PairedReturns:
     """Returns of two policies on the same environment seeds, without exploration.
 
-    Attributes:
-        full: (S,) undiscounted returns of the policy in full precision.
-        compressed: (S,) of the same policy compressed, on the same seeds in the same order.
-
     Raises:
         InputError: arrays of different lengths, or not finite.
     """
 
     full: Doubles
+    """(S,) undiscounted returns of the policy in full precision."""
     compressed: Doubles
+    """(S,) of the same policy compressed, on the same seeds in the same order."""
 
     def __post_init__(self) -> None:
         full, compressed = np.asarray(self.full, float), np.asarray(self.compressed, float)
@@ -64,22 +62,19 @@ class PairedReturns:
 
 @dataclass(frozen=True)
 class Gap:
-    """Return lost to compression.
-
-    Attributes:
-        mean: of full minus compressed; positive means that compression costs return.
-        error: standard error of the mean.
-        lower: one-sided lower confidence bound of the true gap (Student's t).
-        scale: unit for a relative gap: the spread of the full policy's returns between seeds, or
-            a tenth of their mean where that is larger.
-        worse: whether the gap exceeds the tolerance at the given confidence.
-    """
+    """Return lost to compression."""
 
     mean: float
+    """Of full minus compressed; positive means that compression costs return."""
     error: float
+    """Standard error of the mean."""
     lower: float
+    """One-sided lower confidence bound of the true gap (Student's t)."""
     scale: float
+    """Unit for a relative gap: the spread of the full policy's returns between seeds, or a tenth of
+    their mean where that is larger."""
     worse: bool
+    """Whether the gap exceeds the tolerance at the given confidence."""
 
 
 def paired_gap(returns: PairedReturns, *, confidence: float = 0.95, tolerance: float = 0.0) -> Gap:
@@ -114,47 +109,45 @@ def paired_gap(returns: PairedReturns, *, confidence: float = 0.95, tolerance: f
 class MonitorBatch:
     """Rows of recent experience (not of old replay), as arrays.
 
-    Attributes:
-        spec: head of both networks (their trunks may differ).
-        pi: (N, K) outputs of the learner's current network.
-        mu: (N, K) outputs of the network that acted.
-        versions: (N,) integers, the learner version from which each acting network was made.
-        learner_version: the learner's current version.
-        network: (N,) integers: 0 if the full precision network acted, 1 if the compressed one did.
-        log_pi: (N,) log probabilities of the executed actions under ``pi``, or None if unknown.
-        log_mu: (N,) the same under ``mu``, or None.
-        exploration: of the actors. ``tanh`` heads need sigma, the unit of action differences.
-        source: (N, K) outputs of the full precision network of each row's own version, if known:
-            the compressor has them for its probe observations, and a learner may keep its last
-            versions. ``mu`` against ``source`` shows compression alone; ``mu`` against ``pi`` shows
-            compression and staleness. Without them, ``pi`` serves as source for rows of the
-            learner's current version only.
-        returns: of a paired evaluation since the last batch, if any.
-        evaluated: the version of these returns; None means the learner's current one.
-        full_returns: (S,) of the full precision policy in an unpaired evaluation: the compressed
-            policy was of another version, or could not act.
-        after: skip compressed rows up to this version: they come from an earlier setting. The
-            Monitor sets it.
-
     Raises:
         InputError: array shapes do not match.
         ConfigError: a ``tanh`` head without sigma.
     """
 
     spec: PolicySpec
+    """Head of both networks (their trunks may differ)."""
     pi: Floats
+    """(N, K) outputs of the learner's current network."""
     mu: Floats
+    """(N, K) outputs of the network that acted."""
     versions: npt.NDArray[np.integer]
+    """(N,) integers, the learner version from which each acting network was made."""
     learner_version: int
+    """The learner's current version."""
     network: npt.NDArray[np.integer]
+    """(N,) integers: 0 if the full precision network acted, 1 if the compressed one did."""
     log_pi: Floats | None = None
+    """(N,) log probabilities of the executed actions under ``pi``, or None if unknown."""
     log_mu: Floats | None = None
+    """(N,) the same under ``mu``, or None."""
     exploration: Exploration = Exploration()  # noqa: RUF009  (frozen)
+    """Of the actors. ``tanh`` heads need sigma, the unit of action differences."""
     source: Floats | None = None
+    """(N, K) outputs of the full precision network of each row's own version, if known: the
+    compressor has them for its probe observations, and a learner may keep its last versions. ``mu``
+    against ``source`` shows compression alone; ``mu`` against ``pi`` shows compression and
+    staleness. Without them, ``pi`` serves as source for rows of the learner's current version
+    only."""
     returns: PairedReturns | None = None
+    """Of a paired evaluation since the last batch, if any."""
     evaluated: int | None = None
+    """The version of these returns; None means the learner's current one."""
     full_returns: Doubles | None = None
+    """(S,) of the full precision policy in an unpaired evaluation: the compressed policy was of
+    another version, or could not act."""
     after: int | None = None
+    """Skip compressed rows up to this version: they come from an earlier setting. The Monitor sets
+    it."""
 
     def __post_init__(self) -> None:
         rows = len(self.mu)
@@ -182,19 +175,15 @@ class MonitorBatch:
     ) -> MonitorBatch:
         """Return a batch without rows that carries only an evaluation.
 
-        Args:
-            spec: of the policy.
-            returns: paired returns, or (S,) of the full precision policy alone.
-            learner_version: the learner's current version.
-            evaluated: the version of these returns; None means the learner's current one.
+        ``returns`` are paired, or (S,) of the full precision policy alone, and of the version
+        ``evaluated``; None means the learner's current one.
         """
         none = np.zeros((0, spec.outputs), dtype=np.float32)
         whole = np.zeros(0, dtype=np.int64)
         sigma = 1.0 if spec.head == "tanh" else 0.0
         return cls(
             spec, none, none, whole, learner_version, whole, exploration=Exploration(sigma=sigma),
-            returns=returns if isinstance(returns, PairedReturns) else None,
-            evaluated=evaluated,
+            returns=returns if isinstance(returns, PairedReturns) else None, evaluated=evaluated,
             full_returns=None if isinstance(returns, PairedReturns) else returns,
         )  # fmt: skip
 
@@ -206,21 +195,17 @@ class MonitorBatch:
 
     @cached_property
     def lag(self) -> npt.NDArray[np.int64]:
-        """(N,) how many versions each acting network is behind the learner.
+        """(N,) how many versions each acting network is behind the learner, at least 0.
 
-        At least 0: after a restore, experience may be of versions the learner has yet to reach
-        again.
+        After a restore, experience may be of versions that the learner has yet to reach again.
         """
-        behind = self.learner_version - self.versions.astype(np.int64)
-        return np.maximum(behind, 0)
+        return np.maximum(self.learner_version - self.versions.astype(np.int64), 0)
 
     def mask(self, rows: Rows, against: Against = "learner") -> Mask:
         """Return (N,) which rows to compare.
 
-        Args:
-            rows: whose: ``"compressed"``, ``"full"`` or ``"all"``; ``"unsourced"`` are compressed
-                rows without a known source.
-            against: ``"source"`` leaves out rows without a known source.
+        ``"unsourced"`` rows are compressed ones without a known source; a comparison with the
+        source leaves them out.
         """
         compressed: Mask = np.asarray(self.network == COMPRESSED)
         current: Mask = np.asarray(self.versions == self.learner_version)
@@ -242,9 +227,7 @@ class MonitorBatch:
     def divergences(self, direction: Direction, against: Against = "learner") -> Doubles:
         """Return (N,) divergences in nats; infinite where an output is not finite.
 
-        Args:
-            direction: ``"mu_pi"``: KL(mu || reference); ``"pi_mu"``: KL(reference || mu).
-            against: the reference.
+        ``"mu_pi"`` is KL(mu || reference), ``"pi_mu"`` KL(reference || mu).
         """
         key = (direction, against if self.source is not None else "learner")
         if key not in self._cached:
@@ -271,9 +254,9 @@ class MonitorBatch:
         p, q = self.mu, self.reference(against)
         p, q = (p, q) if direction == "mu_pi" else (q, p)
         finite = np.isfinite(p).all(1) & np.isfinite(q).all(1)
-        found = np.full(len(p), np.inf)
-        found[finite] = kl(self.spec, p[finite], q[finite], self.exploration)
-        return found
+        divergences = np.full(len(p), np.inf)
+        divergences[finite] = kl(self.spec, p[finite], q[finite], self.exploration)
+        return divergences
 
     def broken(self) -> str:
         """Say which network gave NaN or infinity; empty if none did."""

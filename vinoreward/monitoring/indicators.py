@@ -393,12 +393,7 @@ class CumulativeReward(Indicator):
 
 
 def default_indicators(head: Head, *, window: int = WINDOW) -> list[Indicator]:
-    """Return the indicators for a kind of head.
-
-    Args:
-        head: of the policy.
-        window: number of rows in each indicator's window.
-    """
+    """Return the indicators for a kind of head, with windows of so many rows."""
     chosen: list[Indicator] = [
         PolicyLag("mean", window=window),
         PolicyLag("max", window=window),

@@ -93,19 +93,16 @@ def _named(what: str, expected: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the setting.
-
-    Attributes:
-        update: the monitor's update count, from 1.
-        version: the learner's.
-        what: such as ``bits 8 -> 16``.
-        reason: why, as a clause.
-    """
+    """A change of the setting."""
 
     update: int
+    """The monitor's update count, from 1."""
     version: int
+    """The learner's."""
     what: str
+    """Such as ``bits 8 -> 16``."""
     reason: str
+    """Why, as a clause."""
 
     def __str__(self) -> str:
         return f"learner version {self.version}: {self.what}, because {self.reason}"
@@ -113,17 +110,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Reading:
-    """All readings of one update.
-
-    Attributes:
-        update: the monitor's update count, from 1.
-        version: the learner's.
-        values: indicator name to value; indicators without a reading are absent.
-    """
+    """All readings of one update."""
 
     update: int
+    """The monitor's update count, from 1."""
     version: int
+    """The learner's."""
     values: Mapping[str, float]
+    """Indicator name to value; indicators without a reading are absent."""
 
 
 class Monitor:
@@ -221,9 +215,7 @@ class Monitor:
     def observe(self, batch: MonitorBatch) -> CompressionSetting:
         """Add a batch of recent experience and return the next setting.
 
-        Args:
-            batch: rows of any age. Compressed rows of versions up to the last change of the
-                network's setting do not count.
+        Compressed rows of versions up to the last change of the network's setting do not count.
 
         Raises:
             ConfigError: the strategy returned no CompressionSetting, or an indicator or the
@@ -264,11 +256,8 @@ class Monitor:
     def halt(self, reason: str, version: int) -> CompressionSetting:
         """Stop compression permanently and return the setting.
 
-        Counts as an update without readings. Does nothing if compression is stopped already.
-
-        Args:
-            reason: a clause, for :attr:`halted` and :attr:`changes`.
-            version: the learner's.
+        Counts as an update without readings. Does nothing if compression is stopped already. The
+        reason is a clause, for :attr:`halted` and :attr:`changes`.
         """
         if not self._halted:
             self._updates += 1
@@ -387,11 +376,5 @@ def default_strategy(
 def default_monitor(
     head: Head, setting: CompressionSetting | None = None, safer: Sequence[Mapping[str, Any]] = ()
 ) -> Monitor:
-    """Return the monitor that a training uses by default.
-
-    Args:
-        head: of the policy.
-        setting: the initial setting.
-        safer: see :func:`default_strategy`.
-    """
+    """Return the monitor that a training uses by default, see :func:`default_strategy`."""
     return Monitor(default_indicators(head), default_strategy(head, safer), setting)

@@ -116,11 +116,9 @@ class Threshold(JudgedStrategy):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See :meth:`Stateful.load_state`; a ladder with other rungs restarts at the bottom."""
         super().load_state(state)
-        done = [set(undo) for undo in self.undo]
-        if any(
-            found and found != set(change)
-            for found, change in zip(done, self._changes, strict=False)
-        ) or len(done) > len(self._changes):
+        pairs = zip(self.undo, self._changes, strict=False)
+        others = any(undo and set(undo) != set(change) for undo, change in pairs)
+        if others or len(self.undo) > len(self._changes):
             # Earlier changes are still undone step by step on the way back.
             self.rung = 0
 

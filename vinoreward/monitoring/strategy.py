@@ -28,24 +28,22 @@ Verdict = Literal["bad", "good", "between", "absent", "resting"]
 class CompressionSetting:
     """The compression parameters that strategies change during training; plain data.
 
-    Attributes:
-        bits: per weight: 2 to 8 for integer codes, 16 for half precision, None for full precision
-            (32 is converted to None).
-        sparsity: fraction of neurons and channels to remove, from 0 to below 1.
-        alpha: probability that an actor uses the compressed network for its next block of steps;
-            AcceRL's linear mix.
-        pull_period: steps of one environment between two checks for newer weights.
-        enabled: False stops all compression.
-
     Raises:
         ConfigError: an invalid value.
     """
 
     bits: int | None = 8
+    """Per weight: 2 to 8 for integer codes, 16 for half precision, None for full precision (32 is
+    converted to None)."""
     sparsity: float = 0.0
+    """Fraction of neurons and channels to remove, from 0 to below 1."""
     alpha: float = 1.0
+    """Probability that an actor uses the compressed network for its next block of steps; AcceRL's
+    linear mix."""
     pull_period: int = 100
+    """Steps of one environment between two checks for newer weights."""
     enabled: bool = True
+    """False stops all compression."""
 
     def __post_init__(self) -> None:
         if self.bits == FULL_BITS:
@@ -124,22 +122,19 @@ def difference(before: CompressionSetting, after: CompressionSetting) -> str:
 
 
 class Stateful:
-    """Base of objects with a state that survives a resume, as plain data.
-
-    Attributes:
-        persistent: names of the attributes that form the state. They are numbers, strings, None,
-            lists and dictionaries of those, or Stateful themselves.
-    """
+    """Base of objects with a state that survives a resume, as plain data."""
 
     persistent: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that form the state. They are numbers, strings, None, lists and
+    dictionaries of those, or Stateful themselves."""
 
     def state(self) -> dict[str, Any]:
         """Return the state as plain data (JSON)."""
-        found = {}
-        for name in self.persistent:
-            value = getattr(self, name)
-            found[name] = value.state() if isinstance(value, Stateful) else copy.deepcopy(value)
-        return found
+        values = {name: getattr(self, name) for name in self.persistent}
+        return {
+            name: value.state() if isinstance(value, Stateful) else copy.deepcopy(value)
+            for name, value in values.items()
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` returned.
@@ -202,10 +197,10 @@ class Composite(Strategy):
     def decide(self, readings: Readings, setting: CompressionSetting) -> CompressionSetting:
         """See :meth:`Strategy.decide`."""
         for strategy in self._strategies:
-            found = strategy.decide(readings, setting)
-            if found != setting:
+            changed = strategy.decide(readings, setting)
+            if changed != setting:
                 self.reason = strategy.reason
-                return found
+                return changed
         return setting
 
     def reads(self) -> tuple[str, ...]:
@@ -232,19 +227,16 @@ class Composite(Strategy):
 class Limit:
     """Limits of a reading, with hysteresis.
 
-    Attributes:
-        reading: its name.
-        bad: beyond it the strategy acts at once.
-        good: on the safe side of it the strategy may step back; between the two it does nothing.
-            Below ``bad`` if large readings are bad, above ``bad`` if small ones are.
-
     Raises:
         ConfigError: ``bad`` and ``good`` are equal or not finite.
     """
 
     reading: str
     bad: float
+    """Beyond it the strategy acts at once."""
     good: float
+    """On the safe side of it the strategy may step back; between the two it does nothing. Below
+    ``bad`` if large readings are bad, above ``bad`` if small ones are."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.bad) and math.isfinite(self.good)) or self.bad == self.good:
@@ -270,16 +262,10 @@ class Limit:
 class Judge(Stateful):
     """Hysteresis, patience and cooldown: whether readings are bad, or good for long enough.
 
-    Args:
-        limits: one bad reading is enough for ``"bad"``; ``"good"`` needs all present readings good.
-        patience: good rounds in a row before ``"good"``. Each relapse doubles it, so a compression
-            that keeps failing is retried less and less often.
-        cooldown: rounds without a verdict after a change; at least as many as a compressor takes
-            for one policy.
-        longest: maximum of patience.
-
-    Raises:
-        ConfigError: no limits, or numbers below 1 (cooldown: 0).
+    One bad reading is enough for ``"bad"``. ``"good"`` needs all present readings good, for
+    ``patience`` rounds in a row. Each relapse doubles that, up to ``longest``, so a compression
+    that keeps failing is retried less and less often. After a change there is no verdict for
+    ``cooldown`` rounds, at least as many as a compressor takes for one policy.
     """
 
     persistent = ("rounds", "rest", "relapses")
@@ -331,8 +317,7 @@ class Judge(Stateful):
     def changed(self, *, relapsed: bool = False) -> None:
         """Start the cooldown after a change of the setting.
 
-        Args:
-            relapsed: the change takes back a step that was made because all was good.
+        It is a relapse if it takes back a step that was made because all was good.
         """
         self.relapses += relapsed
         self.rest = self.cooldown

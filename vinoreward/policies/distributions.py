@@ -37,22 +37,20 @@ class ActionNoise:
     Ornstein-Uhlenbeck noise changes per step by ``theta * (mean - noise) * dt`` plus Gaussian noise
     of ``sigma * sqrt(dt)``, and starts at ``start`` in every episode.
 
-    Attributes:
-        mean: one number per action or one for all, in units of [-1, 1], like the others.
-        sigma: standard deviations, likewise; at least 0.
-        theta: rate of return to the mean; None: independent noise in each step.
-        dt: length of a step; above 0.
-        start: likewise one number or one per action.
-
     Raises:
         ConfigError: invalid numbers.
     """
 
     mean: tuple[float, ...]
+    """One number per action or one for all, in units of [-1, 1], like the others."""
     sigma: tuple[float, ...]
+    """Standard deviations, likewise; at least 0."""
     theta: float | None = None
+    """Rate of return to the mean; None: independent noise in each step."""
     dt: float = 1.0
+    """Length of a step; above 0."""
     start: tuple[float, ...] = (0.0,)
+    """Likewise one number or one per action."""
 
     def __post_init__(self) -> None:
         numbers = [*self.mean, *self.sigma, *self.start, self.theta or 0.0, self.dt]

@@ -31,17 +31,14 @@ def largest_code(bits: int) -> int:
 
 @dataclass(frozen=True)
 class QuantizedArray:
-    """Weights as integers: ``value = codes * scales``, symmetric, one scale per output.
-
-    Attributes:
-        codes: (O, ...) int8, from -(2^(bits-1) - 1) to 2^(bits-1) - 1.
-        scales: (O,) float32, positive.
-        bits: 2 to 8; size of a packed code.
-    """
+    """Weights as integers: ``value = codes * scales``, symmetric, one scale per output."""
 
     codes: npt.NDArray[np.int8]
+    """(O, ...), from -(2^(bits-1) - 1) to 2^(bits-1) - 1."""
     scales: Floats
+    """(O,), positive."""
     bits: int = 8
+    """2 to 8; size of a packed code."""
 
     def __post_init__(self) -> None:
         largest_code(self.bits)
@@ -86,15 +83,12 @@ def quantize_array(weights: Floats, bits: int = 8) -> QuantizedArray:
 
 @dataclass(frozen=True)
 class ActivationRange:
-    """Range to which INT8 clips a layer's input, in 256 even levels.
-
-    Attributes:
-        low: at most 0, so that zero stays zero.
-        high: at least 0, above ``low``.
-    """
+    """Range to which INT8 clips a layer's input, in 256 even levels."""
 
     low: float
+    """At most 0, so that zero stays zero."""
     high: float
+    """At least 0, above ``low``."""
 
     def __post_init__(self) -> None:
         if not (np.isfinite([self.low, self.high]).all() and self.low <= 0 <= self.high):
@@ -118,26 +112,24 @@ Parameter = npt.NDArray[Any] | QuantizedArray
 class Policy:
     """A network with weights, ready for any backend.
 
-    Attributes:
-        spec: the layers.
-        parameters: name to float32 or float16 array, or quantized weights; biases are float32.
-        ranges: layer name to the range of its input. A layer with a range and 8-bit weights is
-            computed in INT8, all others in float.
-        backend: on which actors run it.
-        version: of the learner's policy from which it was made.
-        blob: the backend's compiled form, if it pays to compile once for all actors. After
-            transport it is a view of the received bytes, valid as long as the parameters.
-
     Raises:
         InputError: the parameters do not match the spec.
     """
 
     spec: PolicySpec
+    """The layers."""
     parameters: Mapping[str, Parameter]
+    """Name to float32 or float16 array, or quantized weights; biases are float32."""
     ranges: Mapping[str, ActivationRange] = field(default_factory=dict)
+    """Layer name to the range of its input. A layer with a range and 8-bit weights is computed in
+    INT8, all others in float."""
     backend: str = "numpy"
+    """On which actors run it."""
     version: int = 0
+    """Of the learner's policy from which it was made."""
     blob: bytes | memoryview | None = field(default=None, repr=False)
+    """The backend's compiled form, if it pays to compile once for all actors. After transport it is
+    a view of the received bytes, valid as long as the parameters."""
 
     def __post_init__(self) -> None:
         wanted = self.spec.parameter_shapes()

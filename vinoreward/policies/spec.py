@@ -67,29 +67,26 @@ _KINDS: Mapping[str, type[Layer]] = {"dense": Dense, "conv": Conv, "flatten": Fl
 class PolicySpec:
     """A policy network without its weights.
 
-    Attributes:
-        observation_shape: of one observation, (D,) or (C, H, W).
-        layers: in order; the last is a Dense head without activation.
-        head: meaning of its outputs. ``"logits"``: logits of the actions. ``"q"``: action
-            values. ``"tanh"``: actions before the tanh. ``"tanh_gaussian"``: means, then natural
-            logarithms of standard deviations, of actions before the tanh (Haarnoja et al. 2018,
-            appendix C).
-        actions: number of discrete actions, or dimensions of a continuous one in [-1, 1].
-        value: optional Dense layer with one output and the head's input.
-        observation_dtype: ``"float32"``, or ``"uint8"`` for images.
-        scale: factor for observations before the first layer (1 / 255 for images).
-
     Raises:
         ConfigError: layers that do not fit together.
     """
 
     observation_shape: tuple[int, ...]
+    """Of one observation, (D,) or (C, H, W)."""
     layers: tuple[Layer, ...]
+    """In order; the last is a Dense head without activation."""
     head: Head
+    """Meaning of its outputs. ``"logits"``: logits of the actions. ``"q"``: action values.
+    ``"tanh"``: actions before the tanh. ``"tanh_gaussian"``: means, then natural logarithms of
+    standard deviations, of actions before the tanh (Haarnoja et al. 2018, appendix C)."""
     actions: int
+    """Number of discrete actions, or dimensions of a continuous one in [-1, 1]."""
     value: Dense | None = None
+    """Optional Dense layer with one output and the head's input."""
     observation_dtype: ObservationType = "float32"
+    """``"float32"``, or ``"uint8"`` for images."""
     scale: float = 1.0
+    """Factor for observations before the first layer (1 / 255 for images)."""
 
     def __post_init__(self) -> None:
         if self.head not in get_args(Head) or self.observation_dtype not in get_args(

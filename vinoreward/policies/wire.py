@@ -103,21 +103,18 @@ def lowered(policy: Policy, bits: int, layers: Collection[str] | None = None) ->
         if isinstance(value, QuantizedArray) or left_out:
             parameters[name] = value
         elif bits == 16:
-            parameters[name] = _to_float16(name, value)
+            with np.errstate(over="ignore"):
+                half = value.astype(np.float16)
+            if not np.isfinite(half).all():
+                raise InputError(
+                    f"{name} has numbers that do not fit 16 bits: NaN, infinity, or above 65504. "
+                    "Expected finite, moderate weights: the learner has diverged. Lower its "
+                    "learning rate."
+                )
+            parameters[name] = half
         else:
             parameters[name] = quantize_array(value.astype(np.float32), bits)
     return policy.replace(parameters=parameters)
-
-
-def _to_float16(name: str, value: npt.NDArray[Any]) -> npt.NDArray[np.float16]:
-    with np.errstate(over="ignore"):
-        half: npt.NDArray[np.float16] = value.astype(np.float16)
-    if not np.isfinite(half).all():
-        raise InputError(
-            f"{name} has numbers that do not fit 16 bits: NaN, infinity, or above 65504. Expected "
-            "finite, moderate weights: the learner has diverged. Lower its learning rate."
-        )
-    return half
 
 
 def _header_of(policy: Policy, parameters: object) -> dict[str, Any]:

@@ -71,12 +71,8 @@ class OpenVINOBackend(PolicyBackend):
         self._key: object = None
         """Of the graph whose weights are inputs; None where they are compiled in."""
         self._bound: list[Array] = []
-        self._imported = False
-
-    @property
-    def imported(self) -> bool:
+        self.imported = False
         """Whether the current weights came from the policy's blob."""
-        return self._imported
 
     def kernels(self) -> dict[str, tuple[str, str]]:
         """Return the executed kernels: node name to (kind, precision), as OpenVINO reports them."""
@@ -98,10 +94,10 @@ class OpenVINOBackend(PolicyBackend):
         return seal(self._header(policy), payload)
 
     def _load(self, policy: Policy) -> Infer:
-        self._imported = False
+        self.imported = False
         if wants_constants(policy):
             model = self._import(policy)
-            self._imported = model is not None
+            self.imported = model is not None
             if model is None:
                 model = self._compile(policy, constants=True)
             self._open(model, policy)
