@@ -10,8 +10,8 @@ from .rewards.classifier import Classifier
 from .rewards.success import SuccessDetector
 from .wrappers.encoded import EncodedObservation
 from .wrappers.learned_reward import LearnedReward
-from .wrappers.sb3.forms import VecEncodedObservation, VecLearnedReward
-from .wrappers.vector.forms import VectorEncodedObservation, VectorLearnedReward
+from .wrappers.sb3 import VecEncodedObservation, VecLearnedReward
+from .wrappers.vector import VectorEncodedObservation, VectorLearnedReward
 
 __version__: str
 

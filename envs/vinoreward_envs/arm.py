@@ -24,7 +24,7 @@ POSITION_TOLERANCE: Final = 1e-6
 ROTATION_TOLERANCE: Final = 1e-5
 """Radians."""
 MAX_ITERATIONS: Final = 60
-# Enough damping to stay calm if an arm is nearly stretched, too little to slow the last steps.
+# Enough damping for a nearly stretched arm, too little to slow the last steps.
 _DAMPING: Final = 1e-4
 # Within a step the linear model holds; a longer error is approached in pieces of this length.
 _MAX_STEP: Final = 0.25
@@ -72,17 +72,10 @@ _JOINT_HIGH = np.array(c.JOINT_HIGH)
 
 
 def link_poses(joints: ArrayLike) -> Array:
-    """Return the world poses of all links.
+    """Return the world poses of all links for ``(..., 9)`` joints.
 
-    Args:
-        joints: ``(..., 9)`` float64: seven arm joints (radians), two fingers (metres).
-
-    Returns:
-        ``(..., 12, 4, 4)`` float64 poses of the links' URDF frames (not of their centres of
-        mass), the arm's base at the origin.
-
-    Raises:
-        InputError: the last axis is not of length 9.
+    They are ``(..., 12, 4, 4)`` float64 and of the links' URDF frames (not of their centres of
+    mass), the arm's base at the origin.
     """
     q = np.asarray(joints, dtype=np.float64)
     if q.ndim == 0 or q.shape[-1] != c.JOINTS:
@@ -109,8 +102,7 @@ def gripper_position(joints: ArrayLike) -> Array:
 def hover_home_joints() -> Array:
     """Return the ``(9,)`` joints of the home pose brought to hover height (read-only).
 
-    Reaching every hover point from here, not from the last point, makes the arm's pose a function
-    of the point alone: pictures then do not depend on the path.
+    Every hover point is reached from here, so that pose and picture do not depend on the path.
     """
     home = np.array(c.HOME_JOINTS)
     x, y, _ = gripper_position(home)
@@ -120,36 +112,26 @@ def hover_home_joints() -> Array:
 
 
 def inverse_kinematics(position: ArrayLike, start: ArrayLike) -> Array:
-    """Return joints that put the gripper at ``position``, pointing down.
+    """Return joints ``(9,)`` or ``(B, 9)`` that put the gripper at ``position``, pointing down.
 
-    Damped least squares on the analytic Jacobian, to within 1e-5 m (in practice 1e-6 m) and
-    1e-5 rad; joint limits hold throughout. The arm has one joint more than it needs, so the
-    answer depends on ``start``: the nearest solution, roughly. Where none is found from there, the
-    home pose is the start.
-
-    Args:
-        position: ``(3,)`` or ``(B, 3)`` world positions in metres.
-        start: ``(9,)`` or ``(B, 9)`` joints to start from; the fingers are passed through.
-
-    Returns:
-        ``(9,)`` or ``(B, 9)`` float64 joints, owned by the caller.
-
-    Raises:
-        InputError: shapes do not fit, a value is not finite, or a position is out of reach.
+    Damped least squares on the analytic Jacobian, to within 1e-5 m and 1e-5 rad, within the joint
+    limits. The arm has one joint more than it needs: the answer is roughly the one nearest to
+    ``start``, or to the home pose where none is found from there. Fingers are passed through.
+    Positions are ``(3,)`` or ``(B, 3)`` in metres; one out of reach is an InputError.
     """
     target, q = _checked(position, start)
     single = q.ndim == 1
     if single:
         target, q = target[None], q[None]
-    left = _solve(q, target, np.arange(len(q)))
-    if len(left):
+    unsolved = _solve(q, target, np.arange(len(q)))
+    if len(unsolved):
         # One start in some thousands leads into a corner of the joint limits.
-        q[left, : c.ARM_JOINTS] = c.HOME_JOINTS[: c.ARM_JOINTS]
-        left = _solve(q, target, left)
-    if len(left):
+        q[unsolved, : c.ARM_JOINTS] = c.HOME_JOINTS[: c.ARM_JOINTS]
+        unsolved = _solve(q, target, unsolved)
+    if len(unsolved):
         raise InputError(
             f"Found no joints within their limits that bring the gripper to "
-            f"{target[left[0]].round(4).tolist()} pointing down ({len(left)} of {len(q)} "
+            f"{target[unsolved[0]].round(4).tolist()} pointing down ({len(unsolved)} of {len(q)} "
             f"positions); expected positions within the arm's reach, such as x, y from "
             f"{c.WORKSPACE_LOW} to {c.WORKSPACE_HIGH} at z = {c.HOVER_HEIGHT}. Choose a nearer "
             "position."
@@ -158,7 +140,7 @@ def inverse_kinematics(position: ArrayLike, start: ArrayLike) -> Array:
 
 
 def _solve(q: Array, target: Array, active: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Move the rows ``active`` of ``q`` (B, 9) to their targets, in place; return those left."""
+    """Move rows ``active`` of ``q`` (B, 9) to their targets, in place; return the unsolved."""
     poses = np.empty((len(active), c.ARM_JOINTS, 4, 4))
     for _ in range(MAX_ITERATIONS):
         error, jacobian = _linearised(q[active], target[active], poses[: len(active)])

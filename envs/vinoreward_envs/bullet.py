@@ -19,13 +19,7 @@ from vinoreward.errors import ConfigError, MissingExtraError, install_command
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import hover_home_joints, inverse_kinematics
 from vinoreward_envs.camera.fast import stderr_without
-from vinoreward_envs.camera.spec import (
-    Camera,
-    CameraSpec,
-    check_choice,
-    clip_matrix,
-    view_matrix,
-)
+from vinoreward_envs.camera.spec import Camera, CameraSpec, check_choice, clip_matrix, view_matrix
 
 Array = NDArray[np.float64]
 Place = tuple[float, float, float]
@@ -35,12 +29,7 @@ Ik = Literal["converged", "article"]
 def import_pybullet(purpose: str) -> ModuleType:
     """Return the ``pybullet`` module, imported without its banner on the terminal.
 
-    Args:
-        purpose: the argument that asked for it, for the error's message: ``'camera="tiny"'``.
-
-    Raises:
-        MissingExtraError: PyBullet is not installed; on Python 3.12 and later the message says
-            that there is no wheel.
+    ``purpose`` is the argument that asked for it, such as ``'camera="tiny"'``, for the error.
     """
     if sys.modules.get("pybullet") is not None:
         return sys.modules["pybullet"]
@@ -73,12 +62,7 @@ def pybullet_data_folder() -> Path:
 
 
 class _World(Closing):
-    """Floor, arm, table and object in a physics server of their own.
-
-    Args:
-        purpose: as in :func:`import_pybullet`.
-        away: where an absent object waits.
-    """
+    """Floor, arm, table and object in a physics server; an absent object waits at ``away``."""
 
     def __init__(self, purpose: str, away: Place) -> None:
         self.bullet: Any = import_pybullet(purpose)
@@ -116,7 +100,7 @@ class _World(Closing):
         )
 
     def close(self) -> None:
-        """Disconnect. Calling it again does nothing."""
+        """Disconnect."""
         client, self.client = self.client, None
         if client is not None:
             self.bullet.disconnect(physicsClientId=client)
@@ -126,9 +110,6 @@ class TinyCamera(Camera):
     """Draws with TinyRenderer: slow (tens of milliseconds), the definition of the picture.
 
     It always draws the full meshes; ``spec.mesh`` only says which network the pictures are for.
-
-    Raises:
-        MissingExtraError: PyBullet is not installed.
     """
 
     def __init__(self, spec: CameraSpec) -> None:
@@ -165,17 +146,11 @@ class TinyCamera(Camera):
 
 
 class ArmDynamics(_World):
-    """The arm moved by physics: the article's 500 sub-steps of position control.
+    """The arm moved by physics: the article's 500 sub-steps of position control (120 settle too).
 
-    Args:
-        substeps: simulation sub-steps of one move (the article: 500; 120 settle as well).
-        ik: ``"converged"`` iterates the inverse kinematics until it has arrived; ``"article"``
-            is PyBullet's default of 20 iterations, which stops some 8 mm short on average and
-            up to 28 mm, and leaves the hand 15 mm too high after a reset.
-
-    Raises:
-        MissingExtraError: PyBullet is not installed.
-        ConfigError: ``substeps`` or ``ik`` cannot work.
+    ``ik="converged"`` iterates the inverse kinematics to the end. ``"article"`` is PyBullet's
+    default of 20 iterations, which stops 8 mm short on average and up to 28 mm, and leaves the
+    hand 15 mm too high after a reset.
     """
 
     def __init__(self, *, substeps: int = c.SUBSTEPS, ik: Ik = "converged") -> None:
@@ -238,14 +213,14 @@ class ArmDynamics(_World):
         if self._ik == "converged":
             return inverse_kinematics(position, hover_home_joints())
         joints = self.joints()
-        found = self.bullet.calculateInverseKinematics(
+        solution = self.bullet.calculateInverseKinematics(
             self.arm,
             c.GRIPPER_LINK,
             position.tolist(),
             self.bullet.getQuaternionFromEuler(c.GRIPPER_EULER),
             physicsClientId=self.client,
         )
-        joints[: c.ARM_JOINTS] = found[: c.ARM_JOINTS]
+        joints[: c.ARM_JOINTS] = solution[: c.ARM_JOINTS]
         joints[c.ARM_JOINTS :] = c.FINGER_OPEN
         return joints
 

@@ -17,7 +17,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.picture import check_scene
 from vinoreward.errors import ConfigError, InputError, MissingDisplayError
 from vinoreward.rewards.classifier import Classifier, check_origin
-from vinoreward.rewards.core import RewardCore, RewardOptions
+from vinoreward.rewards.success import RewardCore, RewardOptions
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.spec import (
     CameraSpec,
@@ -40,8 +40,7 @@ _SLACK = 0.05
 _EDGE_TOLERANCE = 1e-4
 _SMALLEST_SIDE = 480
 """Pixels of a window."""
-# For RewardCore: every step of the one environment is scored; the task itself pays nothing and ends
-# no episode.
+# For RewardCore: every step is scored; the task itself pays nothing and ends no episode.
 _SCORED, _NO_REWARD, _NO_END = np.ones(1, np.bool_), np.zeros(1), np.zeros(1, np.bool_)
 
 
@@ -202,12 +201,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Place the object, bring the arm home; return the observation and info.
-
-        Raises:
-            InputError: ``options["object_position"]`` is not a place in the workspace.
-            ConfigError: an option of another name.
-        """
+        """Place the object, bring the arm home; return the observation and info."""
         super().reset(seed=seed)
         self.scene.place_object(self._next_object(options or {}))
         self.scene.home()
@@ -223,12 +217,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
     def step(
         self, action: NDArray[np.float32]
     ) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
-        """Move the gripper by ``action`` and judge.
-
-        Raises:
-            InputError: the action is not of shape (2,) or not finite.
-            ResetNeeded: before the first ``reset``.
-        """
+        """Move the gripper by ``action``, ``(2,)`` in metres, and judge."""
         if self._steps is None:
             raise ResetNeeded("Found a step before the first reset; call reset() first.")
         move = _checked_action(action)
@@ -258,7 +247,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         return None
 
     def close(self) -> None:
-        """Free the scene, the classifier and the window. Calling it again does nothing."""
+        """Free the scene, the classifier and the window."""
         for part in (self.scene, self._classifier, self._view):
             if part is not None:
                 part.close()
@@ -289,7 +278,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         return self._object_position
 
     def _move(self, move: NDArray[np.float64]) -> bool:
-        """Move the gripper unless that would leave the workspace; say whether it moved."""
+        """Move the gripper unless that leaves the workspace; return whether it moved."""
         target = self.scene.gripper[:2] + move
         low, high = np.array(c.WORKSPACE_LOW), np.array(c.WORKSPACE_HIGH)
         if (target < low - _EDGE_TOLERANCE).any() or (target > high + _EDGE_TOLERANCE).any():
@@ -372,20 +361,20 @@ def _checked_action(action: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.clip(move, -c.MAX_MOVE, c.MAX_MOVE)
 
 
+def has_display() -> bool:
+    """Return whether a window can be opened; elsewhere than on Linux assume so."""
+    shown = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return bool(shown) or not sys.platform.startswith("linux")
+
+
 class HumanView:
-    """One window that shows pictures, opened at the first one.
+    """One window that shows pictures, opened at the first one."""
 
-    Raises:
-        MissingDisplayError: no display, or no tkinter to open a window with.
-    """
-
-    # Window, label and picture: Tk shows a picture only as long as somebody holds it.
+    # Window, label and picture: Tk shows a picture only while it is referenced.
     _shown: tuple[Any, Any, Any] | None = None
 
     def __init__(self) -> None:
-        if sys.platform.startswith("linux") and not (
-            os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-        ):
+        if not has_display():
             raise MissingDisplayError(
                 "Found no display (neither DISPLAY nor WAYLAND_DISPLAY is set); "
                 'render_mode="human" opens a window and needs one. Use render_mode="rgb_array", or '
@@ -395,7 +384,7 @@ class HumanView:
     def show(self, frame: NDArray[np.uint8]) -> None:
         """Show an ``(H, W, 3)`` uint8 picture, enlarged by a whole number if it is small.
 
-        Closing the window ends nothing: the next picture opens it again.
+        If the user closes the window, the next picture opens it again.
         """
         try:
             import tkinter
@@ -429,10 +418,10 @@ class HumanView:
             ) from error
 
     def close(self) -> None:
-        """Close the window. Calling it again does nothing."""
+        """Close the window."""
         shown, self._shown = self._shown, None
         if shown is not None:
             import tkinter
 
-            with contextlib.suppress(tkinter.TclError):  # The person closed it already.
+            with contextlib.suppress(tkinter.TclError):  # The user closed it already.
                 shown[0].destroy()

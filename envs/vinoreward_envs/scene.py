@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from vinoreward.errors import ConfigError, InputError, MissingExtraError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import gripper_position, hover_home_joints, inverse_kinematics
 from vinoreward_envs.bullet import ArmDynamics, Ik, TinyCamera, missing_pybullet
-from vinoreward_envs.camera.assets import object_rest_pose
 from vinoreward_envs.camera.fast import FastCamera
 from vinoreward_envs.camera.spec import Camera, CameraSpec, check_choice, missing_warp
 
@@ -23,13 +22,14 @@ Array = NDArray[np.float64]
 Motion = Literal["kinematic", "dynamics"]
 _DEFAULT_CAMERA = CameraSpec()
 
+OBJECT_REST_HEIGHT: Final = -0.0084536
+"""z of the object's base, in metres, after it was dropped from 0.10 and came to rest."""
+OBJECT_REST_ROTATION: Final[tuple[float, float, float, float]] = (0.0, 0.0970480, 0.0, 0.9952797)
+"""Its orientation at rest as a quaternion x, y, z, w: it leans 11 degrees about y."""
+
 
 def check_renderer(renderer: str) -> None:
-    """Check, without importing it, that the library of a renderer is installed.
-
-    Raises:
-        MissingExtraError: it is not.
-    """
+    """Raise MissingExtraError unless a renderer's library is installed; do not import it."""
     if renderer == "tiny" and importlib.util.find_spec("pybullet") is None:
         raise MissingExtraError(missing_pybullet('camera="tiny"', sys.version_info[:2]))
     if renderer == "fast" and importlib.util.find_spec("warp") is None:
@@ -37,34 +37,19 @@ def check_renderer(renderer: str) -> None:
 
 
 def make_camera(spec: CameraSpec = _DEFAULT_CAMERA) -> Camera:
-    """Return a camera for ``spec``.
-
-    Raises:
-        MissingExtraError: ``warp-lang`` (fast) or ``pybullet`` (tiny) is not installed.
-    """
+    """Return a camera for ``spec``."""
     return TinyCamera(spec) if spec.renderer == "tiny" else FastCamera(spec)
 
 
 class HoverScene(Closing):
     """The arm over the table, with at most one object, seen by one camera.
 
-    With ``motion="kinematic"`` the arm is placed by inverse kinematics, starting from the home
-    pose each time, so that its pose (and the picture) is a function of the gripper's x, y alone.
-    That needs no PyBullet. With ``motion="dynamics"`` PyBullet's physics moves it, as in the
-    article; both arrive within a millimetre of each other (but see ``ik``).
+    With ``motion="kinematic"`` inverse kinematics places the arm, from the home pose each time, so
+    that pose and picture depend on the gripper's x, y alone; PyBullet is not needed. With
+    ``"dynamics"`` PyBullet's physics moves it in ``substeps``, as in the article. Both arrive
+    within a millimetre of each other, but for ``ik="article"``, see :class:`ArmDynamics`.
 
-    Every scene owns its physics client, if it has one: any number live in one process.
-
-    Args:
-        camera: size, mesh and renderer of the pictures. The camera is made at the first one.
-        motion: ``"kinematic"`` or ``"dynamics"``.
-        substeps: simulation sub-steps of a move, for ``motion="dynamics"``.
-        ik: for ``motion="dynamics"``: ``"converged"``, or ``"article"`` for PyBullet's default
-            20 iterations, which stop 8 mm short on average and up to 28 mm.
-
-    Raises:
-        ConfigError: an argument that cannot work.
-        MissingExtraError: PyBullet is needed and not installed.
+    The camera is made at the first picture. Any number of scenes live in one process.
     """
 
     def __init__(
@@ -88,7 +73,7 @@ class HoverScene(Closing):
         self._joints: Array = hover_home_joints().copy()
         self._closed = False
         self.changes = 0
-        """How often arm or object were put somewhere: equal numbers mean equal pictures."""
+        """How often arm or object were placed: equal numbers mean equal pictures."""
         if self._dynamics is not None:
             self.home()
 
@@ -125,11 +110,7 @@ class HoverScene(Closing):
         self._move(self._dynamics, np.array([x, y, c.HOVER_HEIGHT]))
 
     def place_object(self, xy: tuple[float, float] | None) -> None:
-        """Put the object at rest on the table with its base at x, y in metres; None removes it.
-
-        Raises:
-            InputError: x or y is not finite.
-        """
+        """Put the object at rest on the table with its base at x, y in metres; None removes it."""
         if xy is not None:
             xy = _pair(xy, "the object")
         self.changes += 1
@@ -138,11 +119,7 @@ class HoverScene(Closing):
             self._dynamics.place_object(self._object_pose)
 
     def move_gripper(self, xy: tuple[float, float]) -> None:
-        """Move the gripper to x, y in metres at hover height.
-
-        Raises:
-            InputError: x or y is not finite or out of the arm's reach; the arm then stays.
-        """
+        """Move the gripper to x, y in metres at hover height; out of reach is an InputError."""
         target = np.array([*_pair(xy, "the gripper"), c.HOVER_HEIGHT])
         self.changes += 1
         if self._dynamics is None:
@@ -167,7 +144,7 @@ class HoverScene(Closing):
         return self._camera.render(self._joints, self._object_pose)
 
     def close(self) -> None:
-        """Free the camera and the physics client. Calling it again does nothing."""
+        """Free the camera and the physics client."""
         self._closed = True
         for part in (self._camera, self._dynamics):
             if part is not None:
@@ -177,6 +154,22 @@ class HoverScene(Closing):
         dynamics.move(target)
         self._joints = dynamics.joints()
         self._object_pose = dynamics.object_pose()
+
+
+def object_rest_pose(xy: tuple[float, float]) -> NDArray[np.float64]:
+    """Return the ``(4, 4)`` world pose of the object's base at rest at ``xy`` (metres).
+
+    As PyBullet's ``getBasePositionAndOrientation`` reports it: of the object's centre of mass, in
+    this URDF also the origin of its link frame. Measured by dropping the object at (0.65, -0.30,
+    0.10) until it lay still; ``xy`` is where the base ends (the drop moves it 3 mm along x).
+    """
+    _, sin_half, _, cos_half = OBJECT_REST_ROTATION
+    sin, cos = 2.0 * sin_half * cos_half, cos_half * cos_half - sin_half * sin_half
+    pose = np.eye(4)
+    pose[0, 0], pose[0, 2] = cos, sin
+    pose[2, 0], pose[2, 2] = -sin, cos
+    pose[:3, 3] = (xy[0], xy[1], OBJECT_REST_HEIGHT)
+    return pose
 
 
 def _pair(xy: tuple[float, float], what: str) -> tuple[float, float]:

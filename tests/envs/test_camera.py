@@ -15,9 +15,9 @@ from vinoreward.errors import ConfigError, InputError, UnknownDeviceError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import inverse_kinematics
 from vinoreward_envs.bullet import pybullet_data_folder, quaternion
-from vinoreward_envs.camera import assets
+from vinoreward_envs.camera.fast import background
 from vinoreward_envs.camera.spec import Camera, CameraSpec, clip_matrix, view_matrix
-from vinoreward_envs.scene import make_camera
+from vinoreward_envs.scene import make_camera, object_rest_pose
 
 HOME = np.array(c.HOME_JOINTS)
 
@@ -30,7 +30,7 @@ def scenes(count: int, seed: int = 0) -> tuple[Any, Any, Any]:
     objects[1] = grippers[1]
     joints = [inverse_kinematics([x, y, c.HOVER_HEIGHT], HOME) for x, y in grippers]
     joints[0] = HOME
-    poses = [assets.object_rest_pose((x, y)) for x, y in objects]
+    poses = [object_rest_pose((x, y)) for x, y in objects]
     return np.array(joints), np.array(poses), np.arange(count) % 3 != 2
 
 
@@ -86,7 +86,7 @@ def test_background_is_tinys_own(height: int, width: int) -> None:
     with tiny(height, width) as reference, make_camera(CameraSpec(height, width)) as camera:
         expected = reference.render(up, None).astype(int)
         found = camera.render(up, None).astype(int)
-    drawn = assets.background(height, width).picture
+    drawn = background(height, width).picture
     # The arm's foot stays in view; most of the picture is table and floor.
     assert (found == drawn).all(axis=-1).mean() > 0.75
     assert np.abs(found - expected).mean() < 0.2
@@ -121,7 +121,7 @@ def test_an_empty_batch_gives_no_pictures(fast: Camera) -> None:
 @pytest.mark.parametrize("renderer", ["fast", pytest.param("tiny", marks=pytest.mark.pybullet)])
 def test_pictures_belong_to_the_caller(renderer: Any) -> None:
     with make_camera(CameraSpec(renderer=renderer)) as camera:
-        first = camera.render(HOME, assets.object_rest_pose((0.5, 0.1)))
+        first = camera.render(HOME, object_rest_pose((0.5, 0.1)))
         kept = first.copy()
         camera.render(HOME, None)
         assert np.array_equal(first, kept)
@@ -131,7 +131,7 @@ def test_pictures_belong_to_the_caller(renderer: Any) -> None:
 
 @pytest.mark.parametrize("renderer", ["fast", pytest.param("tiny", marks=pytest.mark.pybullet)])
 def test_an_absent_object_leaves_no_trace(renderer: Any) -> None:
-    pose = assets.object_rest_pose((0.5, 0.2))
+    pose = object_rest_pose((0.5, 0.2))
     with make_camera(CameraSpec(renderer=renderer)) as camera:
         before = camera.render(HOME, None)
         shown = camera.render(HOME, pose)
@@ -244,7 +244,7 @@ def test_the_object_rests_where_pybullet_lets_it_fall() -> None:
         rotation = np.reshape(bullet.getMatrixFromQuaternion(turn), (3, 3))
     finally:
         bullet.disconnect(client)
-    pose = assets.object_rest_pose((place[0], place[1]))
+    pose = object_rest_pose((place[0], place[1]))
     assert np.allclose(pose[:3, 3], place, atol=1e-5)
     # It goes on turning by a thousandth of a degree per second.
     assert np.allclose(pose[:3, :3], rotation, atol=5e-3)

@@ -18,7 +18,7 @@ from vinoreward.rewards.calibration import (
     temperature,
     threshold_for_fpr,
 )
-from vinoreward.rewards.core import shaping
+from vinoreward.rewards.success import shaping
 
 COUNTS = st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 

@@ -24,7 +24,7 @@ from vinoreward_training.actors.run import Recorder, read_rows, read_summary
 from vinoreward_training.actors.settings import SETTINGS as ACTORS
 from vinoreward_training.classifier.finetune import SETTINGS as FINETUNE
 from vinoreward_training.cli import main
-from vinoreward_training.play.actors_run import is_of_actors
+from vinoreward_training.play.command import is_of_actors
 from vinoreward_training.policy.callbacks import read_clock
 from vinoreward_training.policy.checkpoint import build_model, read_description
 from vinoreward_training.policy.train import SETTINGS as TRAIN

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vinoreward: no command {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
     try:
-        # Here, so that the top-level help appears at once.
+        # Imported here, so that the top-level help appears at once.
         from vinoreward_training.runs.settings import Settings, command_line
 
         place, kind = COMMANDS[name]
@@ -72,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = settings.parse(arguments[1:], prog=prog)
         with terminated_like_interrupted():
             status = int(module.run(config))
-        sys.stdout.flush()  # a reader that has gone would be an error at the end of Python
+        sys.stdout.flush()  # raises BrokenPipeError here and not when Python exits
         return status
     except VinorewardError as error:
-        # What a file holds may be in it, and must not steer the terminal.
+        # It may quote a file, whose control characters must not reach the terminal.
         lines = [shown_name(line) for line in str(error).splitlines()]
         print(f"vinoreward {name}: " + "\n".join(lines), file=sys.stderr)
         return 1
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     except BrokenPipeError:
-        # The reader has seen enough ("| head"); the interpreter would complain at its end again.
+        # The reader has closed the pipe ("| head"); Python would raise again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

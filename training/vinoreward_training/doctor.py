@@ -1,4 +1,4 @@
-"""``vinoreward doctor``: what is installed, what works, and the command that adds what does not."""
+"""``vinoreward doctor``: what is installed, what works, and how to add what does not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from vinoreward_training.runs.machine import (
 from vinoreward_training.tasks.lookup import make_task
 
 TRIED = {"dm-control": "cheetah-run", "atari": "pong"}
-"""Extra to the task of ``vinoreward actors`` that shows whether it works."""
+"""Extra to a task of ``vinoreward actors`` that tests it."""
 WHEELLESS = {
     "pybullet": (
         (3, 12),
@@ -55,25 +55,20 @@ WHEELLESS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
-
-    Attributes:
-        topic: what was looked at.
-        status: ``"ok"``, ``"missing"`` (optional, can be added) or ``"broken"``.
-        text: what was found.
-        fix: what to do, empty where nothing is to be done.
-        core: whether the core needs it.
-    """
+    """One line of the report."""
 
     topic: str
     status: str
+    """``"ok"``, ``"missing"`` (optional, can be added) or ``"broken"``."""
     text: str
     fix: str = ""
+    """What to do; empty if nothing."""
     core: bool = False
+    """Whether the core needs it."""
 
 
 def _split(topic: str, status: str, message: object, core: bool = False) -> Finding:
-    """Return a finding of an error's message, which may end with the command that helps."""
+    """Return a finding from an error's message; a command at its end is the fix."""
     text, _, fix = str(message).partition(" Install it with: ")
     return Finding(topic, status, text, fix, core)
 
@@ -107,7 +102,7 @@ def extras() -> list[Finding]:
 
 
 def _stepped(topic: str, make: Callable[[], gym.Env[Any, Any]], missing: str) -> Finding:
-    """Say whether an environment can be made, reset and stepped; ``missing`` if a library is."""
+    """Make, reset and step an environment; the status without its library is ``missing``."""
     try:
         with contextlib.closing(make()) as env:
             env.reset(seed=0)
@@ -124,7 +119,7 @@ def hover() -> Finding:
 
 def tasks() -> list[Finding]:
     """Make, reset and step one task of each suite that is installed."""
-    # Installed and not to be loaded is broken.
+    # Installed, but does not load: broken.
     return [
         _stepped(f"task {task}", functools.partial(make_task, task, seed=0), "broken")
         for extra, task in TRIED.items()
@@ -133,7 +128,7 @@ def tasks() -> list[Finding]:
 
 
 def ray_cluster() -> list[Finding]:
-    """Say where the engine ``ray`` would run its actors; nothing where Ray is not installed."""
+    """Return where the engine ``ray`` would run its actors; nothing without Ray."""
     if missing_of("ray"):
         return []
     try:
@@ -149,14 +144,14 @@ def devices() -> Finding:
     """Return which devices OpenVINO sees."""
     try:
         openvino = import_openvino()
-        found = list(shared_core(openvino).available_devices)
+        names = list(shared_core(openvino).available_devices)
     except (MissingExtraError, ImportError, RuntimeError) as error:
         return Finding(
             "openvino devices", "broken", str(error), "pip install --force-reinstall openvino", True
         )
-    if "CPU" not in found:
-        return Finding("openvino devices", "broken", f"no CPU among {found}", core=True)
-    return Finding("openvino devices", "ok", ", ".join(found), core=True)
+    if "CPU" not in names:
+        return Finding("openvino devices", "broken", f"no CPU among {names}", core=True)
+    return Finding("openvino devices", "ok", ", ".join(names), core=True)
 
 
 def backends() -> list[Finding]:
@@ -228,7 +223,7 @@ def surroundings() -> list[Finding]:
 
 
 def examine(bundle: str | None = None) -> list[Finding]:
-    """Look at everything; return the findings in the order they are shown."""
+    """Check everything; return the findings in the order they are shown."""
     commit = git_commit()
     where = f"Python {platform.python_version()} at {sys.executable}"
     about = Finding("python", "ok", where + (f", commit {commit}" if commit else ""), core=True)
@@ -256,5 +251,5 @@ def run(config: DoctorConfig) -> int:
 
 
 def core_works(findings: list[Finding]) -> bool:
-    """Say whether nothing that the core needs is broken."""
+    """Return whether nothing that the core needs is broken."""
     return not any(finding.core and finding.status != "ok" for finding in findings)

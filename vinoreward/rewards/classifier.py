@@ -22,8 +22,7 @@ RewardKind = Literal["claim", "probability", "log_odds"]
 
 Layout = Literal["HWC", "CHW"]
 
-# The smallest probability a network's own softmax can express in float32; below it the logarithm
-# would be infinite.
+# Smallest probability of a float32 softmax; the logarithm of 0 would be infinite.
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
@@ -191,16 +190,12 @@ class _RewardFunction:
             )
         layout = layout_of(next_state.shape[1:], "next_state")
         images = next_state if layout == "HWC" else next_state.transpose(0, 2, 3, 1)
-        found: NDArray[np.float32] = getattr(self.classifier, _METHODS[self.reward])(images)
-        return found
+        rewards: NDArray[np.float32] = getattr(self.classifier, _METHODS[self.reward])(images)
+        return rewards
 
 
 def success_log_odds(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:
-    """Return the calibrated log-odds of success, ``(N,)``, of a network's ``(N, K)`` outputs.
-
-    Raises:
-        OutputError: the bundle says probabilities and these are none.
-    """
+    """Return the calibrated log-odds of success, ``(N,)``, of a network's ``(N, K)`` outputs."""
     scores = outputs.astype(np.float64) if spec.output == "logits" else _log_probabilities(outputs)
     return log_odds(scores, spec.success_index, spec.decision.temperature)
 
@@ -210,8 +205,7 @@ def log_odds(
 ) -> NDArray[np.float64]:
     """Return ``log p(success) - log p(not success)`` of the softmax of ``logits / temperature``.
 
-    With two classes this is the difference of the logits by the temperature, without rounding.
-    ``logits`` are ``(N, K)``, K at least 2, ``success`` is a column; the result is ``(N,)``.
+    ``logits`` are ``(N, K)`` with K at least 2, ``success`` is a column; the result is ``(N,)``.
     """
     scaled = logits / temperature
     others = np.delete(scaled, success, axis=1)
@@ -237,19 +231,15 @@ def logit(probability: float) -> float:
 
 
 def unsure(log_odds: NDArray[np.float64], threshold: float, band: float) -> NDArray[np.bool_]:
-    """Return which pictures are to be looked at again, ``(N,)`` bool: strictly within the band.
+    """Return which pictures need a second look, ``(N,)`` bool: strictly within the band.
 
-    The threshold, infinite where nothing is unsure, and the half-width are in log-odds.
+    Threshold and half-width are in log-odds; an infinite threshold means none.
     """
     return np.asarray(np.abs(log_odds - threshold) < band)
 
 
 def layout_of(shape: tuple[int, ...], where: str) -> Layout:
-    """Return whether a picture of ``shape`` has its three channels last or first.
-
-    Raises:
-        ConfigError: it is no colour picture, or both readings are possible.
-    """
+    """Return whether a picture of ``shape`` has its three channels last or first."""
     if len(shape) != 3 or 3 not in (shape[0], shape[2]):
         raise ConfigError(
             f"{where} has shape {shape}. Expected a colour picture, (height, width, 3) or "
@@ -265,13 +255,9 @@ def layout_of(shape: tuple[int, ...], where: str) -> Layout:
 
 
 def check_origin(bundle: Bundle) -> None:
-    """Refuse a bundle that does not say what drew the pictures it was trained on.
+    """Raise PictureMismatchError if a bundle does not say what drew its training pictures.
 
-    Its claims would look like any others: a policy that learns from them can be claimed to succeed
-    always and never does.
-
-    Raises:
-        PictureMismatchError: it does not say.
+    Otherwise a policy could be claimed to succeed always and never do so.
     """
     if not bundle.spec.picture.scene:
         raise PictureMismatchError(

@@ -1,15 +1,19 @@
-"""Success: claimed from probabilities over time, and read from an environment's ``info``."""
+"""From probabilities to claimed success and rewards, and the truth in an environment's ``info``."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError
 
+RewardMode = Literal["sparse", "probability", "log_odds", "potential"]
 TRUTH_KEYS = ("true_success", "original_is_success", "is_success", "success", "succeed")
 """Where environments say whether the task is done; the first that is there counts. A learned
 reward moves an environment's own ``is_success`` to ``original_is_success``."""
@@ -80,9 +84,9 @@ class SuccessDetector:
         """Take the next frame of each environment.
 
         Args:
-            probabilities: ``(num_envs,)`` from 0 to 1; values where ``mask`` is False are ignored.
-            mask: ``(num_envs,)`` bool, the environments that have a new frame; ``None`` for all.
-                The others keep their state.
+            probabilities: ``(num_envs,)`` from 0 to 1.
+            mask: ``(num_envs,)`` bool, the environments with a new frame; ``None`` for all. The
+                others keep their state.
             observations: one per environment, for the guard.
 
         Returns:
@@ -113,7 +117,7 @@ class SuccessDetector:
             limit = np.where(self._counter > 0, np.float32(self.exit), limit)
         counts = new & (values >= limit)
         if self.guard is not None and counts.any():
-            counts &= self._guarded(values, counts, observations)
+            counts &= self._guarded(self.guard, values, counts, observations)
         # Capped, so that the counter fits a bounded observation; the decision needs no more.
         following = np.where(counts, np.minimum(self._counter + 1, self.hold), 0)
         self._counter = np.where(new, following, self._counter)
@@ -129,6 +133,7 @@ class SuccessDetector:
 
     def _guarded(
         self,
+        guard: Guard,
         values: NDArray[np.float32],
         asked: NDArray[np.bool_],
         observations: Sequence[Any] | None,
@@ -140,16 +145,163 @@ class SuccessDetector:
                 f"{self.num_envs}, one per environment; pass observations to update()."
             )
         allowed = np.zeros(self.num_envs, np.bool_)
-        if self.guard is not None:
-            for index in np.flatnonzero(asked).tolist():
-                allowed[index] = bool(self.guard(observations[index], float(values[index])))
+        for index in np.flatnonzero(asked).tolist():
+            allowed[index] = bool(guard(observations[index], float(values[index])))
         return allowed
 
 
-def claim_of(info: Mapping[str, Any]) -> bool | None:
-    """Return what a classifier (or our oracle) claims; None where nobody judges.
+@dataclass(frozen=True)
+class RewardOptions:
+    """The options of a learned reward, checked; see :class:`~vinoreward.LearnedReward`."""
 
-    ``is_success`` alone is an environment's own word: the truth, and no claim about it.
+    success_reward: float = 1.0
+    step_reward: float = 0.0
+    env_reward_weight: float = 0.0
+    reward_mode: RewardMode = "sparse"
+    success_hold_steps: int = 1
+    guard: Guard | None = None
+    terminate_on_success: bool = True
+    gamma: float = 0.99
+    hold_in_observation: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("success_reward", "step_reward", "env_reward_weight", "gamma"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+                raise ConfigError(f"{name} is {value!r}. Expected a number.")
+            if not math.isfinite(value):
+                raise ConfigError(f"{name} is {value}. Expected a finite number.")
+            object.__setattr__(self, name, float(value))  # NumPy's numbers are no JSON
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ConfigError(
+                f"gamma is {self.gamma}. Expected 0 to 1, the discount of your learner."
+            )
+        modes = get_args(RewardMode)
+        if self.reward_mode not in modes:
+            raise ConfigError(
+                f"reward_mode is {self.reward_mode!r}. Expected one of {', '.join(modes)}."
+            )
+        for name in ("terminate_on_success", "hold_in_observation"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}. Expected true or false.")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one step earned; every array is ``(num_envs,)``, zero or False where not scored."""
+
+    rewards: NDArray[np.float64]
+    claimed: NDArray[np.bool_]
+    terminated: NDArray[np.bool_]
+    """The environment's own termination, or a claimed success that terminates."""
+    probability: NDArray[np.float32]
+    returns: NDArray[np.float64]
+    """Sum of the rewards of the running episode, this step included."""
+    lengths: NDArray[np.int64]
+    """Its scored steps."""
+    seconds: NDArray[np.float64]
+    """Since it began."""
+
+    def episode(self, index: int) -> dict[str, float | int]:
+        """Return one environment's ``{"r", "l", "t"}``, as recorders of episodes write it."""
+        return {
+            "r": round(float(self.returns[index]), 6),
+            "l": int(self.lengths[index]),
+            "t": round(float(self.seconds[index]), 6),
+        }
+
+
+class RewardCore:
+    """Turns the scores of several environments into rewards; each environment has its own state.
+
+    After a step call :meth:`transition`, then :meth:`begin` where episodes start.
+    """
+
+    def __init__(self, options: RewardOptions, threshold: float, num_envs: int = 1) -> None:
+        self.options = options
+        self.detector = SuccessDetector(
+            enter=threshold, hold=options.success_hold_steps, guard=options.guard, num_envs=num_envs
+        )
+        self._potential = np.zeros(num_envs)
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, np.int64)
+        self._began = np.full(num_envs, time.perf_counter())
+
+    @property
+    def needs_first_pictures(self) -> bool:
+        """Whether :meth:`begin` needs the probability of the episode's first picture."""
+        return self.options.reward_mode == "potential"
+
+    def begin(self, mask: NDArray[np.bool_], probability: NDArray[np.float32]) -> None:
+        """Start an episode where ``mask`` is True.
+
+        ``probability`` of the first pictures is read in potential mode only; both ``(num_envs,)``.
+        """
+        self.detector.reset(mask)
+        self._potential[mask] = probability[mask]
+        self._returns[mask], self._lengths[mask] = 0.0, 0
+        self._began[mask] = time.perf_counter()
+
+    def transition(
+        self,
+        mask: NDArray[np.bool_],
+        probability: NDArray[np.float32],
+        log_odds: NDArray[np.float32],
+        env_rewards: NDArray[np.floating[Any]],
+        terminated: NDArray[np.bool_],
+        observations: Sequence[Any] | None = None,
+    ) -> Scores:
+        """Score the transitions of the environments where ``mask`` is True.
+
+        Arrays are ``(num_envs,)``; rewards and terminations are the environment's own. The guard
+        reads ``observations``, one per environment.
+        """
+        options = self.options
+        claimed = self.detector.update(probability, mask, observations)
+        ended = np.asarray(terminated, np.bool_)
+        if options.terminate_on_success:
+            ended = ended | claimed
+        if options.reward_mode == "probability":
+            rewards = probability.astype(np.float64)
+        elif options.reward_mode == "log_odds":
+            rewards = log_odds.astype(np.float64)
+        else:
+            rewards = np.where(claimed, options.success_reward, options.step_reward)
+        if options.reward_mode == "potential":
+            # An absorbing state has potential 0, else the optimal policy may change; a truncated
+            # episode has not ended, its last state keeps its potential.
+            following = np.where(ended, 0.0, probability.astype(np.float64))
+            rewards = rewards + shaping(self._potential, following, options.gamma)
+            self._potential = np.where(mask, following, self._potential)
+        rewards = rewards + options.env_reward_weight * np.asarray(env_rewards, np.float64)
+        rewards = np.where(mask, rewards, 0.0)
+        self._returns += rewards
+        self._lengths += mask
+        return Scores(
+            rewards=rewards,
+            claimed=claimed,
+            terminated=ended & mask,
+            probability=np.where(mask, probability, np.float32(0)).astype(np.float32, copy=False),
+            returns=self._returns.copy(),
+            lengths=self._lengths.copy(),
+            seconds=time.perf_counter() - self._began,
+        )
+
+
+def shaping(
+    before: NDArray[np.float64], after: NDArray[np.float64], gamma: float
+) -> NDArray[np.float64]:
+    """Return ``gamma * phi(s') - phi(s)``, which leaves the optimal policy as it was.
+
+    Ng, Harada & Russell 1999, "Policy invariance under reward transformations", ICML, theorem 1.
+    """
+    return np.asarray(gamma * after - before)
+
+
+def claim_of(info: Mapping[str, Any]) -> bool | None:
+    """Return what a classifier (or our oracle) claims; None where neither judges.
+
+    ``is_success`` alone is the environment's own: the truth, not a claim about it.
     """
     judged = "reward_prob" in info or "true_success" in info
     return bool(info["is_success"]) if judged and "is_success" in info else None
@@ -158,9 +310,7 @@ def claim_of(info: Mapping[str, Any]) -> bool | None:
 class Truth:
     """Reads from ``info`` whether the task is truly done.
 
-    Args:
-        key: of ``info``; None takes the first of :data:`TRUTH_KEYS` that is there, and stays with
-            it.
+    ``key`` names it; None takes the first of :data:`TRUTH_KEYS` that is there, and keeps it.
     """
 
     def __init__(self, key: str | None = None) -> None:
@@ -169,14 +319,9 @@ class Truth:
         self._named = key is not None
 
     def __call__(self, info: Mapping[str, Any], *, last: bool = True) -> bool | None:
-        """Return the truth, None where ``info`` does not tell.
+        """Return the truth, None where a step's ``info`` does not tell.
 
-        Args:
-            info: of a step; a reset's may hold other things.
-            last: whether the step ended its episode; a key that was named must be there then.
-
-        Raises:
-            ConfigError: it is not, or the key in use holds no single number.
+        ConfigError: a named key is missing in an episode's ``last`` step, or is no single number.
         """
         if self.key is None:
             claimed = claim_of(info) is not None

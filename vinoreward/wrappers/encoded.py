@@ -56,13 +56,10 @@ class EncodingOptions:
 
 
 class EncodingCore:
-    """Turns pictures into observations for several environments; knows nothing of stepping.
+    """Turns pictures of several environments into observations.
 
-    One call of :meth:`advance` per step encodes all pictures that the step needs;
-    :meth:`observations` says what the learner sees then. ``space`` is one environment's.
-
-    Raises:
-        ConfigError: options that do not fit the encoder or the observation space.
+    :meth:`advance` encodes all pictures of a step in one call; :meth:`observations` then returns
+    what the learner sees. ``space`` is one environment's.
     """
 
     def __init__(
@@ -91,7 +88,7 @@ class EncodingCore:
         self._random = [self._generator(i) for i in range(num_envs)]
 
     def seed(self, index: int, seed: int | None) -> None:
-        """Start an environment's random numbers anew where it is reset with a seed."""
+        """Restart an environment's random numbers where it is reset with a seed."""
         if seed is not None:
             own = 0 if self.options.seed is None else self.options.seed + 1
             self._random[index] = np.random.default_rng([own, int(seed)])
@@ -104,13 +101,11 @@ class EncodingCore:
         begins: Sequence[int] = (),
         last: Mapping[int, Any] = MappingProxyType({}),
     ) -> tuple[dict[int, NDArray[np.float32]], NDArray[np.uint8]]:
-        """Encode in one call what ended a step and what begins an episode, and stack it.
+        """Encode last pictures of steps and first ones of episodes in one call, and stack them.
 
-        The arguments are those of :meth:`PictureSource.batch`.
-
-        Returns:
-            Environment to what the learner sees at its episode's end, ``(L,)``, for those in
-            ``last``; and the newest pictures of ``ends``, then ``begins``: ``(M, H, W, 3)``.
+        Arguments as :meth:`PictureSource.batch`. Returns what the learner sees at an episode's end,
+        ``(L,)``, by environment of ``last``; and the newest pictures of ``ends``, then ``begins``,
+        ``(M, H, W, 3)``.
         """
         pictures = self.source.batch(observations, ends, begins, last, env)
         latents = self.look([*ends, *begins], pictures)
@@ -120,10 +115,7 @@ class EncodingCore:
         return final, pictures[:, -1]
 
     def look(self, indices: Sequence[int], pictures: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return the latents ``(M, count * D)`` of ``(M, count, H, W, 3)`` uint8, oldest first.
-
-        ``indices`` say which environment each belongs to; their order decides random numbers.
-        """
+        """Return latents ``(M, count * D)`` of ``(M, count, H, W, 3)`` uint8 of M environments."""
         together = pictures.reshape(-1, *pictures.shape[2:])
         if not self.options.sample:
             return self.encoder.encode(together).reshape(len(pictures), self._stacks.shape[2])
@@ -135,11 +127,11 @@ class EncodingCore:
         return self.encoder.clip(mean).reshape(len(pictures), self._stacks.shape[2])
 
     def begin(self, indices: Sequence[int], latents: NDArray[np.float32]) -> None:
-        """Start episodes: the first latents ``(M, count * D)`` stand for those before them."""
+        """Start episodes: fill their stacks with the first latents ``(M, count * D)``."""
         self._stacks[list(indices)] = latents[:, None]
 
     def push(self, indices: Sequence[int], latents: NDArray[np.float32]) -> None:
-        """Put the next latents ``(M, count * D)`` of episodes behind the others."""
+        """Append the next latents ``(M, count * D)`` to the stacks."""
         at = list(indices)
         if self.options.frame_stack > 1:
             self._stacks[at, :-1] = self._stacks[at, 1:]
@@ -153,7 +145,7 @@ class EncodingCore:
     def observations(self, indices: Sequence[int], rows: Sequence[Any]) -> NDArray[np.float32]:
         """Return what the learner sees of M environments, ``(M, L)`` float32 in new memory.
 
-        ``rows`` are their own observations, read for the kept keys only.
+        The kept keys are read from ``rows``, their own observations.
         """
         seen = self._stacks[list(indices)].reshape(len(indices), self._stacks[0].size)
         if not self._kept or not rows:
@@ -201,14 +193,13 @@ class EncodedObservationBase(Form[AnyEnv]):
             "precision": precision,
             "threads": threads,
             "image_source": image_source,
-            **{name: getattr(options, name) for name in options.__dataclass_fields__},
+            **vars(options),
         }
         inside = self._inside(env)
-        given = image_source
-        if given is None:
-            given = default_source(inside.space, inside.render_mode)
-        self._enclose(env, given, arguments)
-        source = PictureSource(given, inside, encoder.bundle, stacked=True)
+        if image_source is None:
+            image_source = default_source(inside.space, inside.render_mode)
+        self._enclose(env, image_source, arguments)
+        source = PictureSource(image_source, inside, encoder.bundle, stacked=True)
         self._core = EncodingCore(encoder, source, inside.space, options, inside.num_envs)
         self._show(self._core.space)
 
@@ -309,23 +300,20 @@ def shown(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _kept(space: gym.Space[Any], key: str, source: PictureSource) -> gym.Space[Any]:
-    if not isinstance(space, gym.spaces.Dict) or key not in space.spaces:
-        what = (
-            f"a Dict with {', '.join(space.spaces)}"
-            if isinstance(space, gym.spaces.Dict)
-            else space
-        )
+    parts = space.spaces if isinstance(space, gym.spaces.Dict) else None
+    if parts is None or key not in parts:
+        what = space if parts is None else f"a Dict with {', '.join(parts)}"
         raise ConfigError(
             f"keep names {key!r} and the observation is {what}. Expected keys of a Dict; correct "
             "keep, or leave it out."
         )
-    found = space.spaces[key]
-    if key == source.key or not found.is_np_flattenable:
+    part = parts[key]
+    if key == source.key or not part.is_np_flattenable:
         raise ConfigError(
-            f"keep names {key!r}, which is {found}. Expected a part that is numbers of fixed "
+            f"keep names {key!r}, which is {part}. Expected a part that is numbers of fixed "
             "length and not the picture; correct keep."
         )
-    return found
+    return part
 
 
 def _whole(value: object) -> bool:

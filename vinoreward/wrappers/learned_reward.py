@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier, check_origin
-from vinoreward.rewards.core import RewardCore, RewardMode, RewardOptions, Scores
-from vinoreward.rewards.success import Guard
+from vinoreward.rewards.success import Guard, RewardCore, RewardMode, RewardOptions, Scores
 from vinoreward.wrappers.render_once import layers
 from vinoreward.wrappers.sources import (
     AnyBundle,
@@ -91,7 +90,7 @@ class LearnedRewardBase(Form[AnyEnv]):
             "image_source": source,
             "success_threshold": None if success_threshold is None else self._classifier.threshold,
             "accept_foreign_pictures": accept_foreign_pictures,
-            **{name: getattr(options, name) for name in options.__dataclass_fields__},
+            **vars(options),
         }
         inside = self._inside(env)
         if isinstance(inside.scene, Mapping) and not (callable(source) or accept_foreign_pictures):
@@ -120,14 +119,11 @@ class LearnedRewardBase(Form[AnyEnv]):
         begins: NDArray[np.bool_],
         last: Mapping[int, Any] = _NONE,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-        """Score in one call what ended a step and, in potential mode, what begins an episode.
+        """Score last pictures of steps and, in potential mode, first ones of episodes in one call.
 
-        ``ends`` and ``begins`` are ``(num_envs,)`` bool; the other arguments are those of
-        :meth:`PictureSource.batch`.
-
-        Returns:
-            ``(num_envs,)`` each: probability and log-odds of last pictures, probability of first
-            ones; zeros for environments of which no picture was scored.
+        ``ends`` and ``begins`` are ``(num_envs,)`` bool; see :meth:`PictureSource.batch`. Returns
+        probability and log-odds of last pictures, and probability of first ones, ``(num_envs,)``
+        each: zero where no picture was scored.
         """
         old = np.flatnonzero(ends).tolist()
         new = np.flatnonzero(begins).tolist() if self._core.needs_first_pictures else []
@@ -139,14 +135,14 @@ class LearnedRewardBase(Form[AnyEnv]):
         return scores[0], scores[1], scores[2]
 
     def _guarded(self, observations: Any, last: Mapping[int, Any]) -> list[Any] | None:
-        """Return what each environment's step ended with, for the guard; None without one."""
+        """Return each environment's last observation of the step, for the guard; None without."""
         if self._core.options.guard is None:
             return None
         return [last.get(i, item) for i, item in enumerate(self._source.rows(observations))]
 
     @staticmethod
     def _record(info: dict[str, Any], scores: Scores, i: int, env_reward: Any) -> None:
-        """Write what was claimed into an environment's info; keep its own ``is_success``."""
+        """Write the claim into an environment's info; keep its own ``is_success``."""
         if "is_success" in info:
             info["original_is_success"] = info["is_success"]
         info["is_success"] = bool(scores.claimed[i])
@@ -198,10 +194,7 @@ def strict_monitor() -> ConfigError:
 
 
 def has_recorder(env: gym.Env[Any, Any]) -> bool:
-    """Return whether something inside reports ``info["episode"]`` at the end of an episode.
-
-    That is Gymnasium's ``RecordEpisodeStatistics`` with its default key, or SB3's ``Monitor``.
-    """
+    """Return whether a ``RecordEpisodeStatistics`` or ``Monitor`` inside writes ``episode``."""
     return any(
         hasattr(layer, SB3_RECORDER)
         or (hasattr(layer, GYMNASIUM_RECORDER) and reports_episodes(layer))
@@ -210,7 +203,7 @@ def has_recorder(env: gym.Env[Any, Any]) -> bool:
 
 
 def reports_episodes(recorder: Any) -> bool:
-    """Return whether a recorder writes ``episode``, which another key may stand for."""
+    """Return whether a recorder writes to its default key ``episode``."""
     return bool(getattr(recorder, "_stats_key", "episode") == "episode")
 
 

@@ -1,10 +1,9 @@
-"""Around an environment's frames and last observations, so that each is the right one.
+"""Frames rendered once for several wrappers, and last observations that no reset overwrites.
 
-A frame that several wrappers look at is rendered once. And Gymnasium's SAME_STEP mode and SB3's
-vector environments reset an environment before they pass on the observation that its episode ended
-with: an environment that returns one array again and again has overwritten it by then. In this
-process the array is copied in time. In another process, and in an environment that is vectorised by
-itself, the fault can only be detected.
+Gymnasium's SAME_STEP mode and SB3's vector environments reset an environment before they return the
+last observation of its episode. An environment that returns the same array every time has
+overwritten it by then. In this process the array is copied in time; in another process, or in an
+environment that is vectorised by itself, the fault can only be detected.
 
 Written specifications of environments name this module, so it stays where it is.
 """
@@ -26,17 +25,13 @@ if TYPE_CHECKING:
     from vinoreward.wrappers.sources import PictureSource
 
 ENDS = 8
-"""So many episodes in a row have to end with the next one's first picture."""
+"""Episodes in a row that must end with the next one's first picture before an error is raised."""
 
 
 class RenderOnce(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Keep what ``render()`` gives until the next step or reset.
+    """Render once per step or reset; every caller of ``render()`` gets its own copy.
 
-    For ``render_mode="rgb_array"`` only; every caller gets its own copy. Whoever changes the
-    environment's state without a step or reset does not see it in the frame.
-
-    Args:
-        env: the environment.
+    For ``render_mode="rgb_array"`` only. A state changed without a step or reset is not seen.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
@@ -66,11 +61,7 @@ class RenderOnce(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArg
 
 
 class VectorRenderOnce(VectorWrapper[Any, Any, Any, Any, Any]):
-    """:class:`RenderOnce` for the frames of all sub-environments.
-
-    Args:
-        env: the vector environment.
-    """
+    """:class:`RenderOnce` for the frames of all sub-environments."""
 
     passes_masked_resets = True
 
@@ -122,11 +113,7 @@ def _own(frame: Any) -> Any:
 
 
 class OwnLast(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Return the last observation of an episode in memory that no reset writes to.
-
-    Args:
-        env: the environment.
-    """
+    """Return the last observation of an episode in memory that no reset writes to."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         gym.utils.RecordConstructorArgs.__init__(self)
@@ -149,9 +136,9 @@ class LastPictures:
     """Detects last pictures that a reset has overwritten, where they cannot be copied in time.
 
     Proof is a last observation that shares memory with the next episode's first one. Pictures from
-    another process share no memory. There :data:`ENDS` episodes in a row must end with exactly the
-    next episode's first picture, after a step that showed another picture. One episode that ends
-    otherwise clears the environment for good. ``remedy`` ends the sentence of the error.
+    another process share none: there :data:`ENDS` episodes in a row must end with exactly the next
+    episode's first picture, after a step that showed another one. An episode that ends otherwise
+    clears the environment for good. ``remedy`` ends the sentence of the error.
     """
 
     def __init__(self, remedy: str) -> None:
@@ -161,10 +148,9 @@ class LastPictures:
         self._cleared = False
 
     def check(self, source: PictureSource, last: Mapping[int, Any], observations: Any) -> None:
-        """Look at one step: at last observations by environment, and at all first ones.
+        """Raise ConfigError if a step's last pictures are those of the next episodes.
 
-        Raises:
-            ConfigError: the last pictures are those of the next episodes.
+        ``last`` has last observations by environment, ``observations`` all first ones.
         """
         pictures = source.stored(observations)
         if pictures is None:
@@ -189,10 +175,10 @@ class LastPictures:
         if not self._cleared:
             self._before = np.array(pictures)
 
-    def _refusal(self, found: str) -> ConfigError:
+    def _refusal(self, evidence: str) -> ConfigError:
         return ConfigError(
-            f"the last picture of an episode {found}: the environment writes to an array that it "
-            "has returned before, so that the end of an episode is scored by another episode's "
+            f"the last picture of an episode {evidence}: the environment writes to an array that "
+            "it has returned before, so that the end of an episode is scored by another episode's "
             "picture. Expected a new array from every reset; return a copy from the environment "
             f"(gymnasium.wrappers.TransformObservation with numpy.copy), or {self._remedy}."
         )

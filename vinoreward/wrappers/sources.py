@@ -1,4 +1,4 @@
-"""How wrappers go around an environment, and where the pictures come from that they look at."""
+"""How wrappers enclose an environment, and where their pictures come from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AnyBundle = Bundle | str | Path | Mapping[str, Any]
 
 
 class Inside(NamedTuple):
-    """What a wrapper has to know of the environment that it goes around."""
+    """What a wrapper needs to know of its environment."""
 
     space: gym.Space[Any]
     """Observation space of one environment."""
@@ -42,19 +42,18 @@ class Inside(NamedTuple):
 
 
 class Form(abc.ABC, Generic[AnyEnv]):
-    """How a wrapper goes around one kind of environment: single, Gymnasium's vectors or SB3's.
+    """How a wrapper encloses one kind of environment: single, Gymnasium's vectors or SB3's.
 
-    The constructors of ``LearnedRewardBase`` and ``EncodedObservationBase`` call its three methods,
-    in this order.
+    Constructors of wrappers call the three methods, in this order.
     """
 
     @abc.abstractmethod
     def _inside(self, env: AnyEnv) -> Inside:
-        """Return what a wrapper has to know of the environment."""
+        """Describe the environment."""
 
     @abc.abstractmethod
     def _enclose(self, env: AnyEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
-        """Refuse an environment that cannot be right; call the constructors of the library.
+        """Refuse an unsuitable environment; call the library's constructors.
 
         ``arguments`` are the wrapper's, as ``env.spec`` records them.
         """
@@ -87,13 +86,9 @@ class SingleForm(
 class PictureSource:
     """Takes ``(H, W, 3)`` uint8 pictures out of observations, rendered frames or a callable.
 
-    An array that the environments give for all of them stays one array. Pictures that come from an
-    environment of known size and scene are compared with those that ``bundle`` was trained on. With
-    ``stacked`` an observation may hold several pictures, see :func:`stack_of`.
-
-    Raises:
-        ConfigError: the environment cannot give such a picture.
-        PictureMismatchError: it is not one that the bundle was trained on.
+    A batch of observations stays one array. Size and scene must be those ``bundle`` was trained on,
+    where they are known. With ``stacked`` an observation may hold several pictures, see
+    :func:`stack_of`.
     """
 
     def __init__(
@@ -124,9 +119,6 @@ class PictureSource:
         """Return one environment's pictures ``(1, count, H, W, 3)`` uint8, oldest first.
 
         They may be a view of its memory. ``env`` is rendered or given to the callable.
-
-        Raises:
-            InputError: the frame or what the callable returned is no such picture.
         """
         if self.renders:
             return _picture(env.render(), "render()")[None, None]
@@ -143,21 +135,12 @@ class PictureSource:
         last: Mapping[int, Any] = MappingProxyType({}),
         env: Any = None,
     ) -> NDArray[np.uint8]:
-        """Return the pictures that a step ended with, and those that episodes begin with.
+        """Return last pictures of steps (environments ``ends``), then first ones (``begins``).
 
-        Args:
-            observations: batch of all environments' observations.
-            ends: environments whose step ended with a picture to be looked at.
-            begins: environments whose first picture is to be looked at.
-            last: environment to its last observation, where ``observations`` holds the first one of
-                the next episode; ``ends`` is all environments then.
-            env: of all of them; rendered for ``"render"``.
-
-        Returns:
-            ``(len(ends) + len(begins), count, H, W, 3)`` uint8; it may be a view.
-
-        Raises:
-            InputError: a frame is no such picture, or they differ in shape.
+        ``last`` has an environment's last observation where ``observations``, a batch of all
+        environments, has the next episode's first; ``ends`` is all of them then. ``"render"``
+        renders ``env``. The result, ``(len(ends) + len(begins), count, H, W, 3)`` uint8, may be a
+        view.
         """
         chosen = [*ends, *begins]
         if self.renders:
@@ -167,28 +150,28 @@ class PictureSource:
             rows = self.rows(observations)
             given = [*(last.get(i, rows[i]) for i in ends), *(rows[i] for i in begins)]
             return _joined([self.single(None, item) for item in given])
-        found = self._apart(np.asarray(self._part(observations)))
-        if last or chosen != list(range(len(found))):
-            found = found[chosen]  # new memory
+        pictures = self._apart(np.asarray(self._part(observations)))
+        if last or chosen != list(range(len(pictures))):
+            pictures = pictures[chosen]  # new memory
         for i, observation in last.items():
             one = self.single(None, observation)
-            if (one.dtype, one.shape[1:]) != (found.dtype, found.shape[1:]):
+            if (one.dtype, one.shape[1:]) != (pictures.dtype, pictures.shape[1:]):
                 raise InputError(
                     f"the last picture of an episode is {one.dtype} of shape {one.shape[2:]}, the "
-                    f"others are {found.dtype} of shape {found.shape[2:]}. Expected one dtype and "
-                    "shape; look at the last observations that the environment gives."
+                    f"others are {pictures.dtype} of shape {pictures.shape[2:]}. Expected one "
+                    "dtype and shape; look at the last observations that the environment gives."
                 )
-            found[i] = one[0]
-        return found
+            pictures[i] = one[0]
+        return pictures
 
     def rows(self, observations: Any) -> list[Any]:
         """Return a batch of observations one by one, as views."""
         return list(iterate(self._batched, observations))
 
     def stored(self, observation: Any) -> NDArray[Any] | None:
-        """Return the array of one or more observations that holds the pictures, if it is known."""
-        found = self._part(observation)
-        return found if isinstance(found, np.ndarray) else None
+        """Return the array that holds the pictures of one or more observations, if there is one."""
+        part = self._part(observation)
+        return part if isinstance(part, np.ndarray) else None
 
     @functools.cached_property
     def _batched(self) -> gym.Space[Any]:
@@ -249,10 +232,7 @@ def stack_of(
     """Return how many colour pictures a shape holds, their layout and ``(height, width)``.
 
     The shapes are ``(H, W, 3)``, ``(3, H, W)``, ``(k, H, W, 3)``, ``(k, 3, H, W)``, ``(H, W, 3 k)``
-    and ``(3 k, H, W)``. Of two possible readings the one whose size the bundle takes is meant.
-
-    Raises:
-        ConfigError: channels that are not whole pictures, or more than one reading.
+    and ``(3 k, H, W)``. Of two possible readings the one whose size the bundle takes counts.
     """
     picture = shape[1:] if len(shape) == 4 else shape
     if len(picture) != 3:
@@ -261,24 +241,23 @@ def stack_of(
             "width), or several of them, stacked in a first axis or in the channels; give a "
             "function as image_source that makes the picture."
         )
-    found: dict[Layout, int] = {"HWC": picture[2], "CHW": picture[0]}
-    exact: list[Layout] = [layout for layout in found if found[layout] == 3]
-    whole: list[Layout] = [layout for layout in found if found[layout] % 3 == 0 and found[layout]]
-    sizes: dict[Layout, tuple[int, int]] = {layout: _size(picture, layout) for layout in found}
-    readings: list[Layout] = exact
-    if not exact and len(shape) == 3:
+    channels: dict[Layout, int] = {"HWC": picture[2], "CHW": picture[0]}
+    sizes: dict[Layout, tuple[int, int]] = {each: _size(picture, each) for each in channels}
+    readings: list[Layout] = [each for each, count in channels.items() if count == 3]
+    if not readings and len(shape) == 3:
         # Sides are divisible by three often enough: fewer channels than pixels, unless it fits.
-        readings = [item for item in whole if found[item] <= min(sizes[item])]
+        whole: list[Layout] = [each for each, count in channels.items() if count and count % 3 == 0]
+        readings = [each for each in whole if channels[each] <= min(sizes[each])]
         if bundle.spec.picture.resize == "none":
-            readings = [item for item in whole if _takes(bundle, sizes[item])] or readings
+            readings = [each for each in whole if _takes(bundle, sizes[each])] or readings
     if len(readings) > 1:
-        readings = [item for item in readings if _takes(bundle, sizes[item])] or readings
+        readings = [each for each in readings if _takes(bundle, sizes[each])] or readings
     if len(readings) > 1:
-        readings = [item for item in readings if found[item] < min(sizes[item])] or readings
+        readings = [each for each in readings if channels[each] < min(sizes[each])] or readings
     if not readings:
         raise ConfigError(
             f"{where} has shape {shape}. Expected colour pictures, with 3 channels each: "
-            f"{found['HWC']} in the last axis and {found['CHW']} in the "
+            f"{channels['HWC']} in the last axis and {channels['CHW']} in the "
             f"{'second' if len(shape) == 4 else 'first'} do not divide into pictures of the "
             "bundle's size; stack whole colour pictures, or give a function as image_source."
         )
@@ -288,12 +267,12 @@ def stack_of(
             "unambiguous shape; give a function as image_source that returns (height, width, 3)."
         )
     layout = readings[0]
-    count = shape[0] if len(shape) == 4 else found[layout] // 3
+    count = shape[0] if len(shape) == 4 else channels[layout] // 3
     return count, layout, sizes[layout]
 
 
 def refuse_autoreset(env: gym.Env[Any, Any], harm: str) -> None:
-    """Raise ConfigError where Gymnasium's ``Autoreset`` is inside; ``harm`` is a clause of it."""
+    """Raise ConfigError if Gymnasium's ``Autoreset`` is inside; ``harm`` goes into its sentence."""
     if any(isinstance(layer, gym.wrappers.Autoreset) for layer in layers(env)):
         raise ConfigError(
             "the environment is wrapped in gymnasium.wrappers.Autoreset, whose step() returns the "
@@ -303,28 +282,19 @@ def refuse_autoreset(env: gym.Env[Any, Any], harm: str) -> None:
 
 
 def located(bundle: AnyBundle) -> Bundle:
-    """Return the bundle that is meant; errors as :meth:`Bundle.load`."""
+    """Return the bundle, loaded; errors as :meth:`Bundle.load`."""
     if isinstance(bundle, Bundle):
         return bundle
     return Bundle.from_recipe(bundle) if isinstance(bundle, Mapping) else Bundle.load(bundle)
 
 
-def recorded(given: AnyBundle, found: Bundle) -> str | dict[str, Any]:
-    """Return what ``env.spec`` says of a bundle: JSON from which it is found again anywhere.
-
-    A registered name stays as the user gave it, since other machines have it too.
-    """
-    if isinstance(given, str) and given in known_names():
-        return given
-    return found.recipe()
+def recorded(given: AnyBundle, bundle: Bundle) -> str | dict[str, Any]:
+    """Return what ``env.spec`` says of a bundle: its registered name, else plain data of it."""
+    return given if isinstance(given, str) and given in known_names() else bundle.recipe()
 
 
 def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
-    """Return where pictures are: the observation, its only picture key, else ``"render"``.
-
-    Raises:
-        ConfigError: there is no picture, or more than one.
-    """
+    """Return where pictures are: the observation, its only picture key, else ``"render"``."""
     if isinstance(space, gym.spaces.Dict):
         keys = [key for key, part in space.spaces.items() if _looks_like_picture(part)]
         if len(keys) == 1:
@@ -359,32 +329,33 @@ def _looks_like_picture(space: gym.Space[Any]) -> bool:
 
 def _checked(picture: gym.Space[Any], source: str) -> tuple[int, ...]:
     if not isinstance(picture, gym.spaces.Box) or picture.dtype != np.uint8:
-        raise ConfigError(
-            f"image_source is {source!r}, which is {picture}. Expected a Box of uint8 pictures; "
-            "use image_source='render' if the environment renders, or a function that makes the "
-            "picture."
+        expected = (
+            "a Box of uint8 pictures; use image_source='render' if the environment renders, or a "
+            "function that makes the picture."
         )
-    if picture.high.max(initial=0) <= 1:
-        raise ConfigError(
-            f"image_source is {source!r}, which is {picture}. Expected uint8 pictures from 0 to "
-            "255; scale them, or correct the bounds of the observation space."
+    elif picture.high.max(initial=0) <= 1:
+        expected = (
+            "uint8 pictures from 0 to 255; scale them, or correct the bounds of the observation "
+            "space."
         )
-    return picture.shape
+    else:
+        return picture.shape
+    raise ConfigError(f"image_source is {source!r}, which is {picture}. Expected {expected}")
 
 
-def _picture(found: Any, where: str) -> NDArray[np.uint8]:
-    if not isinstance(found, np.ndarray) or found.dtype != np.uint8 or found.ndim != 3:
-        array = isinstance(found, np.ndarray)
-        what = f"{found.dtype} of shape {found.shape}" if array else type(found).__name__
+def _picture(value: Any, where: str) -> NDArray[np.uint8]:
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3:
+        array = isinstance(value, np.ndarray)
+        what = f"{value.dtype} of shape {value.shape}" if array else type(value).__name__
         raise InputError(
             f"{where} gave {what}. Expected one picture, (height, width, 3) uint8 RGB; look at the "
             "environment's render_mode or at the function."
         )
-    return found
+    return value
 
 
 def _joined(pictures: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Return one batch of those of :meth:`PictureSource.single`."""
+    """Return several results of :meth:`PictureSource.single` as one batch."""
     shapes = {picture.shape[2:] for picture in pictures}
     if len(shapes) > 1:
         raise InputError(

@@ -1,28 +1,33 @@
 """The fast camera: a z-buffer rasteriser that draws TinyRenderer's picture from baked meshes.
 
 Only what moves is drawn; table and floor are drawn once per picture size. Links outside the
-picture are skipped, which changes no pixel. PyBullet is not needed.
+picture are skipped, which changes no pixel. PyBullet is not needed. ``vinoreward_training.bake``
+writes the files: the moving meshes at each level (``scene-full.npz``, ``scene-20.npz``) and the
+background (``scene-background.npz``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import os
 import re
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from typing import Any, Final
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, UnknownDeviceError
+from vinoreward.errors import ConfigError, ModelNotFoundError, UnknownDeviceError
 from vinoreward_envs import constants as c
 from vinoreward_envs.arm import link_poses
-from vinoreward_envs.camera import assets
-from vinoreward_envs.camera.assets import MESH_LINKS, OBJECT_LINK, SceneMesh
 from vinoreward_envs.camera.spec import (
     LIGHT,
     Camera,
@@ -31,14 +36,19 @@ from vinoreward_envs.camera.spec import (
     missing_warp,
 )
 
+MESH_LINKS: Final = 14
+"""Bodies that move: 0 is the arm's base, 1-12 PyBullet's links 0-11, 13 the object."""
+OBJECT_LINK: Final = MESH_LINKS - 1
 CHUNK: Final = 64
 """Scenes drawn at once; larger batches are drawn in pieces, so memory stays bounded."""
-# The light's direction and the three strengths go to the kernels as they are.
-_STRENGTH: Final = (assets.AMBIENT, assets.DIFFUSE, assets.SPECULAR)
+# TinyRenderer's light, as PyBullet sets it by default.
+AMBIENT: Final = 0.6
+DIFFUSE: Final = 0.35
+SPECULAR: Final = 0.05
 
 
 def _warp() -> Any:
-    """Return the module ``warp``, initialised without a word, or raise."""
+    """Return the module ``warp``, initialised silently."""
     warp: Any
     try:
         import warp
@@ -49,8 +59,7 @@ def _warp() -> Any:
     with warnings.catch_warnings(), stderr_without(rb".*"):
         # Of Python 3.10, which the next Warp leaves behind; the extra pins one that still has it.
         warnings.filterwarnings("ignore", "Support for Python", FutureWarning)
-        # Without a graphics driver Warp's C code warns on stderr, at any log level; that is the
-        # ordinary case here. Whatever fails raises.
+        # Without a graphics driver Warp's C code warns on stderr at any log level. Failures raise.
         try:
             warp.init()
         except OSError as error:
@@ -64,11 +73,11 @@ def _warp() -> Any:
 
 @contextlib.contextmanager
 def stderr_without(noise: bytes) -> Iterator[None]:
-    """Leave out what C code writes to the process's stderr and a pattern matches."""
+    """Filter what C code writes to the process's stderr: drop what matches ``noise``."""
     with contextlib.ExitStack() as stack:
         try:
             written = stack.enter_context(tempfile.TemporaryFile())
-            kept = os.dup(2)
+            stderr = os.dup(2)
         except OSError:  # No temporary folder, or no stderr (a windowed or detached process).
             yield
             return
@@ -77,8 +86,8 @@ def stderr_without(noise: bytes) -> Iterator[None]:
             os.dup2(written.fileno(), 2)
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
         written.seek(0)
         rest = re.sub(noise, b"", written.read(), flags=re.DOTALL)
     if rest:
@@ -89,21 +98,14 @@ class FastCamera(Camera):
     """Draws with this package's rasteriser, within a fraction of a grey level of TinyRenderer.
 
     The first camera in a fresh installation compiles its kernels (seconds); Warp keeps them in
-    its cache folder for later processes.
-
-    Args:
-        spec: what a picture looks like.
-        device: ``"cpu"`` or a CUDA device as Warp names it, such as ``"cuda:0"``.
-
-    Raises:
-        MissingExtraError: warp-lang is not installed.
-        UnknownDeviceError: Warp finds no such device here.
+    its cache folder for later processes. ``device`` is ``"cpu"`` or a CUDA device as Warp names it,
+    such as ``"cuda:0"``.
     """
 
     def __init__(self, spec: CameraSpec, device: str = "cpu") -> None:
         super().__init__(spec)
         self._warp = _warp()
-        known = [str(found) for found in self._warp.get_devices()]
+        known = [str(each) for each in self._warp.get_devices()]
         if device not in known:
             raise UnknownDeviceError(
                 f"Found camera device {device!r}; expected one of {', '.join(known)}. Choose one "
@@ -138,8 +140,8 @@ class _Frame:
         from vinoreward_envs.camera import kernels
 
         self._warp, self._device = warp, device
-        mesh = assets.scene_mesh(spec.mesh)
-        drawn = assets.background(spec.height, spec.width)
+        mesh = scene_mesh(spec.mesh)
+        drawn = background(spec.height, spec.width)
         self._corners = _boxes(mesh)
         self._screen_from_world = _screen_matrix(spec.height, spec.width)
         self._limits = (spec.width - 1.0, spec.height - 1.0)
@@ -196,7 +198,7 @@ class _Frame:
                         self._rotations,
                         screen,
                         warp.vec3(*direction),
-                        warp.vec3(*_STRENGTH),
+                        warp.vec3(AMBIENT, DIFFUSE, SPECULAR),
                         self._array(drawn.picture, warp.vec3ub),
                         self._array(depth, warp.uint64),
                         depths,
@@ -268,3 +270,121 @@ def _in_picture(corners: NDArray[np.float64], right: float, bottom: float) -> ND
     x, y, w = corners[..., 0, :], corners[..., 1, :], corners[..., 3, :]
     inside = np.stack([x >= 0.0, x <= right * w, y >= 0.0, y <= bottom * w, w >= c.CAMERA_NEAR])
     return np.asarray(inside.any(axis=-1).all(axis=0))
+
+
+@dataclass(frozen=True)
+class SceneMesh:
+    """All moving triangles, in the frames of their links; arrays are read-only."""
+
+    positions: NDArray[np.float32]
+    """``(V, 3)`` metres."""
+    links: NDArray[np.uint8]
+    """``(V,)`` the body each vertex belongs to, 0 to 13; vertices are sorted by it."""
+    normals: NDArray[np.float32]
+    """``(N, 3)`` unit vectors."""
+    faces: NDArray[np.int32]
+    """``(T, 3)`` vertices of each triangle, counter-clockwise from outside."""
+    normal_faces: NDArray[np.int32]
+    """``(T, 3)`` normals of each triangle's corners."""
+    colours: NDArray[np.uint8]
+    """``(T, 3)`` RGB before lighting."""
+
+
+class Background(NamedTuple):
+    """Table and floor as the camera sees them; arrays are read-only."""
+
+    picture: NDArray[np.uint8]
+    """``(H, W, 3)`` RGB."""
+    nearness: NDArray[np.float32]
+    """``(H, W)`` one over the distance along the camera's axis, 1/m; 0 where there is nothing."""
+
+
+def scene_path(level: str) -> Path:
+    """Return the path of a baked file: level ``"full"``, ``"20"`` or ``"background"``."""
+    return Path(str(resources.files("vinoreward_assets"))) / f"scene-{level}.npz"
+
+
+@functools.lru_cache(maxsize=4)
+def _arrays(level: str) -> dict[str, NDArray[Any]]:
+    path = scene_path(level)
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"Found no {path}; expected a baked scene file, which ships with vinoreward. "
+            "Reinstall vinoreward; in its repository, python -m vinoreward_training.bake "
+            "makes it."
+        )
+    with np.load(path, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    for array in arrays.values():
+        array.setflags(write=False)
+    return arrays
+
+
+@functools.lru_cache(maxsize=4)
+def scene_mesh(level: str) -> SceneMesh:
+    """Return the moving meshes at a level, ``"full"`` or ``"20"`` (percent of the triangles)."""
+    stored = _arrays(level)
+    normals = stored["normals"].astype(np.float32) / np.float32(32767.0)
+    normals.setflags(write=False)
+    return SceneMesh(**{**stored, "normals": normals})
+
+
+def _texture(name: str) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    data = _arrays("background")[name].tobytes()
+    with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+@functools.lru_cache(maxsize=8)
+def background(height: int, width: int) -> Background:
+    """Draw table and floor at a size in pixels, sampled and lit as TinyRenderer does."""
+    stored = _arrays("background")
+    textures = [_texture("texture_0"), _texture("texture_1")]
+    clip = clip_matrix(height, width)
+    # TinyRenderer samples at the pixels' lower left corners, not at their centres.
+    x = 2.0 * np.arange(width) / width - 1.0
+    y = 2.0 * (height - 1 - np.arange(height)) / height - 1.0
+    ray = np.stack([*np.meshgrid(x, y), np.ones((height, width))])
+    picture = np.full((height, width, 3), 255, dtype=np.uint8)
+    nearness = np.zeros((height, width))
+    for i, position in enumerate(stored["background_positions"]):
+        # Each corner's weight over its distance is linear on the screen: no clipping needed.
+        corner = clip @ np.concatenate([position, np.ones((3, 1))], axis=1).T
+        square = corner[[0, 1, 3]]
+        # A triangle seen from behind or edge on is not drawn.
+        if np.linalg.det(square) <= 0.0:
+            continue
+        weight = np.einsum("cx,xhw->chw", np.linalg.inv(square), ray)
+        near = weight.sum(axis=0)
+        nearest = (weight >= 0.0).all(axis=0) & (near >= nearness) & (near > 1.0 / c.CAMERA_FAR)
+        share = (weight[:, nearest] / near[nearest]).T
+        colour = texels(
+            textures[stored["background_texture"][i]], share @ stored["background_uv"][i]
+        )
+        brightness = _light(stored["background_normals"][i, 0])
+        picture[nearest] = (colour * brightness).astype(np.uint8)
+        nearness[nearest] = near[nearest]
+    drawn = Background(picture, nearness.astype(np.float32))
+    for array in drawn:
+        array.setflags(write=False)
+    return drawn
+
+
+def texels(texture: NDArray[np.uint8], uv: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Return the nearest colours ``(N, 3)`` at ``(N, 2)`` coordinates, v pointing up, wrapped."""
+    height, width = texture.shape[:2]
+    wrapped = uv - np.floor(uv)
+    column = np.minimum((wrapped[:, 0] * width).astype(int), width - 1)
+    row = np.minimum((wrapped[:, 1] * height).astype(int), height - 1)
+    colours: NDArray[np.uint8] = texture[height - 1 - row, column]
+    return colours
+
+
+def _light(normal: NDArray[np.float64]) -> float:
+    """Return TinyRenderer's brightness of a surface with this unit normal ``(3,)``."""
+    direction = np.array(LIGHT) / np.linalg.norm(LIGHT)
+    facing = float(normal @ direction)
+    mirrored = float(2.0 * facing * normal[2] - direction[2])
+    return AMBIENT + DIFFUSE * max(facing, 0.0) + SPECULAR * max(mirrored, 0.0) ** 2

@@ -40,8 +40,7 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
 class CameraSpec:
     """What a picture looks like.
 
-    Two pictures of one scene with equal ``height``, ``width`` and ``mesh`` may be shown to the
-    same network; ``renderer`` only says who draws it.
+    Pictures of equal ``height``, ``width`` and ``mesh`` suit the same network, whoever draws them.
     """
 
     height: int = c.PICTURE_HEIGHT
@@ -66,10 +65,7 @@ class CameraSpec:
         check_choice("mesh", self.mesh, get_args(Mesh))
 
     def as_dict(self) -> dict[str, str | int]:
-        """Return what a network trained on these pictures depends on, as plain data.
-
-        The renderer is left out: both draw the same picture.
-        """
+        """Return what a network depends on as plain data: not the renderer, both draw the same."""
         size = {"height": self.height, "width": self.width}
         return {"scene": "panda-hover", **size, "mesh": self.mesh}
 
@@ -78,9 +74,8 @@ class Camera(Closing):
     """Draws the scene for given joints and object poses.
 
     Arms are ``(9,)`` joints (:mod:`vinoreward_envs.arm`); objects are ``(4, 4)`` poses of the
-    object's base as PyBullet's ``getBasePositionAndOrientation`` gives it. For this object the
-    centre of mass and the origin of the link frame are the same point, so no offset applies.
-    A camera belongs to one thread.
+    object's base, see :func:`~vinoreward_envs.scene.object_rest_pose`. A camera belongs to one
+    thread.
     """
 
     def __init__(self, spec: CameraSpec) -> None:
@@ -90,19 +85,10 @@ class Camera(Closing):
     def render_batch(
         self, joints: ArrayLike, object_poses: ArrayLike, present: ArrayLike
     ) -> NDArray[np.uint8]:
-        """Draw ``B`` scenes.
+        """Draw ``B`` scenes as ``(B, height, width, 3)`` uint8 RGB, owned by the caller.
 
-        Args:
-            joints: ``(B, 9)`` float64, radians and metres.
-            object_poses: ``(B, 4, 4)`` float64; ignored where ``present`` is false.
-            present: ``(B,)`` bool, whether the object is in the picture.
-
-        Returns:
-            ``(B, height, width, 3)`` uint8 RGB, owned by the caller.
-
-        Raises:
-            ConfigError: the camera is closed.
-            InputError: shapes do not fit, or a value that matters is not finite.
+        ``joints`` are ``(B, 9)`` in radians and metres; ``object_poses`` ``(B, 4, 4)``, ignored
+        where the object is not ``present``, ``(B,)`` bool.
         """
         q = np.asarray(joints, dtype=np.float64)
         poses = np.asarray(object_poses, dtype=np.float64)
@@ -132,11 +118,7 @@ class Camera(Closing):
         """Draw ``B`` scenes of checked arguments."""
 
     def render(self, joints: ArrayLike, object_pose: ArrayLike | None) -> NDArray[np.uint8]:
-        """Draw one scene; ``object_pose`` None draws it without the object.
-
-        It takes ``(9,)`` joints and a ``(4, 4)`` pose, returns ``(height, width, 3)`` uint8 RGB,
-        owned by the caller, and raises what :meth:`render_batch` raises.
-        """
+        """Draw one scene of ``(9,)`` joints and a ``(4, 4)`` pose; None: without the object."""
         pose = np.eye(4) if object_pose is None else np.asarray(object_pose, dtype=np.float64)
         picture: NDArray[np.uint8] = self.render_batch(
             np.asarray(joints, dtype=np.float64)[None], pose[None], [object_pose is not None]
@@ -144,7 +126,7 @@ class Camera(Closing):
         return picture
 
     def close(self) -> None:
-        """Release what the camera holds; it cannot draw afterwards. Closing twice is harmless."""
+        """Release the camera; it cannot draw afterwards."""
         self._open = False
 
 
@@ -192,11 +174,7 @@ def camera_spec(
     image_size: tuple[int, int] | None,
     bundle: Bundle | None,
 ) -> CameraSpec:
-    """Return the camera's specification; what is None comes from the bundle, else the default.
-
-    Raises:
-        ConfigError: a size or name that cannot work.
-    """
+    """Return the camera's specification; what is None comes from the bundle, else the default."""
     scene: Mapping[str, Any] = {} if bundle is None else bundle.spec.picture.scene
     if image_size is not None:
         try:

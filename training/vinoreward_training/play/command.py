@@ -4,35 +4,57 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
-from vinoreward.errors import ConfigError, MissingDisplayError
-from vinoreward.files import refuse_links, write_json
+from vinoreward import policies
+from vinoreward.actor_learner.acting.environments import as_config_error, check_spaces
+from vinoreward.actor_learner.acting.evaluation import Player, evaluation_backend
+from vinoreward.errors import (
+    ConfigError,
+    MissingDisplayError,
+    MissingExtraError,
+    ModelNotFoundError,
+)
+from vinoreward.files import read_json, refuse_links, write_json
 from vinoreward.rewards.success import Truth
-from vinoreward_training.configs import PlayConfig
-from vinoreward_training.play.actors_run import Opened, is_of_actors, open_actors
+from vinoreward_envs.panda_hover import has_display
+from vinoreward_training.actors import settings as actors_settings
+from vinoreward_training.actors.build import evaluation_options
+from vinoreward_training.configs import ActorsConfig, PlayConfig
 from vinoreward_training.play.film import Filmer, check_film_path, save_film
 from vinoreward_training.policy.checkpoint import OF_ENV, load_policy, read_description
-from vinoreward_training.policy.evaluate import (
-    Evaluation,
-    Moment,
-    evaluate,
-    rate_row,
-)
+from vinoreward_training.policy.evaluate import Evaluation, Moment, Policy, evaluate, rate_row
 from vinoreward_training.runs.next_command import after_play
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import plain
 from vinoreward_training.tasks.environments import agree_to_import, dependencies_named, make_env
+from vinoreward_training.tasks.lookup import make_task
 
 MAX_TABLE = 20
 """Maximum number of episodes in the report's table."""
+MOST_FRAMES = 300
+"""Maximum frames of a film: a game has thousands of steps, and a frame takes half a megabyte."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A policy with its environment."""
+
+    env: gym.Env[Any, Any]
+    model: Policy
+    description: dict[str, Any]
+    """The run's description of the policy."""
+    unfilmed: str = ""
+    """Why the environment cannot render; empty if it can, or need not."""
+    most_frames: int | None = None
+    """Maximum of a film; None: episodes are short, so every step is filmed."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +79,7 @@ class PlayResult:
 
 
 def play(config: PlayConfig) -> PlayResult:
-    """Play as configured; write the film, ``play.json`` and ``play.html`` into the run's folder.
-
-    Raises:
-        ConfigError: an invalid setting, or a package that the run names and the user does not want
-            imported.
-        MissingDisplayError: --human without a display.
-        MissingExtraError: the training extra or, for MP4, imageio-ffmpeg is not installed.
-        ModelNotFoundError: the folder has no policy.
-        ModelCorruptError: the policy cannot be read or does not match the environment.
-        RunFolderError: the folder has a link to outside, or cannot be written.
-    """
+    """Play as configured; write the film, ``play.json`` and ``play.html`` into the run's folder."""
     filmed = 0 if config.human else min(config.film, config.episodes)
     if config.film < 0 or config.episodes < 1:
         raise ConfigError(
@@ -77,8 +89,11 @@ def play(config: PlayConfig) -> PlayResult:
     film_path = config.run / "play.gif" if config.out is None else config.out
     if filmed:
         check_film_path(film_path)
-    if config.human:
-        check_display()
+    if config.human and not has_display():
+        raise MissingDisplayError(
+            "found no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Expected one for "
+            "--human; leave it out to get a film, or run under a desktop or xvfb-run."
+        )
     if config.run.is_dir():
         refuse_links(config.run)
     with contextlib.ExitStack() as stack:
@@ -106,7 +121,7 @@ def play(config: PlayConfig) -> PlayResult:
 def _open(config: PlayConfig, mode: str | None, stack: contextlib.ExitStack) -> Opened:
     """Open a run of either kind; the stack closes it."""
     if is_of_actors(config.run):
-        return open_actors(config, mode, stack)
+        return _open_actors(config, mode, stack)
     description = read_description(config.run)
     if config.compressed:
         raise ConfigError(
@@ -153,17 +168,6 @@ def _played(
     return dataclasses.replace(found, mean_return=float(np.mean(returns))), returns, ends
 
 
-def check_display() -> None:
-    """Raise MissingDisplayError if no window can be opened."""
-    if sys.platform.startswith("linux") and not (
-        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    ):
-        raise MissingDisplayError(
-            "found no display (neither DISPLAY nor WAYLAND_DISPLAY is set). Expected one for "
-            "--human; leave it out to get a film, or run under a desktop or xvfb-run."
-        )
-
-
 def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | None) -> Any:
     if config.encoder is not None and description.get("encoder") is None:
         raise ConfigError(
@@ -177,6 +181,105 @@ def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | No
     env = description["env"] if config.env is None else config.env
     options = description["env_kwargs"] if env == description["env"] else {}
     return make_env(env, {**options, **config.env_kwargs}, render_mode=render_mode, **settings)
+
+
+class _Greedy:
+    """Gives a player the interface of ``evaluate``."""
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
+
+    def predict(self, observation: Any, *, deterministic: bool = False) -> tuple[Any, None]:
+        """Return the best action for one observation."""
+        return self._player.act(observation), None
+
+
+def is_of_actors(folder: Path) -> bool:
+    """Return whether ``vinoreward actors`` or ``save_policy`` wrote a folder."""
+    try:
+        policy = read_json(folder / "policy.json")
+    except (OSError, ValueError):
+        return False
+    return isinstance(policy, dict) and "spec" in policy
+
+
+def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitStack) -> Opened:
+    """Return the policy of a run of actors with its task; the stack closes both.
+
+    ``mode`` ``"rgb_array"`` films; an environment that does not render is made without.
+    """
+    for name in ("backend", "bundle", "encoder"):
+        if getattr(config, name) is not None:
+            raise ConfigError(
+                f"found --{name} with a run of vinoreward actors, whose environment has its own "
+                f"options. Expected those; leave it out, or try --env-kwargs {name} "
+                f"{getattr(config, name)}."
+            )
+    file = "compressed.json" if config.compressed else "policy.json"
+    if config.compressed and not (config.run / file).is_file():
+        raise ModelNotFoundError(
+            f"there is no compressed policy in {config.run}. Expected a run of vinoreward actors "
+            "with --compress, which had one at its end; leave --compressed out to play the full "
+            "one."
+        )
+    policy = policies.load_policy(config.run / file)
+    task, options, backend, truth_key = _recorded(config)
+    options = {**options, **config.env_kwargs}
+    env, unfilmed = _make_task(task, options, mode)
+    stack.callback(env.close)
+    check_spaces(env, policy.spec)
+    backend = policy.backend if config.compressed else evaluation_backend(backend)
+    player = stack.enter_context(Player(policy, env.action_space, backend=backend))
+    description = {
+        "task": task,
+        "env_kwargs": options,
+        "file": file,
+        "version": policy.version,
+        "backend": backend,
+        "truth_key": truth_key,
+    }
+    return Opened(env, _Greedy(player), description, unfilmed, MOST_FRAMES)
+
+
+def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, str | None]:
+    """Return task, options, backend and truth key: the run's, if the command line has no others."""
+    if (config.run / "config.yaml").is_file():
+        # Use the run's task only if the command line names no other.
+        trusted = config.trust_run or config.env is not None
+        run = actors_settings.SETTINGS.of(out=config.run, resume=True, trust_run=trusted)
+        same = config.env is None or config.env == run.task
+        options, truth_key = (evaluation_options(run), run.truth_key) if same else ({}, None)
+        return config.env or run.task, options, run.backend, truth_key
+    if config.env is None:
+        raise ConfigError(
+            f"{config.run} has a policy, but no config.yaml with its task. Expected the one that "
+            "vinoreward actors writes; name the task with --env and --env-kwargs."
+        )
+    return config.env, {}, ActorsConfig.backend, None
+
+
+def _make_task(
+    task: str, options: dict[str, Any], render_mode: str | None
+) -> tuple[gym.Env[Any, Any], str]:
+    """Return an environment, and why it does not render although requested."""
+    if render_mode != "rgb_array":
+        return make_task(task, **{**options, "render_mode": render_mode}), ""
+    env = None
+    try:
+        with warnings.catch_warnings(), as_config_error(f"{task} does not render", "one that does"):
+            # Gymnasium warns of missing render modes; the code below reports them.
+            warnings.simplefilter("ignore")
+            env = make_task(task, **{**options, "render_mode": render_mode})
+            env.reset(seed=0)
+            if env.render() is not None:
+                return env, ""
+        why = "the environment has no rgb_array rendering"
+    except (ConfigError, MissingDisplayError, MissingExtraError) as error:
+        # Invalid options raise again below, with their own message.
+        why = str(error).split(" Expected ")[0].rstrip(". ")
+    if env is not None:
+        env.close()
+    return make_task(task, **options), why
 
 
 def _end(moment: Moment) -> dict[str, object]:

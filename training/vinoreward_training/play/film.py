@@ -29,13 +29,10 @@ _GOOD, _BAD = (110, 200, 120), (240, 120, 100)
 
 
 class Filmer:
-    """Collects captioned frames of the first episodes.
+    """Collects captioned frames of the first ``episodes`` of an environment that renders.
 
-    Args:
-        env: made with ``render_mode="rgb_array"``.
-        episodes: number of episodes to film, from the first on.
-        most: approximate maximum of frames; longer films keep only every second, fourth, ... step
-            and the last ones. None keeps all.
+    ``most`` is an approximate maximum of frames: longer films keep only every second, fourth, ...
+    step and the last ones. None keeps all.
     """
 
     def __init__(self, env: gym.Env[Any, Any], episodes: int, most: int | None = None) -> None:
@@ -75,14 +72,9 @@ class Filmer:
     def _thin(self) -> None:
         """Drop every other frame: the length of episodes is not known in advance."""
         self._stride *= 2
-        kept = [
-            at
-            for at, (step, last) in enumerate(zip(self._steps, self.lasts, strict=True))
-            if last or step % self._stride == 0
-        ]
-        self.frames = [self.frames[at] for at in kept]
-        self.lasts = [self.lasts[at] for at in kept]
-        self._steps = [self._steps[at] for at in kept]
+        rows = zip(self.frames, self.lasts, self._steps, strict=True)
+        thinned = [row for row in rows if row[1] or row[2] % self._stride == 0]
+        self.frames, self.lasts, self._steps = (list(part) for part in zip(*thinned, strict=True))
 
     def _picture(self) -> NDArray[np.uint8]:
         scene = getattr(self._env.unwrapped, "scene", None)
@@ -146,19 +138,9 @@ def save_film(
     frame_seconds: float = FRAME_SECONDS,
     last_seconds: float = 1.0,
 ) -> Path:
-    """Write frames ``(H, W, 3)`` uint8 as GIF or MP4, by the path's suffix (atomically).
+    """Write frames ``(H, W, 3)`` uint8 of one size as GIF or MP4, by the path's suffix, atomically.
 
-    Args:
-        path: ends in ``.gif`` or ``.mp4``.
-        frames: all of one size, at least one.
-        lasts: for each frame whether it ends an episode; such frames are shown longer.
-        frame_seconds: per frame.
-        last_seconds: per last frame of an episode.
-
-    Raises:
-        ConfigError: no frames, or another suffix.
-        MissingExtraError: MP4 without imageio-ffmpeg.
-        RunFolderError: the file cannot be written.
+    ``lasts`` says for each frame whether it ends an episode; such frames are shown longer.
     """
     check_film_path(path)
     if not frames:
@@ -197,8 +179,8 @@ def _palette(pictures: Sequence[Image.Image]) -> Image.Image:
     for place, picture in enumerate(some):
         sheet.paste(picture, (0, place * height))
     extra = [value for colour in (_INK, _PAPER, _GOOD, _BAD) for value in colour]
-    found = sheet.quantize(256 - len(extra) // 3, method=Image.Quantize.MEDIANCUT)
-    colours = (found.getpalette() or [])[: 768 - len(extra)]
+    reduced = sheet.quantize(256 - len(extra) // 3, method=Image.Quantize.MEDIANCUT)
+    colours = (reduced.getpalette() or [])[: 768 - len(extra)]
     palette = Image.new("P", (1, 1))
     # The caption's colours have few pixels, so the quantizer would drop them.
     palette.putpalette([*colours, *extra])
@@ -206,12 +188,7 @@ def _palette(pictures: Sequence[Image.Image]) -> Image.Image:
 
 
 def check_film_path(path: Path) -> None:
-    """Refuse an unsupported film file before any work.
-
-    Raises:
-        ConfigError: neither GIF nor MP4.
-        MissingExtraError: MP4 without imageio-ffmpeg.
-    """
+    """Refuse a film that is neither GIF nor MP4, or an MP4 without imageio-ffmpeg."""
     suffix = path.suffix.lower()
     if suffix not in FILM_SUFFIXES:
         raise ConfigError(

@@ -39,8 +39,8 @@ CLOCK = "clock.json"
 def read_clock(folder: Path) -> tuple[float, float]:
     """Return the seconds of learning and of evaluating up to the checkpoint; 0 if not recorded."""
     try:
-        found = read_json(folder / CLOCK)
-        learning, evaluating = float(found["seconds"]), float(found["evaluation_seconds"])
+        clock = read_json(folder / CLOCK)
+        learning, evaluating = float(clock["seconds"]), float(clock["evaluation_seconds"])
         if not (0 <= learning < math.inf and 0 <= evaluating < math.inf):
             raise ValueError(f"found {learning} and {evaluating} seconds")
         return learning, evaluating
@@ -58,14 +58,9 @@ class Solved(Exception):
 
 
 class RunCallback(BaseCallback):
-    """Writes the run folder while an SB3 model learns.
+    """Writes the run folder while an SB3 model learns; ``start`` is the steps before a resume.
 
-    Args:
-        folder: gets ``episodes.csv``, ``evaluations.csv`` and ``checkpoint.pt``.
-        evaluation_env: separate from training's.
-        config: of the run.
-        check_interrupt: of :func:`~vinoreward.processes.interrupt_between`.
-        start: steps before a resume.
+    ``check_interrupt`` comes from :func:`~vinoreward.processes.interrupt_between`.
     """
 
     def __init__(
@@ -94,7 +89,7 @@ class RunCallback(BaseCallback):
         self._next_checkpoint = _next_multiple(start, config.checkpoint_every)
         self._last_checkpoint: int | None = start if start else None
         self._truth = Truth(config.truth_key)
-        self._said = False
+        self._key_reported = False
         self._bar = tqdm(
             total=config.timesteps, initial=start, unit="step", disable=not config.progress,
             desc="train",
@@ -110,10 +105,7 @@ class RunCallback(BaseCallback):
         self._began = time.perf_counter()
 
     def _on_step(self) -> bool:
-        """Note finished episodes.
-
-        Stopping here would lose the step: SB3 stores its transition afterwards.
-        """
+        """Note finished episodes; stopping here would lose the step, which SB3 stores later."""
         self._bar.update(self.training_env.num_envs)
         for info, done in zip(self.locals["infos"], self.locals["dones"], strict=True):
             if done:
@@ -123,8 +115,8 @@ class RunCallback(BaseCallback):
     def _note_episode(self, info: dict[str, Any]) -> None:
         monitor = info["episode"]
         claimed, true = claim_of(info), self._truth(info)
-        if not self._said and self._truth.key != "true_success":
-            self._said = True
+        if not self._key_reported and self._truth.key != "true_success":
+            self._key_reported = True
             read = f"true success is read from info[{self._truth.key!r}]"
             tqdm.write(self._truth.missing(info) if true is None else read)
         self.episodes.append(
@@ -136,22 +128,17 @@ class RunCallback(BaseCallback):
                 "true": None if true is None else int(true),
             }
         )
-        shown = {}
+        rates = {}
         for name in ("claimed", "true"):
             recent = (row[name] for row in self.episodes[-RECENT:])
             values = [value for value in recent if value is not None]
             if values:
-                shown[name] = f"{np.mean(values):.0%}"
+                rates[name] = f"{np.mean(values):.0%}"
                 self.logger.record(f"rollout/{name}_success", float(np.mean(values)))
-        self._bar.set_postfix(shown, refresh=False)
+        self._bar.set_postfix(rates, refresh=False)
 
     def _on_rollout_start(self) -> None:
-        """Evaluate and write a checkpoint when due; every transition is in the buffer now.
-
-        Raises:
-            Solved: the final evaluation confirmed it.
-            KeyboardInterrupt: Ctrl-C; a checkpoint was written first.
-        """
+        """Evaluate, write a checkpoint or stop when due; every transition is in the buffer now."""
         if self.num_timesteps >= self._next_evaluation:
             self._next_evaluation = _next_multiple(self.num_timesteps, self._config.eval_every)
             self.evaluate_now()
@@ -171,49 +158,48 @@ class RunCallback(BaseCallback):
     def evaluate_now(self) -> None:
         """Evaluate; if the task looks solved, confirm it over the final number of episodes."""
         began = time.perf_counter()
-        found = self._evaluated(self._config.eval_episodes, EVAL_SEED)
-        if self.reaches_goal(found):
-            found = self.evaluate_finally()
-            if self.reaches_goal(found):
-                self.solved_at, self.final = self.num_timesteps, found
-        self._note_evaluation(found)
+        result = self._evaluated(self._config.eval_episodes, EVAL_SEED)
+        if self.reaches_goal(result):
+            result = self.evaluate_finally()
+            if self.reaches_goal(result):
+                self.solved_at, self.final = self.num_timesteps, result
+        self._note_evaluation(result)
         self.evaluation_seconds += time.perf_counter() - began
 
     def evaluate_finally(self, *, note: bool = False) -> Evaluation:
         """Evaluate over the final number of episodes, with seeds that no other evaluation uses.
 
-        Args:
-            note: add it to the table of evaluations.
+        ``note`` adds it to the table of evaluations.
         """
         seed = EVAL_SEED + self._config.eval_episodes
-        found = self._evaluated(self._config.final_episodes, seed)
+        result = self._evaluated(self._config.final_episodes, seed)
         if note:
-            self._note_evaluation(found)
-        return found
+            self._note_evaluation(result)
+        return result
 
     def _evaluated(self, episodes: int, seed: int) -> Evaluation:
         return evaluate(self.model, self._evaluation_env, episodes, seed, truth=self._truth)
 
-    def reaches_goal(self, found: Evaluation) -> bool:
+    def reaches_goal(self, result: Evaluation) -> bool:
         """Return whether the true success is high enough to stop."""
         goal = self._config.stop_when_solved
-        return goal is not None and found.true is not None and found.true.value >= goal
+        return goal is not None and result.true is not None and result.true.value >= goal
 
-    def _note_evaluation(self, found: Evaluation) -> None:
-        rates = {"claimed": found.claimed, "true": found.true}
+    def _note_evaluation(self, result: Evaluation) -> None:
+        rates = {"claimed": result.claimed, "true": result.true}
         known = {name: rate for name, rate in rates.items() if rate is not None}
         self.evaluations.append(
             {
                 "step": self.num_timesteps,
                 "episodes": next((rate.trials for rate in known.values()), None),
                 **{name: None if rate is None else rate.value for name, rate in rates.items()},
-                "mean_return": found.mean_return,
-                "mean_length": found.mean_length,
+                "mean_return": result.mean_return,
+                "mean_length": result.mean_length,
             }
         )
         for name, rate in known.items():
             self.logger.record(f"eval/{name}_success", rate.value)
-        self.logger.record("eval/mean_return", found.mean_return)
+        self.logger.record("eval/mean_return", result.mean_return)
         self.logger.dump(self.num_timesteps)
         self.write_tables()
 

@@ -45,12 +45,7 @@ _REPLAY = ("observations", "next_observations", "actions", "rewards", "dones", "
 
 
 def algorithm_class(name: str) -> type[BaseAlgorithm]:
-    """Return SB3's class of that name.
-
-    Raises:
-        ConfigError: not one of :data:`ALGORITHMS`.
-        MissingExtraError: Stable-Baselines3 is not installed.
-    """
+    """Return SB3's class of that name, one of :data:`ALGORITHMS`."""
     if name not in ALGORITHMS:
         raise ConfigError(
             f"found the algorithm {name!r}. Expected one of {', '.join(ALGORITHMS)}; choose one "
@@ -58,8 +53,8 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
         )
     with needed_for("training", "train"):
         import stable_baselines3
-    found: type[BaseAlgorithm] = getattr(stable_baselines3, name)
-    return found
+    algorithm: type[BaseAlgorithm] = getattr(stable_baselines3, name)
+    return algorithm
 
 
 def build_model(
@@ -73,18 +68,9 @@ def build_model(
 ) -> BaseAlgorithm:
     """Build an untrained SB3 model.
 
-    Args:
-        algorithm: one of :data:`ALGORITHMS`.
-        env: one Gymnasium environment.
-        arguments: of the algorithm, as YAML holds them; ``policy`` may name SB3's policy and
-            ``action_noise`` may be a standard deviation.
-        seed: of weights, exploration and environment.
-        device: torch device.
-        replay_size: replay capacity unless ``buffer_size`` is given; a buffer for SB3's default
-            million transitions is slow to make and never filled by a short run.
-
-    Raises:
-        ConfigError: the algorithm does not take an argument or the environment's spaces.
+    ``arguments`` are the algorithm's, as YAML holds them; ``policy`` may name SB3's policy and
+    ``action_noise`` may be a standard deviation. ``replay_size`` is the replay capacity unless
+    ``buffer_size`` is given: SB3's default of a million transitions is slow to allocate.
     """
     kind: Any = algorithm_class(algorithm)
     # A deep copy: SB3 writes into policy_kwargs.
@@ -116,7 +102,7 @@ def build_model(
 
 
 def _check_simple(kind: Any, algorithm: str, given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a number, flag or text of another kind: SB3 would find it later."""
+    """Raise ConfigError for a number, flag or text of a wrong type: SB3 would fail later."""
     hints = kind.__init__.__annotations__
     for name, value in given.items():
         kinds = get_args(hints.get(name)) or (hints.get(name),)
@@ -142,9 +128,6 @@ def save_checkpoint(path: Path, model: BaseAlgorithm, *, replay: bool = True) ->
     """Write everything that training needs to continue, as one file (atomically).
 
     Call it between rollouts: within one, the newest transition is not in the buffer yet.
-
-    Raises:
-        RunFolderError: the file cannot be written.
     """
     import torch
 
@@ -164,14 +147,7 @@ def save_checkpoint(path: Path, model: BaseAlgorithm, *, replay: bool = True) ->
 
 
 def restore_checkpoint(path: Path, model: BaseAlgorithm) -> None:
-    """Restore a freshly built model from a file of :func:`save_checkpoint`.
-
-    Training continues with a new episode.
-
-    Raises:
-        ModelNotFoundError: no such file.
-        ModelCorruptError: not a checkpoint, or one of another algorithm, network or environment.
-    """
+    """Restore a newly built model from a file of :func:`save_checkpoint`, at a new episode."""
     import torch
 
     state = read_tensors(path)
@@ -231,7 +207,7 @@ def _restore_replay(model: BaseAlgorithm, arrays: Mapping[str, Any]) -> None:
     if buffer is None:
         raise ValueError("it holds a replay buffer and this algorithm has none")
     size = len(arrays["rewards"])
-    kept = min(size, buffer.buffer_size)
+    count = min(size, buffer.buffer_size)
     for name, values in arrays.items():
         target = getattr(buffer, name)
         pairs = (
@@ -240,18 +216,18 @@ def _restore_replay(model: BaseAlgorithm, arrays: Mapping[str, Any]) -> None:
             else [(target, values)]
         )
         for into, tensor in pairs:
-            into[:kept] = tensor.numpy()[size - kept :]
-    buffer.pos = kept % buffer.buffer_size
-    buffer.full = kept == buffer.buffer_size
+            into[:count] = tensor.numpy()[size - count :]
+    buffer.pos = count % buffer.buffer_size
+    buffer.full = count == buffer.buffer_size
 
 
 def _generators(model: BaseAlgorithm) -> dict[str, np.random.Generator]:
-    found = {"action_space": model.action_space.np_random}
+    generators = {"action_space": model.action_space.np_random}
     env = model.get_env()
     inner = getattr(env, "envs", [None])[0]
     if inner is not None:
-        found["env"] = inner.unwrapped.np_random
-    return found
+        generators["env"] = inner.unwrapped.np_random
+    return generators
 
 
 def _rng_state(model: BaseAlgorithm) -> dict[str, Any]:
@@ -273,7 +249,7 @@ def _restore_rng(model: BaseAlgorithm, state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(internal), following))
     env = model.get_env()
     if env is not None:
-        # Building the model asked for a seeded reset, which would start the same episodes again.
+        # Building the model requested a seeded reset, which would repeat the first episodes.
         env._reset_seeds()
     for key, generator in _generators(model).items():
         if key in state["generators"]:
@@ -281,30 +257,16 @@ def _restore_rng(model: BaseAlgorithm, state: Mapping[str, Any]) -> None:
 
 
 def save_policy(folder: Path, model: BaseAlgorithm, description: Mapping[str, Any]) -> None:
-    """Write ``policy.pt`` (tensors) and ``policy.json`` (how to build the network and the env).
-
-    Args:
-        folder: where to.
-        model: the trained model.
-        description: at least ``algorithm`` and ``algorithm_kwargs``; plain data.
-
-    Raises:
-        RunFolderError: a file cannot be written.
-    """
-    save_state(Path(folder) / "policy.pt", model.policy.state_dict())
-    write_json(Path(folder) / "policy.json", {"schema_version": 1, **description})
+    """Write ``policy.pt`` (tensors) and ``policy.json`` (how to build the network and the env)."""
+    save_state(folder / "policy.pt", model.policy.state_dict())
+    write_json(folder / "policy.json", {"schema_version": 1, **description})
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Read ``policy.json``.
-
-    Raises:
-        ModelNotFoundError: the folder holds no policy.
-        ModelCorruptError: the file is not one of ours.
-    """
-    path = Path(folder) / "policy.json"
+    """Read ``policy.json``."""
+    path = folder / "policy.json"
     if not path.exists():
-        if (Path(folder) / "checkpoint.pt").is_file():
+        if (folder / "checkpoint.pt").is_file():
             raise ModelNotFoundError(
                 f"the training in {folder} was stopped before it wrote a policy. Expected one that "
                 f"has ended; continue with: vinoreward train --resume --out {folder}"
@@ -314,14 +276,14 @@ def read_description(folder: Path) -> dict[str, Any]:
             "`vinoreward actors --out` wrote; train first, or name the folder with --run."
         )
     try:
-        found = read_json(path)
-        if not isinstance(found, dict) or found.get("schema_version") != 1:
+        description = read_json(path)
+        if not isinstance(description, dict) or description.get("schema_version") != 1:
             raise ModelCorruptError("it is not of schema version 1")
-        missing = [name for name in _DESCRIBED if name not in found]
+        missing = [name for name in _DESCRIBED if name not in description]
         if missing:
             raise ModelCorruptError(f"it does not say {', '.join(missing)}")
-        del found["schema_version"]
-        return {"schema_version": 1, **typed(TrainConfig, found)}
+        del description["schema_version"]
+        return {"schema_version": 1, **typed(TrainConfig, description)}
     except ConfigError as error:
         raise ModelCorruptError(f"{path} cannot be used: {error}") from error
     except (OSError, ValueError) as error:
@@ -332,14 +294,9 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def load_policy(folder: Path, env: gym.Env[Any, Any]) -> BaseAlgorithm:
-    """Load the policy of a run folder for an environment with the spaces it was trained on.
-
-    Raises:
-        ModelNotFoundError: the folder holds no policy.
-        ModelCorruptError: its files cannot be read, or do not fit this environment.
-    """
+    """Load the policy of a run folder for an environment with the spaces it was trained on."""
     description = read_description(folder)
-    state = read_tensors(Path(folder) / "policy.pt")
+    state = read_tensors(folder / "policy.pt")
     arguments = {**description["algorithm_kwargs"]}
     if description["algorithm"] in OFF_POLICY:
         arguments["buffer_size"] = 1

@@ -104,19 +104,8 @@ def evaluate(
 ) -> Evaluation:
     """Run the deterministic policy for ``episodes`` episodes, seeded ``seed``, ``seed + 1``, ….
 
-    Success of an episode is that of the state where the agent stopped, its last step: an agent
-    that passed over the goal and left it did not succeed.
-
-    Args:
-        model: chooses the actions.
-        env: one environment with the five-tuple ``step``; it is left after the last step.
-        episodes: at least one.
-        seed: of the first episode.
-        watch: called after each reset and each step, e.g. to film.
-        truth: reads the truth from ``info``; None finds its key by itself.
-
-    Raises:
-        ConfigError: fewer than one episode, or a truth that cannot be read.
+    Success of an episode is that of its last step: an agent that passed over the goal and left it
+    did not succeed. ``watch`` is called after each reset and step, e.g. to film.
     """
     if episodes < 1:
         raise ConfigError(
@@ -130,7 +119,7 @@ def evaluate(
     for episode in range(episodes):
         observation, info = env.reset(seed=seed + episode)
         if watch is not None:
-            # A reset judges nothing: is_success may mean something else here.
+            # A reset has no success: is_success may mean something else there.
             known = truth.key is not None or "true_success" in info
             started = truth(info, last=False) if known else None
             watch(Moment(episode, 0, 0.0, info, False, None, started))
@@ -149,26 +138,26 @@ def evaluate(
         returns.append(total)
         lengths.append(steps)
     return Evaluation(
-        claimed=_rate(claimed),
-        true=_rate(true),
+        claimed=_rate_of_known(claimed),
+        true=_rate_of_known(true),
         mean_return=float(np.mean(returns)),
         mean_length=float(np.mean(lengths)),
         truth_key=truth.key,
     )
 
 
-def _rate(found: list[bool | None]) -> Rate | None:
-    known = [value for value in found if value is not None]
-    return rate(sum(known), len(known)) if len(known) == len(found) else None
+def _rate_of_known(flags: list[bool | None]) -> Rate | None:
+    known = [flag for flag in flags if flag is not None]
+    return rate(sum(known), len(known)) if len(known) == len(flags) else None
 
 
-def rate_row(name: str, found: Rate | None) -> dict[str, object]:
+def rate_row(name: str, result: Rate | None) -> dict[str, object]:
     """Return a table row for a report."""
-    if found is None:
+    if result is None:
         return {"success": name, "episodes": "not known to this environment"}
     return {
         "success": name,
-        "episodes": f"{found.successes}/{found.trials}",
-        "rate": f"{found.value:.1%}",
-        "95 % interval": f"{found.low:.1%} to {found.high:.1%}",
+        "episodes": f"{result.successes}/{result.trials}",
+        "rate": f"{result.value:.1%}",
+        "95 % interval": f"{result.low:.1%} to {result.high:.1%}",
     }

@@ -1,4 +1,4 @@
-"""``vinoreward train``: a policy learns from the learned reward; the truth is only recorded."""
+"""``vinoreward train``: a policy learns from the learned reward; true success is only recorded."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the preset of an environment; its algorithm's arguments are for SAC."""
     name = str(settings["env"]).rpartition(":")[2]
     paths = [path for path in PRESETS.glob("*.yaml") if path.stem == name]
-    found = read_yaml(paths[0], SETTINGS.names) if paths else {}
+    preset = read_yaml(paths[0], SETTINGS.names) if paths else {}
     if settings["algorithm"] != "SAC":
-        found.pop("algorithm_kwargs", None)
-    return found
+        preset.pop("algorithm_kwargs", None)
+    return preset
 
 
 def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
@@ -104,16 +104,9 @@ class TrainResult:
 
 
 def train(config: TrainConfig) -> TrainResult:
-    """Train as configured and return the result, which is in ``config.out`` as well.
+    """Train as configured; return the result, which is in ``config.out`` as well.
 
-    Raises:
-        ConfigError: a setting that cannot work, or a folder that holds a run already.
-        UnknownDeviceError: torch has no such device on this machine.
-        MissingExtraError: the training extra, or what the environment needs, is not installed.
-        ModelCorruptError: the checkpoint to resume from does not fit.
-        UselessClassifierError: its training called the classifier useless; not with ``force``.
-        RunFolderError: the folder is in use or cannot be written.
-        KeyboardInterrupt: Ctrl-C; a checkpoint was written first.
+    On Ctrl-C a checkpoint is written first.
     """
     if config.timesteps is None:
         raise ConfigError(
@@ -213,9 +206,7 @@ def _log_to(model: BaseAlgorithm, folder: Path) -> Logger:
 def _conclude(
     model: BaseAlgorithm, callback: RunCallback, folder: Path, seconds: float
 ) -> TrainResult:
-    final = callback.final
-    if final is None:
-        final = callback.evaluate_finally(note=True)
+    final = callback.final or callback.evaluate_finally(note=True)
     steps = callback.solved_at or int(model.num_timesteps)
     solved = callback.solved_at
     if solved is None and callback.reaches_goal(final):
@@ -235,15 +226,15 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
     if not config.resume or not path.is_file():
         return None
     try:
-        found = read_json(path)
-        final = found["final"]
+        summary = read_json(path)
+        final = summary["final"]
         claimed, true = (
             None if final[name] is None else Rate(**typed(Rate, final[name])) for name in _RATES
         )
-        # Runs of the first version do not say which key the truth was read from.
+        # Runs of the first version do not name the key of the truth.
         rest = {name: value for name, value in final.items() if name not in _RATES}
         evaluation = Evaluation(claimed, true, **typed(Evaluation, rest))
-        known = {"folder": folder, **{name: found[name] for name in _SUMMARISED}}
+        known = {"folder": folder, **{name: summary[name] for name in _SUMMARISED}}
         result = TrainResult(**typed(TrainResult, known), final=evaluation)
         evaluation.lines()
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
@@ -305,14 +296,7 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
 
 
 def check_device(name: str) -> None:
-    """Refuse a device that is not there: Stable-Baselines3 would take the CPU and say nothing.
-
-    Args:
-        name: as torch names devices, ``cpu``, ``cuda`` or ``cuda:1``; ``auto`` is always there.
-
-    Raises:
-        UnknownDeviceError: torch has no such device; the message names those it has.
-    """
+    """Refuse a torch device that is not there: Stable-Baselines3 would silently take the CPU."""
     import torch
 
     present = ["cpu"]

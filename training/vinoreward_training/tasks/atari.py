@@ -1,9 +1,8 @@
 """Atari games as the papers play them: frames skipped, grey 84 x 84, four stacked, uint8.
 
-The steps are those of Mnih et al. 2015 and Machado et al. 2018. They run on ``ale-py`` and NumPy
-alone. Gymnasium's AtariPreprocessing and FrameStackObservation take 1.5 times the processor time a
-step (465 to 310 microseconds on Pong) and need OpenCV, 150 MB, for one resize that is two small
-products here.
+The steps are those of Mnih et al. 2015 and Machado et al. 2018, on ``ale-py`` and NumPy alone.
+Gymnasium's AtariPreprocessing and FrameStackObservation take 1.5 times the processor time a step
+(465 to 310 microseconds on Pong) and need OpenCV, 150 MB, for a resize that is two small products.
 """
 
 from __future__ import annotations
@@ -27,14 +26,9 @@ MAX_FRAMES = 108_000
 
 
 class AreaResize:
-    """Shrink grey pictures so that each pixel is the mean of the area it covers, rounded to even.
+    """Shrinks grey pictures: each pixel is the mean of the area it covers, rounded to even.
 
-    The sums are of whole numbers below 2^24, exact in float32: the same picture on any machine.
-
-    Args:
-        height: of the pictures, in pixels.
-        width: of the pictures, in pixels.
-        side: height and width of the result.
+    Sums are of whole numbers below 2^24, exact in float32: the same picture on any machine.
     """
 
     def __init__(self, height: int, width: int, side: int = SIDE) -> None:
@@ -50,8 +44,8 @@ class AreaResize:
 
     def __call__(self, picture: Bytes) -> Bytes:
         """Return the (side, side) uint8 picture of a (height, width) one."""
-        # An axis repeats after size / gcd(size, side) pixels: one small matrix does for all. Down
-        # comes first: it leaves less for the larger of the two.
+        # An axis repeats after size / gcd(size, side) pixels, so one small matrix suffices. Down
+        # comes first: it leaves fewer rows for the larger product.
         pixels = picture.astype(np.float32)
         down = self._rows @ pixels.reshape(-1, self._rows.shape[1], self._width)
         across = down.reshape(-1, len(self._columns)) @ self._columns
@@ -79,8 +73,7 @@ class AtariEnv(gym.Env[Bytes, np.int64]):
     game's minimal set of actions, 0 being none. Reward: points of the step.
 
     ``info``: ``score``, the game's points so far, neither clipped nor cut at a life; ``points`` of
-    this step; ``lives`` left; ``game_over``, whether the game itself has ended, which
-    ``episodic_life`` and ``truncated`` hide; ``frames`` of the game so far.
+    this step; ``lives`` left; ``game_over``, whether the game itself has ended; ``frames`` so far.
 
     Args:
         game: in ALE's spelling, ``"space_invaders"``.
@@ -94,10 +87,6 @@ class AtariEnv(gym.Env[Bytes, np.int64]):
             greedy policy that never fires would stand still until the last frame.
         max_frames: a game is truncated there.
         render_mode: None or ``"rgb_array"``.
-
-    Raises:
-        ConfigError: no such game, or an option that cannot work.
-        MissingExtraError: ale-py is not installed.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
@@ -168,11 +157,7 @@ class AtariEnv(gym.Env[Bytes, np.int64]):
         return self._stack.copy(), self._info(0.0)
 
     def step(self, action: np.int64 | int) -> tuple[Bytes, float, bool, bool, dict[str, Any]]:
-        """Hold an action for ``frame_skip`` frames, or until the game ends.
-
-        Raises:
-            ResetNeeded: the episode is over, or there was none.
-        """
+        """Hold an action for ``frame_skip`` frames, or until the game ends."""
         if self._over:
             raise ResetNeeded("the episode is over, or has not begun; call reset() first.")
         points = 0.0
@@ -195,7 +180,7 @@ class AtariEnv(gym.Env[Bytes, np.int64]):
         truncated = bool(self._ale.game_truncated()) and not terminated
         self._over = terminated or truncated
         if self._fire and lives < self._lives and not self._over:
-            # The next life of the same episode waits for it, as the first one did.
+            # The next life of the same episode waits for FIRE, as the first one did.
             self._score += self._act(1)
         self._lives = lives
         reward = float(np.sign(points)) if self._clip_reward else points

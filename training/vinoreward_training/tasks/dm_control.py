@@ -2,8 +2,8 @@
 
 A time limit truncates and never terminates: dm_control marks it by a last step whose discount is
 not 0 (Tassa et al. 2018, section 3). Shimmy's adapter with FlattenObservation takes 1.3 times the
-processor time a step (91 to 68 microseconds on cheetah-run), and leaves what is most of this module
-to its caller: no OpenGL library where no picture is drawn, and errors that say what to install.
+processor time a step (91 to 68 microseconds on cheetah-run), loads an OpenGL library even where no
+picture is drawn, and its errors do not say what to install.
 """
 
 from __future__ import annotations
@@ -41,16 +41,8 @@ class DmControlEnv(gym.Env[Floats, Floats]):
     Action: float32 within the bounds of the task's specification (-1 to 1 in the suite's
     benchmarking set). Reward: the task's, 0 to 1 in each step. ``info`` is empty.
 
-    Args:
-        domain: of the suite, ``"cartpole"``.
-        task: of that domain, ``"balance"``.
-        render_mode: None or ``"rgb_array"``. Without it no OpenGL library is loaded, unless
-            ``MUJOCO_GL`` names one; whichever environment of a process is made first decides.
-
-    Raises:
-        ConfigError: no such task, or another render mode.
-        MissingDisplayError: pictures are wanted and nothing here can draw them.
-        MissingExtraError: dm_control is not installed, or its MuJoCo is one it cannot use.
+    ``render_mode`` is None or ``"rgb_array"``. Without it no OpenGL library is loaded, unless
+    ``MUJOCO_GL`` names one; the first environment of a process decides.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
@@ -66,7 +58,7 @@ class DmControlEnv(gym.Env[Floats, Floats]):
             known = ", ".join("-".join(pair) for pair in suite.ALL_TASKS)
             raise ConfigError(f"dm_control has no task {domain}-{task}. Expected one of: {known}.")
         self.render_mode = render_mode
-        # The suite draws from this very generator, which a reset with a seed sets anew.
+        # The suite draws from this generator; a reset with a seed seeds it again.
         self._random = np.random.RandomState()
         self._env = _load(suite, domain, task, self._random)
         self.metadata = {**self.metadata, "render_fps": round(1 / self._env.control_timestep())}
@@ -91,12 +83,7 @@ class DmControlEnv(gym.Env[Floats, Floats]):
         return _flat(self._env.reset().observation), {}
 
     def step(self, action: Floats) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
-        """Apply an action for one control step.
-
-        Raises:
-            InputError: an action of another shape, or not finite.
-            ResetNeeded: the episode is over, or there was none.
-        """
+        """Apply an action for one control step."""
         if self._over:
             raise ResetNeeded("the episode is over, or has not begun; call reset() first.")
         values = np.asarray(action)
@@ -149,10 +136,10 @@ def _import_suite(*, pictures: bool) -> Any:
         if without:
             del os.environ["MUJOCO_GL"]
     if pictures:
-        found = importlib.import_module("dm_control._render").BACKEND
-        if found not in _PICTURE_LIBRARIES:
+        library = importlib.import_module("dm_control._render").BACKEND
+        if library not in _PICTURE_LIBRARIES:
             raise MissingDisplayError(
-                f"pictures were asked for, and dm_control was imported with MUJOCO_GL={found}. "
+                f"pictures were asked for, and dm_control was imported with MUJOCO_GL={library}. "
                 f"Expected one of {', '.join(_PICTURE_LIBRARIES)}: make the environment that "
                 "renders before any other dm_control environment of the process, with MUJOCO_GL "
                 "unset or set to a library that is installed (egl where there is no display)."
@@ -169,9 +156,9 @@ def _load(suite: Any, domain: str, task: str, random: np.random.RandomState) -> 
         return suite.load(domain, task, task_kwargs={"random": random})
     except AttributeError as error:
         # dm_control mirrors MuJoCo's structures by name and does not say which MuJoCo is too new.
-        found = importlib.import_module("mujoco").__version__
+        version = importlib.import_module("mujoco").__version__
         raise MissingExtraError(
-            f"dm_control cannot use the installed MuJoCo {found} ({error}). Expected one that it "
+            f"dm_control cannot use the installed MuJoCo {version} ({error}). Expected one that it "
             f"was made for. {_how_to_install()}"
         ) from error
     finally:

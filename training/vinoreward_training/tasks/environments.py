@@ -28,19 +28,11 @@ _ID = re.compile(r"[\w:./-]+")
 def agree_to_import(
     env_id: object, named_by: Path, *, trusted: bool = False, option: str = "--env"
 ) -> None:
-    """Let a file make us import a module only if the user agrees: importing runs its code.
+    """Raise ConfigError unless the user agrees to import what a file names: that runs its code.
 
-    An id as ``package:Id-v0`` has Gymnasium import the package. Asked on a terminal; elsewhere
-    that is a no. Nothing is asked where the package is imported already or is one of ours.
-
-    Args:
-        env_id: what the file says.
-        named_by: the file, for the message.
-        trusted: whether the user agreed already.
-        option: with which the user may name the environment instead.
-
-    Raises:
-        ConfigError: the user does not agree, or the file holds no id.
+    For ``package:Id-v0`` Gymnasium imports the package. Asked on a terminal only; elsewhere the
+    answer is no. A package that is imported already, or one of ours, needs no agreement.
+    ``option`` is the one with which the user can name the environment instead.
     """
     if not isinstance(env_id, str) or not _ID.fullmatch(env_id):
         raise ConfigError(
@@ -65,12 +57,12 @@ def agree_to_import(
 
 
 def naming(env_id: str, option: str = "--env") -> list[str]:
-    """Return what a command on a run needs so that the user agrees to the environment's import."""
+    """Return the option by which the user agrees to the environment's import, if it needs one."""
     return [option, env_id] if ":" in env_id else []
 
 
 def not_importable(env_id: str, error: Exception) -> str:
-    """Return the sentence that helps where the package of ``package:Id-v0`` is not found, or ""."""
+    """Return what to do if the package of ``package:Id-v0`` is not found, else ""."""
     package = env_id.rpartition(":")[0].partition(".")[0]
     if not package or not isinstance(error, ModuleNotFoundError) or error.name != package:
         return ""
@@ -81,14 +73,7 @@ def not_importable(env_id: str, error: Exception) -> str:
 
 
 def has_own_reward(env_id: str) -> bool:
-    """Say whether the environment judges with a bundle by itself: ours and those derived from it.
-
-    Args:
-        env_id: a Gymnasium id; of ``package:Id-v0`` the package is imported first.
-
-    Raises:
-        ConfigError: no environment of that id is registered.
-    """
+    """Return whether the environment has a learned reward itself: PandaHover or derived from it."""
     package, _, name = env_id.rpartition(":")
     try:
         if package:
@@ -106,13 +91,13 @@ def has_own_reward(env_id: str) -> bool:
 
 
 def is_hover(spec: gym.envs.registration.EnvSpec, *names: str) -> bool:
-    """Say whether an environment is PandaHover or derived from it, and takes these arguments."""
+    """Return whether an environment is PandaHover or derived from it and takes these arguments."""
     creator: Any = spec.entry_point
     if isinstance(creator, str):
         try:
             creator = gym.envs.registration.load_env_creator(creator)
         except (ImportError, AttributeError, ValueError):
-            return False  # making it says why
+            return False  # gym.make raises with the reason
     if not (isinstance(creator, type) and issubclass(creator, PandaHoverEnv)):
         return False
     parameters = inspect.signature(creator).parameters
@@ -121,11 +106,7 @@ def is_hover(spec: gym.envs.registration.EnvSpec, *names: str) -> bool:
 
 
 def check_bundle_used(env_id: str, bundle: str | None, *, wrap_bundle: bool) -> None:
-    """Refuse a bundle that would be ignored.
-
-    Raises:
-        ConfigError: the environment has no learned reward of its own and is not to be wrapped.
-    """
+    """Refuse a bundle that would be ignored."""
     if bundle is not None and not wrap_bundle and not has_own_reward(env_id):
         raise ConfigError(
             f"found the bundle {bundle}, but {env_id} has no learned reward of its own and would "
@@ -136,11 +117,7 @@ def check_bundle_used(env_id: str, bundle: str | None, *, wrap_bundle: bool) -> 
 
 @contextlib.contextmanager
 def dependencies_named(env_id: str) -> Iterator[None]:
-    """Say what to install where an environment lacks something, when made or first rendered.
-
-    Raises:
-        MissingExtraError: with Gymnasium's own advice.
-    """
+    """Raise MissingExtraError with Gymnasium's advice if an environment lacks a package."""
     try:
         yield
     except gym.error.DependencyNotInstalled as error:
@@ -184,13 +161,6 @@ def make_env(
             take a bundle that does not say what drew those it was trained on.
         success_reward: of ``LearnedReward``, where it wraps the environment.
         step_reward: likewise.
-
-    Raises:
-        ConfigError: no such environment, an argument it does not take, nothing to wrap with, or
-            another encoder than the one expected.
-        MissingExtraError: the environment needs a package that is not installed.
-        ModelNotFoundError: no such bundle.
-        PictureMismatchError: bundle or encoder is for other pictures.
     """
     if frame_stack != 1 and encoder is None:
         raise ConfigError(
@@ -247,7 +217,7 @@ def make_env(
 
 
 def network_sha256(bundle: Bundle) -> str | None:
-    """Return the hash of a bundle's FP32 network, or of the only one it has.
+    """Return the hash of a bundle's FP32 network, or of its only one.
 
     An INT8 network that is added later has passed its gate: it is the same encoder.
     """
@@ -257,18 +227,12 @@ def network_sha256(bundle: Bundle) -> str | None:
 
 
 def load_encoder(path_or_name: str, sha256: str | None = None) -> Bundle:
-    """Load an encoder's bundle and check that it is the one meant.
-
-    Raises:
-        ModelNotFoundError: no such bundle.
-        BundleError: it is damaged.
-        ConfigError: its network has another hash than ``sha256``.
-    """
+    """Load an encoder's bundle; check the hash of its network where one is given."""
     bundle = Bundle.load(path_or_name)
-    found = network_sha256(bundle)
-    if sha256 is not None and found != sha256:
+    actual = network_sha256(bundle)
+    if sha256 is not None and actual != sha256:
         raise ConfigError(
-            f"the encoder {path_or_name} has the network {(found or 'unknown')[:12]}, and the "
+            f"the encoder {path_or_name} has the network {(actual or 'unknown')[:12]}, and the "
             f"policy was trained with {sha256[:12]}. Expected the same, as another encoder's "
             "latent means nothing to it; name that one with --encoder, or train anew."
         )
@@ -286,7 +250,7 @@ def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:
         ) from error
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError | VinorewardError):
-            raise  # the command says which extra brings it
+            raise  # the command names the extra that installs it
         raise ConfigError(
             f"{env_id} cannot be imported: {error}. Expected an environment whose packages are "
             "installed; install them, or name another with --env."

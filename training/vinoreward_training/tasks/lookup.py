@@ -1,7 +1,7 @@
-"""The papers' tasks by name, and how they and any other Gymnasium environment are made for actors.
+"""The papers' tasks by name; makes them and any other Gymnasium environment for actors.
 
 ActorQ: eight tasks of dm_control's suite and three of Gym. AcceRL: twelve Atari games. Ours: the
-hover scene with its learned reward. What a task needs is imported when it is made; torch is never.
+hover scene with its learned reward. A task's libraries are imported when it is made; never torch.
 """
 
 from __future__ import annotations
@@ -34,33 +34,24 @@ Suite = Literal["dm_control", "gym", "atari", "hover"]
 
 @dataclass(frozen=True)
 class Task:
-    """A task and what there is to know before it is made.
-
-    Attributes:
-        name: as in :data:`TASKS`.
-        suite: what it is made with; ``"dm_control"`` and ``"atari"`` are extras.
-        source: its id there: Gymnasium's, ``domain-task`` or the game.
-        observation_shape: (D,) float32, or (4, 84, 84) uint8.
-        actions: number of discrete actions, or dimensions of a continuous one.
-        discrete: which of them.
-        max_steps: an episode is truncated there.
-        network: the one that the paper used, by its name in :mod:`.networks`.
-        threshold: mean return from which the task counts as solved: Gymnasium's where it states
-            one, else the paper's; None where neither does.
-        title: the paper's name for it.
-        observation_dtype: ``"uint8"`` for pictures.
-    """
+    """A task, as it is known before it is made."""
 
     name: str
     suite: Suite
     source: str
+    """Its id in the suite: Gymnasium's, ``domain-task`` or the game."""
     observation_shape: tuple[int, ...]
+    """(D,) float32, or (4, 84, 84) uint8."""
     actions: int
+    """Number of discrete actions, or dimensions of a continuous one."""
     discrete: bool
     max_steps: int
     network: str
+    """The paper's, by its name in :mod:`.networks`."""
     threshold: float | None = None
+    """Mean return from which it counts as solved: Gymnasium's, else the paper's, if any."""
     title: str = ""
+    """The paper's name for it."""
     observation_dtype: Literal["float32", "uint8"] = "float32"
 
 
@@ -145,25 +136,18 @@ _OURS = ("normalise_actions", "rescale_observations", "max_steps", "render_mode"
 def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """Return a task of the table, or describe another environment by making it once.
 
-    Args:
-        name: of a task; or ``dm_control/DOMAIN-TASK``, ``atari/GAME`` or an id of Gymnasium's, of
-            which ``package:Id-v0`` imports the package.
-        options: of :func:`make_task`, for an environment that cannot be made without.
-
-    Raises:
-        ConfigError: none of these, an environment that cannot be made with these options, or
-            observations or actions that no policy here takes.
-        MissingExtraError: the environment lacks a package.
+    ``name`` is a task's, ``dm_control/DOMAIN-TASK``, ``atari/GAME`` or an id of Gymnasium's
+    (``package:Id-v0`` imports the package); ``options`` are those of :func:`make_task`.
     """
     if name in TASKS:
         return TASKS[name]
     prefix, _, source = name.partition("/")
     if name in gym.registry or (":" in name and prefix not in ("dm_control", "atari")):
-        found = Task(name, "gym", name, (1,), 1, True, 0, "2x256")
+        task = Task(name, "gym", name, (1,), 1, True, 0, "2x256")
     elif prefix == "dm_control":
-        found = Task(name, "dm_control", source, (1,), 1, False, 1000, "2x256")
+        task = Task(name, "dm_control", source, (1,), 1, False, 1000, "2x256")
     elif prefix == "atari":
-        found = Task(name, "atari", source, (1,), 1, True, 27_000, "original")
+        task = Task(name, "atari", source, (1,), 1, True, 27_000, "original")
     else:
         raise ConfigError(
             f"no task {name!r}. Expected one of: {', '.join(TASKS)}; or dm_control/DOMAIN-TASK, "
@@ -171,7 +155,7 @@ def find_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
             "that a package registers)."
         )
     own = {key: value for key, value in (options or {}).items() if key not in _OURS}
-    return _described(found, own)
+    return _described(task, own)
 
 
 def _described(task: Task, options: Mapping[str, Any]) -> Task:
@@ -228,10 +212,6 @@ def make_task(
         render_mode: None or ``"rgb_array"``.
         options: the environment's own: ``episodic_life`` and others of ``AtariEnv``; ``backend``
             and others of ``PandaHoverEnv``; keyword arguments of a Gymnasium environment.
-
-    Raises:
-        ConfigError: no such task, or an option that it does not take.
-        MissingExtraError: what it needs is not installed; the message says how to.
     """
     if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
         raise ConfigError(f"found max_steps={max_steps!r}. Expected 1 or more, or None.")
@@ -245,7 +225,7 @@ def make_task(
 
 
 class _FirstSeed(gym.Wrapper[Any, Any, Any, Any]):
-    """Gives the first reset a seed, so that an environment needs nothing else to be repeatable."""
+    """Gives the first reset a seed, which makes an environment repeatable."""
 
     def __init__(self, env: Env, seed: int) -> None:
         super().__init__(env)
@@ -279,7 +259,7 @@ def _made(
                 steps = (max_steps or task.max_steps) if task.suite == "gym" else 0
                 limit = {"max_episode_steps": steps} if steps else {}
                 arguments = {**options, **limit, "disable_env_checker": True}
-                # The checker looks at a first step only, but stays in the way of all others.
+                # The checker checks the first step only, but slows all others.
                 env = make_env(task.source, arguments, render_mode=render_mode)
         except TypeError as error:
             raise ConfigError(

@@ -13,16 +13,7 @@ from types import MappingProxyType
 from typing import get_args
 
 from vinoreward.errors import ConfigError
-from vinoreward.policies.spec import (
-    Activation,
-    Conv,
-    Dense,
-    Flatten,
-    Head,
-    Layer,
-    PolicySpec,
-    mlp,
-)
+from vinoreward.policies.spec import Activation, Conv, Dense, Flatten, Head, Layer, PolicySpec, mlp
 from vinoreward_training.tasks.lookup import PICTURE_CURE, Task, find_task
 
 PICTURE = (4, 84, 84)
@@ -61,52 +52,49 @@ def network(
     value: bool | None = None,
     activation: Activation | None = None,
 ) -> PolicySpec:
-    """Return the policy network of a task.
+    """Return the policy network of a task, with the head that an algorithm needs.
 
     Args:
         task: a task, its name, or the id of a Gymnasium environment.
         name: one of :data:`NETWORKS`, or any DEPTHxWIDTH, also with ``-relu`` or ``-tanh`` behind
             it; None is the task's own.
-        algorithm: one of :data:`ALGORITHMS`; it decides the head.
-        value: whether there is a value head; None: where the algorithm needs one (impala).
-        activation: ``"relu"`` or ``"tanh"`` of the hidden layers; None: the name's, or else tanh
-            for 3x2048, as ActorQ, and relu for all others.
-
-    Raises:
-        ConfigError: an unknown name, or one that does not fit the task or the algorithm.
+        algorithm: one of :data:`ALGORITHMS`, or a learner that an entry point names.
+        value: whether there is a value head; None: if the algorithm needs one (impala).
+        activation: of the hidden layers; None: the name's, else tanh for 3x2048, as ActorQ, and
+            relu for all others.
     """
-    found = find_task(task) if isinstance(task, str) else task
-    name = found.network if name is None else name
-    head = _head(found, algorithm)
+    task = find_task(task) if isinstance(task, str) else task
+    name = task.network if name is None else name
+    head = _head(task, algorithm)
     with_value = algorithm == "impala" if value is None else value
     if activation not in (None, *get_args(Activation)):
         raise ConfigError(f"found activation={activation!r}. Expected None, 'relu' or 'tanh'.")
     if name in _CONVOLUTIONAL:
-        return _convolutional(found, name, head, with_value, activation or "relu")
+        return _convolutional(task, name, head, with_value, activation or "relu")
     dense = dense_layers(name)
     if dense is None:
         raise ConfigError(
             f"no network {name!r}. Expected one of: {', '.join(NETWORKS)}; or another DEPTHxWIDTH, "
             "such as 2x64 or 3x2048-relu."
         )
-    if len(found.observation_shape) != 1:
+    if len(task.observation_shape) != 1:
         raise ConfigError(
-            f"the network {name} was asked for on {found.name}, whose observations are "
-            f"{found.observation_shape} pictures. Expected one of: {', '.join(_CONVOLUTIONAL)}."
+            f"the network {name} was asked for on {task.name}, whose observations are "
+            f"{task.observation_shape} pictures. Expected one of: {', '.join(_CONVOLUTIONAL)}."
         )
-    hidden, of_name = dense
+    hidden, default = dense
     return mlp(
-        found.observation_shape[0],
-        found.actions,
+        task.observation_shape[0],
+        task.actions,
         head=head,
         hidden=hidden,
-        activation=activation or of_name,
+        activation=activation or default,
         value=with_value,
     )
 
 
 def dense_layers(name: str) -> tuple[tuple[int, ...], Activation] | None:
-    """Return the widths and the activation that a name such as 2x64 means; None: it means none."""
+    """Return the widths and the activation of a name such as 2x64; None if it is no such name."""
     size = re.fullmatch(r"([1-9])x([1-9]\d{0,4})(-relu|-tanh)?", name)
     if size is None:
         return None
@@ -141,7 +129,6 @@ def _convolutional(
     task: Task, name: str, head: Head, value: bool, activation: Activation
 ) -> PolicySpec:
     if task.observation_shape != PICTURE:
-        # A network of rows does not read pictures either.
         cure = PICTURE_CURE if len(task.observation_shape) == 3 else "name a DEPTHxWIDTH network"
         raise ConfigError(
             f"the network {name} was asked for on {task.name}, whose observations have the shape "

@@ -1,4 +1,7 @@
-"""LearnedReward and EncodedObservation for Stable-Baselines3's vector environments. Imports SB3."""
+"""LearnedReward and EncodedObservation for Stable-Baselines3's vector environments. Imports SB3.
+
+``vinoreward`` has them as ``VecLearnedReward`` and ``VecEncodedObservation``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError, needed_for
-from vinoreward.rewards.core import Scores
+from vinoreward.rewards.success import Scores
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold, strict_monitor
 from vinoreward.wrappers.render_once import LastPictures, own_last
@@ -20,6 +23,9 @@ from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource
 with needed_for("vinoreward.wrappers.sb3", "train"):
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
+
+
+__all__ = ["EncodedObservation", "LearnedReward"]
 
 
 class SB3Form(Form[VecEnv], VecEnvWrapper):
@@ -77,7 +83,7 @@ class SB3Form(Form[VecEnv], VecEnvWrapper):
         return last
 
 
-class VecEncodedObservation(EncodedObservationBase[VecEnv], SB3Form):
+class EncodedObservation(EncodedObservationBase[VecEnv], SB3Form):
     """:class:`~vinoreward.EncodedObservation` for an SB3 ``VecEnv``, one batched call per step.
 
     ``infos[i]["terminal_observation"]`` is encoded too, with the latents of the episode that ended;
@@ -121,8 +127,8 @@ class VecEncodedObservation(EncodedObservationBase[VecEnv], SB3Form):
             ConfigError: last pictures are overwritten by resets.
             InputError: a picture of a wrong shape or dtype, or no ``terminal_observation``.
         """
-        observations, rewards, dones, found = self.venv.step_wait()
-        infos = [dict(info) for info in found]
+        observations, rewards, dones, env_infos = self.venv.step_wait()
+        infos = [dict(info) for info in env_infos]
         self.reset_infos = [dict(info) for info in self.venv.reset_infos]
         last = self._finals(self._core.source, dones, observations, infos)
         everyone = list(range(self.num_envs))
@@ -141,24 +147,22 @@ class VecEncodedObservation(EncodedObservationBase[VecEnv], SB3Form):
                 infos[i]["picture"] = shown(picture)
 
 
-class VecLearnedReward(LearnedRewardBase[VecEnv], SB3Form):
+class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
     """:class:`~vinoreward.LearnedReward` for an SB3 ``VecEnv``, with one batched call per step.
 
-    The picture that is scored is ``terminal_observation`` where an episode ended, because the
-    observation that SB3 returns there belongs to the next episode. For the same reason
-    ``image_source="render"`` is refused: SB3 has reset the environment before it can be rendered.
-    An environment that returns one array again and again overwrites ``terminal_observation``: in a
-    ``DummyVecEnv`` it is copied in time, elsewhere such an environment is refused as soon as that
-    is seen.
+    Where an episode ended, ``terminal_observation`` is scored: the observation that SB3 returns
+    there belongs to the next episode. ``image_source="render"`` is refused, because SB3 has reset
+    the environment before it can be rendered. An environment that returns the same array every time
+    overwrites ``terminal_observation``: a ``DummyVecEnv``'s is copied in time, elsewhere such an
+    environment is refused once that is seen.
 
-    ``terminate_on_success``: on a claimed success the sub-environment is reset at once, as SB3 does
-    it for any end of an episode. Therefore this wrapper goes directly around a ``DummyVecEnv`` or
-    ``SubprocVecEnv``; others (``VecNormalize``, ``VecFrameStack``) go around it.
+    ``terminate_on_success``: a claimed success resets the sub-environment at once, as SB3 does at
+    any end of an episode. So put this wrapper directly around a ``DummyVecEnv`` or
+    ``SubprocVecEnv``, and others (``VecNormalize``, ``VecFrameStack``) around it.
 
-    ``infos[i]["episode"]`` at an episode's end has the return of the learned reward ``r``, the
-    length ``l`` and its seconds ``t``, so that SB3's logs and ``evaluate_policy`` see every
-    episode. What a ``Monitor`` inside wrote about the environment's own reward is kept as
-    ``original_episode``.
+    ``infos[i]["episode"]`` at an episode's end has the learned reward's return ``r``, the length
+    ``l`` and the seconds ``t``, so that SB3's logs and ``evaluate_policy`` see every episode. The
+    entry of a ``Monitor`` inside moves to ``original_episode``.
 
     Args:
         env: the vector environment.
@@ -190,9 +194,9 @@ class VecLearnedReward(LearnedRewardBase[VecEnv], SB3Form):
             InputError: a picture of a wrong shape or dtype, or no ``terminal_observation``.
             OutputError: the network returned NaN or infinity.
         """
-        observations, env_rewards, dones, found = self.venv.step_wait()
+        observations, env_rewards, dones, env_infos = self.venv.step_wait()
         dones = np.array(dones, np.bool_)
-        infos = [dict(info) for info in found]
+        infos = [dict(info) for info in env_infos]
         self.reset_infos = list(self.venv.reset_infos)
         last = self._finals(self._source, dones, observations, infos)
         everyone = np.ones(self.num_envs, np.bool_)
@@ -218,7 +222,7 @@ class VecLearnedReward(LearnedRewardBase[VecEnv], SB3Form):
     def _restart(
         self, mask: NDArray[np.bool_], observations: Any, infos: list[dict[str, Any]]
     ) -> Any:
-        """Reset sub-environments that do not know that their episode is over."""
+        """Reset sub-environments whose episode a claimed success ended."""
         rows, fresh = self._source.rows(observations), copy.deepcopy(observations)
         for i in np.flatnonzero(mask).tolist():
             infos[i]["terminal_observation"] = copy.deepcopy(rows[i])
@@ -250,7 +254,7 @@ class VecLearnedReward(LearnedRewardBase[VecEnv], SB3Form):
 
 
 def _check_restarts(venv: VecEnv) -> None:
-    """Raise ConfigError where an environment cannot be reset before its episode ends."""
+    """Raise ConfigError if an environment cannot be reset before its episode ends."""
     if isinstance(venv, VecEnvWrapper):
         raise ConfigError(
             f"terminate_on_success is set and the environment is wrapped in {type(venv).__name__}, "
@@ -261,3 +265,7 @@ def _check_restarts(venv: VecEnv) -> None:
     for i, monitored in enumerate(venv.env_is_wrapped(Monitor)):
         if monitored and not venv.get_attr("allow_early_resets", indices=[i])[0]:
             raise strict_monitor()
+
+
+# As vinoreward names them.
+VecEncodedObservation, VecLearnedReward = EncodedObservation, LearnedReward

@@ -1,7 +1,8 @@
 """LearnedReward and EncodedObservation for Gymnasium's vector environments.
 
-In a vector environment's infos ``infos[key]`` holds one value per sub-environment and
-``infos["_" + key]`` says whose are set.
+``vinoreward`` has them as ``VectorLearnedReward`` and ``VectorEncodedObservation``. In a vector
+environment's infos ``infos[key]`` holds one value per sub-environment and the mask
+``infos["_" + key]`` says which are set.
 """
 
 # pyright: reportPrivateUsage=false
@@ -21,7 +22,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.rewards.core import Scores
+from vinoreward.rewards.success import Scores
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import (
     LearnedRewardBase,
@@ -32,6 +33,8 @@ from vinoreward.wrappers.learned_reward import (
 from vinoreward.wrappers.render_once import LastPictures, layers, own_last, vector_render_once
 from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource
 
+__all__ = ["EncodedObservation", "LearnedReward"]
+
 Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
 
 
@@ -39,7 +42,7 @@ class VectorForm(Form[VectorEnv[Any, Any, Any]], VectorWrapper[Any, Any, Any, An
     """:class:`Form` for Gymnasium's vector environments."""
 
     _over: NDArray[np.bool_]
-    """``(num_envs,)`` Episodes that ended with the last step, to the caller."""
+    """``(num_envs,)`` Whether an episode ended with the last step, for the caller."""
 
     def _inside(self, env: VectorEnv[Any, Any, Any]) -> Inside:
         own = getattr(env.unwrapped, "picture_scene", None)
@@ -66,7 +69,7 @@ class VectorForm(Form[VectorEnv[Any, Any, Any]], VectorWrapper[Any, Any, Any, An
     def _reset(
         self, seed: int | list[int | None] | None, options: dict[str, Any] | None
     ) -> tuple[NDArray[np.bool_], Any, dict[str, Any]]:
-        """Reset; return who is reset, ``(num_envs,)`` bool, with the observations and infos."""
+        """Reset; return the mask of what was reset, ``(num_envs,)``, observations and infos."""
         mask = np.ones(self.num_envs, np.bool_)
         if options is not None and "reset_mask" in options:
             mask = np.asarray(options["reset_mask"], np.bool_).copy()
@@ -97,19 +100,19 @@ class VectorForm(Form[VectorEnv[Any, Any, Any]], VectorWrapper[Any, Any, Any, An
         observations: Any,
         infos: dict[str, Any],
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Mapping[int, Any]]:
-        """Return whose step ended with a picture, whose episode starts, and last observations.
+        """Return masks of steps that ended with a picture and of episodes that start.
 
-        The latter are of the episodes that ended with this step, in SAME_STEP mode.
+        And, in SAME_STEP mode, the last observations of the episodes that ended.
         """
         if self._mode is AutoresetMode.NEXT_STEP:
             return ~self._over, self._over, {}
         if self._mode is AutoresetMode.DISABLED:
             return np.ones_like(ended), np.zeros_like(ended), {}
         chosen = np.flatnonzero(ended).tolist()
-        found: Any = infos.get("final_obs")
-        if isinstance(found, (dict, tuple)):  # batched, as a native vector environment may give it
-            found = list(iterate(self.env.observation_space, found))
-        missing = chosen if found is None else [i for i in chosen if found[i] is None]
+        final: Any = infos.get("final_obs")
+        if isinstance(final, (dict, tuple)):  # batched, as a native vector environment may give it
+            final = list(iterate(self.env.observation_space, final))
+        missing = chosen if final is None else [i for i in chosen if final[i] is None]
         if missing:
             raise InputError(
                 f"{type(self.unwrapped).__name__} ended the episodes of the sub-environments "
@@ -118,13 +121,13 @@ class VectorForm(Form[VectorEnv[Any, Any, Any]], VectorWrapper[Any, Any, Any, An
                 "Gymnasium's vector environments give them; without them the picture that an "
                 "episode ended with is lost."
             )
-        last = {i: found[i] for i in chosen} if found is not None else {}
+        last = {i: final[i] for i in chosen} if final is not None else {}
         if self._last is not None:
             self._last.check(source, last, observations)
         return np.ones_like(ended), ended, last
 
 
-class VectorEncodedObservation(EncodedObservationBase[VectorEnv[Any, Any, Any]], VectorForm):
+class EncodedObservation(EncodedObservationBase[VectorEnv[Any, Any, Any]], VectorForm):
     """:class:`~vinoreward.EncodedObservation` for all sub-environments, one batched call per step.
 
     The wrapped environment's autoreset mode stays what it is. In SAME_STEP mode ``final_obs`` is
@@ -195,7 +198,7 @@ class VectorEncodedObservation(EncodedObservationBase[VectorEnv[Any, Any, Any]],
         return final, infos
 
 
-class VectorLearnedReward(LearnedRewardBase[VectorEnv[Any, Any, Any]], VectorForm):
+class LearnedReward(LearnedRewardBase[VectorEnv[Any, Any, Any]], VectorForm):
     """:class:`~vinoreward.LearnedReward` for all sub-environments, with one batched call per step.
 
     The wrapped environment's autoreset mode stays what it is, and what is scored is always the
@@ -203,24 +206,24 @@ class VectorLearnedReward(LearnedRewardBase[VectorEnv[Any, Any, Any]], VectorFor
 
     - NEXT_STEP: the step that resets a sub-environment earns 0, is not scored, and has no
       ``is_success`` (its mask ``_is_success`` is False).
-    - SAME_STEP: ``final_obs`` is scored. The rendered frame already belongs to the next episode, so
-      ``image_source="render"`` is refused. ``info`` and ``final_info`` both describe the
-      transition as far as this wrapper's keys and ``true_success`` go. An environment that returns
-      one array again and again overwrites its last picture there: in a ``SyncVectorEnv`` it is
-      copied in time, elsewhere such an environment is refused as soon as that is seen.
+    - SAME_STEP: ``final_obs`` is scored. ``image_source="render"`` is refused, because the rendered
+      frame already belongs to the next episode. ``info`` and ``final_info`` both have this
+      wrapper's keys and ``true_success`` of the transition. An environment that returns the same
+      array every time overwrites its last picture there: a ``SyncVectorEnv``'s is copied in time,
+      elsewhere such an environment is refused once that is seen.
     - DISABLED: the caller resets with ``options={"reset_mask": mask}``.
 
-    Where a ``RecordEpisodeStatistics`` or ``Monitor`` is inside, ``episode`` is of the learned
-    reward and ``original_episode`` what the recorder wrote, as in
-    :class:`~vinoreward.LearnedReward`: in ``final_info`` where the sub-environments of a SAME_STEP
-    environment have the recorder, else in ``info``.
+    With a ``RecordEpisodeStatistics`` or ``Monitor`` inside, ``episode`` is of the learned reward
+    and ``original_episode`` of the recorder, as in :class:`~vinoreward.LearnedReward`: in
+    ``final_info`` if the sub-environments of a SAME_STEP environment have the recorder, else in
+    ``info``.
 
-    ``terminate_on_success``: a claimed success sets ``terminated`` and the sub-environment really
-    starts a new episode, by a masked reset. In NEXT_STEP and SAME_STEP mode this needs a
-    ``SyncVectorEnv`` or ``AsyncVectorEnv``, other vector wrappers go outside this one. In NEXT_STEP
-    mode the sub-environment is stepped once more before it is reset (its result is thrown away), as
-    such environments can only be stepped all together; an environment that draws random numbers in
-    ``step`` then starts its next episode from a later state of its generator.
+    ``terminate_on_success``: a claimed success sets ``terminated``, and a masked reset starts the
+    sub-environment's next episode. In NEXT_STEP and SAME_STEP mode this needs a ``SyncVectorEnv``
+    or ``AsyncVectorEnv``; put other vector wrappers outside this one. In NEXT_STEP mode the
+    sub-environment is stepped once more before its reset, and the result dropped, because all are
+    stepped together; if it draws random numbers in ``step``, its next episode starts from a later
+    state of its generator.
 
     Args:
         env: the vector environment.
@@ -240,10 +243,11 @@ class VectorLearnedReward(LearnedRewardBase[VectorEnv[Any, Any, Any]], VectorFor
         if isinstance(base, SyncVectorEnv):
             self._recorded_in_parts = any(has_recorder(part) for part in base.envs)
         else:  # of SB3's Monitor, or of Gymnasium's recorder
-            found = _asked(env, "allow_early_resets") or "episode" in _asked(env, "_stats_key")
-            self._recorded_in_parts = bool(found)
+            self._recorded_in_parts = bool(
+                _asked(env, "allow_early_resets") or "episode" in _asked(env, "_stats_key")
+            )
         self._unaware = np.zeros(env.num_envs, np.bool_)
-        """Of the episodes that ended, those of which the sub-environment does not know."""
+        """Whether a claimed success ended an episode that its sub-environment would continue."""
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -300,7 +304,7 @@ class VectorLearnedReward(LearnedRewardBase[VectorEnv[Any, Any, Any]], VectorFor
     def _reset_where(
         self, mask: NDArray[np.bool_], observations: Any, infos: dict[str, Any]
     ) -> Any:
-        """Reset some sub-environments; return the observations with theirs, and put their infos."""
+        """Reset some sub-environments; write their first observations and infos into the batch."""
         fresh, fresh_infos = self.env.reset(options={"reset_mask": mask.copy()})
         rows, new = self._source.rows(observations), self._source.rows(fresh)
         for i in np.flatnonzero(mask).tolist():
@@ -312,15 +316,15 @@ class VectorLearnedReward(LearnedRewardBase[VectorEnv[Any, Any, Any]], VectorFor
         return concatenate(space, rows, empty)
 
     def _restart_now(self, observations: Any, infos: dict[str, Any]) -> Any:
-        """SAME_STEP: move what is there to ``final_obs`` and ``final_info``, then reset."""
+        """SAME_STEP: put observations and infos into ``final_obs`` and ``final_info``; reset."""
         mask, last = self._unaware, self._source.rows(observations)
         # Copied before the reset, which may write to the same memory.
-        kept = {
+        finals = {
             i: {"final_obs": copy.deepcopy(last[i]), "final_info": _row(infos, i)}
             for i in np.flatnonzero(mask).tolist()
         }
         result = self._reset_where(mask, observations, infos)
-        for i, final in kept.items():
+        for i, final in finals.items():
             self._put(infos, final, i)
         self._begin(result, mask)
         self._unaware = np.zeros_like(mask)
@@ -432,21 +436,18 @@ def _asked(env: VectorEnv[Any, Any, Any], name: str) -> tuple[Any, ...]:
 
 def _row(infos: dict[str, Any], index: int) -> dict[str, Any]:
     """Return the info of one sub-environment as plain values; arrays are copied."""
-    found: dict[str, Any] = {}
+    info: dict[str, Any] = {}
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
         if mask is None or not mask[index]:
             continue
-        if isinstance(values, dict):
-            found[key] = _row(values, index)
-            continue
-        value = values[index]
+        value = _row(values, index) if isinstance(values, dict) else values[index]
         if isinstance(value, np.ndarray):
             value = value.copy()
         elif isinstance(value, np.generic):
             value = value.item()
-        found[key] = value
-    return found
+        info[key] = value
+    return info
 
 
 def _withdraw(infos: dict[str, Any], index: int) -> None:
@@ -463,7 +464,7 @@ def _withdraw(infos: dict[str, Any], index: int) -> None:
 
 
 def _mask_of(infos: dict[str, Any], key: str, default: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return whose values of a key are set; ``default`` where, as natively, there is no mask."""
+    """Return the mask of a key's values; ``default`` if, as in native ones, there is none."""
     mask = infos.get(f"_{key}")
     return default.copy() if mask is None else np.array(mask, np.bool_)
 
@@ -476,3 +477,7 @@ def _keep_original(infos: dict[str, Any], key: str, num_envs: int) -> bool:
     infos[f"original_{key}"], infos[f"_original_{key}"] = infos.pop(key), mask
     infos.pop(f"_{key}", None)
     return True
+
+
+# As vinoreward names them.
+VectorEncodedObservation, VectorLearnedReward = EncodedObservation, LearnedReward

@@ -1,1 +1,0 @@
-"""Makes the scene's files; not part of the wheel."""
