@@ -62,16 +62,8 @@ GRIPPER_EULER: tuple[float, float, float] = (0.0, -math.pi, math.pi / 2)
 FINGER_OPEN: float = 0.04
 """An open finger. The article asks for 0.08, twice what the URDF allows."""
 HOME_JOINTS: tuple[float, ...] = (
-    0.0,
-    -0.215,
-    0.0,
-    -2.57,
-    0.0,
-    2.356,
-    2.356,
-    FINGER_OPEN,
-    FINGER_OPEN,
-)
+    0.0, -0.215, 0.0, -2.57, 0.0, 2.356, 2.356, FINGER_OPEN, FINGER_OPEN,
+)  # fmt: skip
 """The pose an episode starts from, before the gripper is brought to ``HOVER_HEIGHT``."""
 JOINT_LOW: tuple[float, ...] = (-2.9671, -1.8326, -2.9671, -3.1416, -2.9671, -0.0873, -2.9671)
 JOINT_HIGH: tuple[float, ...] = (2.9671, 1.8326, 2.9671, 0.0, 2.9671, 3.8223, 2.9671)

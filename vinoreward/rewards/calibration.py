@@ -19,10 +19,10 @@ Side = Literal["two", "upper", "lower"]
 
 @dataclass(frozen=True)
 class Threshold:
-    """A threshold with the counts and the bounds behind it.
+    """A threshold with its counts and bounds.
 
-    An episode counts as a negative one when it has a failure frame, and as a false positive when
-    one of its failure frames reaches the threshold.
+    An episode is negative if it has a failure frame, and a false positive if one of them reaches
+    the threshold.
     """
 
     value: float
@@ -60,18 +60,9 @@ class Threshold:
 def temperature(logits: NDArray[np.floating[Any]], labels: NDArray[np.integer[Any]]) -> float:
     """Return the T that makes ``softmax(logits / T)`` most likely (Guo et al. 2017, ICML).
 
-    Dividing by one positive number keeps the order of all log-odds of two classes, so no decision
-    at a correspondingly moved threshold changes.
-
-    Args:
-        logits: ``(N, K)``, of data that the network was not trained on.
-        labels: ``(N,)`` column numbers.
-
-    Returns:
-        T from 0.05 to 20; the end of the range where the data are separated perfectly.
-
-    Raises:
-        InputError: shapes or values that cannot work.
+    ``logits`` are ``(N, K)``, of data that the network was not trained on; ``labels`` are ``(N,)``
+    column numbers. T is within 0.05 and 20, at an end if the data are separated perfectly. With two
+    classes no decision at a correspondingly moved threshold changes.
     """
     values = np.asarray(logits, dtype=np.float64)
     targets = np.asarray(labels)
@@ -102,24 +93,17 @@ def temperature(logits: NDArray[np.floating[Any]], labels: NDArray[np.integer[An
     # The loss is convex in 1 / T, hence it has one minimum in log T: a bounded search finds it.
     with needed_for("calibration", "train"):
         from scipy.optimize import minimize_scalar
-    found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
-    return float(math.exp(min((low, high, float(found.x)), key=loss)))
+    best = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
+    return float(math.exp(min((low, high, float(best.x)), key=loss)))
 
 
 def clopper_pearson(
     k: int, n: int, confidence: float = 0.95, side: Side = "two"
 ) -> tuple[float, float]:
-    """Return the exact interval of a rate seen ``k`` times in ``n`` (Clopper & Pearson 1934).
+    """Return the exact interval of a rate, ``k`` events in ``n`` trials (Clopper & Pearson 1934).
 
-    Args:
-        k: events, 0 to n.
-        n: trials; 0 gives (0, 1).
-        confidence: between 0 and 1.
-        side: ``"two"``; ``"upper"`` gives (0, bound); ``"lower"`` gives (bound, 1). A one-sided
-            bound spends all of the error probability on its side.
-
-    Raises:
-        ConfigError: values that cannot work.
+    ``side`` ``"upper"`` gives (0, bound), ``"lower"`` (bound, 1), with all of the error probability
+    on that side. No trials give (0, 1).
     """
     if not 0 <= k <= n or int(k) != k or int(n) != n:
         raise ConfigError(f"found {k} events in {n} trials. Expected whole numbers, 0 <= k <= n.")
@@ -137,7 +121,7 @@ def clopper_pearson(
 
 
 def negatives_needed(target_fpr: float, confidence: float = 0.95) -> int:
-    """Return how many negatives without one false positive support the rate: 299 for 1 %."""
+    """Return how many negatives without a false positive support the rate: 299 for 1 %."""
     _check_rate("target_fpr", target_fpr)
     _check_rate("confidence", confidence)
     # 1e-9: an exact whole number must not be rounded up by the last bit.
@@ -145,7 +129,7 @@ def negatives_needed(target_fpr: float, confidence: float = 0.95) -> int:
 
 
 def rate_supported(negatives: int, confidence: float = 0.95) -> float:
-    """Return the rate that so many negatives without one false positive support: 1 % for 299."""
+    """Return the rate that these negatives without a false positive support: 1 % for 299."""
     _check_rate("confidence", confidence)
     if negatives < 1:
         return 1.0
@@ -161,10 +145,9 @@ def threshold_for_fpr(
 ) -> Threshold:
     """Return the smallest threshold whose false-positive rate is below the target, with confidence.
 
-    The one-sided Clopper-Pearson upper bound is held per frame, and per episode where there are
-    enough episodes for it. With fewer episodes than :func:`negatives_needed` no threshold could
-    hold it: then the result is chosen by frames alone, and ``episodes_reach_target`` and ``notes``
-    say so.
+    The one-sided Clopper-Pearson upper bound holds per frame, and per episode if there are at least
+    :func:`negatives_needed` episodes. With fewer the threshold is chosen by frames alone, and
+    ``episodes_reach_target`` and ``notes`` say so.
 
     Args:
         probabilities: ``(N,)`` from 0 to 1, of data not used for training.
@@ -174,8 +157,7 @@ def threshold_for_fpr(
         confidence: of the bounds.
 
     Raises:
-        TooFewNegativesError: not enough failure frames to support the rate; the message says how
-            many are needed.
+        TooFewNegativesError: too few failure frames to support the rate.
         InputError: arrays that cannot work, or no threshold reaches the target.
     """
     values, success, groups = _checked(probabilities, labels, episodes)

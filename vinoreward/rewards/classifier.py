@@ -116,17 +116,12 @@ class Classifier(Runner):
         return claimed.astype(np.float32)
 
     def as_reward_fn(self, reward: RewardKind = "claim") -> Callable[..., NDArray[np.float32]]:
-        """Return the reward function that the ``imitation`` library calls.
+        """Return the reward function that the ``imitation`` library calls; it can be pickled.
 
         It takes ``state, action, next_state, done`` by position or by name and scores
-        ``next_state``: ``(N, H, W, 3)`` or ``(N, 3, H, W)`` uint8. It can be pickled.
-
-        Where the number itself is the reward, a classifier of ``precision="auto"`` gives FP32's:
-        INT8 is checked for its decisions at the threshold and nowhere else. Where that is another
-        network than its own, the function has a classifier to itself.
-
-        Args:
-            reward: ``"claim"`` (1 or 0), ``"probability"`` or ``"log_odds"``.
+        ``next_state``: ``(N, H, W, 3)`` or ``(N, 3, H, W)`` uint8. The reward is ``"claim"`` (1 or
+        0), ``"probability"`` or ``"log_odds"``. For the last two ``precision="auto"`` means FP32,
+        in a classifier of its own: INT8 is checked for its decisions at the threshold only.
         """
         if reward == "claim" or not self._auto or self.precision == "fp32":
             return _RewardFunction(self, reward)

@@ -16,6 +16,7 @@ from vinoreward.errors import ConfigError
 from vinoreward.wrappers.sources import (
     AnyBundle,
     AnyEnv,
+    Env,
     Form,
     ImageSource,
     PictureSource,
@@ -214,7 +215,7 @@ class EncodedObservationBase(Form[AnyEnv]):
         super().close(**kwargs)  # type: ignore[misc]
 
 
-class EncodedObservation(EncodedObservationBase[gym.Env[Any, Any]], SingleForm):
+class EncodedObservation(EncodedObservationBase[Env], SingleForm):
     """Replace the environment's observation by what an encoder sees in its picture.
 
     The observation is one flat float32 Box: the latent vectors of the last ``frame_stack`` steps,
@@ -253,9 +254,7 @@ class EncodedObservation(EncodedObservationBase[gym.Env[Any, Any]], SingleForm):
         ModelNotFoundError: no such bundle.
     """
 
-    def _enclose(
-        self, env: gym.Env[Any, Any], source: ImageSource, arguments: dict[str, Any]
-    ) -> None:
+    def _enclose(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:
         if arguments["frame_stack"] > 1:
             refuse_autoreset(env, "it would be stacked on those of the episode that ended")
         super()._enclose(env, source, arguments)

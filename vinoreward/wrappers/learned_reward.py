@@ -17,6 +17,7 @@ from vinoreward.wrappers.render_once import layers
 from vinoreward.wrappers.sources import (
     AnyBundle,
     AnyEnv,
+    Env,
     Form,
     ImageSource,
     PictureSource,
@@ -193,7 +194,7 @@ def strict_monitor() -> ConfigError:
     )
 
 
-def has_recorder(env: gym.Env[Any, Any]) -> bool:
+def has_recorder(env: Env) -> bool:
     """Return whether a ``RecordEpisodeStatistics`` or ``Monitor`` inside writes ``episode``."""
     return any(
         hasattr(layer, SB3_RECORDER)
@@ -207,7 +208,7 @@ def reports_episodes(recorder: Any) -> bool:
     return bool(getattr(recorder, "_stats_key", "episode") == "episode")
 
 
-class LearnedReward(LearnedRewardBase[gym.Env[Any, Any]], SingleForm):
+class LearnedReward(LearnedRewardBase[Env], SingleForm):
     """Replace the environment's reward by what a classifier sees.
 
     Every step scores the picture that the transition ended with. ``info`` gains ``is_success``
@@ -215,28 +216,26 @@ class LearnedReward(LearnedRewardBase[gym.Env[Any, Any]], SingleForm):
     ``original_env_rew``; the environment's ``true_success`` stays, and an ``is_success`` of its own
     moves to ``original_is_success``.
 
-    A recorder of episodes inside is SB3's ``Monitor`` (as ``make_vec_env(wrapper_class=...)`` and
-    RL Zoo build it) or Gymnasium's ``RecordEpisodeStatistics``. Then ``info["episode"]`` at an
-    episode's end has the learned reward's return ``r``, the length ``l`` and the seconds ``t``,
-    also where a claimed success ended it. The recorder's own entry moves to ``original_episode``.
-    It misses episodes that a claim ended, and so does its file. Without a recorder inside, no
-    ``episode`` is written: put one outside, where it sees the learned reward. With one inside, a
-    ``RecordEpisodeStatistics`` outside needs a ``stats_key`` of its own.
+    With SB3's ``Monitor`` (as ``make_vec_env(wrapper_class=...)`` and RL Zoo build it) or
+    Gymnasium's ``RecordEpisodeStatistics`` inside, ``info["episode"]`` at an episode's end has the
+    learned reward's return ``r``, the length ``l`` and the seconds ``t``. The recorder's own entry
+    moves to ``original_episode``; it and its file miss episodes that a claim ended. Without a
+    recorder inside no ``episode`` is written: put one outside, where it sees the learned reward. A
+    ``RecordEpisodeStatistics`` outside of another one needs a ``stats_key`` of its own.
 
     ``reward_mode``:
 
     - ``"sparse"``: ``success_reward`` on a step with a claimed success, else ``step_reward``.
     - ``"probability"``, ``"log_odds"``: that number. With ``terminate_on_success`` a success ends
-      the stream of rewards, which teaches an agent to stay just below it where they are positive:
-      switch it off, or prefer ``"potential"``.
+      the rewards, so that an agent learns to stay just below it if they are positive: switch it
+      off, or prefer ``"potential"``.
     - ``"potential"``: sparse plus ``gamma * p(s') - p(s)``, which leaves the optimal policy as it
       was (Ng, Harada & Russell 1999). ``p`` is 0 after a termination, and kept after a truncation.
 
-    In all modes but ``"sparse"`` the number itself is paid, so ``precision="auto"`` means FP32
-    there. INT8 is checked for its decisions at the threshold; away from it, it may be off by
-    several log-odds. FP32 takes about twice as long (SqueezeNet 1.1, 96x128: 1.4 for 0.7 ms);
-    ``precision="int8"`` asks for INT8's numbers all the same. In ``"sparse"`` mode ``reward_prob``
-    is the number of the network that decided.
+    In all modes but ``"sparse"`` ``precision="auto"`` means FP32: INT8 is checked for its decisions
+    at the threshold, and may be off by several log-odds elsewhere. FP32 takes about twice as long
+    (SqueezeNet 1.1, 96x128: 1.4 for 0.7 ms). In ``"sparse"`` mode ``reward_prob`` is of the network
+    that decided.
 
     All arguments but ``guard``, a callable ``image_source`` and a loaded ``bundle`` are YAML
     scalars, so that RL Zoo's ``env_wrapper`` can carry them. ``env.spec`` makes the same
@@ -276,9 +275,7 @@ class LearnedReward(LearnedRewardBase[gym.Env[Any, Any]], SingleForm):
         ModelNotFoundError: no such bundle.
     """
 
-    def _enclose(
-        self, env: gym.Env[Any, Any], source: ImageSource, arguments: dict[str, Any]
-    ) -> None:
+    def _enclose(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:
         refuse_autoreset(env, "it would be scored and paid as if an action had led there")
         if self._core.options.terminate_on_success:
             for layer in layers(env):

@@ -22,6 +22,7 @@ from vinoreward.rewards.classifier import Layout, layout_of
 from vinoreward.wrappers.render_once import layers, render_once
 
 AnyEnv = TypeVar("AnyEnv")
+Env = gym.Env[Any, Any]
 
 ImageSource = str | Callable[[Any, Any], NDArray[np.uint8]]
 """``"render"``, ``"obs"``, ``"obs:<key>"`` or ``callable(env, observation)``."""
@@ -63,18 +64,14 @@ class Form(abc.ABC, Generic[AnyEnv]):
         """Set the observation space of one environment."""
 
 
-class SingleForm(
-    Form[gym.Env[Any, Any]], gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs
-):
+class SingleForm(Form[Env], gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
     """:class:`Form` for one Gymnasium environment."""
 
-    def _inside(self, env: gym.Env[Any, Any]) -> Inside:
+    def _inside(self, env: Env) -> Inside:
         scene = getattr(env.unwrapped, "picture_scene", None)
         return Inside(env.observation_space, env.render_mode, scene)
 
-    def _enclose(
-        self, env: gym.Env[Any, Any], source: ImageSource, arguments: dict[str, Any]
-    ) -> None:
+    def _enclose(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:
         # Recorded so that env.spec can make this environment again, also from JSON.
         gym.utils.RecordConstructorArgs.__init__(self, **arguments)
         gym.Wrapper.__init__(self, render_once(env) if source == "render" else env)
@@ -271,7 +268,7 @@ def stack_of(
     return count, layout, sizes[layout]
 
 
-def refuse_autoreset(env: gym.Env[Any, Any], harm: str) -> None:
+def refuse_autoreset(env: Env, harm: str) -> None:
     """Raise ConfigError if Gymnasium's ``Autoreset`` is inside; ``harm`` goes into its sentence."""
     if any(isinstance(layer, gym.wrappers.Autoreset) for layer in layers(env)):
         raise ConfigError(

@@ -35,23 +35,22 @@ from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource
 
 __all__ = ["EncodedObservation", "LearnedReward"]
 
+Envs = VectorEnv[Any, Any, Any]
 Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
 
 
-class VectorForm(Form[VectorEnv[Any, Any, Any]], VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
+class VectorForm(Form[Envs], VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
     """:class:`Form` for Gymnasium's vector environments."""
 
     _over: NDArray[np.bool_]
     """``(num_envs,)`` Whether an episode ended with the last step, for the caller."""
 
-    def _inside(self, env: VectorEnv[Any, Any, Any]) -> Inside:
+    def _inside(self, env: Envs) -> Inside:
         own = getattr(env.unwrapped, "picture_scene", None)
         scene = own if own is not None else next(iter(_asked(env, "picture_scene")), None)
         return Inside(env.single_observation_space, env.render_mode, scene, env.num_envs)
 
-    def _enclose(
-        self, env: VectorEnv[Any, Any, Any], source: ImageSource, arguments: dict[str, Any]
-    ) -> None:
+    def _enclose(self, env: Envs, source: ImageSource, arguments: dict[str, Any]) -> None:
         self._mode = _checked_mode(env, source, arguments.get("terminate_on_success", False))
         VectorWrapper.__init__(self, vector_render_once(env) if source == "render" else env)
         self._last: LastPictures | None = None
@@ -127,7 +126,7 @@ class VectorForm(Form[VectorEnv[Any, Any, Any]], VectorWrapper[Any, Any, Any, An
         return np.ones_like(ended), ended, last
 
 
-class EncodedObservation(EncodedObservationBase[VectorEnv[Any, Any, Any]], VectorForm):
+class EncodedObservation(EncodedObservationBase[Envs], VectorForm):
     """:class:`~vinoreward.EncodedObservation` for all sub-environments, one batched call per step.
 
     The wrapped environment's autoreset mode stays what it is. In SAME_STEP mode ``final_obs`` is
@@ -198,7 +197,7 @@ class EncodedObservation(EncodedObservationBase[VectorEnv[Any, Any, Any]], Vecto
         return final, infos
 
 
-class LearnedReward(LearnedRewardBase[VectorEnv[Any, Any, Any]], VectorForm):
+class LearnedReward(LearnedRewardBase[Envs], VectorForm):
     """:class:`~vinoreward.LearnedReward` for all sub-environments, with one batched call per step.
 
     The wrapped environment's autoreset mode stays what it is, and what is scored is always the
@@ -231,9 +230,7 @@ class LearnedReward(LearnedRewardBase[VectorEnv[Any, Any, Any]], VectorForm):
         image_source: a callable is given ``None`` for the environment, one observation at a time.
     """
 
-    def _enclose(
-        self, env: VectorEnv[Any, Any, Any], source: ImageSource, arguments: dict[str, Any]
-    ) -> None:
+    def _enclose(self, env: Envs, source: ImageSource, arguments: dict[str, Any]) -> None:
         super()._enclose(env, source, arguments)
         self._recorded = any(
             isinstance(layer, RecordEpisodeStatistics) and reports_episodes(layer)
@@ -383,9 +380,7 @@ class LearnedReward(LearnedRewardBase[VectorEnv[Any, Any, Any]], VectorForm):
             infos["final_obs"] = last
 
 
-def _checked_mode(
-    env: VectorEnv[Any, Any, Any], source: ImageSource, terminate: bool
-) -> AutoresetMode:
+def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetMode:
     """Return the autoreset mode, or raise where some picture would belong to another episode."""
     mode = env.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
@@ -423,7 +418,7 @@ def _checked_mode(
     return mode
 
 
-def _asked(env: VectorEnv[Any, Any, Any], name: str) -> tuple[Any, ...]:
+def _asked(env: Envs, name: str) -> tuple[Any, ...]:
     """Return an attribute of each sub-environment; none where it is not there for all of them."""
     base = env.unwrapped
     # Asked first, because a missing attribute ends an AsyncVectorEnv's workers.

@@ -161,51 +161,32 @@ class _Frame:
         faces = self._array(mesh.faces, warp.vec3i)
         face_links = self._array(mesh.links[mesh.faces[:, 0]], warp.uint8)
         direction = np.array(LIGHT) / np.linalg.norm(LIGHT)
-        self._launches = [
+        surface = [
+            self._array(mesh.normal_faces, warp.vec3i), face_links,
+            self._array(mesh.normals, warp.vec3), self._array(mesh.colours, warp.vec3ub),
+        ]  # fmt: skip
+        light = [warp.vec3(*direction), warp.vec3(AMBIENT, DIFFUSE, SPECULAR)]
+        behind = [self._array(drawn.picture, warp.vec3ub), self._array(depth, warp.uint64)]
+        vertices = [
+            self._array(mesh.positions, warp.vec3), self._array(mesh.links, warp.uint8),
+            self._matrices, self._seen, c.CAMERA_NEAR,
+        ]  # fmt: skip
+        steps = (
+            (kernels.transform_vertices, (len(mesh.positions),), [*vertices, screen]),
             (
-                warp.launch(
-                    kernel, dim=(capacity, *dim), inputs=inputs, device=device, record_cmd=True
-                ),
-                dim,
-            )
-            for kernel, dim, inputs in (
-                (
-                    kernels.transform_vertices,
-                    (len(mesh.positions),),
-                    [
-                        self._array(mesh.positions, warp.vec3),
-                        self._array(mesh.links, warp.uint8),
-                        self._matrices,
-                        self._seen,
-                        c.CAMERA_NEAR,
-                        screen,
-                    ],
-                ),
-                (
-                    kernels.fill_triangles,
-                    (len(mesh.faces),),
-                    [faces, face_links, self._seen, screen, *size, depths],
-                ),
-                (
-                    kernels.shade_pixels,
-                    size,
-                    [
-                        faces,
-                        self._array(mesh.normal_faces, warp.vec3i),
-                        face_links,
-                        self._array(mesh.normals, warp.vec3),
-                        self._array(mesh.colours, warp.vec3ub),
-                        self._rotations,
-                        screen,
-                        warp.vec3(*direction),
-                        warp.vec3(AMBIENT, DIFFUSE, SPECULAR),
-                        self._array(drawn.picture, warp.vec3ub),
-                        self._array(depth, warp.uint64),
-                        depths,
-                        self._picture,
-                    ],
-                ),
-            )
+                kernels.fill_triangles,
+                (len(mesh.faces),),
+                [faces, face_links, self._seen, screen, *size, depths],
+            ),
+            (
+                kernels.shade_pixels,
+                size,
+                [faces, *surface, self._rotations, screen, *light, *behind, depths, self._picture],
+            ),
+        )
+        self._launches = [
+            (warp.launch(kernel, (capacity, *dim), inputs, device=device, record_cmd=True), dim)
+            for kernel, dim, inputs in steps
         ]
 
     def _array(self, values: NDArray[Any], dtype: Any) -> Any:

@@ -42,7 +42,6 @@ from vinoreward_training.tasks.environments import (
 if TYPE_CHECKING:
     import gymnasium as gym
     from stable_baselines3.common.base_class import BaseAlgorithm
-    from stable_baselines3.common.logger import Logger
 
     from vinoreward_training.policy.callbacks import RunCallback
 
@@ -135,6 +134,8 @@ def train(config: TrainConfig) -> TrainResult:
 
 
 def _train(config: TrainConfig, folder: Path) -> TrainResult:
+    from stable_baselines3.common.logger import configure
+
     from vinoreward_training.policy.callbacks import RunCallback, Solved
 
     total = config.timesteps or 0
@@ -159,7 +160,9 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             callback = RunCallback(
                 folder, evaluation_env, config, check_interrupt=check, start=start
             )
-            closing.callback(_log_to(model, folder / "logs" / f"from_{start}").close)
+            logs = str(made(folder / "logs" / f"from_{start}"))
+            model.set_logger(configure(logs, ["tensorboard", "csv"]))
+            closing.callback(model.logger.close)
             if start < total:
                 with contextlib.suppress(Solved):
                     model.learn(total - start, callback=callback, reset_num_timesteps=False)
@@ -193,14 +196,6 @@ def _say_policy(config: TrainConfig, env: gym.Env[Any, Any]) -> None:
         chosen = policy_for(env.observation_space)
         if chosen == "CnnPolicy":
             print("the observation is a picture: Stable-Baselines3's CnnPolicy learns from it")
-
-
-def _log_to(model: BaseAlgorithm, folder: Path) -> Logger:
-    from stable_baselines3.common.logger import configure
-
-    logger = configure(str(made(folder)), ["tensorboard", "csv"])
-    model.set_logger(logger)
-    return logger
 
 
 def _conclude(

@@ -298,17 +298,17 @@ def _flat(env: Env, name: str) -> Env:
 def _normalised(env: Env, name: str) -> Env:
     """Scale the actions of a Box to [-1, 1]."""
     space = env.action_space
-    if isinstance(space, gym.spaces.Box):
-        low, high = space.low, space.high
-        if not (np.isfinite(low).all() and np.isfinite(high).all() and len(space.shape) == 1):
-            env.close()
-            raise ConfigError(
-                f"{name} takes actions from {space}. Expected one row of bounded numbers, to be "
-                f"scaled to [-1, 1]; {action_cure(space)}."
-            )
-        if not (np.all(low == -1.0) and np.all(high == 1.0)):
-            return RescaleAction(env, np.float32(-1.0), np.float32(1.0))
-    return env
+    if not isinstance(space, gym.spaces.Box):
+        return env
+    if not (np.isfinite([space.low, space.high]).all() and len(space.shape) == 1):
+        env.close()
+        raise ConfigError(
+            f"{name} takes actions from {space}. Expected one row of bounded numbers, to be "
+            f"scaled to [-1, 1]; {action_cure(space)}."
+        )
+    if np.all(space.low == -1.0) and np.all(space.high == 1.0):
+        return env
+    return RescaleAction(env, np.float32(-1.0), np.float32(1.0))
 
 
 def _rescaled(env: Env, name: str) -> Env:
