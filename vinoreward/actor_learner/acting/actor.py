@@ -159,15 +159,12 @@ class Actor:
         self._watch = Stopwatch()
         self._rollouts = rollouts
         self._steps = self._pulls = 0
-        self._block = 0
-        """Steps until the next choice of a network."""
+        self._block = 0  # steps until the next choice of a network
         self._kind = FULL_PRECISION
         self._settings = ActorSettings()
-        self._exact_for = NONE
-        """The last version for a fixed lag."""
+        self._exact_for = NONE  # the last version for a fixed lag
         self._episodes: list[Episode] = []
-        self._noise: Doubles | None = None
-        """(B, A) added to the actions of the previous step."""
+        self._noise: Doubles | None = None  # (B, A), added to the actions of the previous step
 
     def run(self) -> None:
         """Act until the learner stops it."""

@@ -266,6 +266,11 @@ class ModuleLearner(Learner):
         tensor = torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
         return tensor.float() if tensor.dtype == torch.float64 else tensor
 
+    def array(self, tensor: Tensor, shape: tuple[int, ...]) -> Floats:
+        """Return a detached tensor as a float32 array of a shape."""
+        array: Floats = tensor.detach().float().cpu().numpy().reshape(shape)
+        return array
+
     def normal(self, *shape: int) -> Tensor:
         """Sample from a normal distribution with the learner's own generator."""
         return torch.randn(*shape, generator=self.draws, device=self.device)

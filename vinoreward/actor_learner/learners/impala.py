@@ -25,7 +25,6 @@ from vinoreward.actor_learner.learners.base import (
 from vinoreward.actor_learner.transport.trajectory import ARRAYS, Trajectory
 from vinoreward.correction import Correction, Corrector, OffPolicyBatch, VTrace
 from vinoreward.errors import ConfigError, InputError
-from vinoreward.policies.policy import Floats
 from vinoreward.policies.spec import Dense, PolicySpec
 from vinoreward.policies.torch_policy import TorchPolicy
 
@@ -134,12 +133,8 @@ class Impala(ModuleLearner):
 
     def _off_policy(self, batch: Trajectory, log_pi: Tensor, values: Tensor) -> OffPolicyBatch:
         """Return the detached inputs of correctors; successors get the current network's values."""
-
-        def shaped(tensor: Tensor) -> Floats:
-            array: Floats = tensor.detach().float().cpu().numpy().reshape(batch.rewards.shape)
-            return array
-
-        present = shaped(values)
+        shape = batch.rewards.shape
+        present = self.array(values, shape)
         following = np.empty_like(present)
         # Within an episode, the successor is the next row, whose value is already known.
         following[:-1] = present[1:]
@@ -150,7 +145,7 @@ class Impala(ModuleLearner):
         self.check_finite("values", last)
         following[stops] = last.float().cpu().numpy()
         return OffPolicyBatch(
-            log_pi=shaped(log_pi),
+            log_pi=self.array(log_pi, shape),
             log_mu=batch.log_mu,
             rewards=self._config.rewards(batch.rewards),
             terminated=batch.terminated,

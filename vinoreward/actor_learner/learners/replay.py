@@ -149,12 +149,9 @@ class Replay:
         action = ((), np.int64) if spec.discrete else ((spec.actions,), np.float32)
         self._spec = spec
         self.capacity = capacity
-        self.size = 0
-        """Transitions that can be sampled."""
-        self.inserted = 0
-        """Transitions inserted so far."""
-        self._position = 0
-        self._filled = 0
+        self.size = 0  # transitions that can be sampled
+        self.inserted = 0  # transitions inserted so far
+        self._position = self._filled = 0
         self._arrays: dict[str, npt.NDArray[Any]] = {
             "observations": np.zeros((capacity, *spec.observation_shape), spec.observation_dtype),
             "actions": np.zeros((capacity, *action[0]), action[1]),
@@ -201,8 +198,9 @@ class Replay:
             self._tree.set(slots.reshape(-1), self._highest)
         self._position = (self._position + needed) % self.capacity
         self._filled = min(self._filled + needed, self.capacity)
-        self.inserted += int(steps * batch)
-        return int(steps * batch)
+        transitions = int(steps * batch)
+        self.inserted += transitions
+        return transitions
 
     def sample(self, count: int, steps: int = 1) -> Windows:
         """Sample B=``count`` windows of up to n=``steps`` steps, with replacement."""
@@ -441,25 +439,19 @@ class ReplayLearner(ModuleLearner):
         next_values = state_values(self.tensor(self.replay.successors(slots)))
         for name, values in (("action values", q_values), ("values", next_values)):
             self.check_finite(name, values)
-
-        def shaped(values: Tensor) -> Floats:
-            array: Floats = values.detach().float().cpu().numpy().reshape(windows.slots.shape)
-            return array
-
-        corrected = self.correction(
-            OffPolicyBatch(
-                log_pi=shaped(log_pi),
-                log_mu=windows.log_mu,
-                rewards=self._config.rewards(windows.rewards),
-                terminated=windows.terminated,
-                truncated=windows.ends & ~windows.terminated,
-                values=shaped(q_values),
-                next_values=shaped(next_values),
-                gamma=self._config.gamma,
-                q_values=shaped(q_values),
-            )
+        shape = windows.slots.shape
+        batch = OffPolicyBatch(
+            log_pi=self.array(log_pi, shape),
+            log_mu=windows.log_mu,
+            rewards=self._config.rewards(windows.rewards),
+            terminated=windows.terminated,
+            truncated=windows.ends & ~windows.terminated,
+            values=self.array(q_values, shape),
+            next_values=self.array(next_values, shape),
+            gamma=self._config.gamma,
+            q_values=self.array(q_values, shape),
         )
-        return self.tensor(corrected.targets[0])
+        return self.tensor(self.correction(batch).targets[0])
 
 
 def n_step_sums(rewards: Floats, windows: Windows, gamma: float) -> tuple[Floats, Floats]:

@@ -102,11 +102,10 @@ class SB3Learner(base.Learner):
             pass
         if not hasattr(model, "_logger"):
             # As in learn(); without a folder, nothing is written.
-            model.set_logger(
-                Logger(folder=None, output_formats=[])
-                if model.tensorboard_log is None
-                else configure_logger(0, model.tensorboard_log, type(model).__name__)
-            )
+            logger = Logger(folder=None, output_formats=[])
+            if model.tensorboard_log is not None:
+                logger = configure_logger(0, model.tensorboard_log, type(model).__name__)
+            model.set_logger(logger)
 
     @property
     def consumption(self) -> Consumption:
@@ -190,14 +189,10 @@ class SB3Learner(base.Learner):
         for step in range(len(terminated)):
             ends = terminated[step] | cut[step] if handles else terminated[step]
             infos = [{"TimeLimit.truncated": bool(each)} if handles else {} for each in cut[step]]
-            self._buffer.add(
-                trajectory.observations[step, columns],
-                trajectory.next_observations[step, columns],
-                trajectory.actions[step, columns],
-                trajectory.rewards[step, columns],
-                ends,
-                infos,
-            )
+            seen = trajectory.observations[step, columns]
+            following = trajectory.next_observations[step, columns]
+            actions, rewards = trajectory.actions[step, columns], trajectory.rewards[step, columns]
+            self._buffer.add(seen, following, actions, rewards, ends, infos)
             over = terminated[step] | trajectory.truncated[step, columns]
             self._count(int(over.sum()))
 

@@ -68,8 +68,7 @@ class ActorSettings:
             values = json.loads(text)
             if values["noise"] is not None:
                 lists = {name: tuple(values["noise"][name]) for name in ("mean", "sigma", "start")}
-                noise: dict[str, Any] = {**values["noise"], **lists}
-                values["noise"] = ActionNoise(**noise)
+                values["noise"] = ActionNoise(**{**values["noise"], **lists})
             return cls(**values)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
