@@ -11,8 +11,7 @@ from actor_learner_parts import CARTPOLE, impala, settings
 from engine_runs import check_nothing_left
 from faulty_environments import Slow
 
-from vinoreward.actor_learner import controller
-from vinoreward.actor_learner import trainer as actor_learner
+from vinoreward.actor_learner import controller, training_loop
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.acting.evaluation import Evaluation, Evaluator
 from vinoreward.actor_learner.learners.impala import Impala, ImpalaConfig
@@ -62,7 +61,7 @@ def evaluated(training: ActorLearner, count: int) -> list[Evaluation]:
 
 def test_what_is_evaluated_is_one_version_in_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the default monitor hears of the returns without being asked to be given any."""
-    monkeypatch.setattr(actor_learner, "EVALUATE_EVERY", 200)
+    monkeypatch.setattr(training_loop, "EVALUATE_EVERY", 200)
     learner, monitor = Remembered(), default_monitor("logits")
     training = ActorLearner(
         "CartPole-v1",
