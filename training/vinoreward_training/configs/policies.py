@@ -16,17 +16,11 @@ class TrainConfig:
 
     Examples:
         vinoreward train --out runs/hover
-
         vinoreward train --env PandaHoverRandom-v0 --out runs/random --seed 1
-
         vinoreward train --env PandaHoverPixels-v0 --encoder panda-hover-encoder --out runs/pixels
-
         vinoreward train --resume --out runs/hover
-
         vinoreward train --env CartPole-v1 --algorithm DQN --out runs/cartpole
-
         vinoreward train --env my_package:MyEnv-v0 --wrap-bundle --bundle my-bundle --out runs/mine
-
         vinoreward train --config my.yaml --algorithm-kwargs gamma 0.95 batch_size 128
     """
 
@@ -124,21 +118,13 @@ class ActorsConfig:
 
     Examples:
         vinoreward actors --task CartPole-v0 --network 2x256 --steps 60000 --target 195
-
         vinoreward actors --task CartPole-v0 --compress int8 --profile-only 4000
-
         vinoreward actors --preset actorq/cartpole-int8 --out runs/cartpole
-
         vinoreward actors --resume --out runs/cartpole
-
         vinoreward actors --list-presets
-
         vinoreward actors --task pong --compress "prune 0.5 | distill | int8 | openvino"
-
         vinoreward actors --task cheetah-run --algorithm d4pg --learner n_step 1 batch_size 128
-
         vinoreward actors --task CartPole-v0 --network 2x256 --pull-study 10 40 160 640
-
         vinoreward actors --task my_package:MyEnv-v0 --network 2x64 --engine ray
     """
 
@@ -236,11 +222,8 @@ class PlayConfig:
 
     Examples:
         vinoreward play --run runs/hover
-
         vinoreward play --run runs/hover --episodes 500 --film 3 --out hover.gif
-
         vinoreward play --run runs/hover --human
-
         vinoreward play --run runs/cartpole --compressed
     """
 
