@@ -62,8 +62,8 @@ def _about(settings: Mapping[str, object]) -> str:
 
 
 def _train(config: ActorsConfig) -> int:
-    found = train(config)
-    if found is None:
+    outcome = train(config)
+    if outcome is None:
         summary = read_summary(config.out)
         arrived = summary["reached_at"] is not None and summary["steps"] < config.steps
         hint = "without its --target, which it reached" if arrived else "with more --steps"
@@ -73,28 +73,28 @@ def _train(config: ActorsConfig) -> int:
         further = " --target None" if summary["reached_at"] is not None else ""
         print(f"next:   {_again(config)} --steps {more}{further}")
         return 0
-    pair = found.pair
-    print(f"steps: {found.steps}, updates: {found.updates}, {found.seconds:.1f} s")
+    pair = outcome.pair
+    print(f"steps: {outcome.steps}, updates: {outcome.updates}, {outcome.seconds:.1f} s")
     for name, played in policies_of(pair):
         print(f"{name}: return {played.mean:.4g} ± {played.error:.2g} (standard error)")
         if played.claimed is not None or played.true is not None:
             print(f"  claimed success: {rate_of(played.claimed) or 'not known'}")
             print(f"  true success:    {rate_of(played.true) or 'not known'}")
-    share = share_words(found.compressed_share, found.staleness)
+    share = share_words(outcome.compressed_share, outcome.staleness)
     if share:
         print(share)
     if config.target is not None:
         reached = "not reached"
-        if found.reached_at is not None:
-            reached = f"reached at step {found.reached_at}, {found.reached_seconds:.1f} s"
+        if outcome.reached_at is not None:
+            reached = f"reached at step {outcome.reached_at}, {outcome.reached_seconds:.1f} s"
         print(f"target {config.target:g}: {reached}")
-    print(f"\n{found.verdict}\n{gap_words(pair)}\n")
+    print(f"\n{outcome.verdict}\n{gap_words(pair)}\n")
     print(f"policy: {config.out / 'policy.json'}")
     print(f"curve:  {config.out / 'returns.png'}")
     print(f"report: {config.out / 'report.html'}")
     words = ["play", "--run", str(config.out), *naming(config.task)]
     print(f"play:   vinoreward {shlex.join(words)}")
-    print(f"next:   {_next(config, found.updates)}")
+    print(f"next:   {_next(config, outcome.updates)}")
     return 0
 
 

@@ -298,10 +298,7 @@ def monitor_of(
 
 
 def _strategy(
-    part: Part,
-    head: Head,
-    parameters: Mapping[str, float],
-    safer: Sequence[Mapping[str, Any]],
+    part: Part, head: Head, parameters: Mapping[str, float], safer: Sequence[Mapping[str, Any]]
 ) -> Any:
     def above(bad: float, good: float) -> None:
         if not 0.0 <= good < bad:  # otherwise a small divergence would be the bad one

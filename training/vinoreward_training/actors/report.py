@@ -429,9 +429,7 @@ def _shown(setting: Mapping[str, Any], name: str) -> float:
 
 
 def draw_study(
-    path: Path,
-    runs: Mapping[int, Sequence[Sequence[Row]]],
-    finals: Mapping[int, Sequence[float]],
+    path: Path, runs: Mapping[int, Sequence[Sequence[Row]]], finals: Mapping[int, Sequence[float]]
 ) -> Path:
     """Draw the return over steps for several pull periods: thin lines are seeds, thick the median.
 

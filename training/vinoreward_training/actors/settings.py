@@ -53,7 +53,7 @@ def presets() -> dict[str, dict[str, Any]]:
     A file has common settings, and tables ``tasks`` and ``arms`` with the differences: each
     combination of a task and an arm is a preset.
     """
-    found = {}
+    settings = {}
     root = PRESETS / "actors"
     for path in sorted(root.rglob("*.yaml")):
         common = read_yaml(path, [*SETTINGS.names, "tasks", "arms"])
@@ -61,8 +61,8 @@ def presets() -> dict[str, dict[str, Any]]:
         folder = path.parent.relative_to(root).as_posix()
         for task, of_task in tasks.items():
             for arm, of_arm in arms.items():
-                found[f"{folder}/{task}-{arm}"] = merged(common, of_task, of_arm)
-    return found
+                settings[f"{folder}/{task}-{arm}"] = merged(common, of_task, of_arm)
+    return settings
 
 
 def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,13 +28,7 @@ from vinoreward.policies.distributions import Exploration, act
 from vinoreward.policies.policy import Policy, random_policy
 from vinoreward.policies.spec import PolicySpec, mlp
 from vinoreward.policies.wire import encode
-from vinoreward_training.bench.rows import (
-    Row,
-    interleaved,
-    median_row,
-    speed_row,
-    turns,
-)
+from vinoreward_training.bench.rows import Row, interleaved, median_row, speed_row, turns
 from vinoreward_training.configs import BenchConfig
 from vinoreward_training.tasks.lookup import ACTORQ, find_task
 from vinoreward_training.tasks.networks import network

@@ -356,9 +356,9 @@ def actor_curves_rows(config: BenchConfig) -> list[Row]:
         resume = config.resume and (folder / "config.yaml").is_file()
         name = f"actorq/{task}-curve-{PRESETS[arm]}"
         train_actors(preset(name, seed, out=folder, progress=False, resume=resume))
-        found = curve(folder)
-        print(f"{task}, {arm}: {found.final:.1f}", flush=True)
-        return found
+        one = curve(folder)
+        print(f"{task}, {arm}: {one.final:.1f}", flush=True)
+        return one
 
     seeds = range(config.first_seed, config.first_seed + config.actor_seeds)
     curves = {task: paired(ARMS, seeds, functools.partial(curve_of, task)) for task in CURVES}

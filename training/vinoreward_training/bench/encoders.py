@@ -252,9 +252,7 @@ def captured_frames(count: int, seed: int, camera: CameraSpec | None) -> list[Ho
 
 
 def probe_errors(
-    encode: Callable[[Pictures], Floats],
-    fitted: Sequence[HoverFrame],
-    fresh: Sequence[HoverFrame],
+    encode: Callable[[Pictures], Floats], fitted: Sequence[HoverFrame], fresh: Sequence[HoverFrame]
 ) -> list[ProbeError]:
     """Fit the probe on frames and judge it on fresh ones, without absent objects.
 

@@ -261,11 +261,7 @@ def speed_row(
 
 
 def speed_rows(
-    name: str,
-    what: str,
-    times: Mapping[str, Timing],
-    targets: Mapping[str, float],
-    note: str = "",
+    name: str, what: str, times: Mapping[str, Timing], targets: Mapping[str, float], note: str = ""
 ) -> list[Row]:
     """Return how many times faster each candidate (``{}`` in ``what``) is than the first."""
     (_, baseline), *others = times.items()

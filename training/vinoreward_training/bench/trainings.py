@@ -237,12 +237,7 @@ def overhead_pixels_rows(config: BenchConfig) -> list[Row]:
 
 
 def _overhead(
-    config: BenchConfig,
-    name: str,
-    what: str,
-    makers: dict[str, MakeEnv],
-    env_id: str,
-    target: str,
+    config: BenchConfig, name: str, what: str, makers: dict[str, MakeEnv], env_id: str, target: str
 ) -> list[Row]:
     """Time trainings in two environments, same seeds, in turns: the first's time over the second's.
 

@@ -2,13 +2,20 @@
 
 from vinoreward_training.configs.bundles import (
     CaptureConfig,
+    DemoConfig,
+    DoctorConfig,
     FinetuneConfig,
     ImportEncoderConfig,
     QuantizeConfig,
     TrainVaeConfig,
 )
-from vinoreward_training.configs.checks import BenchConfig, DemoConfig, DoctorConfig, ProfileConfig
-from vinoreward_training.configs.policies import ActorsConfig, PlayConfig, TrainConfig
+from vinoreward_training.configs.policies import (
+    ActorsConfig,
+    BenchConfig,
+    PlayConfig,
+    ProfileConfig,
+    TrainConfig,
+)
 
 __all__ = [
     "ActorsConfig",

@@ -367,6 +367,6 @@ def program() -> str:
     called = Path(sys.argv[0])
     if called.name != "vinoreward" or not called.is_file():
         return "vinoreward"
-    found = shutil.which("vinoreward")
-    same = found is not None and Path(found).resolve() == called.resolve()
+    on_path = shutil.which("vinoreward")
+    same = on_path is not None and Path(on_path).resolve() == called.resolve()
     return "vinoreward" if same else shlex.quote(str(called))

@@ -83,10 +83,10 @@ def _from_here(path: Path) -> Path:
 
 def free(folder: Path) -> Path:
     """Return a folder of that name, or of a similar one, that is not there yet."""
-    number, found = 2, folder
-    while found.exists():
-        number, found = number + 1, folder.with_name(f"{folder.name}-{number}")
-    return found
+    number, new = 2, folder
+    while new.exists():
+        number, new = number + 1, folder.with_name(f"{folder.name}-{number}")
+    return new
 
 
 def beside(folder: Path, word: str) -> Path:
@@ -147,8 +147,8 @@ def _judges_itself(env_id: str) -> bool:
     """Say whether an environment has a learned reward of its own, without importing anything."""
     import vinoreward  # noqa: F401  (registers ours)
 
-    found = gym.registry.get(env_id)
-    point = None if found is None else found.entry_point
+    spec = gym.registry.get(env_id)
+    point = None if spec is None else spec.entry_point
     return isinstance(point, str) and point.startswith("vinoreward_envs.")
 
 

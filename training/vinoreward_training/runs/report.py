@@ -264,10 +264,9 @@ def publish(
 def write_table(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
     """Write rows as CSV (atomically); what is not known (None) is an empty cell."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow(["" if row[name] is None else row[name] for name in columns])
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     write_text(path, text.getvalue())
 
 

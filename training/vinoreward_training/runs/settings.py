@@ -111,13 +111,13 @@ class Settings(Generic[_Config]):
         default = self.kind()
         recorded = self._recorded(named)
         if recorded is not None:
-            found = self.recorded(read_yaml(recorded, [*self.names, *self.old]), recorded)
+            settings = self.recorded(read_yaml(recorded, [*self.names, *self.old]), recorded)
             # The folder is where it is now, whatever the file says.
-            return self._over(default, {**found, "out": recorded.parent}), recorded
+            return self._over(default, {**settings, "out": recorded.parent}), recorded
         file = None if named.get("config") is None else Path(named["config"])
-        found = {} if file is None else read_yaml(file, self.names)
-        preset = self.preset({**vars(default), **found, **named})
-        return self._over(default, merged(preset, found)), file
+        settings = {} if file is None else read_yaml(file, self.names)
+        preset = self.preset({**vars(default), **settings, **named})
+        return self._over(default, merged(preset, settings)), file
 
     def _over(self, base: _Config, settings: Mapping[str, Any]) -> _Config:
         return self.kind(**typed(self.kind, merged(vars(base), settings)))
@@ -125,26 +125,26 @@ class Settings(Generic[_Config]):
     def _settled(
         self, config: _Config, named: Mapping[str, Any], base: _Config, file: Path | None
     ) -> _Config:
-        found, before = vars(config), vars(base)
+        values, before = vars(config), vars(base)
         resumed = self._recorded(named) is not None
         for name in self.fixed if resumed else ():
-            if found[name] != before[name]:
+            if values[name] != before[name]:
                 raise ConfigError(
-                    f"found {name}={found[name]!r}, but the run in {found['out']} has "
+                    f"found {name}={values[name]!r}, but the run in {values['out']} has "
                     f"{before[name]!r}. Expected the same; leave it out, or start another run with "
                     "--out."
                 )
         for name, (least, most) in self.limits.items():
-            value = found[name]
+            value = values[name]
             if value is not None and not least <= value <= most:
                 limit = f"at most {most}" if value > most else f"at least {least}"
                 raise ConfigError(
                     f"found {name}={value}. Expected {limit}; change --{name.replace('_', '-')}."
                 )
-        environment = found.get(self.environment)
+        environment = values.get(self.environment)
         if file is not None and environment is not None and self.environment not in named:
             option = f"--{self.environment}"
-            agree_to_import(environment, file, trusted=found["trust_run"], option=option)
+            agree_to_import(environment, file, trusted=values["trust_run"], option=option)
         return self.check(config, base if resumed else None)
 
 
@@ -273,12 +273,12 @@ class _PlainLoader(yaml.SafeLoader):
             self._depth -= 1
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        found = super().construct_object(node, deep)
-        if not isinstance(found, bool | int | float | str | list | dict | None):
-            raise ValueError(f"it holds a {type(found).__name__}")
-        if isinstance(found, int) and abs(found) >= 1 << 64:
+        value = super().construct_object(node, deep)
+        if not isinstance(value, bool | int | float | str | list | dict | None):
+            raise ValueError(f"it holds a {type(value).__name__}")
+        if isinstance(value, int) and abs(value) >= 1 << 64:
             raise ValueError("it holds a whole number of more than 64 bits")
-        return found
+        return value
 
 
 def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
     # The same file serves several commands, and not all of them know the same keys.
     example = "`timesteps: 8000`" if "timesteps" in known else "`steps: 8000`"
     try:
-        found = yaml.load(read_plain(path, MAX_YAML).decode("utf-8"), _PlainLoader) or {}
+        settings = yaml.load(read_plain(path, MAX_YAML).decode("utf-8"), _PlainLoader) or {}
     except FileNotFoundError as error:
         raise ModelNotFoundError(
             f"no configuration file {path}. Expected a YAML file; check the path."
@@ -297,12 +297,12 @@ def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
             f"{path} cannot be read: {_why(error)}. Expected YAML with lines such as {example}; "
             "correct it."
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise ConfigError(
-            f"{path} holds a {type(found).__name__}. Expected a table of settings; write lines "
+            f"{path} holds a {type(settings).__name__}. Expected a table of settings; write lines "
             f"such as {example}."
         )
-    unknown = sorted(set(map(str, found)) - set(known))
+    unknown = sorted(set(map(str, settings)) - set(known))
     if unknown:
         meant = [difflib.get_close_matches(each.replace("-", "_"), known, 1) for each in unknown]
         pairs = zip(meant, unknown, strict=True)
@@ -313,7 +313,7 @@ def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
             f"{path} has the unknown key{'s' * (len(unknown) > 1)} {', '.join(unknown)}. Expected "
             f"{'; '.join(instead)}; correct or remove what is unknown."
         )
-    return found
+    return settings
 
 
 def refuse(command: str, config: Any, wrong: Mapping[str, bool]) -> None:
