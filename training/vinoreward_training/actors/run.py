@@ -30,7 +30,7 @@ from vinoreward_training.actors.settings import command, recorded
 from vinoreward_training.configs import ActorsConfig
 from vinoreward_training.policy.evaluate import rate_of
 from vinoreward_training.runs.next_command import again
-from vinoreward_training.runs.run_folder import CONFIG, RunFolder, made, plain_numbers
+from vinoreward_training.runs.run_folder import CONFIG, RunFolder, made, plain_numbers, reading
 from vinoreward_training.tasks.environments import naming
 
 if TYPE_CHECKING:
@@ -59,37 +59,39 @@ def train(config: ActorsConfig) -> Outcome | None:
     path = config.out / CONFIG
     before = path.read_bytes() if config.resume and path.is_file() else None
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
-        owner: ActorLearner | None = None
+        trainer: ActorLearner | None = None
         start, outcome = 0, None
         try:
             if config.resume and finished(folder, config):
                 return None
             with contextlib.closing(build(config)) as parts:
-                owner = parts.trainer(config, folder)
-                start = owner.steps
-                outcome = _train(config, parts, owner, folder)
+                trainer = parts.trainer(config, folder)
+                start = trainer.steps
+                outcome = _train(config, parts, trainer, folder)
                 return outcome
         finally:
-            if before is not None and outcome is None and (owner is None or owner.steps == start):
+            if (
+                before is not None
+                and outcome is None
+                and (trainer is None or trainer.steps == start)
+            ):
                 # The run did not use the new settings, so restore the recorded ones.
                 write_bytes(path, before)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """Return the summary of a finished run."""
-    path = folder / SUMMARY
-    try:
-        summary = read_json(path)
+    expected = (
+        "what vinoreward actors writes at a run's end; remove it and continue with --resume, which "
+        "writes it again"
+    )
+    with reading(folder / SUMMARY, expected):
+        summary = read_json(folder / SUMMARY)
         needed = {"target", "breakdown", "reached_at"}
         if not isinstance(summary, dict) or not needed <= set(summary):
             raise ValueError("it is not a summary")
         check_counts({"steps": summary.get("steps")})
-        return summary
-    except (OSError, ValueError) as error:
-        raise RunFolderError(
-            f"cannot read {path}: {error}. Expected what vinoreward actors writes at a run's end; "
-            "remove it and continue with --resume, which writes it again."
-        ) from error
+    return summary
 
 
 def finished(folder: Path, config: ActorsConfig) -> bool:
@@ -101,21 +103,21 @@ def finished(folder: Path, config: ActorsConfig) -> bool:
     return bool(reached or summary["steps"] >= config.steps)
 
 
-def _train(config: ActorsConfig, parts: Parts, owner: ActorLearner, folder: Path) -> Outcome:
-    if owner.steps:
-        print(f"resuming from step {owner.steps}")
+def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Path) -> Outcome:
+    if trainer.steps:
+        print(f"resuming from step {trainer.steps}")
     with Recorder(
-        folder, total=config.steps, start=owner.steps, progress=config.progress
+        folder, total=config.steps, start=trainer.steps, progress=config.progress
     ) as recorder:
-        watcher = Watcher(config, parts, owner, recorder)
+        watcher = Watcher(config, parts, trainer, recorder)
         try:
             # If the run was stopped in its final evaluation, only that remains.
-            summary = owner.learn(owner.steps if watcher.reached else config.steps, watcher)
+            summary = trainer.learn(trainer.steps if watcher.reached else config.steps, watcher)
             watcher.record(summary.evaluations)
             outcome = _conclude(config, parts, summary, watcher, folder)
         except KeyboardInterrupt:
             if (folder / CHECKPOINT).is_file():
-                print(f"\nStopped at step {owner.steps}; the checkpoint is written.")
+                print(f"\nStopped at step {trainer.steps}; the checkpoint is written.")
                 print(f"Continue with: {again('actors', folder, *naming(config.task, '--task'))}")
             else:
                 print("\nStopped before the first update. Start again with:")
@@ -188,11 +190,11 @@ class Watcher:
     """Progress callback of a training: rows, evaluations, profile, target."""
 
     def __init__(
-        self, config: ActorsConfig, parts: Parts, owner: ActorLearner, recorder: Recorder
+        self, config: ActorsConfig, parts: Parts, trainer: ActorLearner, recorder: Recorder
     ) -> None:
-        self._target, self._parts, self._owner = config.target, parts, owner
+        self._target, self._parts, self._trainer = config.target, parts, trainer
         self.recorder = recorder
-        self.start = owner.steps
+        self.start = trainer.steps
         self.warm: Breakdown | None = None
         self.evaluation_seconds = 0.0
         self.reached: tuple[int, float] | None = None
@@ -207,9 +209,9 @@ class Watcher:
         due = self.recorder.note(progress, None if monitor is None else monitor.setting)
         if self.warm is None:
             if self._parts.warm(progress):
-                self.warm = self._owner.profile()[0]
+                self.warm = self._trainer.profile()[0]
         elif due:
-            self.recorder.profile(difference(self._owner.profile()[0], self.warm), progress.steps)
+            self.recorder.profile(difference(self._trainer.profile()[0], self.warm), progress.steps)
         return self.record(progress.evaluations)
 
     def record(self, evaluations: Sequence[Evaluation]) -> bool:
@@ -282,7 +284,7 @@ class Recorder(Closing):
         self._next = start
         self._ended: deque[Episode] = deque(maxlen=100)
         self._reports: list[dict[str, Any]] = []
-        self._said = ""
+        self._last_text = ""
 
     def note(self, progress: Progress, setting: CompressionSetting | None) -> bool:
         """Record a training's progress; return whether a row was due."""
@@ -377,9 +379,9 @@ class Recorder(Closing):
         return row
 
     def _say(self, kind: str, base: Mapping[str, Any], text: str) -> None:
-        if text == self._said:  # a failing compressor repeats it for each version
+        if text == self._last_text:  # a failing compressor repeats it for each version
             return
-        self._said = text
+        self._last_text = text
         self._write({"kind": kind, **base, "text": text})
         self._board.add_text(f"{kind}s", text, int(base["step"]))
         if kind == "event":

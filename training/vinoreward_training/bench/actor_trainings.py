@@ -24,7 +24,7 @@ import numpy.typing as npt
 from vinoreward.actor_learner.acting.evaluation import FIRST_SEED, Evaluator
 from vinoreward.actor_learner.acting.profile import Breakdown
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
-from vinoreward.errors import ConfigError, MissingExtraError, RunFolderError
+from vinoreward.errors import ConfigError, MissingExtraError
 from vinoreward.files import read_json, write_json
 from vinoreward_training.actors.build import Parts, build, evaluation_environment
 from vinoreward_training.actors.run import FINAL_SEED, difference, read_rows
@@ -33,7 +33,7 @@ from vinoreward_training.actors.settings import SETTINGS, recorded
 from vinoreward_training.bench.rows import Row, mean_row, median_row, paired
 from vinoreward_training.configs import ActorsConfig, BenchConfig
 from vinoreward_training.runs.report import new_figure, save_figure
-from vinoreward_training.runs.run_folder import plain, plain_numbers
+from vinoreward_training.runs.run_folder import plain, plain_numbers, reading
 from vinoreward_training.tasks.lookup import find_task, make_task
 
 EAGER, COMPILED, INT8 = "eager fp32", "openvino fp32", "openvino int8"
@@ -190,17 +190,13 @@ def cached(
     path = config.out / "actor-trainings" / f"{name.replace('/', '-')}-{settings.seed}.json"
     asked = json.loads(json.dumps(plain({**recorded(settings), "greedy": greedy})))
     if config.resume and path.is_file():
-        try:
+        expected = "what bench writes after a training; remove it, and that one is trained again"
+        with reading(path, expected):
             stored = read_json(path)
             values = stored["trained"]
             before = Trained(**{**values, "profile": Breakdown(**values["profile"])})
             if {"truth_key": None, **stored["settings"]} == asked:
                 return before
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise RunFolderError(
-                f"{path} cannot be read ({type(error).__name__}). Expected what bench writes after "
-                "a training; remove it, and that one is trained again."
-            ) from error
     torch.set_num_threads(settings.threads)
     trained = train(arm, settings, greedy=greedy)
     write_json(path, {"settings": asked, "trained": plain_numbers(asdict(trained))})
@@ -225,7 +221,7 @@ def _paired(
         print(f"{presets[arm]}: {trained}", flush=True)
         return trained
 
-    return paired(presets, range(config.first_seed, config.first_seed + seeds), train)
+    return paired(config, presets, seeds, train)
 
 
 def _presets(name: str, suffix: str = "") -> dict[str, str]:
@@ -360,8 +356,10 @@ def actor_curves_rows(config: BenchConfig) -> list[Row]:
         print(f"{task}, {arm}: {one.final:.1f}", flush=True)
         return one
 
-    seeds = range(config.first_seed, config.first_seed + config.actor_seeds)
-    curves = {task: paired(ARMS, seeds, functools.partial(curve_of, task)) for task in CURVES}
+    curves = {
+        task: paired(config, ARMS, config.actor_seeds, functools.partial(curve_of, task))
+        for task in CURVES
+    }
     picture = draw_curves(config.out / "actor-curves.png", curves)
     return [curve_row(task, arms, picture.name) for task, arms in curves.items()]
 

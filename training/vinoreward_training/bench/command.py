@@ -23,7 +23,7 @@ from vinoreward.processes import python_command
 from vinoreward_training.bench.rows import Row, markdown
 from vinoreward_training.configs import BenchConfig
 from vinoreward_training.runs.machine import describe_machine
-from vinoreward_training.runs.run_folder import RunFolder, plain
+from vinoreward_training.runs.run_folder import RunFolder, plain, reading
 
 _BY_MODULE = {
     "rewards": "backends reward-path step camera classifier int8",
@@ -121,14 +121,9 @@ def measured(folder: Path, name: str) -> dict[str, Any] | None:
     path = folder / "rows" / f"{name}.json"
     if not path.is_file():
         return None
-    try:
+    with reading(path, "what vinoreward bench writes; remove the file to measure that row again"):
         stored = dict(read_json(path))
         return {**stored, "rows": [Row(**row) for row in stored["rows"]]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(
-            f"{path} cannot be read ({error}). Expected what vinoreward bench writes; remove the "
-            "file to measure that row again."
-        ) from error
 
 
 def run(config: BenchConfig) -> int:

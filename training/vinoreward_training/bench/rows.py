@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward_training.configs import BenchConfig
 from vinoreward_training.runs.report import markdown_table
 
 _Result = TypeVar("_Result")
@@ -109,12 +110,12 @@ def turns(
 
 
 def paired(
-    arms: Iterable[str], seeds: range, train: Callable[[str, int], _Result]
+    config: BenchConfig, arms: Iterable[str], seeds: int, train: Callable[[str, int], _Result]
 ) -> dict[str, list[_Result]]:
-    """Train every arm with every seed, the arms in turns; return the results by arm."""
+    """Train every arm with so many seeds, the arms in turns; return the results by arm."""
     results: dict[str, list[_Result]] = {arm: [] for arm in arms}
-    for index, arm in turns(results, len(seeds)):
-        results[arm].append(train(arm, seeds[index]))
+    for index, arm in turns(results, seeds):
+        results[arm].append(train(arm, config.first_seed + index))
     return results
 
 

@@ -250,7 +250,7 @@ def _overhead(
         print(f"  {kind} seed {seed}: {spent[0]:.1f} s", flush=True)
         return spent
 
-    times = paired(makers, training_seeds(config), seconds)
+    times = paired(config, makers, config.seeds, seconds)
     wall, cpu = (
         {kind: [float(one[at]) for one in times[kind]] for kind in makers} for at in range(2)
     )

@@ -22,7 +22,6 @@ from vinoreward.errors import (
     ConfigError,
     ModelNotFoundError,
     QuantizationRefusedError,
-    RunFolderError,
     UselessClassifierError,
 )
 from vinoreward.files import read_json, sha256, write_json
@@ -46,7 +45,7 @@ from vinoreward_training.quantize.command import run as run_quantize
 from vinoreward_training.runs.machine import usable_cores
 from vinoreward_training.runs.next_command import beside
 from vinoreward_training.runs.report import write_report
-from vinoreward_training.runs.run_folder import CONFIG, RunFolder
+from vinoreward_training.runs.run_folder import CONFIG, RunFolder, reading
 
 CAPTURE_SEED = 710_000
 """Added to the seed of the capture, so that no image is one that trained the shipped bundle."""
@@ -160,14 +159,9 @@ class Stages:
 
 def _read(stamp: Path, **kinds: Callable[[Any], Any]) -> dict[str, Any]:
     """Return what a stamp records, each value as its kind."""
-    try:
+    with reading(stamp, "what the demo writes; remove it to run that stage again"):
         stored = read_json(stamp)
         return {name: kind(stored[name]) for name, kind in kinds.items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(
-            f"{stamp} cannot be read ({error}). Expected what the demo writes; remove it to run "
-            "that stage again."
-        ) from error
 
 
 @contextlib.contextmanager

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, RunFolderError, UnknownDeviceError, needed_for
+from vinoreward.errors import ConfigError, UnknownDeviceError, needed_for
 from vinoreward.files import read_json, write_json
 from vinoreward.processes import interrupt_between
-from vinoreward.saved_state import reason_of
 from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import (
@@ -28,7 +27,7 @@ from vinoreward_training.policy.checkpoint import (
 from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
 from vinoreward_training.runs.next_command import again, command
 from vinoreward_training.runs.report import Section, configuration, draw_curve, write_report
-from vinoreward_training.runs.run_folder import RunFolder, made, plain
+from vinoreward_training.runs.run_folder import RunFolder, made, plain, reading
 from vinoreward_training.runs.settings import PRESETS, Settings, read_yaml, typed
 from vinoreward_training.tasks.environments import (
     check_bundle_used,
@@ -220,7 +219,11 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
     path = folder / "summary.json"
     if not config.resume or not path.is_file():
         return None
-    try:
+    expected = (
+        "what vinoreward train writes at a run's end; remove it and go on with --resume, which "
+        "writes it again"
+    )
+    with reading(path, expected):
         summary = read_json(path)
         final = summary["final"]
         claimed, true = (
@@ -232,11 +235,6 @@ def _finished(folder: Path, config: TrainConfig) -> TrainResult | None:
         known = {"folder": folder, **{name: summary[name] for name in _SUMMARISED}}
         result = TrainResult(**typed(TrainResult, known), final=evaluation)
         evaluation.lines()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise RunFolderError(
-            f"{path} cannot be read: {reason_of(error)}. Expected what vinoreward train writes at "
-            "a run's end; remove it and go on with --resume, which writes it again."
-        ) from error
     if result.solved_at is None and result.steps < (config.timesteps or 0):
         return None
     return result

@@ -8,7 +8,7 @@ import fcntl
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -18,7 +18,7 @@ import yaml
 
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, RunFolderError
 from vinoreward.files import open_plain, refuse_links, write_bytes, write_text
-from vinoreward.saved_state import MAX_CHECKPOINT, read_state
+from vinoreward.saved_state import MAX_CHECKPOINT, read_state, reason_of
 
 CONFIG = "config.yaml"
 NEVER_FROM_A_FILE = ("trust_run",)
@@ -59,6 +59,17 @@ def made(folder: Path) -> Path:
             "the run writes into it; remove what is in its place."
         ) from error
     return folder
+
+
+@contextlib.contextmanager
+def reading(path: Path, expected: str) -> Iterator[None]:
+    """Raise a RunFolderError that says what is ``expected`` if the block cannot read a file."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read: {reason_of(error)}. Expected {expected}."
+        ) from error
 
 
 def read_tensors(path: Path) -> dict[str, Any]:
