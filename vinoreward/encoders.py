@@ -1,4 +1,4 @@
-"""From pictures to latent vectors."""
+"""Encoders: from pictures to latent vectors."""
 
 from __future__ import annotations
 
@@ -13,43 +13,42 @@ from vinoreward.bundles.schema import Encoding
 from vinoreward.errors import BundleError, ConfigError
 
 _LOG_VARIANCE = 60.0
-"""Beyond this a variance means nothing, and its exponential would overflow in float32 later."""
+"""Limit of log variances, whose exponentials would overflow in float32."""
 
 
 class Encoder(Runner):
     """A bundle on a backend: a latent vector for every picture.
 
-    Nothing is loaded until the first picture, so an encoder can be made in one process and used in
-    another: it can be pickled, and each process builds its own network. The bundle's golden frames
-    are run when the network is built.
+    Nothing is loaded until the first picture. An encoder can be pickled; each process builds its
+    own network and checks it with the bundle's golden frames.
 
     Args:
-        bundle: a loaded bundle, the folder of one, or the name of an installed one.
+        bundle: a loaded bundle, its folder, or the name of an installed one.
         backend: ``"openvino"``, ``"torch"``, ``"onnxruntime"`` or another registered name.
         device: device name of that backend, e.g. ``"CPU"``.
-        precision: ``"auto"`` (INT8 where the bundle's gate passed it), ``"fp32"``, ``"int8"``, …
+        precision: ``"auto"`` (INT8 if it passed the bundle's gate), ``"fp32"``, ``"int8"``, …
         threads: threads that one inference may use.
 
     Raises:
-        ConfigError: the bundle is a classifier's, or the backend cannot do what is asked.
-        ModelNotFoundError: there is no such bundle.
+        ConfigError: the bundle is a classifier's, or the backend does not support the arguments.
+        ModelNotFoundError: no such bundle.
     """
 
     kind = "encoder"
 
     @functools.cached_property
     def low(self) -> NDArray[np.float32]:
-        """(D,) Stated lower bounds, to which vectors are clipped."""
+        """(D,) Lower bounds, to which vectors are clipped."""
         return np.array(self.encoding.low, np.float32)
 
     @functools.cached_property
     def high(self) -> NDArray[np.float32]:
-        """(D,) Stated upper bounds."""
+        """(D,) Upper bounds, to which vectors are clipped."""
         return np.array(self.encoding.high, np.float32)
 
     @property
     def encoding(self) -> Encoding:
-        """What the bundle says about its vectors."""
+        """The bundle's description of its vectors."""
         encoding = self.bundle.spec.encoding
         if encoding is None:  # BundleSpec refuses this too
             raise BundleError(
@@ -64,27 +63,24 @@ class Encoder(Runner):
         return len(self.encoding.low)
 
     def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return the latent vectors; of a variational encoder the posterior's means.
+        """Return the latent vectors, or the posterior's means of a variational encoder.
 
         Args:
-            images: ``(N, H, W, 3)`` uint8 RGB. The bundle says whether another size is resized.
+            images: ``(N, H, W, 3)`` uint8 RGB. Other sizes are resized if the bundle says so.
 
         Returns:
-            ``(N, D)`` float32 from :attr:`low` to :attr:`high`, to which they are clipped.
+            ``(N, D)`` float32, clipped to :attr:`low` and :attr:`high`.
 
         Raises:
             InputError: wrong shape, size or dtype.
-            OutputError: the network returned what cannot be right.
+            OutputError: the network returned NaN, infinity or another shape.
         """
         return self.clip(self._outputs(images)[:, : self.latent_size])
 
     def posterior(
         self, images: NDArray[np.uint8]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-        """Return means and standard deviations ``(N, D)``, not clipped.
-
-        The standard deviations are None for a plain autoencoder.
-        """
+        """Return means and standard deviations ``(N, D)``, unclipped; None for an autoencoder's."""
         outputs = self._outputs(images)
         size = self.latent_size
         if not self.encoding.posterior:
@@ -96,7 +92,7 @@ class Encoder(Runner):
         """Return one draw from each picture's posterior, ``(N, D)`` float32, clipped.
 
         Raises:
-            ConfigError: a plain autoencoder, which has no posterior.
+            ConfigError: a plain autoencoder has no posterior.
         """
         self.check_samples()
         mean, std = self.posterior(images)
@@ -108,15 +104,15 @@ class Encoder(Runner):
         """Raise ConfigError unless the encoder has a posterior to draw from."""
         if not self.encoding.posterior:
             raise ConfigError(
-                f"a sample was asked of the bundle {self.bundle.spec.name!r}, a plain autoencoder "
-                "without a posterior. Expected a variational encoder; use the vector itself "
-                "(encode, or sample=False)."
+                f"a sample was requested from the bundle {self.bundle.spec.name!r}, a plain "
+                "autoencoder without a posterior. Expected a variational encoder; use the vector "
+                "itself (encode, or sample=False)."
             )
 
     def clip(self, vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-        """Return ``(N, D)`` vectors within the stated bounds, in new memory."""
-        found: NDArray[np.float32] = np.clip(vectors, self.low, self.high)
-        return found
+        """Return a copy of ``(N, D)`` vectors, clipped to the bounds."""
+        clipped: NDArray[np.float32] = np.clip(vectors, self.low, self.high)
+        return clipped
 
     def _outputs(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         pictures = self.prepare(images)

@@ -1,4 +1,4 @@
-"""The contract every inference backend keeps, the checks they share, and finding one by name."""
+"""The interface of inference backends, the checks they share, and finding one by name."""
 
 from __future__ import annotations
 
@@ -32,21 +32,19 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "bf16", "int8")
 MAX_THREADS = 512
 
-# Batches are split into these sizes, so that a backend compiles at most three static shapes: memory
-# stays flat however the batch size varies, and no frame is padded. One picture of a batch of 16
-# costs about what it costs alone, so nothing is lost by splitting.
+# Batches are split into these sizes: a backend compiles at most three static shapes, memory stays
+# flat, and no frame is padded. A picture costs about the same alone as in a batch of 16.
 CHUNKS = (16, 4, 1)
 
 
 class Backend(Closing):
     """Runs one network on batches of arrays.
 
-    Nothing is read or compiled until :meth:`load` or the first :meth:`infer`, so a backend can be
-    made in one process and used in another: it can be pickled, and after a ``fork`` the child
-    builds its own network and never touches the one it inherited. Threads may share a backend; they
-    take turns.
+    Nothing is read or compiled until :meth:`load` or the first :meth:`infer`. A backend can be
+    pickled; after a ``fork`` the child builds its own network. Threads may share a backend and take
+    turns.
 
-    A new backend subclasses this and writes :meth:`_infer`; one that holds resources also writes
+    A new backend subclasses this and writes :meth:`_infer`; one with resources also writes
     :meth:`_load` and names them in :attr:`resources`.
 
     Args:
@@ -54,8 +52,8 @@ class Backend(Closing):
         device: device name as the backend's library spells it, in capitals (``"CPU"``).
         precision: ``"fp32"``, ``"bf16"`` or ``"int8"``. INT8 is a property of the file in ``spec``.
         threads: threads that one inference may use, at least 1.
-        cache_dir: folder for compiled models; only OpenVINO uses it. Off by default because on a
-            CPU it saves a tenth of a second, and a damaged cache is loaded without complaint.
+        cache_dir: folder for compiled models; only OpenVINO uses it. Off by default: on a CPU it
+            saves a tenth of a second, and damage in it is not noticed.
 
     Raises:
         ConfigError: an argument that cannot work.
@@ -66,7 +64,7 @@ class Backend(Closing):
     extra: ClassVar[str | None] = None
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     resources: ClassVar[tuple[str, ...]] = ()
-    """Attributes made by ``_load`` that no other process can use; dropped in this order."""
+    """Attributes made by ``_load`` that only this process can use; dropped in this order."""
 
     def __init__(
         self,
@@ -124,7 +122,7 @@ class Backend(Closing):
             BundleEditedError: the file is not the one whose hash is recorded.
             UnknownDeviceError: the device is not present.
             MissingExtraError: the library is not installed.
-            ConfigError: the network is not what the specification says, or the backend is closed.
+            ConfigError: the network contradicts its specification, or the backend is closed.
         """
         with self._lock:
             if self._closed:
@@ -147,7 +145,7 @@ class Backend(Closing):
             batch: array as :attr:`input` says, normally ``(N, H, W, 3)`` uint8 with N at least 1.
 
         Returns:
-            New array as :attr:`output` says; it is the caller's to keep.
+            New array as :attr:`output` says.
 
         Raises:
             InputError: wrong shape or dtype, or a float input with NaN or infinity.
@@ -156,8 +154,7 @@ class Backend(Closing):
         check_input(batch, self.input)
         with self._lock:
             self.load()
-            # Copied inside the lock: a backend may return a view of a buffer that the next call
-            # overwrites.
+            # Copied inside the lock, because the next call may overwrite a backend's buffer.
             result = np.array(self._infer(batch), dtype=np.float32, order="C")
         check_output(result, self.output, len(batch), self.name)
         return result
@@ -170,7 +167,7 @@ class Backend(Closing):
             self._closed = True
 
     def info(self) -> dict[str, str | int | float | bool]:
-        """Return what runs where, as plain values. Loads the network."""
+        """Return backend, device, precision and more as plain values. Loads the network."""
         self.load()
         return {
             "backend": self.name,
@@ -183,20 +180,20 @@ class Backend(Closing):
 
     @abc.abstractmethod
     def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
-        """Run a checked batch of N; return (N, ...) outputs, which may be a view."""
+        """Run a checked batch of N; return outputs (N, ...), possibly a view."""
 
     def _load(self) -> None:  # a backend without resources needs none
-        """Build what :meth:`_infer` needs; runs once per process, under the lock."""
+        """Build the resources of :meth:`_infer`; runs once per process, under the lock."""
 
     def _describe(self) -> dict[str, str | int | float | bool]:
         return {}
 
     def _drop(self) -> None:
         for attribute in self.resources:
-            held = self.__dict__.pop(attribute, None)
+            resource = self.__dict__.pop(attribute, None)
             if self._pid != os.getpid():
-                keep_forever(held)
-            del held
+                keep_forever(resource)
+            del resource
         self._loaded = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -213,10 +210,10 @@ class Backend(Closing):
 
 
 def chunks(count: int, sizes: tuple[int, ...] = CHUNKS) -> Iterator[tuple[int, int, int]]:
-    """Split ``count`` items into ``(start, stop, size)``, ``stop - start <= size in sizes``.
+    """Split ``count`` items into pieces ``(start, stop, size)`` of falling ``sizes``.
 
-    ``sizes`` is in falling order. The last piece is smaller than its size only where the smallest
-    size is above 1 (a model with a fixed batch): the caller pads it.
+    The last piece is shorter than its size if the smallest size is above 1 (a model with a fixed
+    batch); the caller pads it.
     """
     start = 0
     while start < count:
@@ -229,54 +226,50 @@ def chunks(count: int, sizes: tuple[int, ...] = CHUNKS) -> Iterator[tuple[int, i
 def in_pieces(
     batch: NDArray[Any], sizes: tuple[int, ...], run: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> NDArray[Any]:
-    """Return what ``run`` returns for a batch, given to it in pieces of these ``sizes``."""
-    found = []
+    """Return the results of ``run`` for a batch in pieces of these ``sizes``."""
+    results = []
     for start, stop, size in chunks(len(batch), sizes):
         piece = batch[start:stop]
-        if len(piece) < size:  # only where the model's batch is fixed
+        if len(piece) < size:  # the model's batch is fixed
             piece = np.concatenate([piece, np.repeat(piece[-1:], size - len(piece), axis=0)])
-        found.append(run(piece)[: stop - start].copy())
-    return np.concatenate(found) if len(found) > 1 else found[0]
+        results.append(run(piece)[: stop - start].copy())
+    return np.concatenate(results) if len(results) > 1 else results[0]
 
 
 def check_input(batch: NDArray[Any], spec: TensorSpec) -> None:
-    """Raise InputError unless ``batch`` is an array exactly as ``spec`` says."""
+    """Raise InputError unless ``batch`` has the shape and dtype of ``spec`` and is finite."""
     if not isinstance(batch, np.ndarray):
         raise InputError(
             f"the network was given a {type(batch).__name__}. Expected a numpy array {spec}; use "
             "numpy.asarray or numpy.stack."
         )
     if batch.dtype != np.dtype(spec.dtype):
-        hint = (
-            "pass the picture as uint8 from 0 to 255: scaling and normalising is part of the "
-            "network"
-            if spec.dtype == "uint8"
-            else f"convert it with astype({spec.dtype!r})"
-        )
+        hint = f"convert it with astype({spec.dtype!r})"
+        if spec.dtype == "uint8":
+            hint = "pass the picture as uint8 from 0 to 255: the network normalises it"
         raise InputError(f"the network was given {batch.dtype}. Expected {spec}; {hint}.")
     if not spec.fits(batch):
-        hint = (
-            "add the batch axis with picture[None]"
-            if batch.ndim == len(spec.shape) - 1
-            else ("give pictures of the size the network was trained on")
-        )
+        hint = "give pictures of the size the network was trained on"
+        if batch.ndim == len(spec.shape) - 1:
+            hint = "add the batch axis with picture[None]"
         raise InputError(
             f"the network was given an array of shape {batch.shape}. Expected {spec} with N at "
             f"least 1; {hint}."
         )
     if batch.dtype.kind == "f" and not np.isfinite(batch).all():
         raise InputError(
-            "the network was given NaN or infinity. Expected finite numbers; look at where the "
+            "the network was given NaN or infinity. Expected finite numbers; check where the "
             "observation comes from."
         )
 
 
 def check_output(result: NDArray[Any], spec: TensorSpec, count: int, name: str) -> None:
-    """Raise OutputError unless ``result`` has ``count`` finite rows as ``spec`` says."""
+    """Raise OutputError unless ``result`` has ``count`` finite rows of the shape in ``spec``."""
     if not spec.fits(result) or len(result) != count:
         raise OutputError(
             f"the {name} backend returned an array of shape {result.shape} for a batch of {count}. "
-            f"Expected {spec}; the model file and its description do not belong together."
+            f"Expected {spec}; the model file and its description do not belong together, make a "
+            "new description."
         )
     if not np.isfinite(result).all():
         bad = int(np.count_nonzero(~np.isfinite(result).reshape(count, -1).all(axis=1)))
@@ -311,7 +304,7 @@ def load_backend(
     Raises:
         UnknownBackendError: no backend of that name.
         MissingExtraError: its library is not installed.
-        ConfigError: the backend cannot do what is asked.
+        ConfigError: the backend does not support the arguments.
     """
     backend = BACKENDS.find(name)
     problem = _missing(backend)
@@ -321,14 +314,14 @@ def load_backend(
 
 
 def available_backends() -> dict[str, str | None]:
-    """Return each registered backend's name with ``None``, or with why it cannot be used."""
-    found: dict[str, str | None] = {}
+    """Return each registered backend's name with ``None``, or the reason why it cannot be used."""
+    backends: dict[str, str | None] = {}
     for name in BACKENDS.names():
         try:
-            found[name] = _missing(BACKENDS.find(name))
+            backends[name] = _missing(BACKENDS.find(name))
         except (ImportError, ConfigError) as error:
-            found[name] = str(error)
-    return found
+            backends[name] = str(error)
+    return backends
 
 
 def _missing(backend: type[Backend]) -> str | None:

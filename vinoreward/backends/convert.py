@@ -1,10 +1,10 @@
-"""Writing networks: a torch module as one ONNX file with a dynamic batch, ONNX as INT8 with NNCF.
+"""Writing networks: a torch module as ONNX with a dynamic batch, and ONNX as INT8 with NNCF.
 
 An INT8 network is an ONNX file with QuantizeLinear and DequantizeLinear nodes. OpenVINO runs it as
-fast as an OpenVINO IR quantized the same way, so one file serves OpenVINO and ONNX Runtime. The
-preprocessing stays in front, in floats: the file still takes uint8 pictures. The last convolution
-stays in floats too: its few outputs are the logits, so its rounding would be theirs. Measured on a
-SqueezeNet 1.1 this takes 4 % off the error of the log-odds at the same speed.
+fast as a quantized IR, so one file serves OpenVINO and ONNX Runtime. The preprocessing stays in
+floats, so the file still takes uint8 pictures. So does the last convolution, whose rounding errors
+would be those of the logits: on a SqueezeNet 1.1 this reduces the error of the log-odds by 4 % at
+the same speed.
 """
 
 from __future__ import annotations
@@ -31,24 +31,14 @@ if TYPE_CHECKING:
 
 
 def export_onnx(module: nn.Module, path: Path, height: int, width: int) -> None:
-    """Write ``module`` as ``path``: input ``pictures`` (N, H, W, 3) uint8, output ``logits``.
+    """Write a network with its preprocessing: ``pictures`` (N, H, W, 3) uint8 to ``logits``.
 
-    Args:
-        module: network with its preprocessing, see
-            :class:`vinoreward.backends.torch_networks.WithPreprocess`. It is exported in evaluation
-            mode and left in the mode it was in.
-        path: the ``.onnx`` file, written whole or not at all. Weights are inside it.
-        height: picture height in pixels, fixed in the file.
-        width: picture width in pixels, fixed in the file.
-
-    Raises:
-        MissingExtraError: torch or onnxscript is not installed.
-        RunFolderError: the file cannot be written.
+    Height and width, in pixels, are fixed in the file; for the rest see :func:`write_onnx`.
     """
     with needed_for("exporting", "train"):
         import torch
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-    # A batch of 2: with 1 the exporter may take the batch for a constant.
+    # The exporter may treat a batch of 1 as a constant.
     example = torch.zeros((2, height, width, 3), dtype=torch.uint8, device=device)
     write_onnx(module, example, path, "pictures", "logits")
 
@@ -56,18 +46,11 @@ def export_onnx(module: nn.Module, path: Path, height: int, width: int) -> None:
 def write_onnx(
     module: nn.Module, example: torch.Tensor, path: Path, input_name: str, output_name: str
 ) -> None:
-    """Write a network of one input and one output as ``path``, with a dynamic batch.
+    """Write a network of one input and one output as ONNX, weights included, atomically.
 
-    Args:
-        module: exported in evaluation mode and left in the mode it was in.
-        example: of its input, on its device; a batch of at least 2.
-        path: the ``.onnx`` file, written whole or not at all. Weights are inside it.
-        input_name: in the file.
-        output_name: in the file.
-
-    Raises:
-        MissingExtraError: torch, onnx or onnxscript is not installed.
-        RunFolderError: the file cannot be written.
+    The module is exported in evaluation mode, with a dynamic batch, and its mode is restored.
+    ``example`` is an input on its device, of at least 2 rows. MissingExtraError without torch, onnx
+    or onnxscript; RunFolderError if the file cannot be written.
     """
     with needed_for("exporting", "train"):
         import onnx
@@ -76,7 +59,13 @@ def write_onnx(
     training = module.training
     module.eval()
     try:
-        with atomic_path(path) as part, _quiet_exporter(), torch.no_grad():
+        with (
+            atomic_path(path) as part,
+            _quiet("torch.onnx"),
+            warnings.catch_warnings(),
+            torch.no_grad(),
+        ):
+            warnings.simplefilter("ignore")  # the exporter's own deprecations
             torch.onnx.export(
                 module,
                 (example,),
@@ -88,8 +77,7 @@ def write_onnx(
                 output_names=[output_name],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
             )
-            # The exporter notes for each node which line of which file made it: paths of this
-            # machine, and another file whenever a line moves.
+            # The exporter records source files and lines: private paths, and not reproducible.
             model = onnx.load(str(part))
             for item in (*model.graph.node, *model.graph.value_info, *model.graph.initializer):
                 item.ClearField("metadata_props")
@@ -100,17 +88,18 @@ def write_onnx(
 
 
 @contextlib.contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Keep the exporter's progress lines and its own deprecation warnings from the user."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def _quiet(*names: str) -> Iterator[None]:
+    """Hide progress bars, and what these loggers say below errors."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 MAX_CALIBRATION_FRAMES = 300
@@ -123,17 +112,15 @@ def quantize_onnx(
 
     Args:
         model: FP32 ``.onnx`` file whose one input is uint8 ``(N, H, W, 3)``.
-        out: the ``.onnx`` file to write, whole or not at all.
-        frames: calibration pictures ``(N, H, W, 3)`` uint8 from where the network will be used, of
-            every kind that it will see. The first 300 are used.
+        out: the ``.onnx`` file to write, atomically.
+        frames: calibration pictures ``(N, H, W, 3)`` uint8 of every kind that the network will
+            see. The first 300 are used.
         exact_bias: correct each layer's bias by running the network quantized so far, instead of
-            estimating the shift layer by layer. Slower to quantize and as fast to run; what a
-            latent needs, of which every number counts.
+            estimating the shift per layer. Slower to quantize, equally fast to run; for encoders.
 
     Raises:
         InputError: the frames are not uint8 pictures of the network's size.
-        ModelNotFoundError, ModelCorruptError: the file is missing or is not an ONNX network.
-        ModelRefusedError: it has operators that are not allowed, or needs too much memory or work.
+        ModelNotFoundError, ModelCorruptError, ModelRefusedError: as of ``Bundle.from_model``.
         MissingExtraError: NNCF or onnx is not installed.
         RunFolderError: the file cannot be written.
     """
@@ -157,7 +144,8 @@ def quantize_onnx(
         [frames[index : index + 1] for index in range(min(len(frames), MAX_CALIBRATION_FRAMES))],
         lambda frame: {source.name: frame},
     )
-    with _quiet(nncf):
+    # The second warns of a missing GPU, which is not used.
+    with _quiet("nncf", "torch.utils.cpp_extension"):
         quantized: Any = nncf.quantize(
             network,
             calibration,
@@ -173,10 +161,11 @@ def quantize_onnx(
 def _left_in_floats(network: Any) -> list[str]:
     """Return the nodes before the first convolution, and those from the last one on."""
     nodes = list(network.graph.node)
-    found = [index for index, node in enumerate(nodes) if node.op_type == "Conv"]
-    if len(found) < 2:
+    convolutions = [index for index, node in enumerate(nodes) if node.op_type == "Conv"]
+    if len(convolutions) < 2:
         return []
-    return [node.name for node in nodes[: found[0]] + nodes[found[-1] :] if node.name]
+    outer = nodes[: convolutions[0]] + nodes[convolutions[-1] :]
+    return [node.name for node in outer if node.name]
 
 
 def _check_frames(frames: NDArray[np.uint8], shape: list[int]) -> None:
@@ -190,26 +179,3 @@ def _check_frames(frames: NDArray[np.uint8], shape: list[int]) -> None:
             f"the calibration frames have shape {frames.shape}. Expected at least one picture of "
             f"the network's size {tuple(shape[1:])}; prepare them as the bundle does."
         )
-
-
-@contextlib.contextmanager
-def _quiet(nncf: Any) -> Iterator[None]:
-    """Keep NNCF's progress bar and its information lines from the user.
-
-    NNCF imports torch's compiler of CUDA extensions, which warns where CUDA's files are but no GPU:
-    nothing here needs one.
-    """
-    logger, compiler = logging.getLogger("nncf"), logging.getLogger("torch.utils.cpp_extension")
-    level = logger.level
-    nncf.set_log_level(logging.ERROR)
-    compiler.addFilter(_is_of_use)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        compiler.removeFilter(_is_of_use)
-        nncf.set_log_level(level)
-
-
-def _is_of_use(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("No CUDA runtime is found")

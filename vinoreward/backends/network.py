@@ -1,7 +1,7 @@
-"""A network: what a backend must know about it, and its files, read once.
+"""The description of a network for backends, and its files.
 
-The description is plain data that can be pickled and sent anywhere. What was hashed and checked of
-the files is what a runtime is given.
+The description is plain data that can be pickled. Files are read once: the runtime gets the very
+bytes that were hashed and checked.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an unsigned-byte RGB picture becomes the float input of a network.
+    """How a uint8 RGB picture (N, H, W, 3) becomes the float input of a network.
 
-    The network's input is ``(pixel / scale - mean) / std`` per channel. ``mean`` and ``std`` are in
-    the network's channel order, which is ``color_order``. The pictures given to a backend are RGB
-    in the order N, H, W, C whatever the network wants.
+    The input is ``(pixel / scale - mean) / std`` per channel. ``mean`` and ``std`` are in the
+    network's channel order, ``color_order``.
     """
 
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -98,20 +97,19 @@ class NetworkSpec:
         path: the ``.onnx`` file or the OpenVINO ``.xml`` (with its ``.bin`` beside it).
         input: what callers give, normally ``(None, H, W, 3)`` uint8 RGB pictures.
         output: what callers get, normally ``(None, K)`` float32 logits.
-        sha256: expected hash of ``path``; checked when the network is loaded.
-        preprocess: ``None`` when the graph takes uint8 N, H, W, C itself (every bundle's own
-            network does). Otherwise the backend puts these steps in front of the graph.
-        output_index: which output of the graph is meant.
-        joined_index: another output, whose columns are put behind those of the first.
-        architecture: name known to :func:`vinoreward.backends.torch_networks.build` or
-            :func:`vinoreward.backends.torch_networks.build_encoder`.
-        weights: ``.safetensors`` file with the state dict of that bare network.
+        sha256: expected hash of ``path``, checked on loading.
+        preprocess: steps that the backend puts in front of the graph; ``None`` if the graph takes
+            uint8 N, H, W, C itself, as networks trained here do.
+        output_index: which output of the graph is used.
+        joined_index: another output, whose columns are appended.
+        architecture: a name of :mod:`vinoreward.backends.torch_networks`.
+        weights: ``.safetensors`` file with the state dict of that network.
         weights_sha256: expected hash of ``weights``.
         mean: per-channel mean of the torch network's input, in units of 0 to 1.
         std: per-channel standard deviation of the same.
         bin_sha256: expected hash of the ``.bin`` beside an ``.xml``.
-        trusted: run any operators, of any cost. Otherwise the file is refused unless each of its
-            operators is known and what they need is bounded, see ``SECURITY.md``.
+        trusted: run any operators, of any cost. Otherwise only allowed operators of bounded cost,
+            see ``SECURITY.md``.
     """
 
     path: Path
@@ -131,7 +129,7 @@ class NetworkSpec:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The outputs of the graph that make the result, in order."""
+        """The outputs of the graph in the result, in order."""
         first = (self.output_index,)
         return first if self.joined_index is None else (*first, self.joined_index)
 
@@ -145,11 +143,11 @@ class NetworkFile:
 
 
 def read_network(spec: NetworkSpec, batches: Sequence[int]) -> NetworkFile:
-    """Read a network's files, compare their hashes and check what its batches would cost.
+    """Read a network's files, compare their hashes and check the cost of its batches.
 
     Raises:
         ModelNotFoundError: a file is missing.
-        BundleEditedError: a file is not the one whose hash is recorded.
+        BundleEditedError: a file has another hash than recorded.
         ModelCorruptError: not a network that can be read.
         ModelRefusedError: operators that are not allowed, or too much memory or work.
     """
@@ -177,7 +175,7 @@ def read_files(path: Path, sha256: str | None = None, bin_sha256: str | None = N
 
 
 def openvino_model(core: Any, path: Path, content: NetworkFile) -> Any:
-    """Return OpenVINO's model of what was read from ``path``; ModelCorruptError if it cannot."""
+    """Return OpenVINO's model of a file's content; ModelCorruptError if it cannot be read."""
     parts = (content.model,) if content.weights is None else (content.model, content.weights)
     try:
         return core.read_model(*parts)
@@ -191,7 +189,7 @@ def check_ends(path: Path, inputs: int, outputs: int, highest: int) -> None:
     """Raise ConfigError unless a network has one input, and outputs up to number ``highest``."""
     if inputs != 1 or highest >= outputs:
         raise ConfigError(
-            f"{path} has {inputs} inputs and {outputs} outputs. Expected one input and an output "
+            f"{path} has {inputs} inputs and {outputs} outputs. Expected one input and output "
             f"number {highest}; give a network with one input, or another output_index."
         )
 
@@ -199,7 +197,7 @@ def check_ends(path: Path, inputs: int, outputs: int, highest: int) -> None:
 def check_network(
     path: Path, content: NetworkFile, shape: Sequence[int], batches: Sequence[int]
 ) -> None:
-    """Check what was read, with ``shape`` for open sizes; errors as :func:`read_network`."""
+    """Check a file's content, with ``shape`` for open sizes; errors as :func:`read_network`."""
     with naming_file(path):
         if content.weights is not None:
             check_ir(content.model, content.weights, shape, batches)
@@ -209,7 +207,7 @@ def check_network(
 
 @contextlib.contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Name the file, and what to do, in what a check inside raises."""
+    """Add the file and a remedy to the errors of the checks in the block."""
     try:
         yield
     except Malformed as error:
@@ -219,18 +217,15 @@ def naming_file(path: Path) -> Iterator[None]:
     except ModelRefusedError as error:
         raise ModelRefusedError(
             f"{path} is refused: {error}. Expected a network whose memory and time are bounded, "
-            "without loops, branches and calculated indices; if you know where it comes from, load "
-            "it with trusted=True (Bundle.load, Bundle.from_model, Bundle.from_encoder)."
+            "without loops, branches and calculated indices; if you trust its source, load it with "
+            "trusted=True (Bundle.load, Bundle.from_model, Bundle.from_encoder)."
         ) from error
 
 
 def read_bytes(path: Path, expected_sha256: str | None, limit: int = MAX_BYTES) -> bytes:
-    """Return a file's content, with that SHA-256 where one is given.
+    """Return a file's content after checking its SHA-256, if given; errors as :func:`read_network`.
 
-    Raises:
-        ModelNotFoundError: there is no such file.
-        ModelCorruptError: it is larger than ``limit``, or cannot be read.
-        BundleEditedError: the hash is another one.
+    A file of more than ``limit`` bytes is a ModelCorruptError.
     """
     try:
         data = read_plain(path, limit)
@@ -245,10 +240,10 @@ def read_bytes(path: Path, expected_sha256: str | None, limit: int = MAX_BYTES) 
             f"most {limit} bytes; check its permissions, and whether it is a network for pictures."
         ) from error
     if expected_sha256 is not None:
-        found = hashlib.sha256(data).hexdigest()
-        if found != expected_sha256:
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != expected_sha256:
             raise BundleEditedError(
-                f"{path} has SHA-256 {found[:12]}…, but {expected_sha256[:12]}… was recorded. "
+                f"{path} has SHA-256 {digest[:12]}…, but {expected_sha256[:12]}… was recorded. "
                 "Expected the file as it was saved; restore it or build the bundle again."
             )
     return data

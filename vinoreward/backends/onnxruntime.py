@@ -23,9 +23,9 @@ _DTYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32", "tensor(double)
 class ONNXRuntimeBackend(Backend):
     """Runs an ``.onnx`` network with ONNX Runtime on the CPU.
 
-    Threads do not spin while they wait: spinning takes the cores from the simulator. Where the
-    network takes normalised floats (``spec.preprocess``), the pictures are converted with numpy;
-    the result is the same as OpenVINO's to rounding, at the price of a float copy.
+    Threads do not spin while they wait, which would take cores from the simulator. For a network
+    that takes normalised floats (``spec.preprocess``), NumPy converts the pictures: the same result
+    as OpenVINO's up to rounding, at the price of a float copy.
     """
 
     name: ClassVar[str] = "onnxruntime"
@@ -81,7 +81,7 @@ class ONNXRuntimeBackend(Backend):
             raise ModelCorruptError(
                 f"{self.spec.path} cannot be read as a network. Expected an ONNX file that this "
                 "onnxruntime supports; the file is damaged, of another kind or too new, export it "
-                f"again. The reason it gives: {error}"
+                f"again. ONNX Runtime says: {error}"
             ) from error
 
     def _check_graph(self, source: Any) -> None:
@@ -116,7 +116,7 @@ class ONNXRuntimeBackend(Backend):
         except (failures.Fail, failures.RuntimeException, failures.InvalidArgument) as error:
             raise OutputError(
                 f"ONNX Runtime failed while running {self.spec.path}. Expected it to return "
-                f"{self.output}; the reason it gives: {error}"
+                f"{self.output}; ONNX Runtime says: {error}"
             ) from error
         if len(results) == 1:
             return np.asarray(results[0])
@@ -129,7 +129,7 @@ class ONNXRuntimeBackend(Backend):
 
 
 def preprocess_numpy(pictures: NDArray[np.uint8], steps: Preprocess) -> NDArray[np.float32]:
-    """Convert uint8 RGB pictures (N, H, W, 3) to what ``steps`` describes, as float32."""
+    """Return uint8 RGB pictures (N, H, W, 3) as the float32 input that ``steps`` describes."""
     ordered = pictures[..., ::-1] if steps.color_order == "BGR" else pictures
     floats = ordered.astype(np.float32)
     floats /= np.float32(steps.scale)

@@ -39,11 +39,11 @@ class _Request(NamedTuple):
 class OpenVINOBackend(Backend):
     """Runs an ``.onnx`` or ``.xml`` network with OpenVINO.
 
-    Configured for the inside of an environment's ``step``: latency hint, one stream, ``threads``
-    threads, and no pinning, because pinned workers all end up on the same core. Shapes are static
-    (dynamic ones cost memory with every new size); a batch is split into pieces of 16, 4 and 1.
-    Precision is exactly the one asked for: OpenVINO by itself would take bfloat16 where a processor
-    has it, and other processors would then give other rewards.
+    It is configured for an environment's ``step``: latency hint, one stream, ``threads`` threads,
+    and no pinning, which would put all workers on the same core. Shapes are static, as dynamic ones
+    cost memory with every new size; batches are split into 16, 4 and 1. The precision is exactly
+    the requested one: by default OpenVINO takes bfloat16 where the processor has it, and rewards
+    would depend on the processor.
     """
 
     name: ClassVar[str] = "openvino"
@@ -79,7 +79,7 @@ class OpenVINOBackend(Backend):
         except RuntimeError as error:
             raise OutputError(
                 f"OpenVINO failed while running {self.spec.path} on {self.device}. Expected it to "
-                f"return {self.output}; the reason it gives: {_first_line(error)}"
+                f"return {self.output}; OpenVINO says: {_first_line(error)}"
             ) from error
         return one.result
 
@@ -101,7 +101,7 @@ class OpenVINOBackend(Backend):
         try:
             model.reshape(shape)
             if not self.spec.trusted:
-                # The shapes of an ONNX network were followed by our rules, these are OpenVINO's.
+                # The shapes of an ONNX network were inferred by our rules, these by OpenVINO.
                 with naming_file(self.spec.path):
                     check_sizes(model, size)
             compiled = self._core.compile_model(model, self.device, options)
@@ -111,7 +111,7 @@ class OpenVINOBackend(Backend):
             raise ModelCorruptError(
                 f"OpenVINO cannot compile {self.spec.path} for inputs of shape {tuple(shape)}. "
                 "Expected a network that runs at this size; export it again, or correct the size "
-                f"in its description. The reason it gives: {_first_line(error)}"
+                f"in its description. OpenVINO says: {_first_line(error)}"
             ) from error
         request = compiled.create_infer_request()
         source = np.zeros(shape, dtype=self.input.dtype)
@@ -136,7 +136,7 @@ class OpenVINOBackend(Backend):
             raise ConfigError(
                 f"the preprocessing described for {path} does not fit its input "
                 f"{model.input(0).partial_shape}. Expected pictures {self.input}; correct layout "
-                f"and size in the description. The reason it gives: {_first_line(error)}"
+                f"and size in the description. OpenVINO says: {_first_line(error)}"
             ) from error
         dtype = model.input(0).element_type.to_dtype()
         if not fits or dtype != np.dtype(self.input.dtype):
@@ -178,15 +178,15 @@ class OpenVINOBackend(Backend):
 
 
 def _joined(ov: Any, model: Any, outputs: tuple[int, ...]) -> Any:
-    """Return the model with one output: the columns of these outputs side by side."""
-    # The source of a Result, because concatenating Results is not possible.
+    """Return the model with these outputs concatenated into one."""
+    # Results cannot be concatenated, only their sources.
     sources = [model.output(index).node.input_value(0) for index in outputs]
     together = ov.opset13.concat(sources, 1)
     return ov.Model([ov.opset13.result(together)], model.get_parameters(), model.friendly_name)
 
 
 def _with_preprocess(ov: Any, model: Any, steps: Preprocess, picture: TensorSpec) -> Any:
-    """Put ``steps`` in front of a float model: it takes uint8 RGB N, H, W, C afterwards."""
+    """Return a float model with ``steps`` in front; it takes uint8 RGB N, H, W, C."""
     builder = ov.preprocess.PrePostProcessor(model)
     tensor = builder.input().tensor()
     tensor.set_element_type(ov.Type.u8).set_layout(ov.Layout("NHWC"))
@@ -201,7 +201,7 @@ def _with_preprocess(ov: Any, model: Any, steps: Preprocess, picture: TensorSpec
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the part of OpenVINO's C++ message that a reader can use."""
+    """Return the useful part of OpenVINO's C++ message."""
     lines = [line.strip() for line in str(error).splitlines()]
     useful = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     return useful[0] if useful else str(error)

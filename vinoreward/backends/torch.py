@@ -1,4 +1,4 @@
-"""The PyTorch backend: what most users run today, and the baseline of every speed claim."""
+"""The PyTorch backend, the baseline of every speed comparison."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from vinoreward.errors import ConfigError, ModelCorruptError, UnknownDeviceError
 class TorchBackend(Backend):
     """Runs a known architecture with safetensors weights in PyTorch.
 
-    Plain eager mode in N, C, H, W under ``inference_mode``, as a user would write it: no
-    channels-last, no compilation, so that comparing with it is fair. ``torch.set_num_threads``
-    belongs to the whole process, in which a learner may run too: ``threads`` is set for the length
-    of an inference, and what was set before comes back.
-    PyTorch itself may hang in a forked child if the parent ran it with several threads.
+    It runs eager mode in N, C, H, W under ``inference_mode``, as users write it, so that
+    comparisons are fair. As ``torch.set_num_threads`` acts on the whole process, which may have a
+    learner too, ``threads`` is set only during an inference. PyTorch may hang in a forked child if
+    the parent used it with several threads.
     """
 
     name: ClassVar[str] = "torch"
@@ -85,7 +84,7 @@ class TorchBackend(Backend):
     def _infer(self, batch: NDArray[Any]) -> NDArray[Any]:
         import torch
 
-        # torch takes neither negative strides nor read-only arrays.
+        # torch accepts neither negative strides nor read-only arrays.
         owned = np.require(batch, requirements=["C", "W"])
         with torch.inference_mode(), _threads.set(torch, self.threads):
             result = self._module(torch.from_numpy(owned).to(self._device))
@@ -104,7 +103,7 @@ class TorchBackend(Backend):
 
 
 class _Threads:
-    """Sets the process's number of threads for a block; the last block to end gives it back."""
+    """Sets the process's number of threads for a block; the last block to end restores it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -114,11 +113,11 @@ class _Threads:
     @contextlib.contextmanager
     def set(self, torch: Any, count: int) -> Iterator[None]:
         with self._lock:
-            found = torch.get_num_threads()
+            current = torch.get_num_threads()
             if self._inside == 0:
-                self._before = found
+                self._before = current
             self._inside += 1
-            if found != count:
+            if current != count:
                 torch.set_num_threads(count)
         try:
             yield
@@ -129,5 +128,5 @@ class _Threads:
                     torch.set_num_threads(self._before)
 
 
-# Not held at a fork: forks wait for inferences.
+# Never locked at a fork: forks wait for inferences.
 _threads = _Threads()

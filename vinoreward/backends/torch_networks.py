@@ -1,7 +1,8 @@
 """The networks that training makes and the torch backend runs. Importing this imports torch.
 
-A classifier is a module from float pictures (N, 3, H, W) to logits (N, classes). An encoder goes to
-(N, 2 D): D means, then D natural logarithms of variances.
+A classifier maps float pictures (N, 3, H, W) to logits (N, classes); an encoder maps them to
+(N, 2 D): D means, then D natural logarithms of variances. Decoders are for training and for looking
+at reconstructions only.
 """
 
 from __future__ import annotations
@@ -19,27 +20,26 @@ CLASSIFIERS = ("squeezenet1_0", "squeezenet1_1")
 ENCODERS = ("conv_vae", "spatial_vae")
 LOWEST_SIDE, HIGHEST_SIDE = 32, 1024
 CHANNELS = (32, 64, 128, 256)
-"""Of the first convolutions; those after them repeat the last number."""
+"""Of the first convolutions; later ones repeat the last number."""
 LOG_VARIANCE = (-12.0, 4.0)
-"""Limits of what an encoder returns: beyond them a variance is as good as 0, or as the prior's."""
+"""Limits of an encoder's output; beyond them a variance is practically 0, or the prior's."""
 SPATIAL_CHANNELS = 32
-"""Of every convolution of the networks with keypoints, which need few: they say where, not what."""
+"""Of every convolution before the keypoints, which encode places, not appearance."""
 KEYPOINTS = 32
 LEAST_WEIGHT = 1e-3
-"""Added to the sum of a map, which may be 0: its keypoint is then in the middle."""
+"""Added to the sum of a map; the keypoint of an empty map is then in the middle."""
 LARGEST_MAP = 32
-"""Longer side, in cells, of the maps in which keypoints are looked for."""
+"""Longer side, in cells, of the keypoints' maps."""
 COARSE_CHANNELS = 16
-"""Of the decoder's maps that are not keypoints."""
+"""Of the decoder's maps without keypoints."""
 
 
 class SqueezeNet(nn.Module):
     """SqueezeNet for any picture size: float (N, 3, H, W) to logits (N, classes).
 
-    The feature layers are torchvision's, under the same names, so that its weights can be loaded.
-    Two things differ. There is no dropout, which a network this small does not need for two
-    classes. And there is no ReLU after the last convolution: it would clip negative logits to 0 and
-    leave a class that starts below 0 without a gradient.
+    The feature layers and their names are torchvision's, so that its weights can be loaded. There
+    is no dropout, which a network this small does not need for two classes, and no ReLU after the
+    last convolution, which would clip negative logits to 0 and stop their gradient.
     """
 
     def __init__(self, features: nn.Module, classes: int) -> None:
@@ -65,10 +65,9 @@ class SqueezeNet(nn.Module):
 
 
 class WithPreprocess(nn.Module):
-    """A network together with its preprocessing: uint8 RGB (N, H, W, 3) to logits.
+    """A network with its preprocessing, for export: uint8 RGB (N, H, W, 3) to logits.
 
-    This is what is exported, so that every runtime does the same arithmetic:
-    ``(pixel / 255 - mean) / std`` per channel, then N, C, H, W.
+    The preprocessing is ``(pixel / 255 - mean) / std`` per channel, then N, C, H, W.
     """
 
     scale: Tensor
@@ -83,26 +82,22 @@ class WithPreprocess(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the network's output for uint8 pictures (N, H, W, 3)."""
-        # Contiguous, because permuted strides would silently turn on torch's channels-last kernels:
-        # plain N, C, H, W is what users run today and what the speed is compared with.
+        # Contiguous: permuted strides would silently select torch's channels-last kernels, and the
+        # baseline of speed comparisons is plain N, C, H, W.
         planes = pictures.permute(0, 3, 1, 2).contiguous().to(torch.float32)
         output: Tensor = self.net(planes * self.scale + self.bias)
         return output
 
 
 def build(architecture: str, classes: int = 2) -> nn.Module:
-    """Build an untrained network of one of :data:`CLASSIFIERS`; seeded by ``torch.manual_seed``.
-
-    Raises:
-        ConfigError: the architecture is not known, or fewer than one class.
-    """
+    """Build an untrained network of one of :data:`CLASSIFIERS`; seeded by ``torch.manual_seed``."""
     if architecture not in CLASSIFIERS:
         raise ConfigError(
             f"there is no architecture {architecture!r}. Expected one of "
             f"{', '.join(CLASSIFIERS)}; choose one of these."
         )
     if classes < 1:
-        raise ConfigError(f"a network was asked for with {classes} classes. Expected at least 1.")
+        raise ConfigError(f"the network has {classes} classes. Expected at least 1.")
     from torchvision.models import squeezenet
 
     factory = getattr(squeezenet, architecture)
@@ -112,13 +107,12 @@ def build(architecture: str, classes: int = 2) -> nn.Module:
 def halvings(height: int, width: int) -> list[tuple[int, int]]:
     """Return the sizes (height, width) after each stride-2 convolution, until a side is below 8.
 
-    Raises:
-        ConfigError: a side is shorter than 32 or longer than 1024 pixels.
+    ConfigError unless the sides are 32 to 1024 pixels.
     """
     if min(height, width) < LOWEST_SIDE or max(height, width) > HIGHEST_SIDE:
         raise ConfigError(
-            f"an encoder was asked for with pictures of {height} x {width} pixels. Expected sides "
-            f"of {LOWEST_SIDE} to {HIGHEST_SIDE}; resize them, 64 x 64 is usual."
+            f"an encoder was given pictures of {height} x {width} pixels. Expected sides of "
+            f"{LOWEST_SIDE} to {HIGHEST_SIDE}; resize them, 64 x 64 is usual."
         )
     sizes = []
     while min(height, width) >= 8:
@@ -135,7 +129,7 @@ def map_sizes(height: int, width: int, fewest: int = 1) -> list[tuple[int, int]]
 
 
 def axes_of(rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Return the places of rows and columns, from -1 to 1."""
+    """Return the coordinates of rows and columns, from -1 to 1."""
     return torch.linspace(-1, 1, rows), torch.linspace(-1, 1, columns)
 
 
@@ -148,23 +142,18 @@ def check_latent(latent_size: int) -> None:
     """Raise ConfigError unless a latent vector may have that many numbers."""
     if not 1 <= latent_size <= 4096:
         raise ConfigError(
-            f"an encoder was asked for with {latent_size} latent numbers. Expected 1 to 4096; 32 "
-            "is a good start."
+            f"an encoder's latent size is {latent_size}. Expected 1 to 4096; 32 is a good start."
         )
 
 
 def _limited(output: Tensor, latent_size: int) -> Tensor:
-    """Keep the log variances where their exponentials can be computed with."""
+    """Clamp the log variances to :data:`LOG_VARIANCE`."""
     mean, log_variance = output[:, :latent_size], output[:, latent_size:]
     return torch.cat([mean, log_variance.clamp(*LOG_VARIANCE)], 1)
 
 
 class ConvEncoder(nn.Module):
-    """Stride-2 convolutions down to 4 to 7 cells a side, then one linear layer.
-
-    Sides of 32 to 1024 pixels; the output has 2 ``latent_size`` columns. Raises ConfigError for
-    other sizes.
-    """
+    """Stride-2 convolutions down to 4 to 7 cells a side, then one linear layer."""
 
     def __init__(self, height: int, width: int, latent_size: int) -> None:
         super().__init__()
@@ -176,8 +165,8 @@ class ConvEncoder(nn.Module):
         for before, after in itertools.pairwise(channels):
             layers += [nn.Conv2d(before, after, 4, 2, 1), nn.ReLU()]
         self.features = nn.Sequential(*layers)
-        # A linear layer written as a convolution over all cells: quantization leaves the last
-        # convolution in floats, and its rounding would be the latent's.
+        # A linear layer as a convolution over all cells: quantization leaves the last convolution
+        # in floats, which keeps its rounding out of the latent vector.
         self.head = nn.Conv2d(channels[-1], 2 * latent_size, sizes[-1])
 
     def forward(self, pictures: Tensor) -> Tensor:
@@ -186,16 +175,16 @@ class ConvEncoder(nn.Module):
 
 
 class SpatialEncoder(nn.Module):
-    """Keypoints, then one linear layer: where things are is nearly linear in the latent.
+    """Keypoints, then one linear layer: positions are nearly linear in the latent.
 
-    Convolutions make one map per keypoint. The mean place over a map is the keypoint's place, as in
-    the spatial soft-argmax of Finn et al. (2016), and the logarithm of the map's sum says how
-    strongly it is there. Places are weighted with squares of the positive part instead of
-    exponentials: cells without the thing then weigh nothing at all, however many they are.
+    Convolutions make one map per keypoint. The keypoint's position is the weighted mean over its
+    map, as in the spatial soft-argmax of Finn et al. (2016); the logarithm of the map's sum is its
+    strength. Weights are squares of the positive part instead of exponentials, so that empty cells
+    weigh nothing, however many they are.
 
-    The second moments of the place go into the linear layer too: a camera that looks at a table
-    from the side makes places on the table curved functions of places in the picture, and these are
-    the next terms of that curve. Sizes are as in :class:`ConvEncoder`.
+    The second moments of the position go into the linear layer too: for a camera at an angle,
+    positions on a table are curved functions of positions in the picture, and these are the next
+    terms of the curve.
     """
 
     grid: Tensor
@@ -215,14 +204,14 @@ class SpatialEncoder(nn.Module):
             layers += [nn.Conv2d(SPATIAL_CHANNELS, SPATIAL_CHANNELS, 3, 1, 1), nn.ReLU()]
         self.features = nn.Sequential(*layers)
         self.maps = nn.Conv2d(SPATIAL_CHANNELS, keypoints, 1)
-        # Maps that are flat at the start put every keypoint in the middle, with hardly a gradient.
+        # Maps that start flat put every keypoint in the middle, with hardly any gradient.
         nn.init.normal_(self.maps.weight, std=0.5)
         down, across = axes_of(*sizes[-1])
         y, x = (axis.flatten() for axis in torch.meshgrid(down, across, indexing="ij"))
         moments = [x, y, 2.0 * x * y, x * x, y * y]
         self.register_buffer("grid", torch.stack(moments, 1), persistent=False)
         self.head = nn.Linear((len(moments) + 1) * keypoints, 2 * latent_size)
-        # Means that vary from the first step, with variances well below those of the prior.
+        # Start with means that vary and variances well below the prior's.
         with torch.no_grad():
             nn.init.orthogonal_(self.head.weight[:latent_size], gain=2.0)
             self.head.weight[latent_size:] *= 0.1
@@ -232,23 +221,20 @@ class SpatialEncoder(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         """Return (N, 2 D) for normalised float pictures (N, 3, H, W)."""
         maps = self.maps(self.features(pictures)).flatten(2)
-        # In float32 whatever the convolutions ran in: a place needs more than bfloat16's 8 bits.
+        # Always in float32: a position needs more than bfloat16's 8 bits.
         with torch.autocast(pictures.device.type, enabled=False):
             weights = maps.float().relu().square()
             total = weights.sum(2, keepdim=True) + LEAST_WEIGHT
             places = (weights @ self.grid) / total
             strength = 0.1 * total.log()
-            found = torch.cat([places, strength], 2).flatten(1)
-            return _limited(self.head(found), self.latent_size)
+            output = self.head(torch.cat([places, strength], 2).flatten(1))
+            return _limited(output, self.latent_size)
 
 
 def build_encoder(architecture: str, height: int, width: int, outputs: int) -> nn.Module:
     """Build an untrained encoder of one of :data:`ENCODERS`; seeded by ``torch.manual_seed``.
 
     Pictures are ``height`` x ``width`` pixels; ``outputs`` is twice the latent size.
-
-    Raises:
-        ConfigError: the architecture is not known, or a size that cannot work.
     """
     if architecture not in ENCODERS:
         raise ConfigError(
@@ -257,15 +243,15 @@ def build_encoder(architecture: str, height: int, width: int, outputs: int) -> n
         )
     if outputs < 2 or outputs % 2:
         raise ConfigError(
-            f"the encoder {architecture} was asked for with {outputs} outputs. Expected an even "
-            "number: as many log variances as means."
+            f"the encoder {architecture} has {outputs} outputs. Expected an even number: as many "
+            "log variances as means."
         )
     kind = ConvEncoder if architecture == "conv_vae" else SpatialEncoder
     return kind(height, width, outputs // 2)
 
 
 def _odd(small: tuple[int, int], large: tuple[int, int]) -> tuple[int, int]:
-    """Return the row and column that doubling ``small`` lacks of ``large``."""
+    """Return the rows and columns that twice ``small`` is short of ``large``."""
     return large[0] - 2 * small[0], large[1] - 2 * small[1]
 
 
@@ -291,18 +277,17 @@ class Decoder(nn.Module):
     def forward(self, latent: Tensor) -> Tensor:
         """Return pictures (N, 3, H, W) for latent vectors (N, D)."""
         planes = self.head(latent).view(-1, *self._start)
-        # What all pictures share need not be learned: see Vae.set_average.
+        # The mean picture need not be learned: see Vae.set_average.
         picture: Tensor = self.layers(planes) + self.average
         return picture
 
 
 class SpatialDecoder(nn.Module):
-    """From a latent vector (N, D) to a picture, by way of blobs: the mirror of SpatialEncoder.
+    """From a latent vector (N, D) to a picture, through blobs: the mirror of SpatialEncoder.
 
-    A linear layer says where each blob is and how strong; the blobs are drawn into maps, and
-    convolutions make the picture of them. What a blob stands for then moves when its latent numbers
-    move, which is why training finds small things at all, and soon. A coarse layer adds what is not
-    a matter of place.
+    A linear layer gives each blob's position and strength; the blobs are drawn into maps, and
+    convolutions make the picture from them. An object then moves with its latent numbers, so
+    training finds small objects, and early. A coarse layer adds everything that has no position.
     """
 
     average: Tensor
@@ -321,7 +306,7 @@ class SpatialDecoder(nn.Module):
         with torch.no_grad():
             self.head.weight *= 1.5
             self.head.bias[2 * keypoints :] = 1.0
-        # Logarithms of 1 / width, in units of half the map: from large blobs to small ones.
+        # Logarithms of 1 / width, in units of half the map, from large to small blobs.
         self.sharpness = nn.Parameter(torch.linspace(0.5, 2.5, keypoints))
         self.coarse = nn.Sequential(
             nn.Linear(latent_size, 64), nn.ReLU(), nn.Linear(64, math.prod(self._coarse))
@@ -354,7 +339,7 @@ class SpatialDecoder(nn.Module):
 
 
 class Vae(nn.Module):
-    """Encoder, pictures (N, 3, H, W) to (N, 2 D), and decoder, as they are trained together."""
+    """Encoder, from pictures (N, 3, H, W) to (N, 2 D), and decoder, trained together."""
 
     def __init__(
         self, encoder: nn.Module, decoder: Decoder | SpatialDecoder, latent_size: int
@@ -365,11 +350,11 @@ class Vae(nn.Module):
         self.decoder = decoder
 
     def set_average(self, picture: Tensor) -> None:
-        """Give the decoder the mean picture (3, H, W), in units of 0 to 1, to start from."""
+        """Set the decoder's mean picture (3, H, W), in units of 0 to 1."""
         self.decoder.average.copy_(picture)
 
     def forward(self, pictures: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return pictures made anew (N, 3, H, W), means (N, D) and log variances (N, D).
+        """Return reconstructions (N, 3, H, W), means (N, D) and log variances (N, D).
 
         Pictures are normalised; ``noise`` (N, D) is standard normal, or zeros to decode the means.
         """
@@ -379,7 +364,7 @@ class Vae(nn.Module):
 
 
 def build_vae(architecture: str, height: int, width: int, latent_size: int) -> Vae:
-    """Build an untrained encoder with the decoder that mirrors it; see :func:`build_encoder`."""
+    """Build an untrained encoder and its decoder; see :func:`build_encoder`."""
     encoder = build_encoder(architecture, height, width, 2 * latent_size)
     kind = Decoder if architecture == "conv_vae" else SpatialDecoder
     return Vae(encoder, kind(height, width, latent_size), latent_size)
