@@ -68,7 +68,7 @@ class ActorSettings:
             values = json.loads(text)
             if values["noise"] is not None:
                 lists = {name: tuple(values["noise"][name]) for name in ("mean", "sigma", "start")}
-                values["noise"] = ActionNoise(**{**values["noise"], **lists})
+                values["noise"] = ActionNoise(**(values["noise"] | lists))
             return cls(**values)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
