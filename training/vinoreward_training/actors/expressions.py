@@ -300,7 +300,7 @@ def monitor_of(
 def _strategy(
     part: Part, head: Head, parameters: Mapping[str, float], safer: Sequence[Mapping[str, Any]]
 ) -> Any:
-    def above(bad: float, good: float) -> None:
+    def check(bad: float, good: float) -> None:
         if not 0.0 <= good < bad:  # otherwise a small divergence would be the bad one
             raise ConfigError(
                 f"--monitor has a divergence that is bad from {bad} and good up to {good}. "
@@ -309,13 +309,13 @@ def _strategy(
 
     def switch(threshold: float = 14.0, good: float | None = None, **options: Any) -> Any:
         low = 0.25 * threshold if good is None else good
-        above(threshold, low)
+        check(threshold, low)
         return monitoring.SwitchPrecision(
             limits=(monitoring.Limit("kl_pi_mu_max", threshold, low),), **options
         )
 
     def sparsity(bad: float = 0.2, good: float = 0.1, **options: Any) -> Any:
-        above(bad, good)
+        check(bad, good)
         return monitoring.AdaptiveSparsity(
             (monitoring.Limit("kl_mu_pi_max", bad, good),), **options
         )

@@ -163,8 +163,7 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
     )
     sections = [
         Section("Does compression pay here?", f"{outcome.verdict}\n{gap_words(pair)}"),
-        Section("Result", "Without exploration, on fresh episodes.", _result_rows(pair)),
-        *_success(pair),
+        *_results(pair),
         Section("In figures", facts=_figures(config, outcome)),
         Section(
             "Return",
@@ -214,29 +213,26 @@ def policies_of(pair: Pair) -> list[tuple[str, Played]]:
     return [(name, played) for name, played in both if played is not None]
 
 
-def _result_rows(pair: Pair) -> list[dict[str, object]]:
-    return [
-        {
-            "policy": name,
-            "mean return": round(played.mean, 3),
-            "standard error": round(played.error, 3),
-            "episodes": len(played.returns),
-            "mean length": float(played.lengths.mean()),
-            "version": played.version,
-        }
-        for name, played in policies_of(pair)
-    ]
-
-
-def _success(pair: Pair) -> list[Section]:
-    if pair.full.true is None and pair.full.claimed is None:
-        return []
-    rows = []
+def _results(pair: Pair) -> list[Section]:
+    returns, rates = [], []
     for name, played in policies_of(pair):
-        rows.append(rate_row(f"{name}: claimed by the reward", rate_of(played.claimed)))
-        rows.append(rate_row(f"{name}: true, by the simulator", rate_of(played.true)))
-    text = "Success of each episode's last state. Where the two differ, the reward is fooled."
-    return [Section("Claimed and true success", text, rows)]
+        returns.append(
+            {
+                "policy": name,
+                "mean return": round(played.mean, 3),
+                "standard error": round(played.error, 3),
+                "episodes": len(played.returns),
+                "mean length": float(played.lengths.mean()),
+                "version": played.version,
+            }
+        )
+        rates.append(rate_row(f"{name}: claimed by the reward", rate_of(played.claimed)))
+        rates.append(rate_row(f"{name}: true, by the simulator", rate_of(played.true)))
+    sections = [Section("Result", "Without exploration, on fresh episodes.", returns)]
+    if pair.full.true is not None or pair.full.claimed is not None:
+        text = "Success of each episode's last state. Where the two differ, the reward is fooled."
+        sections.append(Section("Claimed and true success", text, rates))
+    return sections
 
 
 def _figures(config: ActorsConfig, outcome: Outcome) -> dict[str, object]:

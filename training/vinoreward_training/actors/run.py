@@ -109,7 +109,7 @@ def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Pa
     with Recorder(
         folder, total=config.steps, start=trainer.steps, progress=config.progress
     ) as recorder:
-        watcher = Watcher(config, parts, trainer, recorder)
+        watcher = Watcher(config.target, parts, trainer, recorder, trainer.steps)
         try:
             # If the run was stopped in its final evaluation, only that remains.
             summary = trainer.learn(trainer.steps if watcher.reached else config.steps, watcher)
@@ -186,32 +186,35 @@ def difference(whole: Breakdown, first: Breakdown | None) -> Breakdown:
     return Breakdown(rest(whole.wall, first.wall), rest(whole.cpu, first.cpu), steps)
 
 
+@dataclasses.dataclass
 class Watcher:
     """Progress callback of a training: rows, evaluations, profile, target."""
 
-    def __init__(
-        self, config: ActorsConfig, parts: Parts, trainer: ActorLearner, recorder: Recorder
-    ) -> None:
-        self._target, self._parts, self._trainer = config.target, parts, trainer
-        self.recorder = recorder
-        self.start = trainer.steps
-        self.warm: Breakdown | None = None
-        self.evaluation_seconds = 0.0
-        self.reached: tuple[int, float] | None = None
-        """Step and seconds of the first evaluation that reached the target."""
-        for row in recorder.rows:
+    target: float | None
+    parts: Parts
+    trainer: ActorLearner
+    recorder: Recorder
+    start: int
+    """Steps before a resume."""
+    warm: Breakdown | None = None
+    evaluation_seconds: float = 0.0
+    reached: tuple[int, float] | None = None
+    """Step and seconds of the first evaluation that reached the target."""
+
+    def __post_init__(self) -> None:
+        for row in self.recorder.rows:
             if row["kind"] == "evaluation":
                 self._note(row)
 
     def __call__(self, progress: Progress) -> bool:
         """Record a training's progress; return whether to stop."""
-        monitor = self._parts.monitor
+        monitor = self.parts.monitor
         due = self.recorder.note(progress, None if monitor is None else monitor.setting)
         if self.warm is None:
-            if self._parts.warm(progress):
-                self.warm = self._trainer.profile()[0]
+            if self.parts.warm(progress):
+                self.warm = self.trainer.profile()[0]
         elif due:
-            self.recorder.profile(difference(self._trainer.profile()[0], self.warm), progress.steps)
+            self.recorder.profile(difference(self.trainer.profile()[0], self.warm), progress.steps)
         return self.record(progress.evaluations)
 
     def record(self, evaluations: Sequence[Evaluation]) -> bool:
@@ -223,11 +226,8 @@ class Watcher:
         return bool(evaluations) and self.reached is not None
 
     def _note(self, row: Mapping[str, Any]) -> None:
-        if (
-            self.reached is None
-            and self._target is not None
-            and row["full"]["mean"] >= self._target
-        ):
+        reached = self.target is not None and row["full"]["mean"] >= self.target
+        if reached and self.reached is None:
             self.reached = (int(row["step"]), float(row["seconds"]))
 
 

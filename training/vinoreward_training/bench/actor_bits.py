@@ -30,6 +30,7 @@ from vinoreward.monitoring import (
 )
 from vinoreward.policies.policy import Policy, forward
 from vinoreward.policies.wire import encode
+from vinoreward_training.bench.actor_steps import BITS
 from vinoreward_training.bench.rows import Row, mean_row
 from vinoreward_training.configs import BenchConfig
 from vinoreward_training.runs.report import new_figure, save_figure
@@ -39,7 +40,6 @@ TRAINING_STEPS = 6000
 EPISODES = 20
 LOOK = 200
 """Rows that the monitor sees at a time."""
-BITS = (32, 16, 8, 6, 4, 3, 2)
 NNCF = "int8, every layer, ranges as NNCF's default"
 _WIDTHS = {f"{bits} bits": bits for bits in BITS}
 LEAST_KL = 1e-6
@@ -61,7 +61,7 @@ class Variant:
     error: float
     """Standard error of that difference."""
     verdict: str = ""
-    """What the default monitor did first, in words; empty if it let the variant act."""
+    """What the default monitor does first; empty if it lets the variant act."""
     bits: int | None = None
     """Of every weight, for a point of the curves; None for what is another compression."""
 
@@ -70,11 +70,7 @@ def _variants() -> dict[str, list[Stage]]:
     return {
         "32 bits": [],
         "16 bits": [Quantize("fp16")],
-        **{
-            f"{bits} bits": [Quantize(f"w{bits}", first=True, head=True)]
-            for bits in BITS
-            if bits <= 8
-        },
+        **{f"{n} bits": [Quantize(f"w{n}", first=True, head=True)] for n in BITS if n <= 8},
         "int8 (first layer and head in float)": [Quantize("int8")],
         NNCF: [Quantize("int8", first=True, head=True, ranges="mean")],
         "pruned by half": [_PruneAlone(0.5)],
@@ -110,15 +106,9 @@ def verdict(teacher: Policy, variant: Policy, seen: npt.NDArray[np.float32]) -> 
     for start in range(0, len(seen), LOOK):
         rows = seen[start : start + LOOK]
         count = np.full(len(rows), 1)
+        pi, mu = forward(teacher, rows), forward(variant, rows)
         monitor.observe(
-            MonitorBatch(
-                spec=teacher.spec,
-                pi=forward(teacher, rows),
-                mu=forward(variant, rows),
-                versions=count,
-                learner_version=1,
-                network=count,
-            )
+            MonitorBatch(teacher.spec, pi, mu, versions=count, learner_version=1, network=count)
         )
         if not monitor.setting.enabled:
             return "disables compression"

@@ -1,7 +1,6 @@
-"""Bench rows about whole trainings with compressed actors, paired by seed: time to a return, time
-per step where the samples per insert decide what limits, and learning curves in a plot.
+"""Bench rows about whole trainings with compressed actors, paired by seed.
 
-Every training is a preset of ``vinoreward actors``, so that each can be repeated by itself.
+Each training is a preset of ``vinoreward actors``, which repeats it alone.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ MANY = "openvino fp32, 8 environments"
 PRESETS = {EAGER: "fp32", COMPILED: "fp32-compiled", INT8: "int8", MANY: "fp32-8-environments"}
 """What presets with an arm are called."""
 ARMS = (EAGER, INT8, MANY)
-"""Of every row here: batching is compression's strongest competitor, so it stands beside it."""
+"""Of every row here: batching is compression's strongest competitor."""
 COLOURS = {EAGER: "tab:gray", INT8: "tab:blue", MANY: "tab:orange"}
 WINDOW = 20
 """Last episodes of the actors: their mean return is compared with the target."""
@@ -72,12 +71,12 @@ class Trained:
     arm: str
     seed: int
     seconds: float | None
-    """Wall time from the first update, until the return was reached or, without a target, the steps
-    were; None if the return was not reached within the steps."""
+    """Wall time from the first update to the target, or to the last step without one; None if the
+    target was not reached."""
     steps: int
     """Environment steps until then."""
     evaluated: float
-    """Mean return of the learner's policy, greedy, on episodes of its own."""
+    """Mean return of the learner's policy, greedy, on other episodes."""
     error: float
     """Its standard error."""
     profile: Breakdown
@@ -107,40 +106,41 @@ def preset(name: str, seed: int, **changes: Any) -> ActorsConfig:
     return dataclasses.replace(settled, **changes)
 
 
+@dataclass
 class _Watch:
-    """Progress callback of a training: stops where the target is reached, and records times."""
+    """Progress callback of a training: stops at the target and records times."""
 
-    def __init__(
-        self, config: ActorsConfig, parts: Parts, trainer: ActorLearner, evaluator: Evaluator | None
-    ) -> None:
-        self._config, self._parts, self._trainer = config, parts, trainer
-        self._evaluator = evaluator
-        self._evaluated_at = 0
-        self.evaluating = 0.0
-        self.began: float | None = None
-        self.reached: float | None = None
-        self.warm: tuple[float, int, Breakdown] | None = None
+    config: ActorsConfig
+    parts: Parts
+    trainer: ActorLearner
+    evaluator: Evaluator | None
+    """Plays the learner's policy; None: the target is for the actors' last episodes."""
+    evaluated_at: int = 0
+    evaluating: float = 0.0
+    began: float | None = None
+    reached: float | None = None
+    warm: tuple[float, int, Breakdown] | None = None
 
     def __call__(self, progress: Progress) -> bool:
         now = time.monotonic()
         if self.began is None:
             self.began = now  # starting processes and importing torch is no part of the comparison
-        if self.warm is None and self._parts.warm(progress):
-            self.warm = (now, progress.steps, self._trainer.profile()[0])
-        if self._config.target is not None and self._arrived(progress, self._config.target):
+        if self.warm is None and self.parts.warm(progress):
+            self.warm = (now, progress.steps, self.trainer.profile()[0])
+        if self.config.target is not None and self._arrived(progress, self.config.target):
             self.reached = now
         return self.reached is not None
 
     def _arrived(self, progress: Progress, target: float) -> bool:
-        if self._evaluator is None:
-            recent = self._trainer.recent_returns[-WINDOW:]
+        if self.evaluator is None:
+            recent = self.trainer.recent_returns[-WINDOW:]
             return len(recent) == WINDOW and statistics.fmean(recent) >= target
-        if progress.steps - self._evaluated_at < self._config.evaluate_every:
+        if progress.steps - self.evaluated_at < self.config.evaluate_every:
             return False
-        self._evaluated_at, start = progress.steps, time.monotonic()
-        seeds = range(FIRST_SEED, FIRST_SEED + self._config.evaluation_episodes)
-        policy = self._parts.learner.policy(0)
-        arrived = self._evaluator.play(policy, seeds, "openvino").mean >= target
+        self.evaluated_at, start = progress.steps, time.monotonic()
+        seeds = range(FIRST_SEED, FIRST_SEED + self.config.evaluation_episodes)
+        policy = self.parts.learner.policy(0)
+        arrived = self.evaluator.play(policy, seeds, "openvino").mean >= target
         self.evaluating += 0.0 if arrived else time.monotonic() - start
         return arrived
 
@@ -239,10 +239,9 @@ def actor_cartpole_rows(config: BenchConfig) -> list[Row]:
 
 
 def actor_classic_rows(config: BenchConfig) -> list[Row]:
-    """Train Acrobot and MountainCar with DQN, ActorQ's other tasks of Gym.
+    """Train Acrobot and MountainCar with DQN until the learner's greedy policy reaches the target.
 
-    Until the learner's own policy arrives: actors explore for as long as it learns, and their
-    returns would seldom reach the target.
+    The actors' own returns seldom reach it, as they explore.
     """
     rows = []
     for name, what in CLASSIC.items():

@@ -280,8 +280,8 @@ def install_rows(config: BenchConfig) -> list[Row]:
 
 def memory_rows(config: BenchConfig) -> list[Row]:
     """Measure the resident memory of a process that only steps the environment."""
-    found = run_script(MEMORY_SCRIPT, [config.bundle, str(config.memory_steps)])
-    samples = [sample / 1e6 for sample in found["samples"]]
+    sampled = run_script(MEMORY_SCRIPT, [config.bundle, str(config.memory_steps)])
+    samples = [sample / 1e6 for sample in sampled["samples"]]
     return [
         Row(
             "memory",
@@ -291,10 +291,10 @@ def memory_rows(config: BenchConfig) -> list[Row]:
             "MB",
             target="<= 350 MB",
             note="; ".join(
-                f"{name} was {'' if found[name] else 'not '}imported"
+                f"{name} was {'' if sampled[name] else 'not '}imported"
                 for name in ("torch", "pybullet")
             ),
-            details={"samples_mb": samples, "imported": found},
+            details={"samples_mb": samples, "imported": sampled},
         ),
         Row(
             "memory",

@@ -260,9 +260,8 @@ class Fit(abc.ABC):
         return self.step // self._per_epoch
 
     def _flat(self) -> bool:
-        if self._patience is None:
-            return False
-        return self._epoch() - max(0, self._best_epoch) >= self._patience
+        waited = self._epoch() - max(0, self._best_epoch)
+        return self._patience is not None and waited >= self._patience
 
     def show(self, title: str) -> None:
         """Train with a progress bar and TensorBoard."""

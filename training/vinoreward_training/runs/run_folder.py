@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -105,9 +104,7 @@ class RunFolder:
         self, path: Path, config: Any, *, resume: bool = False, again: str | None = None
     ) -> None:
         self.path = Path(path)
-        self._config = config
-        self._resume = resume
-        self._again = again
+        self._config, self._resume, self._again = config, resume, again
         self._lock: IO[bytes] | None = None
         self._made = False
         self._before: tuple[bytes, dict[str, int]] | None = None
@@ -150,7 +147,7 @@ class RunFolder:
         self._lock = lock
         recorded = self.path / CONFIG
         if recorded.exists() and not self._resume:
-            self.__exit__(None, None, None)
+            self.__exit__(None)
             raise ConfigError(
                 f"{self.path} already holds a run. Expected a new folder; add --resume to continue "
                 "that run or choose another folder with --out."
@@ -163,16 +160,11 @@ class RunFolder:
                 self._before = (recorded.read_bytes(), self._written())
             write_text(recorded, yaml.safe_dump(settings, sort_keys=False))
         except RunFolderError:
-            self.__exit__(None, None, None)
+            self.__exit__(None)
             raise
         return self.path
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Give the folder back; a run that failed before it wrote anything leaves it as it was."""
         if self._lock is None:
             return
