@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,22 +15,31 @@ from vinoreward_training.cli import COMMANDS
 SCRIPT = """
 import contextlib, io, json, sys
 from vinoreward_training.cli import main
-text = io.StringIO()
-code = None
-with contextlib.redirect_stdout(text):
-    try:
-        code = main(sys.argv[1:])
-    except SystemExit as stop:
-        code = stop.code
-heavy = [name for name in ("torch", "pybullet", "openvino", "nncf", "warp") if name in sys.modules]
-print(json.dumps({"code": code, "text": text.getvalue(), "heavy": heavy}))
+
+heavy = ("torch", "openvino", "pybullet", "warp", "nncf", "matplotlib")
+found = {}
+for command in sys.argv[1:]:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        try:
+            code = main([*command.split(), "--help"])
+        except SystemExit as stop:
+            code = stop.code
+    loaded = [name for name in heavy if name in sys.modules]
+    found[command] = {"code": code, "text": text.getvalue(), "heavy": loaded}
+print(json.dumps(found))
 """
 
 
-def helped(folder: Path, *arguments: str) -> dict[str, object]:
+@pytest.fixture(scope="module")
+def helped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each command (empty: the program itself) says with ``--help``, and what it loads.
+
+    One process asks for all of them, as starting one takes longer than its help.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        cwd=folder,
+        [sys.executable, "-c", SCRIPT, "", *COMMANDS],
+        cwd=tmp_path_factory.mktemp("elsewhere"),
         env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
         capture_output=True,
         text=True,
@@ -38,23 +47,22 @@ def helped(folder: Path, *arguments: str) -> dict[str, object]:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
 
-def test_the_console_command_lists_all_commands(tmp_path: Path) -> None:
-    found = helped(tmp_path, "--help")
-    assert found["code"] == 0
+def test_the_console_command_lists_all_commands(helped: dict[str, dict[str, Any]]) -> None:
+    assert helped[""]["code"] == 0
     for name in COMMANDS:
-        assert f"\n  {name} " in str(found["text"])
+        assert f"\n  {name} " in helped[""]["text"]
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_each_command_has_help_with_examples_and_loads_nothing_heavy(
-    command: str, tmp_path: Path
+    command: str, helped: dict[str, dict[str, Any]]
 ) -> None:
-    found = helped(tmp_path, command, "--help")
+    found = helped[command]
     assert not found["code"]
-    assert f"vinoreward {command}" in str(found["text"])
-    assert "Examples" in str(found["text"])
+    assert f"vinoreward {command}" in found["text"]
+    assert "Examples" in found["text"]
     assert found["heavy"] == []

@@ -230,7 +230,13 @@ def test_samples_per_insert_are_presets(name: str) -> None:
         pytest.importorskip("dm_control")
     for suffix, ratio in (("fp32", 16), ("int8-spi1", 1)):
         settings = preset(
-            f"actorq/{name}-{suffix}", 0, network="2x32", steps=1500, actors=1, target=None
+            f"actorq/{name}-{suffix}",
+            0,
+            network="2x32",
+            steps=1500,
+            actors=1,
+            target=None,
+            final_episodes=2,  # of 1000 steps each
         )
         assert settings.samples_per_insert == ratio
         one = train(suffix, settings)
@@ -277,7 +283,7 @@ def test_a_training_that_was_done_is_not_done_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_too_few_steps_to_learn_from_are_said() -> None:
-    settings = preset("actorq/cartpole-dqn-fp32", 0, network="2x32", steps=20, actors=1)
+    settings = preset("actorq/cartpole-dqn-fp32-compiled", 0, network="2x32", steps=20, actors=1)
     with pytest.raises(ConfigError, match=r"20 steps.*Expected"):
         train("few", settings)
 
