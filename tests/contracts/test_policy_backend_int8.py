@@ -17,15 +17,16 @@ from hypothesis.extra import numpy as arrays
 
 from vinoreward.compression.chain import check_policy
 from vinoreward.policies.backends.base import BackendOutputs, PolicyBackend, make_backend
-from vinoreward.policies.backends.int8 import LARGEST, reduced
 from vinoreward.policies.backends.openvino_backend import OpenVINOBackend
 from vinoreward.policies.policy import (
+    LARGEST,
     ActivationRange,
     Policy,
     QuantizedArray,
     forward,
     quantize_array,
     random_policy,
+    reduced,
 )
 from vinoreward.policies.spec import mlp
 

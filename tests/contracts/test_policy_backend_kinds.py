@@ -24,11 +24,11 @@ from vinoreward.policies.backends.base import (
     seal,
     unseal,
 )
-from vinoreward.policies.backends.int8 import folded
 from vinoreward.policies.backends.onnxruntime_backend import policy_model, read_blob, weights_of
 from vinoreward.policies.backends.openvino_backend import OpenVINOBackend
 from vinoreward.policies.policy import (
     ActivationRange,
+    folded,
     forward,
     quantize_array,
     quantized,
@@ -86,13 +86,13 @@ def test_a_missing_library_is_named(name: str, extra: str, monkeypatch: pytest.M
 def test_openvino_really_computes_in_int8(name: str, batch: int) -> None:
     policy = in_int8(random_policy({**SPECS, "wide": WIDE}[name], 0))
     with OpenVINOBackend(batch) as backend:
-        with pytest.raises(ConfigError, match="refresh first"):
-            backend.kernels()
         backend.refresh(policy)
+        nodes = backend._request.get_compiled_model().get_runtime_model().get_ordered_ops()
         precisions = [
-            precision
-            for kind, precision in backend.kernels().values()
-            if kind in ("Convolution", "FullyConnected", "MatMul")
+            node.get_rt_info()["runtimePrecision"].astype(str)
+            for node in nodes
+            if node.get_rt_info()["layerType"].astype(str)
+            in ("Convolution", "FullyConnected", "MatMul")
         ]
     assert len(precisions) == len(policy.spec.weighted)
     assert set(precisions) <= {"u8", "i8"}

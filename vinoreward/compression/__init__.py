@@ -6,7 +6,7 @@
     small = chain.compress(policy, CompressionContext(policy, observations))
 
 This package computes on arrays; it starts no processes and shares no memory. Only :class:`Distill`
-needs torch, which it imports on first use.
+needs torch, which it imports on first use. Stages refuse invalid arguments with a ConfigError.
 """
 
 from vinoreward.compression.chain import (

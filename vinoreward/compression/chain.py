@@ -176,12 +176,12 @@ class Stage(abc.ABC):
 
         ``numbers`` are the keys of all other entries, ``parts`` names such as ``"kept"``.
         """
-        found: dict[str, dict[str, Value]] = {part: {} for part in parts}
+        entries: dict[str, dict[str, Value]] = {part: {} for part in parts}
         others = set()
         for key, value in state.items():
             part, _, name = key.partition(".")
-            if part in found and name:
-                found[part][name] = value
+            if part in entries and name:
+                entries[part][name] = value
             else:
                 others.add(key)
         if others != set(numbers):
@@ -190,7 +190,7 @@ class Stage(abc.ABC):
                 f"{type(self).__name__} got the state {sorted(state)}. Expected {wanted}; another "
                 "chain saved it."
             )
-        return found
+        return entries
 
     def _float_weights(self, policy: Policy) -> dict[str, Floats]:
         """Return the policy's parameters as float32; ConfigError if some are quantized."""

@@ -54,9 +54,6 @@ class Distill(Stage):
         sigma: see above, for ``tanh``; the noise that actors explore with.
         threads: of PyTorch during distillation; more of them train more in the same time if cores
             are idle. None: PyTorch's setting, which is 1 in the compressor's process.
-
-    Raises:
-        ConfigError: invalid values.
     """
 
     phase = FLOAT

@@ -85,7 +85,6 @@ class Fuse(Stage):
         spec, value = policy.spec, policy.spec.value
         layers: list[Layer] = []
         folded: dict[str, Weights] = {}
-        read = _of(weights, value) if value is not None else None
         for layer, shape in zip(spec.layers, spec.shapes(), strict=False):
             if isinstance(layer, Flatten):
                 if len(shape) > 1:
@@ -97,15 +96,16 @@ class Fuse(Stage):
             # Repeat: a layer not worth merging into a wide one may be worth it for a thin one.
             while (joined := _worth_joining(layers, layer)) is not None:
                 inner = folded.pop(layers.pop().name)
-                if value is not None and read is not None and layer.name == spec.layers[-1].name:
+                if value is not None and layer.name == spec.layers[-1].name:
                     value = dataclasses.replace(value, inputs=joined.inputs)
-                    read = _joined(inner, read)
+                    names = (f"{value.name}.weight", f"{value.name}.bias")
+                    weights |= zip(names, _joined(inner, _of(weights, value)), strict=True)
                 weight, bias = _joined(inner, (weight, bias))
                 layer = joined
             layers.append(layer)
             folded[layer.name] = (weight, bias)
-        if value is not None and read is not None:
-            folded[value.name] = read
+        if value is not None:
+            folded[value.name] = _of(weights, value)
         parameters: dict[str, Parameter] = {}
         for name, (weight, bias) in folded.items():
             parameters |= {f"{name}.weight": weight, f"{name}.bias": bias}
@@ -182,11 +182,7 @@ class LowRank(Stage):
         self._pushes = 0
 
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
-        """Return the policy with thinner layers.
-
-        Raises:
-            ConfigError: another layer already has a name that ends in ``_low``.
-        """
+        """Return the policy with thinner layers; their new names must be free."""
         parameters = self._float_weights(policy)
         if self._pushes >= self.frozen_for:
             self._ranks, self._pushes = {}, 0
@@ -234,9 +230,9 @@ def rank_for(weight: Floats, energy: float) -> int:
     small = weight if len(weight) <= weight.shape[1] else weight.T
     wide = small.astype(np.float64)
     squares = np.maximum(np.linalg.eigvalsh(wide @ wide.T)[::-1], 0.0)
-    kept = np.cumsum(squares)
+    energies = np.cumsum(squares)
     # The tolerance keeps rounding from selecting every rank of a low-rank matrix.
-    return int(np.searchsorted(kept, energy * kept[-1] * (1.0 - 1e-12)) + 1)
+    return int(np.searchsorted(energies, energy * energies[-1] * (1.0 - 1e-12)) + 1)
 
 
 def factors(weight: Floats, rank: int) -> tuple[Floats, Floats]:

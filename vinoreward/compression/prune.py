@@ -34,10 +34,9 @@ def keep_neurons(policy: Policy, kept: dict[str, Indices]) -> Policy:
     weights = policy.float_parameters()
     parameters: dict[str, Parameter] = {}
     layers: list[Layer] = []
-    # Indices of the remaining inputs, of the next layer and of the last one, in the full network;
-    # None for all.
+    # Which inputs of the next layer, and of the head, remain; None for all.
     rest: Indices | None = None
-    read: Indices | None = None
+    head_rest: Indices | None = None
     for layer, shape in zip(policy.spec.layers, policy.spec.shapes(), strict=False):
         if isinstance(layer, Flatten):
             if rest is not None and len(shape) == 3:
@@ -47,7 +46,7 @@ def keep_neurons(policy: Policy, kept: dict[str, Indices]) -> Policy:
             continue
         weight, bias = weights[f"{layer.name}.weight"], weights[f"{layer.name}.bias"]
         weight = weight if rest is None else weight[:, rest]
-        read, rest = rest, kept.get(layer.name)
+        head_rest, rest = rest, kept.get(layer.name)
         if rest is not None:
             weight, bias = weight[rest], bias[rest]
         layers.append(dataclasses.replace(layer, inputs=weight.shape[1], outputs=weight.shape[0]))
@@ -56,7 +55,7 @@ def keep_neurons(policy: Policy, kept: dict[str, Indices]) -> Policy:
     value = policy.spec.value
     if value is not None:
         weight = weights[f"{value.name}.weight"]
-        weight = weight if read is None else np.ascontiguousarray(weight[:, read])
+        weight = weight if head_rest is None else np.ascontiguousarray(weight[:, head_rest])
         value = dataclasses.replace(value, inputs=weight.shape[1])
         parameters[f"{value.name}.weight"] = weight
         parameters[f"{value.name}.bias"] = weights[f"{value.name}.bias"]
@@ -77,16 +76,11 @@ def importance(
     norms: dict[str, Floats] = {}
     for layer in policy.spec.weighted[:-1]:
         rows = weights[f"{layer.name}.weight"].reshape(layer.outputs, -1)
-        squares = np.einsum("oi,oi->o", rows, rows) + weights[f"{layer.name}.bias"] ** 2
-        norms[layer.name] = np.sqrt(squares).astype(np.float32)
-    if criterion == "activation":
-        for name, squares in _activity(policy, context).items():
-            norms[name] = norms[name] * np.sqrt(squares).astype(np.float32)
-    return norms
-
-
-def _activity(policy: Policy, context: CompressionContext) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the mean square of each hidden layer's outputs, over observations and pixels."""
+        square = np.einsum("oi,oi->o", rows, rows) + weights[f"{layer.name}.bias"] ** 2
+        norms[layer.name] = np.sqrt(square).astype(np.float32)
+    if criterion == "magnitude":
+        return norms
+    # The sum over observations of the mean square over pixels.
     totals = {layer.name: np.zeros(layer.outputs) for layer in policy.spec.weighted[:-1]}
     for part in batches(context.observations):
         inputs = layer_inputs(policy, part)
@@ -94,7 +88,8 @@ def _activity(policy: Policy, context: CompressionContext) -> dict[str, npt.NDAr
             # Flatten keeps channels together, so both shapes reshape to (N, outputs, pixels).
             outputs = inputs[reader.name].reshape(len(part), layer.outputs, -1)
             totals[layer.name] += (outputs.astype(np.float64) ** 2).mean(2).sum(0)
-    return {name: total / len(context.observations) for name, total in totals.items()}
+    squares = {name: total / len(context.observations) for name, total in totals.items()}
+    return {name: norms[name] * np.sqrt(squares[name]).astype(np.float32) for name in norms}
 
 
 class Prune(Stage):
@@ -108,9 +103,6 @@ class Prune(Stage):
         sparsity: fraction of neurons to remove, from 0 to below 1.
         frozen_for: pushes between two choices.
         criterion: see :func:`importance`.
-
-    Raises:
-        ConfigError: invalid values.
     """
 
     phase = FLOAT
@@ -136,11 +128,7 @@ class Prune(Stage):
         self._pushes = 0
 
     def check(self, following: Sequence[Stage]) -> None:
-        """Refuse pruning without distillation after it, as in the paper.
-
-        Raises:
-            ConfigError: no Distill follows, or one with its own student.
-        """
+        """Refuse pruning without distillation after it, which the paper always has."""
         students = [stage for stage in following if isinstance(stage, Distill)]
         if not students:
             raise ConfigError(

@@ -61,9 +61,6 @@ class Quantize(Stage):
             the measurement.
         ranges: ``"minmax"``; ``"mean"`` is NNCF's default, without margin or memory, which ruins
             policies. It exists to show that a monitor detects it.
-
-    Raises:
-        ConfigError: invalid values.
     """
 
     phase = QUANTIZED
@@ -127,13 +124,13 @@ class Quantize(Stage):
         if self._bits == 16:
             return names
         first = spec.observation_dtype == "uint8" if self.first is None else self.first
-        found = names[0 if first else 1 : len(names) if self.head else -1]
-        if not found:
+        chosen = names[0 if first else 1 : len(names) if self.head else -1]
+        if not chosen:
             raise ConfigError(
                 f"the network's layers are {', '.join(names)}; the first and the head stay float. "
                 "Expected a layer between them, or first=True or head=True."
             )
-        return found
+        return chosen
 
     def _ranges(self, policy: Policy, context: CompressionContext) -> dict[str, ActivationRange]:
         known = set(self._seen) == {layer.name for layer in policy.spec.weighted}
@@ -146,15 +143,15 @@ class Quantize(Stage):
         self._seen = {
             name: merged(bounds, self._seen.get(name), decay) for name, bounds in now.items()
         }
-        found = {
+        ranges = {
             name: aligned(widened(bounds, self.margin, limit[name]))
             for name, bounds in self._seen.items()
         }
         if policy.spec.observation_dtype == "uint8":
             # One level per pixel value, also if the images so far were dark.
             name = policy.spec.weighted[0].name
-            found[name] = ActivationRange(*limit[name])
-        return found
+            ranges[name] = ActivationRange(*limit[name])
+        return ranges
 
     def parameters(self) -> dict[str, float]:
         """Return the bits of weights."""

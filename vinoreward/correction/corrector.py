@@ -285,15 +285,11 @@ class Correction:
     """
 
     def __init__(self, correctors: Iterable[Corrector], critic: Critic | None = None) -> None:
-        self._chain = check_correctors(correctors, critic)
-
-    @property
-    def correctors(self) -> tuple[Corrector, ...]:
-        """The correctors in the order of application."""
-        return self._chain
+        self.correctors = check_correctors(correctors, critic)
+        """In the order of application."""
 
     def __repr__(self) -> str:
-        return f"Correction([{', '.join(map(str, self._chain))}])"
+        return f"Correction([{', '.join(map(str, self.correctors))}])"
 
     def __call__(self, batch: OffPolicyBatch) -> Corrected:
         """Correct a batch.
@@ -306,17 +302,15 @@ class Correction:
             InputError: a corrector cannot use the batch's numbers.
             OutputError: a corrector returned another shape, or numbers that are not finite.
         """
-        _check_critic(self._chain, "v" if batch.q_values is None else "q")
+        _check_critic(self.correctors, "v" if batch.q_values is None else "q")
         ones = np.ones(batch.shape)
         one_step = batch.rewards + batch.discounts * batch.successor_values
         unclipped = np.zeros(batch.shape, dtype=np.bool_)
         estimate = Estimate(one_step, one_step - batch.values, ones, unclipped)
-        for corrector in self._chain:
+        for corrector in self.correctors:
             before = replace(estimate, weights=ones)
             estimate = corrector.correct(batch, before)
-            _check_estimate(corrector, batch, estimate)
-            if corrector.role == "policy_gradient":
-                _check_role(corrector, before, estimate)
+            _check_estimate(corrector, before, estimate, batch)
         dtype = batch.dtype
         return Corrected(
             targets=estimate.targets.astype(dtype),
@@ -327,8 +321,10 @@ class Correction:
         )
 
 
-def _check_estimate(corrector: Corrector, batch: OffPolicyBatch, estimate: Estimate) -> None:
-    """Check that an estimate has the batch's shape and is finite in its precision."""
+def _check_estimate(
+    corrector: Corrector, before: Estimate, estimate: Estimate, batch: OffPolicyBatch
+) -> None:
+    """Check an estimate's shape, that it is finite in the batch's precision, and what changed."""
     for name in ("targets", "advantages", "weights", "clipped"):
         array = getattr(estimate, name)
         if np.shape(array) != batch.shape:
@@ -345,12 +341,8 @@ def _check_estimate(corrector: Corrector, batch: OffPolicyBatch, estimate: Estim
                 "Products of untruncated ratios overflow where the behaviour policy is far from "
                 "the learner's: truncate them (rho, c), or bound the policy lag."
             )
-
-
-def _check_role(corrector: Corrector, before: Estimate, after: Estimate) -> None:
-    """Refuse a policy-gradient corrector that changes more than the weights."""
-    for name in ("targets", "advantages"):
-        if not np.array_equal(getattr(before, name), getattr(after, name)):
+    for name in ("targets", "advantages") if corrector.role == "policy_gradient" else ():
+        if not np.array_equal(getattr(before, name), getattr(estimate, name)):
             raise ConfigError(
                 f"{corrector} has the role 'policy_gradient' but changed the {name}; that role "
                 "may change only the weights. Set the role 'target', or do not change them."

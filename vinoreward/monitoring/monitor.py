@@ -168,7 +168,8 @@ class Monitor:
         self._version: int | None = None
         self._updates = 0
         self._after: int | None = None
-        self._halted = ""
+        self.halted = ""
+        """Why compression was stopped permanently; empty if it was not."""
         self.setting = setting or CompressionSetting()
         self.readings: deque[Reading] = deque(maxlen=history)
         self.changes: deque[Change] = deque(maxlen=history)
@@ -196,7 +197,7 @@ class Monitor:
     def begin(self, setting: CompressionSetting) -> None:
         """Restart with the user's setting; lifts the stop after NaN or infinity."""
         self.setting = setting
-        self._halted = ""
+        self.halted = ""
         if self._strategy is not None and self._fresh is not None:
             # Its state, such as settings to go back to, belongs to the earlier start.
             self._strategy.load_state(self._fresh)
@@ -206,11 +207,6 @@ class Monitor:
     def needs_returns(self) -> bool:
         """Whether an indicator needs evaluations."""
         return any(indicator.needs_returns for indicator in self._indicators)
-
-    @property
-    def halted(self) -> str:
-        """Why compression was stopped permanently; empty if it was not."""
-        return self._halted
 
     def observe(self, batch: MonitorBatch) -> CompressionSetting:
         """Add a batch of recent experience and return the next setting.
@@ -235,7 +231,7 @@ class Monitor:
             values[ALARM] = max(alarms)
         self.readings.append(Reading(self._updates, batch.learner_version, values))
         broken = batch.broken()
-        if self._halted:
+        if self.halted:
             return self.setting
         if broken:
             self._halt(broken, batch.learner_version)
@@ -259,14 +255,14 @@ class Monitor:
         Counts as an update without readings. Does nothing if compression is stopped already. The
         reason is a clause, for :attr:`halted` and :attr:`changes`.
         """
-        if not self._halted:
+        if not self.halted:
             self._updates += 1
             self._version = version
             self._halt(reason, version)
         return self.setting
 
     def _halt(self, reason: str, version: int) -> None:
-        self._halted = reason
+        self.halted = reason
         self._change(self.setting.changed({"enabled": False}), version, reason)
 
     def _change(self, after: CompressionSetting, version: int, reason: str) -> None:
@@ -290,7 +286,7 @@ class Monitor:
             "strategy": self._strategy.state() if self._strategy else None,
             "updates": self._updates,
             "after": self._after,
-            "halted": self._halted,
+            "halted": self.halted,
             "changes": [asdict(change) for change in self.changes],
         }
 
@@ -316,7 +312,7 @@ class Monitor:
             )
         if self._strategy is not None:
             self._strategy.load_state(strategy)
-        self.setting, self._updates, self._halted = setting, updates, halted
+        self.setting, self._updates, self.halted = setting, updates, halted
         self.changes = deque(changes, maxlen=self.changes.maxlen)
         self._forget(None if after is None else int(after))
 

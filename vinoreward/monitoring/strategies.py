@@ -178,9 +178,6 @@ class AdaptiveSparsity(JudgedStrategy):
         patience: good rounds in a row before pruning more. Each relapse doubles it, so the
             strategy settles below the sparsity that fails.
         cooldown: rounds without a verdict after each step.
-
-    Raises:
-        ConfigError: invalid numbers.
     """
 
     persistent = ("judge", "raised")
@@ -227,9 +224,6 @@ class AdaptivePull(JudgedStrategy):
         longest: maximum pull period; None means the initial one.
         patience: good rounds in a row before pulling less often.
         cooldown: rounds without a verdict after each step.
-
-    Raises:
-        ConfigError: invalid numbers.
     """
 
     persistent = ("judge", "longest", "slowed")
@@ -335,8 +329,8 @@ def trend(values: Sequence[float]) -> tuple[float, float, float]:
     seen = np.array(values)
     spread = float((times**2).sum())
     slope = float(times @ seen) / spread
-    left = seen - seen.mean() - slope * times
-    error = math.sqrt(float((left**2).sum()) / ((count - 2) * spread))
+    residuals = seen - seen.mean() - slope * times
+    error = math.sqrt(float((residuals**2).sum()) / ((count - 2) * spread))
     return slope * (count - 1), error * (count - 1), float(seen.mean()) + slope * float(times[0])
 
 

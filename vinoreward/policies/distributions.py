@@ -36,9 +36,6 @@ class ActionNoise:
 
     Ornstein-Uhlenbeck noise changes per step by ``theta * (mean - noise) * dt`` plus Gaussian noise
     of ``sigma * sqrt(dt)``, and starts at ``start`` in every episode.
-
-    Raises:
-        ConfigError: invalid numbers.
     """
 
     mean: tuple[float, ...]

@@ -7,6 +7,7 @@ layer types are deliberately few: every backend here can compress all of them.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -263,10 +264,8 @@ def mlp(
         value: whether to add a value head.
     """
     sizes = [observation_size, *hidden]
-    layers = [
-        Dense(f"dense{index}", sizes[index], sizes[index + 1], activation)
-        for index in range(len(hidden))
-    ]
+    pairs = enumerate(itertools.pairwise(sizes))
+    layers = [Dense(f"dense{index}", *pair, activation) for index, pair in pairs]
     layers.append(Dense("head", sizes[-1], actions * (2 if head == "tanh_gaussian" else 1)))
-    read = Dense("value", sizes[-1], 1) if value else None
-    return PolicySpec((observation_size,), tuple(layers), head, actions, value=read)
+    value_head = Dense("value", sizes[-1], 1) if value else None
+    return PolicySpec((observation_size,), tuple(layers), head, actions, value=value_head)

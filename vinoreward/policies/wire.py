@@ -123,7 +123,7 @@ def _header_of(policy: Policy, parameters: object) -> dict[str, Any]:
         "format": FORMAT,
         "spec": policy.spec.to_dict(),
         "parameters": parameters,
-        "ranges": {name: [found.low, found.high] for name, found in policy.ranges.items()},
+        "ranges": {name: [bounds.low, bounds.high] for name, bounds in policy.ranges.items()},
         "engine": policy.backend,  # the key on disk
         "version": policy.version,
     }
@@ -197,8 +197,8 @@ def _parameter(entry: Mapping[str, Any], buffer: Bytes) -> Parameter:
     if "bits" in entry:
         bits = int(entry["bits"])
         scales = _part(buffer, entry["scales"]).view(np.float32)
-        read = unpack if entry.get("packed", True) else unpacked
-        return QuantizedArray(read(_part(buffer, entry["codes"]), bits, shape), scales, bits)
+        decoded = unpack if entry.get("packed", True) else unpacked
+        return QuantizedArray(decoded(_part(buffer, entry["codes"]), bits, shape), scales, bits)
     dtype = {"float32": np.float32, "float16": np.float16}[entry["dtype"]]
     return _part(buffer, entry["data"]).view(dtype).reshape(shape)
 
@@ -291,14 +291,14 @@ def unpacked(codes: Bytes, bits: int, shape: tuple[int, ...]) -> npt.NDArray[np.
         InputError: a wrong number of bytes, or a code out of range.
     """
     largest = largest_code(bits)
-    found = codes.view(np.int8)
-    if found.size != math.prod(shape):
+    signed = codes.view(np.int8)
+    if signed.size != math.prod(shape):
         raise InputError(
-            f"cannot read {found.size} bytes as {math.prod(shape)} codes. Expected one byte each."
+            f"cannot read {signed.size} bytes as {math.prod(shape)} codes. Expected one byte each."
         )
-    if found.size and (found.min() < -largest or found.max() > largest):
+    if signed.size and (signed.min() < -largest or signed.max() > largest):
         raise InputError(_DAMAGED.format(bits=bits))
-    return found.reshape(shape)
+    return signed.reshape(shape)
 
 
 def _safetensors() -> Any:

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +21,17 @@ import numpy.typing as npt
 from vinoreward.closing import Closing
 from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError, InputError, OutputError
-from vinoreward.policies.backends.int8 import int8_layers, probes, reduced
-from vinoreward.policies.policy import Floats, Policy, QuantizedArray, forward
+from vinoreward.policies.policy import (
+    ActivationRange,
+    Floats,
+    Parameter,
+    Policy,
+    QuantizedArray,
+    forward,
+    int8_layers,
+    reduced,
+)
+from vinoreward.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 
 Infer = Callable[[npt.NDArray[Any]], Floats]
 """Takes checked (batch, *shape) observations, contiguous or not; returns new (batch, K) arrays."""
@@ -30,6 +39,21 @@ ALIGNMENT = 64
 """In bytes; the payload starts at a multiple of this, so a blob at such an address is aligned."""
 _MAGIC = b"vinoreward policy blob 1\n"
 _START = re.compile(re.escape(_MAGIC) + rb"([^\n]*)\n")
+_PROBED = (
+    mlp(64, 8, head="q", hidden=(64, 64)),
+    PolicySpec(
+        (4, 12, 12),
+        (
+            Conv("conv0", 4, 32, 4, 2),
+            Conv("conv1", 32, 32, 3, 1),
+            Flatten(),
+            Dense("dense0", 32 * 3 * 3, 64, "relu"),
+            Dense("head", 64, 8),
+        ),
+        head="q", actions=8, observation_dtype="uint8", scale=1.0 / 255.0,
+    ),
+)  # fmt: skip
+"""One network with dense layers, the other with convolutions."""
 
 
 class PolicyBackend(Closing):
@@ -50,16 +74,12 @@ class PolicyBackend(Closing):
         if batch < 1:
             raise ConfigError(f"the backend's batch is {batch}. Expected at least 1.")
         self.batch = batch
-        self._policy: Policy | None = None
+        self.policy: Policy | None = None
+        """The current policy; None before the first refresh and after ``close``."""
         self._infer: Infer | None = None
         self._closed = False
         self._shape: tuple[int, ...] = ()
         self._dtype = np.dtype(np.float32)
-
-    @property
-    def policy(self) -> Policy | None:
-        """The current policy; None before the first refresh and after ``close``."""
-        return self._policy
 
     def refresh(self, policy: Policy) -> None:
         """Replace the policy; its network may differ, too.
@@ -72,11 +92,11 @@ class PolicyBackend(Closing):
             raise ConfigError(f"the {self.name} backend is closed. Expected an open one.")
         check_weights(policy)
         # If loading fails halfway, no policy is active rather than a mixture of two.
-        self._policy = None
+        self.policy = None
         self._infer = self._load(self.computed(policy))
         self._shape = (self.batch, *policy.spec.observation_shape)
         self._dtype = np.dtype(policy.spec.observation_dtype)
-        self._policy = policy
+        self.policy = policy
 
     def computed(self, policy: Policy) -> Policy:
         """Return the policy that this backend computes: itself, or the same with 7-bit weights.
@@ -91,7 +111,7 @@ class PolicyBackend(Closing):
     @classmethod
     @functools.cache
     def _saturates(cls, batch: int) -> bool:
-        for policy, seen in probes():
+        for policy, seen in _probes():
             with cls(batch) as backend:
                 if backend._load(policy)(np.repeat(seen, batch, axis=0)).min() < 0.9:
                     return True
@@ -106,7 +126,7 @@ class PolicyBackend(Closing):
             ConfigError: there are no weights yet.
         """
         if (
-            self._policy is None
+            self.policy is None
             or self._infer is None
             or not isinstance(observations, np.ndarray)
             or observations.shape != self._shape
@@ -120,14 +140,14 @@ class PolicyBackend(Closing):
         if not finite(outputs):
             raise OutputError(
                 f"the {self.name} backend returned NaN or infinity with the weights of version "
-                f"{self._policy.version}. Expected finite numbers: the learner has diverged. "
+                f"{self.policy.version}. Expected finite numbers: the learner has diverged. "
                 "Lower its learning rate."
             )
         return outputs
 
     def close(self) -> None:
         """Release weights and library objects. May be called twice."""
-        self._closed, self._policy, self._infer = True, None, None
+        self._closed, self.policy, self._infer = True, None, None
         self._unload()
 
     def blob(self, policy: Policy) -> bytes | None:
@@ -142,7 +162,7 @@ class PolicyBackend(Closing):
         """Release what is cached between refreshes; may be called twice."""
 
     def _refusal(self, observations: Any) -> ConfigError | InputError:
-        if self._policy is None:
+        if self.policy is None:
             state = "is closed" if self._closed else "has no weights yet"
             return ConfigError(
                 f"the {self.name} backend {state}. Expected refresh(policy) before infer."
@@ -154,6 +174,25 @@ class PolicyBackend(Closing):
             f"observations are {given}. Expected a numpy array {self._dtype}{self._shape}: the "
             "backend's batch, then the shape of one observation."
         )
+
+
+def _probes() -> Iterator[tuple[Policy, npt.NDArray[Any]]]:
+    """Yield networks with one observation (1, *shape) each, for which all outputs are 1.
+
+    Inputs are at the highest level and weights at the largest code, so outputs fall far below 1 if
+    pair sums saturate.
+    """
+    for spec in _PROBED:
+        parameters: dict[str, Parameter] = {}
+        for name, shape in spec.parameter_shapes().items():
+            scale = np.full(shape[0], 1.0 / (127.0 * math.prod(shape[1:])), dtype=np.float32)
+            parameters[name] = QuantizedArray(np.full(shape, 127, dtype=np.int8), scale)
+            if name.endswith(".bias"):
+                parameters[name] = np.zeros(shape, dtype=np.float32)
+        ranges = {layer.name: ActivationRange(0.0, 1.0) for layer in spec.weighted}
+        most = 255 if spec.observation_dtype == "uint8" else 1
+        seen = np.full((1, *spec.observation_shape), most, dtype=spec.observation_dtype)
+        yield Policy(spec, parameters, ranges), seen
 
 
 def finite(array: npt.NDArray[Any]) -> bool:

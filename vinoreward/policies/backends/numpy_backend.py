@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.policies.backends.base import Infer, PolicyBackend
-from vinoreward.policies.backends.int8 import folded
-from vinoreward.policies.policy import Floats, Policy
+from vinoreward.policies.policy import Floats, Policy, folded
 from vinoreward.policies.spec import Activation, Conv, Dense, Flatten
 
 Step = Callable[[Floats], Floats]

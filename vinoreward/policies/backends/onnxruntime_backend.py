@@ -21,8 +21,7 @@ import numpy.typing as npt
 from vinoreward.errors import ConfigError, OutputError, needed_for
 from vinoreward.policies.backends import base
 from vinoreward.policies.backends.base import Infer, PolicyBackend, describes
-from vinoreward.policies.backends.int8 import folded, int8_layers, weight_count
-from vinoreward.policies.policy import Floats, Policy
+from vinoreward.policies.policy import Floats, Policy, folded, int8_layers, weight_count
 from vinoreward.policies.spec import Conv, Dense, Flatten
 
 Array = npt.NDArray[Any]
@@ -90,8 +89,8 @@ class ONNXRuntimeBackend(PolicyBackend):
         return base.seal(describes(policy, self.name), start + b"".join(parts))
 
     def _load(self, policy: Policy) -> Infer:
-        whole = weight_count(policy.spec, int8_layers(policy))
-        constants = self.batch > 1 and whole >= CONSTANTS
+        constants = self.batch > 1
+        constants &= weight_count(policy.spec, int8_layers(policy)) >= CONSTANTS
         key = (policy.spec, shape_of(policy), constants)
         weights = weights_of(policy, read_blob(policy))
         if constants or self._session is None or key != self._key:

@@ -24,8 +24,14 @@ import numpy.typing as npt
 from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.errors import ConfigError, OutputError
 from vinoreward.policies.backends.base import Infer, PolicyBackend, describes, seal, unseal
-from vinoreward.policies.backends.int8 import folded, int8_layers, weight_count
-from vinoreward.policies.policy import Floats, Policy, QuantizedArray
+from vinoreward.policies.policy import (
+    Floats,
+    Policy,
+    QuantizedArray,
+    folded,
+    int8_layers,
+    weight_count,
+)
 from vinoreward.policies.spec import Conv, Dense, Flatten
 
 Array = npt.NDArray[Any]
@@ -66,24 +72,12 @@ class OpenVINOBackend(PolicyBackend):
         super().__init__(batch)
         self._openvino = import_openvino()
         self._core: Any = shared_core(self._openvino)
-        self._compiled: Any = None
         self._request: Any = None
         self._key: object = None
         """Of the graph whose weights are inputs; None where they are compiled in."""
         self._bound: list[Array] = []
         self.imported = False
         """Whether the current weights came from the policy's blob."""
-
-    def kernels(self) -> dict[str, tuple[str, str]]:
-        """Return the executed kernels: node name to (kind, precision), as OpenVINO reports them."""
-        if self._compiled is None:
-            raise ConfigError("the openvino backend has no weights yet. Call refresh first.")
-        nodes = self._compiled.get_runtime_model().get_ordered_ops()
-        infos = {node.get_friendly_name(): node.get_rt_info() for node in nodes}
-        return {
-            name: (info["layerType"].astype(str), info["runtimePrecision"].astype(str))
-            for name, info in infos.items()
-        }
 
     def blob(self, policy: Policy) -> bytes | None:
         """Return the compiled model for machines like this one, if weights are compiled in."""
@@ -151,7 +145,7 @@ class OpenVINOBackend(PolicyBackend):
 
     def _open(self, model: Any, policy: Policy) -> None:
         spec = policy.spec
-        self._compiled, self._request = model, model.create_infer_request()
+        self._request = model.create_infer_request()
         self._source = np.zeros((self.batch, *spec.observation_shape), spec.observation_dtype)
         self._result = np.zeros((self.batch, spec.outputs), dtype=np.float32)
         self._request.set_input_tensor(0, self._tensor(self._source))
@@ -172,7 +166,7 @@ class OpenVINOBackend(PolicyBackend):
         return self._result.copy()
 
     def _unload(self) -> None:
-        self._request = self._compiled = self._key = self._core = None
+        self._request = self._key = self._core = None
         self._bound = []
 
 
@@ -213,13 +207,13 @@ def input_arrays(policy: Policy, batch: int) -> Iterator[Array]:
     for layer in policy.spec.weighted:
         sides = (1, -1, 1, 1) if isinstance(layer, Conv) else (1, -1)
         if policy.in_int8(layer.name):
-            whole = folded(policy, layer.name)
-            step = np.full((1, 1), 1.0 / whole.bounds.step, dtype=np.float32)
+            int8 = folded(policy, layer.name)
+            step = np.full((1, 1), 1.0 / int8.bounds.step, dtype=np.float32)
             yield step
-            yield step * np.float32(-whole.bounds.low)
-            yield np.ascontiguousarray(whole.codes)
-            yield (whole.scales / np.float32(HALF)).reshape(sides)
-            yield whole.bias.reshape(sides)
+            yield step * np.float32(-int8.bounds.low)
+            yield np.ascontiguousarray(int8.codes)
+            yield (int8.scales / np.float32(HALF)).reshape(sides)
+            yield int8.bias.reshape(sides)
         else:
             yield policy.float_parameter(f"{layer.name}.weight")
             bias = policy.float_parameter(f"{layer.name}.bias")
@@ -290,9 +284,9 @@ def _constants(op: Any, policy: Policy, layer: Dense | Conv, values: Any) -> tup
     if isinstance(weight, QuantizedArray):
         codes, scales = weight.codes, weight.scales
         if policy.in_int8(layer.name):
-            whole = folded(policy, layer.name)
-            values = _rounded(op, values, whole.bounds.low, whole.bounds.high, sides)
-            scales, bias = whole.scales, whole.bias
+            int8 = folded(policy, layer.name)
+            values = _rounded(op, values, int8.bounds.low, int8.bounds.high, sides)
+            scales, bias = int8.scales, int8.bias
         # A copy: the model must not refer to memory that later weights overwrite.
         scaling = op.constant(scales.reshape(along))
         weights = op.multiply(op.convert(op.constant(codes), "f32"), scaling)
