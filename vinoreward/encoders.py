@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.bundles.runner import Runner
 from vinoreward.bundles.schema import Encoding
-from vinoreward.errors import BundleError, ConfigError
+from vinoreward.errors import ConfigError
 
 _LOG_VARIANCE = 60.0
 """Limit of log variances, whose exponentials would overflow in float32."""
@@ -49,13 +49,7 @@ class Encoder(Runner):
     @property
     def encoding(self) -> Encoding:
         """The bundle's description of its vectors."""
-        encoding = self.bundle.spec.encoding
-        if encoding is None:  # BundleSpec refuses this too
-            raise BundleError(
-                f"the bundle {self.bundle.spec.name!r} has no encoding. Expected one in an "
-                "encoder's bundle; save it again."
-            )
-        return encoding
+        return cast("Encoding", self.bundle.spec.encoding)  # which every encoder's spec has
 
     @property
     def latent_size(self) -> int:

@@ -176,20 +176,19 @@ class _Saved:
         self._read: dict[str, bytearray] = {}
 
     def read(self) -> Any:
-        if self._small("byteorder", b"little") != b"little":
-            raise ValueError("its numbers are in the order of other processors")
+        order = self._members.get(self._root + "byteorder")
+        if (
+            order is not None
+            and order.file_size <= 100
+            and member_bytes(self._archive, order) != b"little"
+        ):
+            raise ValueError("its numbers are in big-endian byte order")
         member = self._members[self._root + "data.pkl"]
         if member.file_size > MAX_PICKLE:
             raise ValueError(f"its description has {member.file_size} bytes")
         value = self._interpret(member_bytes(self._archive, member))
         _check_extent(value)
         return value
-
-    def _small(self, name: str, default: bytes) -> bytes:
-        member = self._members.get(self._root + name)
-        if member is None or member.file_size > 100:
-            return default
-        return member_bytes(self._archive, member)
 
     def _interpret(self, pickled: bytes) -> Any:
         """Return the value that the pickle describes."""

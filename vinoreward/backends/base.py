@@ -77,7 +77,7 @@ class Backend(Closing):
     ) -> None:
         if precision not in self.precisions:
             raise ConfigError(
-                f"the {self.name} backend was asked for precision {precision!r}. Expected one of "
+                f"the {self.name} backend was given precision {precision!r}. Expected one of "
                 f"{', '.join(self.precisions)}; choose one of these or another backend."
             )
         if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
@@ -119,7 +119,7 @@ class Backend(Closing):
         Raises:
             ModelNotFoundError: the file is missing.
             ModelCorruptError: the file cannot be read.
-            BundleEditedError: the file is not the one whose hash is recorded.
+            BundleEditedError: the file has another hash than recorded.
             UnknownDeviceError: the device is not present.
             MissingExtraError: the library is not installed.
             ConfigError: the network contradicts its specification, or the backend is closed.

@@ -41,8 +41,8 @@ MAX_WINDOW = 1 << 12
 """Elements that LRN reads for one."""
 
 _SCRIPT = (
-    "import json, sys; asked = json.loads(sys.stdin.buffer.readline())\n"
-    "from vinoreward.backends.ir_check import answer; answer(asked)"
+    "import json, sys; request = json.loads(sys.stdin.buffer.readline())\n"
+    "from vinoreward.backends.ir_check import answer; answer(request)"
 )
 _ALLOWED = frozenset(
     """
@@ -68,11 +68,11 @@ def check_ir(model: bytes, weights: bytes, shape: Sequence[int], batches: Sequen
     ``model`` is the ``.xml``, ``weights`` the ``.bin``; ``shape`` and ``batches`` are as
     :func:`~vinoreward.backends.onnx_check.check_graph` has them.
     """
-    asked = {"sizes": [len(model), len(weights)], "shape": list(shape), "batches": list(batches)}
+    request = {"sizes": [len(model), len(weights)], "shape": list(shape), "batches": list(batches)}
     try:
         done = subprocess.run(
             python_command(_SCRIPT),
-            input=json.dumps(asked).encode() + b"\n" + model + weights,
+            input=json.dumps(request).encode() + b"\n" + model + weights,
             capture_output=True,
             timeout=30 * MAX_SECONDS,
         )
@@ -88,7 +88,7 @@ def check_ir(model: bytes, weights: bytes, shape: Sequence[int], batches: Sequen
         raise Malformed(verdict["malformed"])
 
 
-def answer(asked: dict[str, Any]) -> None:
+def answer(request: dict[str, Any]) -> None:
     """Check a network from the standard input and print the verdict as JSON."""
     with contextlib.suppress(ImportError):  # Windows has no such limits, only the timeout
         import resource
@@ -96,9 +96,9 @@ def answer(asked: dict[str, Any]) -> None:
         for kind, most in ((resource.RLIMIT_CPU, MAX_SECONDS), (resource.RLIMIT_DATA, MAX_BYTES)):
             least = min(most, *(limit for limit in resource.getrlimit(kind) if limit >= 0), most)
             resource.setrlimit(kind, (least, least))
-    model, weights = (sys.stdin.buffer.read(size) for size in asked["sizes"])
+    model, weights = (sys.stdin.buffer.read(size) for size in request["sizes"])
     try:
-        _examine(model, weights, asked["shape"], asked["batches"])
+        _examine(model, weights, request["shape"], request["batches"])
     except ModelRefusedError as error:
         print(json.dumps({"refused": str(error)}))
     except (RuntimeError, Malformed, UnicodeDecodeError, MemoryError) as error:

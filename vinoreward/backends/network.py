@@ -50,10 +50,10 @@ class TensorSpec:
         return f"({sizes}) {self.dtype}"
 
     def fits(self, array: NDArray[Any]) -> bool:
-        """Return whether the array's shape is one that this describes; dtype is not looked at."""
+        """Return whether the array has such a shape; its dtype is not checked."""
         return len(array.shape) == len(self.shape) and all(
-            found >= 1 if expected is None else found == expected
-            for found, expected in zip(array.shape, self.shape, strict=True)
+            size >= 1 if expected is None else size == expected
+            for size, expected in zip(array.shape, self.shape, strict=True)
         )
 
 

@@ -126,11 +126,11 @@ class _Reader:
 
     def parts(self, data: memoryview) -> defaultdict[int, list[memoryview]]:
         """Return strings and messages by field number; other fields are skipped."""
-        found: defaultdict[int, list[memoryview]] = defaultdict(list)
+        parts: defaultdict[int, list[memoryview]] = defaultdict(list)
         for number, kind, value in self.fields(data):
             if kind == _BYTES:
-                found[number].append(value)
-        return found
+                parts[number].append(value)
+        return parts
 
     def packed(self, data: memoryview) -> Iterator[int]:
         """Yield the numbers of a packed field."""
@@ -186,15 +186,15 @@ def read_graph(data: bytes) -> Graph:
 
 def read_metadata(data: bytes) -> dict[str, str]:
     """Return the metadata of an ONNX file, whatever its graph holds; none if it is not one."""
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     reader = _Reader()
     with contextlib.suppress(Malformed):
         for number, kind, value in reader.fields(memoryview(data)):
             if number == 14 and kind == _BYTES:
                 pair = reader.parts(value)
                 key, text = (b"".join(pair[n][-1:]).decode("utf-8", "replace") for n in (1, 2))
-                found[key] = text
-    return found
+                metadata[key] = text
+    return metadata
 
 
 def _read_graph(reader: _Reader, data: memoryview, graph: Graph) -> None:

@@ -202,10 +202,10 @@ def _windows(call: Call, kernel: Sequence[int], *, pool: bool) -> list[int]:
         raise ModelRefusedError(
             f"its operator {call.node.op} has auto_pad, and pads, dilations or ceil_mode"
         )
-    found = []
+    result = []
     for axis, size in enumerate(sizes):
         if automatic in _SAME:
-            found.append(-(-size // strides[axis]))
+            result.append(-(-size // strides[axis]))
             continue
         extent = dilations[axis] * (kernel[axis] - 1) + 1
         if pool and max(pads[axis], pads[axis + count]) >= extent:
@@ -220,8 +220,8 @@ def _windows(call: Call, kernel: Sequence[int], *, pool: bool) -> list[int]:
             steps += 1
             if steps * strides[axis] >= size + pads[axis]:  # some runtimes leave it out
                 raise ModelRefusedError(f"a last window of {call.node.op} is all padding")
-        found.append(steps + 1)
-    return found
+        result.append(steps + 1)
+    return result
 
 
 @operators(f"Conv: 3 {_WINDOW}; ConvInteger: 4 {_WINDOW}; QLinearConv: 9 {_WINDOW}")
@@ -286,9 +286,9 @@ def _transposed_convolution(call: Call) -> list[Value]:
 )
 def _pool(call: Call) -> list[Value]:
     kernel = call.integers("kernel_shape")
-    found = Value((*call[0].shape[:2], *_windows(call, kernel, pool=True)))
-    call.work = found.size * math.prod(kernel)
-    return [found, Value(found.shape, kind=INT64)][: max(1, len(call.node.outputs))]
+    result = Value((*call[0].shape[:2], *_windows(call, kernel, pool=True)))
+    call.work = result.size * math.prod(kernel)
+    return [result, Value(result.shape, kind=INT64)][: max(1, len(call.node.outputs))]
 
 
 @operators("GlobalAveragePool GlobalMaxPool: 1; GlobalLpPool: 1 p")

@@ -68,16 +68,10 @@ class ONNXRuntimeBackend(Backend):
         try:
             return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except (
-            failures.InvalidProtobuf,
-            failures.InvalidGraph,
-            failures.InvalidArgument,
-            failures.NoModel,
-            failures.ModelLoadCanceled,
-            failures.NotImplemented,
-            failures.Fail,
-            failures.RuntimeException,
-            UnicodeDecodeError,
-        ) as error:
+            failures.InvalidProtobuf, failures.InvalidGraph, failures.InvalidArgument,
+            failures.NoModel, failures.ModelLoadCanceled, failures.NotImplemented, failures.Fail,
+            failures.RuntimeException, UnicodeDecodeError,
+        ) as error:  # fmt: skip
             raise ModelCorruptError(
                 f"{self.spec.path} cannot be read as a network. Expected an ONNX file that this "
                 "onnxruntime supports; the file is damaged, of another kind or too new, export it "
@@ -93,8 +87,8 @@ class ONNXRuntimeBackend(Backend):
             if steps.layout == "NCHW":
                 shape = (batch, channels, height, width)
         fits = len(source.shape) == len(shape) and all(
-            not isinstance(found, int) or expected is None or found == expected
-            for found, expected in zip(source.shape, shape, strict=True)
+            not isinstance(size, int) or expected is None or size == expected
+            for size, expected in zip(source.shape, shape, strict=True)
         )
         if not fits or _DTYPES.get(source.type) != dtype:
             raise ConfigError(

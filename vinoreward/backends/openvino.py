@@ -158,8 +158,8 @@ class OpenVINOBackend(Backend):
             offered = core.get_property(self.device, "OPTIMIZATION_CAPABILITIES")
             if "BF16" not in offered:
                 raise ConfigError(
-                    f"{self.device} was asked for bf16 but offers {', '.join(offered)}. It would "
-                    "emulate bf16 at a half to a quarter of the speed; use fp32 or int8."
+                    f"{self.device} offers {', '.join(offered)}, and would emulate bf16 at a half "
+                    "to a quarter of the speed. Expected another precision; use fp32 or int8."
                 )
 
     def _describe(self) -> dict[str, str | int | float | bool]:

@@ -14,17 +14,9 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend, load_backend
 from vinoreward.backends.network import NetworkSpec, Preprocess, TensorSpec
+from vinoreward.bundles import locate
 from vinoreward.bundles.golden import Golden, check_parity, read_golden
 from vinoreward.bundles.importer import FromOthers
-from vinoreward.bundles.locate import (
-    SPEC_FILE,
-    check_files,
-    find,
-    inside,
-    int8_name,
-    model_name,
-    read_spec,
-)
 from vinoreward.bundles.picture import prepare
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec
@@ -78,15 +70,15 @@ class Bundle(FromOthers):
             BundleEditedError: a file was changed after saving, or it is not the pinned bundle.
             ConfigError: ``sha256`` is no SHA-256.
         """
-        folder = find(path_or_name).absolute()  # a worker may start in another folder
-        spec = read_spec(folder, recorded=verify, pinned=sha256)
-        check_files(folder, spec, hashes=verify or sha256 is not None)
+        folder = locate.find(path_or_name).absolute()  # a worker may start in another folder
+        spec = locate.read_spec(folder, recorded=verify, pinned=sha256)
+        locate.check_files(folder, spec, hashes=verify or sha256 is not None)
         return cls(path=folder, spec=spec, trusted=trusted)
 
     @property
     def sha256(self) -> str:
         """SHA-256 of ``bundle.json`` on disk, for :meth:`load`; the bundle must be saved."""
-        return hash_of(self._file(SPEC_FILE, "hash"))
+        return hash_of(self._file(locate.SPEC_FILE, "hash"))
 
     def recipe(self) -> str | dict[str, Any]:
         """Return plain JSON from which :meth:`from_recipe` makes this bundle again.
@@ -143,7 +135,7 @@ class Bundle(FromOthers):
                 f"the bundle of {self.path} is not saved, so it has no {what}. Expected a bundle's "
                 "folder; write one with bundle.save(path, golden_images)."
             )
-        return inside(self.path, name)
+        return locate.inside(self.path, name)
 
     def resolve_precision(self, backend: str, precision: str = "auto") -> str:
         """Return ``"fp32"``, ``"bf16"`` or ``"int8"``.
@@ -155,9 +147,8 @@ class Bundle(FromOthers):
             ConfigError: INT8 was requested, but is missing, failed the gate or cannot run there.
         """
         quantization = self.spec.quantization
-        ready = (
-            quantization is not None and quantization.passed and int8_name(self.spec) is not None
-        )
+        passed = quantization is not None and quantization.passed
+        ready = passed and locate.int8_name(self.spec) is not None
         if precision == "auto":
             return "int8" if ready and backend in INT8_BACKENDS else "fp32"
         if precision not in ("fp32", "bf16", "int8"):
@@ -191,7 +182,7 @@ class Bundle(FromOthers):
         None for other precisions than INT8, if the INT8 network decides alone, and without an FP32
         network. ``precision`` is a resolved one.
         """
-        if precision != "int8" or model_name(self.spec) is None:
+        if precision != "int8" or locate.model_name(self.spec) is None:
             return None
         return self.spec.decision.int8_band or None
 
@@ -199,7 +190,7 @@ class Bundle(FromOthers):
         """Return the network as backends take it; ``"auto"`` is OpenVINO's choice."""
         spec, picture = self.spec, self.spec.picture
         int8 = self.resolve_precision("openvino", precision) == "int8"
-        name = int8_name(spec) if int8 else model_name(spec)
+        name = locate.int8_name(spec) if int8 else locate.model_name(spec)
         weights = "model.safetensors" if "model.safetensors" in spec.files else None
         return NetworkSpec(
             path=self.path if name is None else self.path / name,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from vinoreward.bundles.golden import means, row
 from vinoreward.bundles.picture import read_picture
 from vinoreward.bundles.schema import BundleSpec, Encoding, Picture
 from vinoreward.errors import (
-    BundleError,
     BundleParityError,
     ConfigError,
     InputError,
@@ -139,9 +139,7 @@ def check_golden(bundle: Bundle, golden: tuple[Any, Any]) -> None:
         BundleParityError: another vector; the message names the arguments that give the right one.
     """
     path, spec = bundle.path, bundle.spec
-    encoding = spec.encoding
-    if encoding is None:
-        raise BundleError(f"{path} is described without an encoding. Expected an encoder.")
+    encoding = cast("Encoding", spec.encoding)  # which every encoder's spec has
     picture = golden[0] if isinstance(golden[0], np.ndarray) else read_picture(golden[0])
     expected = _vector(golden[1], encoding)
 
@@ -174,30 +172,26 @@ def _others(spec: BundleSpec) -> Iterator[tuple[str, BundleSpec]]:
     picture = spec.picture
     if picture.in_graph:
         return
-    ranges: dict[str, dict[str, Any]] = {
-        "": {},
-        "scale=255, mean 0 and std 1": {"scale": 255.0, "mean": (0, 0, 0), "std": (1, 1, 1)},
-        "scale=255, mean 0.5 and std 0.5": {"scale": 255.0, "mean": (0.5,) * 3, "std": (0.5,) * 3},
-        "scale=1, mean 0 and std 1": {"scale": 1.0, "mean": (0, 0, 0), "std": (1, 1, 1)},
-        "scale=255 and ImageNet's mean and std": {
-            "scale": 255.0,
-            "mean": IMAGENET_MEAN,
-            "std": IMAGENET_STD,
-        },
+    ranges: dict[str, tuple[float, Any, Any]] = {
+        "": (picture.scale, picture.mean, picture.std),
+        "scale=255, mean 0 and std 1": (255.0, (0, 0, 0), (1, 1, 1)),
+        "scale=255, mean 0.5 and std 0.5": (255.0, (0.5,) * 3, (0.5,) * 3),
+        "scale=1, mean 0 and std 1": (1.0, (0, 0, 0), (1, 1, 1)),
+        "scale=255 and ImageNet's mean and std": (255.0, IMAGENET_MEAN, IMAGENET_STD),
     }
     orders: tuple[Literal["RGB", "BGR"], ...] = ("RGB", "BGR")
-    for name, changes in ranges.items():
-        for order in orders:
-            other = order != picture.color_order
-            words = [name] * bool(name) + [f"color_order={order!r}"] * other
-            if words:
-                changed = dataclasses.replace(picture, **changes, color_order=order)
-                yield " and ".join(words), dataclasses.replace(spec, picture=changed)
+    for (name, (scale, mean, std)), order in itertools.product(ranges.items(), orders):
+        words = [name, f"color_order={order!r}" if order != picture.color_order else ""]
+        if any(words):
+            changed = dataclasses.replace(
+                picture, scale=scale, mean=mean, std=std, color_order=order
+            )
+            yield " and ".join(filter(None, words)), dataclasses.replace(spec, picture=changed)
 
 
-def _same(found: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:
+def _same(vector: NDArray[np.float64], expected: NDArray[np.float64]) -> bool:
     limit = GOLDEN_TOLERANCE * float(np.abs(expected).max()) + 1e-4
-    return bool(np.abs(found - expected).max() <= limit)
+    return bool(np.abs(vector - expected).max() <= limit)
 
 
 def _vector(given: Any, encoding: Encoding) -> NDArray[np.float64]:

@@ -19,13 +19,7 @@ from vinoreward.backends.base import CHUNKS
 from vinoreward.backends.network import check_ends, check_network, openvino_model, read_files
 from vinoreward.backends.onnx_graph import read_metadata
 from vinoreward.backends.runtime import import_openvino, shared_core
-from vinoreward.bundles.foreign_encoder import (
-    bound_of,
-    check_golden,
-    export_module,
-    latent_of,
-    outputs_of,
-)
+from vinoreward.bundles import foreign_encoder
 from vinoreward.bundles.reader import shown
 from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Picture
 from vinoreward.errors import BundleError, ConfigError, ModelCorruptError, ModelNotFoundError
@@ -214,12 +208,12 @@ class FromOthers:
         path = Path(path)
         given = GivenPicture(height, width, mean, std, scale, color_order, layout, crop, resize)
         model = read_model(path, given, trusted=trusted)
-        chosen = outputs_of(path, model, outputs)
+        chosen = foreign_encoder.outputs_of(path, model, outputs)
         for index in chosen:
             check_shape(path, model, index)
         info = read_model_info(path, model)
         picture = read_picture_facts(path, model, info, given, "from_encoder")
-        size, posterior = latent_of(path, model, chosen, latent_size, posterior)
+        size, posterior = foreign_encoder.latent_of(path, model, chosen, latent_size, posterior)
         with describing(path):
             spec = BundleSpec(
                 name=name or path.stem,
@@ -229,8 +223,8 @@ class FromOthers:
                 output_index=chosen[0],
                 latent_size=size,
                 encoding=Encoding(
-                    low=bound_of(low, -UNBOUNDED, size),
-                    high=bound_of(high, UNBOUNDED, size),
+                    low=foreign_encoder.bound_of(low, -UNBOUNDED, size),
+                    high=foreign_encoder.bound_of(high, UNBOUNDED, size),
                     posterior=posterior,
                     std=None if latent_std is None else tuple(latent_std),
                     log_variance_output=chosen[1] if len(chosen) == 2 else None,
@@ -238,7 +232,7 @@ class FromOthers:
             )
         bundle = cls(path=path.absolute(), spec=spec, trusted=trusted)
         if golden is not None:
-            check_golden(cast("Bundle", bundle), golden)
+            foreign_encoder.check_golden(cast("Bundle", bundle), golden)
         return bundle
 
     @classmethod
@@ -280,7 +274,7 @@ class FromOthers:
         given["color_order"] = color_order
         with describing(Path(onnx_path)):
             picture = Picture(height, width, **given)
-        if export_module(module, Path(weights), Path(onnx_path), picture):
+        if foreign_encoder.export_module(module, Path(weights), Path(onnx_path), picture):
             facts["posterior"] = True
         bundle = cls.from_encoder(onnx_path, height=height, width=width, **facts)
         given = {name: getattr(picture, name) for name in given}
@@ -312,14 +306,14 @@ def read_picture_facts(
         rows, columns = (2, 3) if layout == "NCHW" else (1, 2)
         height = height or shape[rows] or info.height
         width = width or shape[columns] or info.width
-    asked: dict[str, object] = {"height": height, "width": width, **(also or {})}
+    needed: dict[str, object] = {"height": height, "width": width, **(also or {})}
     mean, std, scale = given.mean, given.std, given.scale
     if not in_graph:
         # model_api's values are in grey levels, arguments in pixel / scale.
         if mean is None and std is None and scale is None and info.scaled:
             mean, std, scale = info.mean, info.std, 1.0
-        asked |= {"mean": mean, "std": std}
-    missing += [key for key, value in asked.items() if value is None]
+        needed |= {"mean": mean, "std": std}
+    missing += [key for key, value in needed.items() if value is None]
     if missing:
         raise ConfigError(
             f"{path} does not say {', '.join(missing)}. Expected these facts, which cannot be "
@@ -483,8 +477,8 @@ def _numbers(path: Path, raw: dict[str, str], key: str) -> tuple[float, ...] | N
     return values
 
 
-def _wrong(path: Path, key: str, found: str, expected: str) -> ConfigError:
+def _wrong(path: Path, key: str, value: str, expected: str) -> ConfigError:
     return ConfigError(
-        f"{path} has model_info {key} = {shown(found)}. Expected {expected}; correct the file's "
+        f"{path} has model_info {key} = {shown(value)}. Expected {expected}; correct the file's "
         "metadata, or export the model again."
     )

@@ -124,27 +124,27 @@ def _read(path: Path) -> bytes:
         return read_plain(path, MAX_SPEC_BYTES)
 
 
-def _check_pinned(folder: Path, found: str, pinned: str) -> None:
+def _check_pinned(folder: Path, digest: str, pinned: str) -> None:
     if not re.fullmatch(r"[0-9a-fA-F]{64}", pinned):
         raise ConfigError(
             f"sha256 is {pinned[:80]!r}. Expected 64 hexadecimal digits, as bundle.sha256 holds "
             "them; copy the whole line."
         )
-    if found != pinned.lower():
+    if digest != pinned.lower():
         raise BundleEditedError(
             f"{folder} is not the bundle that was asked for: the SHA-256 of its {SPEC_FILE} is "
-            f"{found}. Expected {pinned.lower()}; get the bundle from the source of that hash."
+            f"{digest}. Expected {pinned.lower()}; get the bundle from the source of that hash."
         )
 
 
-def _check_recorded(folder: Path, found: str) -> None:
+def _check_recorded(folder: Path, digest: str) -> None:
     expected, recorded = "no recorded hash", inside(folder, SPEC_HASH_FILE)
     if recorded.is_file():
         expected = _read(recorded).decode("ascii", "replace").strip()[:80]
-    if found != expected:
+    if digest != expected:
         raise BundleEditedError(
-            f"{folder / SPEC_FILE} was changed after the bundle was saved: its SHA-256 is {found}. "
-            f"Expected {expected}, as recorded in {SPEC_HASH_FILE}; restore the file. To use "
+            f"{folder / SPEC_FILE} was changed after the bundle was saved: its SHA-256 is {digest}."
+            f" Expected {expected}, as recorded in {SPEC_HASH_FILE}; restore the file. To use "
             "another threshold pass success_threshold=… instead of editing the bundle."
         )
 

@@ -169,9 +169,9 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number that JSON knows")
 
 
-def wrong(name: str, found: object, expected: str, remedy: str = "correct the value") -> NoReturn:
-    """Raise BundleError for the value called ``name``."""
-    raise BundleError(f"{name[:80]} is {shown(found)}. Expected {expected}; {remedy}.")
+def wrong(name: str, value: object, expected: str, remedy: str = "correct the value") -> NoReturn:
+    """Raise BundleError for the value of ``name``."""
+    raise BundleError(f"{name[:80]} is {shown(value)}. Expected {expected}; {remedy}.")
 
 
 def shown(value: object) -> str:

@@ -24,11 +24,11 @@ from vinoreward.files import read_plain, sha256, write_json
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
 
+# The decoder is only for looking at an encoder's reconstructions.
 MODEL_FILES = (
-    *("model.onnx", "model.xml", "model.bin", "model.safetensors"),
-    *("model.int8.onnx", "model.int8.xml", "model.int8.bin"),
-    *("decoder.onnx", "decoder.safetensors"),  # of an encoder, to look at reconstructions
-)
+    "model.onnx", "model.xml", "model.bin", "model.safetensors", "model.int8.onnx",
+    "model.int8.xml", "model.int8.bin", "decoder.onnx", "decoder.safetensors",
+)  # fmt: skip
 MAX_CARD_BYTES = 1 << 20
 _SHEET = 8
 
@@ -114,7 +114,7 @@ def add_int8(
 ) -> Path:
     """Add or replace a saved bundle's INT8 network and the result of its gate; return the folder.
 
-    A network that failed the gate is kept for study and never chosen. On errors, those of
+    A network that failed the gate is saved for study and never chosen. On errors, those of
     :func:`save_bundle`, the old bundle is unchanged.
 
     Args:

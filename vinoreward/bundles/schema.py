@@ -123,8 +123,8 @@ class Encoding(Described):
     high: tuple[float, ...]
     """As ``low``; larger in every dimension."""
     posterior: bool = True
-    """True: the network gives D means, then D natural logarithms of variances. False: D numbers, a
-    plain autoencoder's."""
+    """True: the network returns D means, then D natural logarithms of variances. False: a plain
+    autoencoder's D numbers."""
     std: tuple[float, ...] | None = None
     """(D,) Mean posterior standard deviation on held-out frames, the unit of differences; ``None``
     if unknown."""
@@ -299,6 +299,6 @@ def check_file_name(name: str) -> None:
         )
 
 
-def _printable(name: str, found: str) -> None:
-    if not 1 <= len(found.strip()) <= 200 or not found.isprintable():
-        wrong(name, found, "a printable name of 1 to 200 characters")
+def _printable(name: str, text: str) -> None:
+    if not 1 <= len(text.strip()) <= 200 or not text.isprintable():
+        wrong(name, text, "a printable name of 1 to 200 characters")
