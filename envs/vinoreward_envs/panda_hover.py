@@ -45,11 +45,7 @@ _SCORED, _NO_REWARD, _NO_END = np.ones(1, np.bool_), np.zeros(1), np.zeros(1, np
 
 
 def _check_picture(spec: CameraSpec, bundle: Bundle) -> None:
-    """Check that the camera makes the pictures the bundle was trained on.
-
-    A bundle without a scene (it comes from elsewhere) is checked for its size only; see
-    :func:`~vinoreward.rewards.classifier.check_origin`.
-    """
+    """Check that the camera makes the bundle's training pictures; without a scene, their size."""
     picture = bundle.spec.picture
     ours, theirs = dict(spec.as_dict()), dict(picture.scene)
     if not theirs:
@@ -77,10 +73,10 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
     ``reset(options={"object_position": (x, y)})`` places the object for that episode.
 
     Args:
-        backend: ``"openvino"``, ``"onnxruntime"``, ``"torch"`` or any registered backend runs the
+        backend: ``"openvino"``, ``"onnxruntime"``, ``"torch"`` or another registered one runs the
             classifier; ``"oracle"`` judges by the truth and needs no picture.
-        bundle: name or folder of the classifier's bundle, or a loaded one (a foreign model, say);
-            None is the shipped one. With the oracle it only says what the picture is like.
+        bundle: name or folder of the classifier's bundle, or a loaded one; None is the shipped
+            one. With the oracle it only describes the picture.
         precision: ``"auto"`` takes INT8 where the bundle's gate passed; else ``"fp32"`` and so on.
         device: a device of the backend.
         threads: threads of one inference.
@@ -89,11 +85,10 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         camera: ``"fast"`` or ``"tiny"`` (PyBullet's TinyRenderer, the reference).
         mesh: ``"full"`` or ``"20"`` (a fifth of the triangles); None is the bundle's.
         image_size: ``(height, width)``; None is the bundle's.
-        fidelity: ``"article"`` is the article's exact setting, the baseline of speed claims:
-            960x720 by TinyRenderer, full meshes, 500 sub-steps, PyBullet's default inverse
-            kinematics, the picture resized on the CPU with PIL. It replaces ``motion``,
-            ``camera``, ``mesh`` and ``image_size``, and a bundle trained on another picture is
-            accepted (its decisions are then not those its card promises).
+        fidelity: ``"article"`` is the article's setting, the baseline of speed claims: 960x720 by
+            TinyRenderer, full meshes, 500 sub-steps, PyBullet's default inverse kinematics, the
+            picture resized with PIL. It replaces ``motion``, ``camera``, ``mesh`` and
+            ``image_size``, and accepts a bundle of other pictures (whose card then does not hold).
         observation: ``"state"`` or ``"pixels"``.
         render_mode: None, ``"rgb_array"`` or ``"human"`` (needs a display).
         success_threshold: probability from which success is claimed; None is the bundle's.

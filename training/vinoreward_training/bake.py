@@ -26,20 +26,15 @@ from vinoreward_envs.camera.fast import MESH_LINKS, scene_path, texels
 
 FloatArray = NDArray[np.float64]
 
-_DIRECTIONS: Final = 200
-"""A mesh is looked at from this many sides to find what can be seen of it."""
-_SIDE: Final = 1024
-"""Pixels of such a look."""
-_LIGHT: Final = 200
-"""Every channel at least this: the shell. Darker: the arm's dark parts."""
-_SMALL: Final = 250
-"""Separate pieces with fewer triangles are kept whole."""
-_LEAST: Final = 0.15
-"""Large pieces keep at least this share, however many small ones there are."""
-_NEIGHBOURS: Final = 12
-"""Original corners considered for the normal of a new one."""
-_REACH: Final = 0.005
-"""Metres of distance that weigh as much as a normal turned by a right angle."""
+_DIRECTIONS: Final = 200  # views of a mesh, to find its visible triangles
+_SIDE: Final = 1024  # pixels of a view
+_LIGHT: Final = 200  # every channel at least this: the shell; darker: the arm's dark parts
+_SMALL: Final = 250  # separate pieces with fewer triangles are kept whole
+_LEAST: Final = 0.15  # large pieces keep at least this share, however many small ones there are
+_NEIGHBOURS: Final = 12  # original corners considered for the normal of a new one
+_REACH: Final = 0.005  # metres of distance that weigh as much as a normal turned by a right angle
+_FEW: Final = 1000  # meshes with fewer triangles are not decimated
+_TURNED_FINGER: Final = 11  # PyBullet's link 10: the URDF turns its mesh by half a turn about z
 _LINK_MESHES = (
     (0, "collision/link0.obj"),
     *((link, f"visual/link{link}.obj") for link in range(1, 7)),
@@ -49,18 +44,11 @@ _LINK_MESHES = (
     (11, "visual/finger.obj"),
 )
 """Mesh link (0: the arm's base, 1-12: PyBullet's links 0-11) and its file."""
-_FEW = 1000
-"""Meshes with fewer triangles are not decimated."""
-_TURNED_FINGER = 11
-"""PyBullet's link 10: the URDF turns this finger's mesh by half a turn about z."""
 
 
 @dataclass(frozen=True)
 class Corners:
-    """A triangle mesh with everything stored per corner.
-
-    ``position`` and ``normal`` are ``(T, 3, 3)``, ``uv`` is ``(T, 3, 2)``.
-    """
+    """A triangle mesh by corners: position and normal ``(T, 3, 3)``, uv ``(T, 3, 2)``."""
 
     position: FloatArray
     normal: FloatArray
@@ -95,15 +83,11 @@ def read_obj(path: Path) -> Corners:
 def _face_normals(position: FloatArray) -> FloatArray:
     normal = np.cross(position[:, 1] - position[:, 0], position[:, 2] - position[:, 0])
     length = np.linalg.norm(normal, axis=1, keepdims=True)
-    unit: FloatArray = normal / np.where(length > 0, length, 1.0)
-    return unit
+    return np.asarray(normal / np.where(length > 0, length, 1.0))
 
 
 def seen_triangles(position: FloatArray) -> NDArray[np.bool_]:
-    """Return which of ``(T, 3, 3)`` triangles can be seen from outside, whatever the pose.
-
-    The mesh is drawn by itself from all around; a triangle that never wins a pixel is inside.
-    """
+    """Return which of ``(T, 3, 3)`` triangles win a pixel in some view of the mesh alone."""
     import warp
 
     from vinoreward_envs.camera import kernels
@@ -144,8 +128,7 @@ def seen_triangles(position: FloatArray) -> NDArray[np.bool_]:
             ],
         )
         seen[np.unique(depth.numpy() & np.uint64(0xFFFFFFFF)).astype(np.int64)] = True
-    found: NDArray[np.bool_] = seen[1:]
-    return found
+    return np.asarray(seen[1:])
 
 
 def decimate(
@@ -165,7 +148,7 @@ def decimate(
     white = (colour >= _LIGHT).all(axis=1)
     positions, normals, colours = [], [], []
     for part in (white, ~white):
-        # Shell and dark parts by themselves, or the border between them would wander.
+        # Shell and dark parts separately, or the border between them would move.
         corner = mesh.position[part].reshape(-1, 3)
         if not len(corner):
             continue
@@ -194,8 +177,7 @@ def decimate(
 def _simplified(points: FloatArray, faces: NDArray[np.int64], keep: float) -> FloatArray:
     """Return the corners ``(T, 3, 3)`` of about ``keep`` of the faces.
 
-    Small separate pieces (screws, caps, emblems) stay as they are: the simplifier would make
-    holes of them.
+    Small separate pieces (screws, caps, emblems) stay: the simplifier would make holes of them.
     """
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
@@ -218,12 +200,12 @@ def _simplified(points: FloatArray, faces: NDArray[np.int64], keep: float) -> Fl
     if not len(large):
         return whole
     used, inverse = np.unique(large, return_inverse=True)
-    kept, kept_faces = fast_simplification.simplify(
+    corners, corner_faces = fast_simplification.simplify(
         points[used].astype(np.float32),
         inverse.reshape(-1, 3).astype(np.int32),
         target_reduction=1.0 - min(max(target, _LEAST), 1.0),
     )
-    return np.concatenate([whole, np.asarray(kept, dtype=np.float64)[kept_faces]])
+    return np.concatenate([whole, np.asarray(corners, dtype=np.float64)[corner_faces]])
 
 
 def _indexed(mesh: Corners, link: int) -> tuple[dict[str, NDArray[Any]], int]:
@@ -252,7 +234,7 @@ def _robot(folder: Path) -> list[tuple[int, Corners, NDArray[np.uint8]]]:
     meshes = folder / "franka_panda" / "meshes"
     with Image.open(meshes / "visual" / "colors.png", formats=("PNG",)) as picture:
         texture = np.asarray(picture.convert("RGB"))
-    found = []
+    visuals = []
     for link, name in _LINK_MESHES:
         mesh = read_obj(meshes / name)
         if name.startswith("collision"):
@@ -263,8 +245,8 @@ def _robot(folder: Path) -> list[tuple[int, Corners, NDArray[np.uint8]]]:
         if link == _TURNED_FINGER:
             turn = np.array([-1.0, -1.0, 1.0])
             mesh = Corners(mesh.position * turn, mesh.normal * turn, mesh.uv)
-        found.append((link, mesh, colour))
-    return found
+        visuals.append((link, mesh, colour))
+    return visuals
 
 
 def _object(folder: Path) -> tuple[Corners, NDArray[np.uint8]]:

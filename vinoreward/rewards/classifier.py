@@ -29,24 +29,23 @@ _LEAST = float(np.finfo(np.float32).tiny)
 class Classifier(Runner):
     """A bundle on a backend: calibrated probabilities of success for batches of pictures.
 
-    Nothing is loaded until the first picture, so a classifier can be made in one process and used
-    in another: it can be pickled, and each process builds its own network. The bundle's golden
-    frames are run when the network is built.
+    It can be pickled: each process builds its own network at the first picture, and runs the
+    bundle's golden frames then.
 
-    With INT8 a picture close to the threshold is looked at again by the bundle's FP32 network, if
-    the bundle says how close (``decision.int8_band``); that answer counts. :attr:`looks` and
-    :attr:`second_looks` say how often that happened in this process.
+    With INT8 the bundle's FP32 network looks again at pictures close to the threshold
+    (``decision.int8_band``), and its answer counts. :attr:`looks` and :attr:`second_looks` count
+    both in this process.
 
     Args:
         bundle: a loaded bundle, the folder of one, or the name of an installed one.
         backend: ``"openvino"``, ``"torch"``, ``"onnxruntime"`` or another registered name.
         device: device name of that backend, e.g. ``"CPU"``.
         precision: ``"auto"`` (INT8 where the bundle's gate passed it), ``"fp32"``, ``"int8"``, …
-            INT8 is checked for its decisions: where you use the probability or the log-odds itself,
-            away from the threshold, ask for ``"fp32"``.
+            INT8 is checked for its decisions: if you use the numbers themselves, ask for
+            ``"fp32"``.
         threads: threads that one inference may use.
-        threshold: probability from which on success is claimed; ``None`` is the bundle's. The
-            second look is around it, so give it here rather than comparing with another number.
+        threshold: probability from which success is claimed; ``None`` is the bundle's. Second
+            looks are around it, so give it here rather than compare with another number.
 
     Raises:
         ConfigError: the bundle is an encoder's, the backend cannot do what is asked, or the
@@ -172,11 +171,7 @@ class _RewardFunction:
         self.reward = reward
 
     def __call__(
-        self,
-        state: NDArray[Any],
-        action: NDArray[Any],
-        next_state: NDArray[Any],
-        done: NDArray[Any],
+        self, state: object, action: object, next_state: NDArray[Any], done: object
     ) -> NDArray[np.float32]:
         if not isinstance(next_state, np.ndarray) or next_state.ndim != 4:
             raise InputError(

@@ -11,7 +11,7 @@ environment's infos ``infos[key]`` holds one value per sub-environment and the m
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -35,6 +35,7 @@ from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource
 
 __all__ = ["EncodedObservation", "LearnedReward"]
 
+Mask = NDArray[np.bool_]
 Envs = VectorEnv[Any, Any, Any]
 Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
 
@@ -42,7 +43,7 @@ Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
 class VectorForm(Form[Envs], VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
     """:class:`Form` for Gymnasium's vector environments."""
 
-    _over: NDArray[np.bool_]
+    _over: Mask
     """``(num_envs,)`` Whether an episode ended with the last step, for the caller."""
 
     def _inside(self, env: Envs) -> Inside:
@@ -67,7 +68,7 @@ class VectorForm(Form[Envs], VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
 
     def _reset(
         self, seed: int | list[int | None] | None, options: dict[str, Any] | None
-    ) -> tuple[NDArray[np.bool_], Any, dict[str, Any]]:
+    ) -> tuple[Mask, Any, dict[str, Any]]:
         """Reset; return the mask of what was reset, ``(num_envs,)``, observations and infos."""
         mask = np.ones(self.num_envs, np.bool_)
         if options is not None and "reset_mask" in options:
@@ -93,12 +94,8 @@ class VectorForm(Form[Envs], VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         return self.env.step(actions)
 
     def _split(
-        self,
-        source: PictureSource,
-        ended: NDArray[np.bool_],
-        observations: Any,
-        infos: dict[str, Any],
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Mapping[int, Any]]:
+        self, source: PictureSource, ended: Mask, observations: Any, infos: dict[str, Any]
+    ) -> tuple[Mask, Mask, Mapping[int, Any]]:
         """Return masks of steps that ended with a picture and of episodes that start.
 
         And, in SAME_STEP mode, the last observations of the episodes that ended.
@@ -293,14 +290,12 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
             infos = self._report(infos, scores, scored, env_rewards)
         return self._observed(observations), scores.rewards, scores.terminated, truncations, infos
 
-    def _begin(self, observations: Any, mask: NDArray[np.bool_]) -> None:
+    def _begin(self, observations: Any, mask: Mask) -> None:
         """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
         _, _, first = self._score(self.env, observations, np.zeros_like(mask), mask)
         self._core.begin(mask, first)
 
-    def _reset_where(
-        self, mask: NDArray[np.bool_], observations: Any, infos: dict[str, Any]
-    ) -> Any:
+    def _reset_where(self, mask: Mask, observations: Any, infos: dict[str, Any]) -> Any:
         """Reset some sub-environments; write their first observations and infos into the batch."""
         fresh, fresh_infos = self.env.reset(options={"reset_mask": mask.copy()})
         rows, new = self._source.rows(observations), self._source.rows(fresh)
@@ -328,11 +323,7 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
         return result
 
     def _report(
-        self,
-        infos: dict[str, Any],
-        scores: Scores,
-        scored: NDArray[np.bool_],
-        env_rewards: NDArray[np.float64],
+        self, infos: dict[str, Any], scores: Scores, scored: Mask, env_rewards: NDArray[np.float64]
     ) -> dict[str, Any]:
         infos = dict(infos)
         final = infos.get("final_info")
@@ -429,13 +420,18 @@ def _asked(env: Envs, name: str) -> tuple[Any, ...]:
     return ()
 
 
+def _set_for(infos: dict[str, Any], index: int) -> Iterator[tuple[str, Any, Mask]]:
+    """Yield key, values and mask of what is set for one sub-environment."""
+    for key, values in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is not None and mask[index]:
+            yield key, values, mask
+
+
 def _row(infos: dict[str, Any], index: int) -> dict[str, Any]:
     """Return the info of one sub-environment as plain values; arrays are copied."""
     info: dict[str, Any] = {}
-    for key, values in infos.items():
-        mask = infos.get(f"_{key}")
-        if mask is None or not mask[index]:
-            continue
+    for key, values, _ in _set_for(infos, index):
         value = _row(values, index) if isinstance(values, dict) else values[index]
         if isinstance(value, np.ndarray):
             value = value.copy()
@@ -447,10 +443,7 @@ def _row(infos: dict[str, Any], index: int) -> dict[str, Any]:
 
 def _withdraw(infos: dict[str, Any], index: int) -> None:
     """Take one sub-environment's values out of ``infos``; the others keep theirs."""
-    for key, values in infos.items():
-        mask = infos.get(f"_{key}")
-        if mask is None or not mask[index]:
-            continue
+    for _, values, mask in _set_for(infos, index):
         mask[index] = False
         if isinstance(values, dict):
             _withdraw(values, index)
@@ -458,7 +451,7 @@ def _withdraw(infos: dict[str, Any], index: int) -> None:
             values[index] = None if values.dtype == object else np.zeros((), values.dtype)
 
 
-def _mask_of(infos: dict[str, Any], key: str, default: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _mask_of(infos: dict[str, Any], key: str, default: Mask) -> Mask:
     """Return the mask of a key's values; ``default`` if, as in native ones, there is none."""
     mask = infos.get(f"_{key}")
     return default.copy() if mask is None else np.array(mask, np.bool_)

@@ -32,6 +32,9 @@ from vinoreward_envs.camera.spec import (
     LIGHT,
     Camera,
     CameraSpec,
+    Flags,
+    Floats,
+    Pixels,
     clip_matrix,
     missing_warp,
 )
@@ -114,9 +117,7 @@ class FastCamera(Camera):
         self._device = device
         self._frames = {1: _Frame(self._warp, spec, device, 1)}
 
-    def _draw(
-        self, joints: NDArray[np.float64], poses: NDArray[np.float64], shown: NDArray[np.bool_]
-    ) -> NDArray[np.uint8]:
+    def _draw(self, joints: Floats, poses: Floats, shown: Flags) -> Pixels:
         if len(joints) == 1:
             return self._frames[1].draw(joints, poses, shown)
         if CHUNK not in self._frames:
@@ -192,9 +193,7 @@ class _Frame:
     def _array(self, values: NDArray[Any], dtype: Any) -> Any:
         return self._warp.array(values, dtype=dtype, device=self._device)
 
-    def draw(
-        self, joints: NDArray[np.float64], poses: NDArray[np.float64], shown: NDArray[np.bool_]
-    ) -> NDArray[np.uint8]:
+    def draw(self, joints: Floats, poses: Floats, shown: Flags) -> Pixels:
         """Return ``(B, H, W, 3)`` owned pictures of at most ``capacity`` scenes."""
         count = len(joints)
         bodies = self._poses[:count]
@@ -210,7 +209,7 @@ class _Frame:
         for launch, dim in self._launches:
             launch.set_dim((count, *dim))
             launch.launch()
-        picture: NDArray[np.uint8] = self._picture.numpy()[:count]
+        picture: Pixels = self._picture.numpy()[:count]
         return picture.copy()
 
     def _fill(self, target: Any, values: NDArray[Any]) -> None:
@@ -222,7 +221,7 @@ class _Frame:
             target.assign(host)
 
 
-def _boxes(mesh: SceneMesh) -> NDArray[np.float64]:
+def _boxes(mesh: SceneMesh) -> Floats:
     """Return the homogeneous corners ``(14, 4, 8)`` of each body's bounding box."""
     corners = np.ones((MESH_LINKS, 4, 8))
     for link in range(MESH_LINKS):
@@ -235,18 +234,17 @@ def _boxes(mesh: SceneMesh) -> NDArray[np.float64]:
     return corners
 
 
-def _screen_matrix(height: int, width: int) -> NDArray[np.float64]:
+def _screen_matrix(height: int, width: int) -> Floats:
     """Return the ``(4, 4)`` matrix from the world to (column, row, depth, 1) times the distance."""
     viewport = np.eye(4)
     viewport[0, 0] = viewport[0, 3] = width / 2.0
     # TinyRenderer counts rows upwards from 0; the picture's row 0 is its row height - 1.
     viewport[1, 1] = -height / 2.0
     viewport[1, 3] = height / 2.0 - 1.0
-    matrix: NDArray[np.float64] = viewport @ clip_matrix(height, width)
-    return matrix
+    return np.asarray(viewport @ clip_matrix(height, width))
 
 
-def _in_picture(corners: NDArray[np.float64], right: float, bottom: float) -> NDArray[np.bool_]:
+def _in_picture(corners: Floats, right: float, bottom: float) -> Flags:
     """Return ``(B, 14)``: false for boxes wholly beyond one edge or nearer than the camera sees."""
     x, y, w = corners[..., 0, :], corners[..., 1, :], corners[..., 3, :]
     inside = np.stack([x >= 0.0, x <= right * w, y >= 0.0, y <= bottom * w, w >= c.CAMERA_NEAR])
@@ -259,7 +257,7 @@ class SceneMesh:
 
     positions: NDArray[np.float32]
     """``(V, 3)`` metres."""
-    links: NDArray[np.uint8]
+    links: Pixels
     """``(V,)`` the body each vertex belongs to, 0 to 13; vertices are sorted by it."""
     normals: NDArray[np.float32]
     """``(N, 3)`` unit vectors."""
@@ -267,14 +265,14 @@ class SceneMesh:
     """``(T, 3)`` vertices of each triangle, counter-clockwise from outside."""
     normal_faces: NDArray[np.int32]
     """``(T, 3)`` normals of each triangle's corners."""
-    colours: NDArray[np.uint8]
+    colours: Pixels
     """``(T, 3)`` RGB before lighting."""
 
 
 class Background(NamedTuple):
     """Table and floor as the camera sees them; arrays are read-only."""
 
-    picture: NDArray[np.uint8]
+    picture: Pixels
     """``(H, W, 3)`` RGB."""
     nearness: NDArray[np.float32]
     """``(H, W)`` one over the distance along the camera's axis, 1/m; 0 where there is nothing."""
@@ -310,7 +308,7 @@ def scene_mesh(level: str) -> SceneMesh:
     return SceneMesh(**{**stored, "normals": normals})
 
 
-def _texture(name: str) -> NDArray[np.uint8]:
+def _texture(name: str) -> Pixels:
     from PIL import Image
 
     data = _arrays("background")[name].tobytes()
@@ -353,17 +351,16 @@ def background(height: int, width: int) -> Background:
     return drawn
 
 
-def texels(texture: NDArray[np.uint8], uv: NDArray[np.float64]) -> NDArray[np.uint8]:
+def texels(texture: Pixels, uv: Floats) -> Pixels:
     """Return the nearest colours ``(N, 3)`` at ``(N, 2)`` coordinates, v pointing up, wrapped."""
     height, width = texture.shape[:2]
     wrapped = uv - np.floor(uv)
     column = np.minimum((wrapped[:, 0] * width).astype(int), width - 1)
     row = np.minimum((wrapped[:, 1] * height).astype(int), height - 1)
-    colours: NDArray[np.uint8] = texture[height - 1 - row, column]
-    return colours
+    return np.asarray(texture[height - 1 - row, column])
 
 
-def _light(normal: NDArray[np.float64]) -> float:
+def _light(normal: Floats) -> float:
     """Return TinyRenderer's brightness of a surface with this unit normal ``(3,)``."""
     direction = np.array(LIGHT) / np.linalg.norm(LIGHT)
     facing = float(normal @ direction)

@@ -18,6 +18,9 @@ from vinoreward_envs import constants as c
 if TYPE_CHECKING:
     from vinoreward.bundles.bundle import Bundle
 
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Pixels = NDArray[np.uint8]
 Renderer = Literal["fast", "tiny"]
 Mesh = Literal["full", "20"]
 
@@ -84,7 +87,7 @@ class Camera(Closing):
 
     def render_batch(
         self, joints: ArrayLike, object_poses: ArrayLike, present: ArrayLike
-    ) -> NDArray[np.uint8]:
+    ) -> Pixels:
         """Draw ``B`` scenes as ``(B, height, width, 3)`` uint8 RGB, owned by the caller.
 
         ``joints`` are ``(B, 9)`` in radians and metres; ``object_poses`` ``(B, 4, 4)``, ignored
@@ -112,15 +115,13 @@ class Camera(Closing):
         return self._draw(q, poses, shown)
 
     @abc.abstractmethod
-    def _draw(
-        self, joints: NDArray[np.float64], poses: NDArray[np.float64], shown: NDArray[np.bool_]
-    ) -> NDArray[np.uint8]:
+    def _draw(self, joints: Floats, poses: Floats, shown: Flags) -> Pixels:
         """Draw ``B`` scenes of checked arguments."""
 
-    def render(self, joints: ArrayLike, object_pose: ArrayLike | None) -> NDArray[np.uint8]:
+    def render(self, joints: ArrayLike, object_pose: ArrayLike | None) -> Pixels:
         """Draw one scene of ``(9,)`` joints and a ``(4, 4)`` pose; None: without the object."""
         pose = np.eye(4) if object_pose is None else np.asarray(object_pose, dtype=np.float64)
-        picture: NDArray[np.uint8] = self.render_batch(
+        picture: Pixels = self.render_batch(
             np.asarray(joints, dtype=np.float64)[None], pose[None], [object_pose is not None]
         )[0]
         return picture
@@ -138,7 +139,7 @@ def missing_warp() -> MissingExtraError:
     )
 
 
-def view_matrix() -> NDArray[np.float64]:
+def view_matrix() -> Floats:
     """Return the ``(4, 4)`` matrix from the world to the camera (which looks along its -z)."""
     yaw, pitch = math.radians(c.CAMERA_YAW), math.radians(c.CAMERA_PITCH)
     target = np.array(c.CAMERA_TARGET)
@@ -154,7 +155,7 @@ def view_matrix() -> NDArray[np.float64]:
     return view
 
 
-def clip_matrix(height: int, width: int) -> NDArray[np.float64]:
+def clip_matrix(height: int, width: int) -> Floats:
     """Return the ``(4, 4)`` matrix from the world to clip space, as OpenGL defines it."""
     scale = 1.0 / math.tan(math.radians(c.CAMERA_FOV) / 2.0)
     near, far = c.CAMERA_NEAR, c.CAMERA_FAR
@@ -164,15 +165,11 @@ def clip_matrix(height: int, width: int) -> NDArray[np.float64]:
     projection[2, 2] = (far + near) / (near - far)
     projection[2, 3] = 2.0 * far * near / (near - far)
     projection[3, 2] = -1.0
-    clip: NDArray[np.float64] = projection @ view_matrix()
-    return clip
+    return np.asarray(projection @ view_matrix())
 
 
 def camera_spec(
-    camera: Renderer,
-    mesh: Mesh | None,
-    image_size: tuple[int, int] | None,
-    bundle: Bundle | None,
+    camera: Renderer, mesh: Mesh | None, image_size: tuple[int, int] | None, bundle: Bundle | None
 ) -> CameraSpec:
     """Return the camera's specification; what is None comes from the bundle, else the default."""
     scene: Mapping[str, Any] = {} if bundle is None else bundle.spec.picture.scene
@@ -186,10 +183,9 @@ def camera_spec(
                 f"Found image_size={image_size!r}; expected two positive whole numbers, (height, "
                 "width). Pass for example (96, 128)."
             ) from error
-    elif "height" in scene and "width" in scene:
-        height, width = int(scene["height"]), int(scene["width"])
     elif bundle is not None:
-        height, width = bundle.spec.picture.height, bundle.spec.picture.width
+        picture = bundle.spec.picture
+        height, width = size_before_crop(bundle) or (picture.height, picture.width)
     else:
         height, width = c.PICTURE_HEIGHT, c.PICTURE_WIDTH
     if mesh is None:
@@ -197,7 +193,7 @@ def camera_spec(
     return CameraSpec(height=height, width=width, renderer=camera, mesh=mesh)
 
 
-def resized(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+def resized(frame: Pixels, height: int, width: int) -> Pixels:
     """Return the ``(H, W, 3)`` frame resized by PIL (bilinear), as the article does."""
     if frame.shape[:2] == (height, width):
         return frame

@@ -153,14 +153,13 @@ def make_env(
         precision: as the backend takes it.
         wrap_bundle: put ``LearnedReward`` around an environment that has no learned reward.
         render_mode: None leaves the choice to the environment (``rgb_array`` if wrapped).
-        encoder: name or folder of an encoder's bundle; the observation is its latent then. It runs
-            on ``backend`` (OpenVINO where that is the oracle) with ``precision``.
-        encoder_sha256: of the network that the encoder must have; see :func:`network_sha256`.
+        encoder: name or folder of an encoder's bundle, for latent observations. It runs on
+            ``backend`` (OpenVINO if that is the oracle) with ``precision``.
+        encoder_sha256: hash that the encoder's network must have; see :func:`network_sha256`.
         frame_stack: latents of so many steps; with an encoder only.
-        accept_foreign_pictures: let an environment that says what draws its pictures, as ours do,
-            take a bundle that does not say what drew those it was trained on.
-        success_reward: of ``LearnedReward``, where it wraps the environment.
-        step_reward: likewise.
+        accept_foreign_pictures: as ``LearnedReward``'s, like the two rewards.
+        success_reward: see there.
+        step_reward: see there.
     """
     if frame_stack != 1 and encoder is None:
         raise ConfigError(

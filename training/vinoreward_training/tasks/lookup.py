@@ -199,16 +199,15 @@ def make_task(
     """Make a task's environment.
 
     Observations are one float32 row, or (4, 84, 84) uint8 pictures; actions are Discrete (from 0)
-    or a Box of one row. A time limit truncates; it never terminates.
+    or a Box of one row. A time limit truncates and never terminates.
 
     Args:
         name: of a task, or an environment's id; see :func:`find_task`.
         seed: of the first reset that names none itself, and of the action space. None: drawn.
         normalise_actions: scale Box actions to [-1, 1].
-        rescale_observations: scale bounded rows to [-1, 1]: MountainCar's velocity is within 0.07,
-            beside a position of 1.2, and hardly moves a network otherwise.
-        max_steps: truncate episodes there instead of at the task's own limit; earlier only, but
-            for Gymnasium's environments.
+        rescale_observations: scale bounded rows to [-1, 1], such as MountainCar's velocity, 0.07
+            at most beside a position of up to 1.2.
+        max_steps: truncate episodes there; later than at the task's limit for Gymnasium's only.
         render_mode: None or ``"rgb_array"``.
         options: the environment's own: ``episodic_life`` and others of ``AtariEnv``; ``backend``
             and others of ``PandaHoverEnv``; keyword arguments of a Gymnasium environment.
