@@ -308,6 +308,21 @@ def until_late(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def kill_family(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and all that it started, and close its pipes."""
+    family = []
+    if process.poll() is None:
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    for child in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
 @contextlib.contextmanager
 def cluster_of_its_own(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     """A cluster that a process of its own has started: its address, and its head's process."""
@@ -339,14 +354,7 @@ sys.stdin.read()
         address, pids = json.loads((folder / "cluster.json").read_text())
         yield address, psutil.Process(pids["gcs_server"])
     finally:
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        for child in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        kill_family(process)
 
 
 @contextlib.contextmanager
@@ -394,19 +402,10 @@ if __name__ == "__main__":
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    family = []
     try:
         yield process
     finally:
-        if process.poll() is None:
-            family = psutil.Process(process.pid).children(recursive=True)
-            process.kill()
-        for child in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        kill_family(process)
 
 
 @contextlib.contextmanager

@@ -50,7 +50,6 @@ from vinoreward_training.classifier.training import (
     SAMPLE,
     ChannelsLast,
     ClassifierFit,
-    ClassifierRecipe,
     augment,
     check_unseen,
     load_weights,
@@ -93,9 +92,9 @@ def fit_of(
     folder: Path, *, resume: bool = False, epochs: int = 2, dead_camera: float = 0.125
 ) -> ClassifierFit:
     data = dataset_of(24)
-    recipe = ClassifierRecipe(epochs=epochs, batch_size=8, dead_camera=dead_camera)
+    config = FinetuneConfig(epochs=epochs, batch_size=8, bf16="off", resume=resume)
     parts = np.arange(16), np.arange(16, 24)
-    return ClassifierFit(network(), data, *parts, recipe, folder, resume=resume)
+    return ClassifierFit(network(), data, *parts, config, folder, dead_camera=dead_camera)
 
 
 def stop_after(steps: int) -> Callable[[int, object], None]:

@@ -22,12 +22,12 @@ from vinoreward.errors import (
     OutputError,
     RunFolderError,
 )
+from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset import split_frames
 from vinoreward_training.encoder import training
 from vinoreward_training.encoder.training import (
     PlaceReader,
     VaeFit,
-    VaeRecipe,
     decode,
     encode,
 )
@@ -40,8 +40,9 @@ def fit_of(folder: Path, *, steps: int = 12, resume: bool = False, **changes: ob
     parts = split_frames(frames, seed=0)
     torch.manual_seed(0)
     vae = build_vae("spatial_vae", *SIZE, 4)
-    recipe = dataclasses.replace(VaeRecipe(steps=steps, batch_size=8, denoise=0.02), **changes)
-    return VaeFit(vae, frames, parts[0], parts[1], recipe, folder, resume=resume)
+    config = TrainVaeConfig(steps=steps, batch_size=8, denoise=0.02, bf16="off", resume=resume)
+    changed = dataclasses.replace(config, **changes)
+    return VaeFit(vae, frames, parts[0], parts[1], changed, folder)
 
 
 def test_places_that_are_asked_for_are_read_better(tmp_path: Path) -> None:
@@ -54,8 +55,8 @@ def test_places_that_are_asked_for_are_read_better(tmp_path: Path) -> None:
     for places in (0.0, 100.0):
         torch.manual_seed(0)
         vae = build_vae("spatial_vae", *SIZE, 8)
-        recipe = VaeRecipe(steps=150, batch_size=32, places=places)
-        fit = VaeFit(vae, frames, *parts[:2], recipe, tmp_path / str(places))
+        config = TrainVaeConfig(steps=150, batch_size=32, places=places, bf16="off")
+        fit = VaeFit(vae, frames, *parts[:2], config, tmp_path / str(places))
         (tmp_path / str(places)).mkdir()
         fit.run()
         (error,) = probe_places(encode(vae.encoder, frames.images)[0], frames.places, *parts[::2])
@@ -140,7 +141,7 @@ def test_places_are_read_as_the_mean_of_training_frames_at_first() -> None:
 
 
 def test_half_precision_is_for_the_first_three_quarters(tmp_path: Path) -> None:
-    fit = fit_of(tmp_path / "run", steps=8, bf16=True)
+    fit = fit_of(tmp_path / "run", steps=8, bf16="on")
     seen: list[torch.dtype] = []
     layer = next(part for part in fit.vae.modules() if isinstance(part, torch.nn.Conv2d))
     layer.register_forward_hook(
@@ -194,7 +195,7 @@ def test_beta_and_the_rate_rise_and_the_rate_falls(
     rates = [record["rate"] for record in fit.history]
     highest = int(np.argmax(rates))
     assert 0 < highest < 8 and rates == [*sorted(rates[:highest]), *sorted(rates[highest:])[::-1]]
-    assert rates[-1] == 0.0 and max(rates) <= fit.recipe.learning_rate
+    assert rates[-1] == 0.0 and max(rates) <= fit.config.learning_rate
 
 
 @pytest.mark.slow
@@ -203,7 +204,8 @@ def test_a_small_thing_is_found_and_can_be_read_linearly(tmp_path: Path) -> None
     parts = split_frames(frames, seed=0)
     torch.manual_seed(0)
     vae = build_vae("spatial_vae", *SIZE, 8)
-    fit = VaeFit(vae, frames, *parts[:2], VaeRecipe(steps=300, batch_size=32), tmp_path)
+    config = TrainVaeConfig(steps=300, batch_size=32, bf16="off")
+    fit = VaeFit(vae, frames, *parts[:2], config, tmp_path)
     fit.run()
     from vinoreward_training.encoder.probe import probe_places
 

@@ -47,6 +47,7 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
     from vinoreward.backends.torch_networks import WithPreprocess, build
     from vinoreward_training.classifier import training
     from vinoreward_training.classifier.bundle import make_bundle
+    from vinoreward_training.runs.fit import prepare_torch
 
     before, unseen = None, None
     if config.weights is not None and config.weights.is_file():  # else load_weights says so
@@ -54,16 +55,14 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
         unseen = training.check_unseen(before, config.weights, dataset, parts)
         print(f"held-out frames new to the weights: {unseen}")
     train, validation, _ = parts
-    recipe = training.ClassifierRecipe.of(config, len(train))
+    prepare_torch(config)
     net = build(config.architecture, 2)
     if config.weights is not None:
         fresh = training.load_weights(net, config.weights)
         print(f"weights from {config.weights}; left fresh: {', '.join(fresh) or 'none'}")
     inner = WithPreprocess(net, IMAGENET_MEAN, IMAGENET_STD)
-    fit = training.ClassifierFit(
-        training.ChannelsLast(inner), dataset, train, validation, recipe, folder,
-        resume=config.resume,
-    )  # fmt: skip
+    module = training.ChannelsLast(inner)
+    fit = training.ClassifierFit(module, dataset, train, validation, config, folder)
     fit.show("finetune")
     net.to(memory_format=torch.contiguous_format)
     inner.eval()

@@ -26,17 +26,18 @@ from vinoreward.rewards.calibration import temperature
 from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_training.classifier.dead_camera import SHARE, held_out, of_step
 from vinoreward_training.classifier.evaluation import average_precision, log_loss
+from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import SPLIT, Dataset
 from vinoreward_training.runs.fit import (
     Fit,
     Indices,
-    Recipe,
     Record,
     predict,
     steps_per_epoch,
 )
 from vinoreward_training.runs.run_folder import read_tensors
 
+WEIGHT_DECAY = 1e-4
 MARGIN_SCALE = 0.003
 """Metres per unit of log-odds, in the distance loss."""
 MARGIN_LIMIT = 6.0
@@ -51,25 +52,6 @@ TOLERATED = 0.01
 
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True)
-class ClassifierRecipe(Recipe):
-    """How a classifier is trained; other settings are those of the same name of ``finetune``.
-
-    AdamW's ``learning_rate`` warms up over 5 % of the steps, then falls to 0 along a cosine.
-    """
-
-    epochs: int = 8
-    weight_decay: float = 1e-4
-    augment: float = 0.3
-    margin: float = 1.0
-    boost: float = 2.0
-    patience: int = 6
-    success_distance: float = SUCCESS_DISTANCE
-    """Metres at which the label changes, for the distance loss."""
-    dead_camera: float = SHARE
-    """Frames of a failing camera in a batch, as a share of its other frames."""
 
 
 class ChannelsLast(nn.Module):
@@ -90,6 +72,8 @@ class ClassifierFit(Fit):
     """One training of a classifier: uint8 pictures (N, H, W, 3) to logits (N, 2).
 
     The frames with the indices ``validation`` decide when to stop and which weights are kept.
+    ``dead_camera`` frames of a failing camera join a batch, as a share of its other frames.
+    AdamW's learning rate warms up over 5 % of the steps, then falls to 0 along a cosine.
     """
 
     POSTFIX = ("epoch", "val_loss", "val_ap")
@@ -102,35 +86,34 @@ class ClassifierFit(Fit):
         dataset: Dataset,
         train: Indices,
         validation: Indices,
-        recipe: ClassifierRecipe,
+        config: FinetuneConfig,
         folder: Path,
         *,
-        resume: bool = False,
+        dead_camera: float = SHARE,
     ) -> None:
-        self.recipe = recipe
+        self.config, self._dead_camera = config, dead_camera
         self._data, self._validation = dataset, validation
-        self._targets = margin_targets(dataset.distances, dataset.labels, recipe.success_distance)
+        self._targets = margin_targets(dataset.distances, dataset.labels, SUCCESS_DISTANCE)
         self._failures = train[dataset.labels[train] == 0]
-        self._dead = math.ceil(recipe.dead_camera * recipe.batch_size)
         # If distances give targets, these frames are as far from success as can be.
         known = bool((~np.isnan(self._targets)).any())
         self._dead_target = torch.tensor(-MARGIN_LIMIT if known else math.nan)
-        shares = sampling_shares(self._targets[train], recipe.boost)
-        every = steps_per_epoch(train, recipe)
+        shares = sampling_shares(self._targets[train], config.boost)
+        every = steps_per_epoch(train, config.batch_size)
         super().__init__(
             module,
             torch.optim.AdamW(
-                module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+                module.parameters(), lr=config.learning_rate, weight_decay=WEIGHT_DECAY
             ),
             train,
-            recipe,
+            config,
             folder,
-            steps=every * recipe.epochs,
+            steps=every * config.epochs,
             every=every,
-            patience=recipe.patience,
+            patience=config.patience,
             shares=shares if np.ptp(shares) > 0 else None,
-            resume=resume,
         )
+        self._dead = math.ceil(dead_camera * self._batch_size)
 
     def _about(self) -> dict[str, Any]:
         return {"dataset": self._data.sha256, "split": SPLIT}
@@ -151,15 +134,15 @@ class ClassifierFit(Fit):
     def _rate(self, step: int) -> float:
         warmup = max(1, self.steps // 20)
         if step < warmup:
-            return self.recipe.learning_rate * (step + 1) / warmup
+            return self.config.learning_rate * (step + 1) / warmup
         done = (step - warmup) / max(1, self.steps - warmup)
-        return self.recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        return self.config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
     def _loss(self, batch: Indices, random: torch.Generator) -> tuple[Tensor, Record]:
         labels = torch.from_numpy(self._data.labels[batch])
         targets = torch.from_numpy(self._targets[batch])
-        images, seed = self._data.images, self.recipe.seed
-        pictures = augment(torch.from_numpy(images[batch]), self.recipe.augment, random)
+        images, seed = self._data.images, self.config.seed
+        pictures = augment(torch.from_numpy(images[batch]), self.config.augment, random)
         if self._dead:
             # After augmentation: black stays black.
             dead = of_step(self.step, self._dead, images, self._failures, seed=seed)
@@ -168,7 +151,7 @@ class ClassifierFit(Fit):
             targets = torch.cat([targets, self._dead_target.expand(len(dead))])
         with self._half():
             logits = self.module(pictures).float()
-        return loss_of(logits, labels, targets, self.recipe.margin), {}
+        return loss_of(logits, labels, targets, self.config.margin), {}
 
     def _evaluate(self, losses: list[Record]) -> tuple[Record, float]:
         logits = predict(self.module, self._data.images[self._validation]).astype(np.float64)
@@ -176,7 +159,7 @@ class ClassifierFit(Fit):
         # Calibrated, as the bundle will be: else training stops at the first overconfidence.
         heat = temperature(logits, labels)
         log_odds = (logits[:, 1] - logits[:, 0]) / heat
-        claims = judged_dead(self.module, self._data, self._validation, 1, self.recipe.seed)
+        claims = judged_dead(self.module, self._data, self._validation, 1, self.config.seed)
         dead = np.concatenate([*claims.values()]) / heat
         record = {
             "epoch": float(self._epoch()),
@@ -189,7 +172,7 @@ class ClassifierFit(Fit):
             "learning_rate": self._rate(self.step),
         }
         # Weighted as in a batch.
-        return record, record["val_loss"] + self.recipe.dead_camera * record["val_dead_loss"]
+        return record, record["val_loss"] + self._dead_camera * record["val_dead_loss"]
 
 
 def judged_dead(

@@ -55,6 +55,11 @@ class Pictures:
     seed: int | None = None
     """Of the capture or rollout, if recorded."""
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of frames and episodes."""
+        return {"frames": len(self.images), "episodes": len(np.unique(self.episodes))}
+
     def picture(self, **more: Any) -> Picture:
         """Return what a bundle records of the pictures; ``more`` are fields of ``Picture``."""
         height, width = self.images.shape[1:3]
@@ -81,16 +86,12 @@ class Dataset(Pictures):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Frames per label and per category, and the number of episodes."""
-        values: dict[str, int] = {
-            "frames": len(self.labels),
-            "episodes": len(np.unique(self.episodes)),
-            "success": int(self.labels.sum()),
-            "failure": int((self.labels == 0).sum()),
-        }
-        for name in np.unique(self.categories):
-            values[f"category:{name}"] = int((self.categories == name).sum())
-        return values
+        """Numbers of frames and episodes, and of frames per label and per category."""
+        successes = int(self.labels.sum())
+        labels = {"success": successes, "failure": len(self.labels) - successes}
+        names, frames = np.unique(self.categories, return_counts=True)
+        by_category = zip(names, frames.tolist(), strict=True)
+        return super().counts | labels | {f"category:{name}": count for name, count in by_category}
 
 
 @dataclass(frozen=True, kw_only=True)

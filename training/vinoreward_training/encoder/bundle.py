@@ -198,18 +198,18 @@ def make_bundle(
         },
         dataset={
             "sha256": frames.sha256,
-            "counts": {"frames": len(frames.images), "episodes": len(np.unique(frames.episodes))},
+            "counts": frames.counts,
             "seed": frames.seed,
             **origin({"env": config.env} if config.data is None else read_about(config.data)),
             "split_seed": config.seed,
         },
     )
-    labels = (
-        f" + {config.places:g} * squared error in mm of recorded places, read linearly: "
-        "trained with these labels"
-        if config.places > 0
-        else "; no labels"
-    )
+    labels = "; no labels"
+    if config.places > 0:
+        labels = (
+            f" + {config.places:g} * squared error in mm of recorded places, read linearly: "
+            "trained with these labels"
+        )
     probed: list[dict[str, object]] = [
         {
             "place of": error.name,

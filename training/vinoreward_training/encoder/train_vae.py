@@ -124,12 +124,13 @@ def _train(config: TrainVaeConfig, frames: Frames, parts: Sequence[Indices], fol
     """Train, measure, export and save the bundle."""
     from vinoreward.backends.torch_networks import build_vae
     from vinoreward_training.encoder.bundle import make_bundle
-    from vinoreward_training.encoder.training import VaeFit, VaeRecipe
+    from vinoreward_training.encoder.training import VaeFit
+    from vinoreward_training.runs.fit import prepare_torch
 
-    recipe = VaeRecipe.of(config, len(parts[0]))
+    prepare_torch(config)
     height, width = frames.images.shape[1:3]
     vae = build_vae(config.architecture, height, width, config.latent)
-    fit = VaeFit(vae, frames, parts[0], parts[1], recipe, folder, resume=config.resume)
+    fit = VaeFit(vae, frames, parts[0], parts[1], config, folder)
     fit.show("train-vae")
     make_bundle(config, frames, parts, folder, vae, fit.history)
 

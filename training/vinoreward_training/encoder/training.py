@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from vinoreward.backends.torch_networks import Vae
 from vinoreward.errors import DatasetError, ModelCorruptError
+from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset import Frames
-from vinoreward_training.runs.fit import Fit, Indices, Recipe, Record, predict
+from vinoreward_training.runs.fit import Fit, Indices, Record, predict
 
 RECORD_EVERY = 500
 """Steps between evaluations on validation frames, and between checkpoints."""
@@ -35,6 +36,11 @@ COMMON = 0.01
 """Share of all pixels from which a colour is not rare."""
 LEVELS = 8
 """Per channel, when colours are counted."""
+RECIPE = (
+    "batch_size", "learning_rate", "seed", "bf16", "steps", "beta", "warmup", "sigma",
+    "foreground", "rare", "denoise", "places",
+)  # fmt: skip
+"""Options that a checkpoint records: the same when resuming."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -148,26 +154,11 @@ class PlaceReader(nn.Module):
         return torch.where(shown, error, torch.zeros(())).square().sum(1).mean()
 
 
-@dataclass(frozen=True)
-class VaeRecipe(Recipe):
-    """How an encoder is trained; all settings are those of the same name of ``train-vae``.
-
-    Adam's ``learning_rate`` warms up over 200 steps, then falls to 0 along a cosine.
-    """
-
-    batch_size: int = 64
-    steps: int = 20_000
-    beta: float = 1.0
-    warmup: float = 0.2
-    sigma: float = 0.05
-    foreground: float = 0.0
-    rare: float = 10.0
-    denoise: float = 0.0
-    places: float = 0.0
-
-
 class VaeFit(Fit):
-    """One training of an encoder, evaluated on the frames with the indices ``validation``."""
+    """One training of an encoder, evaluated on the frames with the indices ``validation``.
+
+    Adam's learning rate warms up over 200 steps, then falls to 0 along a cosine.
+    """
 
     POSTFIX = ("val_reconstruction", "val_kl", "val_active")
     SAVE_EVERY = RECORD_EVERY
@@ -179,39 +170,38 @@ class VaeFit(Fit):
         frames: Frames,
         train: Indices,
         validation: Indices,
-        recipe: VaeRecipe,
+        config: TrainVaeConfig,
         folder: Path,
-        *,
-        resume: bool = False,
     ) -> None:
         self.vae = vae.to(memory_format=torch.channels_last)
-        self.recipe = recipe
+        self.config = config
         self._frames, self._validation = frames, validation[:VALIDATION_FRAMES]
         measured = train[:: max(1, len(train) // MEASURED_FRAMES)]
         self._weights = PixelWeights.measure(
-            frames.images[measured], foreground=recipe.foreground, rare=recipe.rare
+            frames.images[measured], foreground=config.foreground, rare=config.rare
         )
         vae.set_average(self._weights.average)
         parameters = list(vae.parameters())
         self.reader: PlaceReader | None = None
-        if recipe.places > 0:
+        if config.places > 0:
             names = sorted(frames.places)
             self._places = np.concatenate([frames.places[name] for name in names], 1)
             self.reader = PlaceReader(vae.latent_size, self._places[train])
             parameters += self.reader.parameters()
         super().__init__(
             vae,
-            torch.optim.Adam(parameters, lr=recipe.learning_rate),
+            torch.optim.Adam(parameters, lr=config.learning_rate),
             train,
-            recipe,
+            config,
             folder,
-            steps=recipe.steps,
+            steps=config.steps,
             every=RECORD_EVERY,
-            resume=resume,
         )
 
     def _about(self) -> dict[str, Any]:
-        return {"frames": self._frames.sha256, "recipe": dict(vars(self.recipe))}
+        recipe = {name: getattr(self.config, name) for name in RECIPE}
+        recipe |= {"batch_size": self._batch_size, "bf16": self._bf16}
+        return {"frames": self._frames.sha256, "recipe": recipe}
 
     def _check(self, about: Mapping[str, Any], path: Path) -> None:
         if about.get("frames") != self._frames.sha256:
@@ -219,38 +209,38 @@ class VaeFit(Fit):
                 f"{path} was written for other frames than those of {self._frames.source}. "
                 "Expected the same pictures when resuming; train in a new folder with --out."
             )
-        if about.get("recipe") != vars(self.recipe):
+        if about.get("recipe") != (recipe := self._about()["recipe"]):
             raise ModelCorruptError(
                 f"{path} was written with other settings ({about.get('recipe')}). Expected "
-                f"{vars(self.recipe)}: the same when resuming; train in a new folder with --out."
+                f"{recipe}: the same when resuming; train in a new folder with --out."
             )
 
     def _rate(self, step: int) -> float:
-        highest, steps = self.recipe.learning_rate, self.recipe.steps
+        highest, steps = self.config.learning_rate, self.config.steps
         warm = min(1.0, (step + 1) / min(200, max(1, steps // 5)))
         return highest * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
 
     def _beta(self) -> float:
-        rise = self.recipe.warmup * self.recipe.steps
-        return self.recipe.beta * (min(1.0, self.step / rise) if rise > 0 else 1.0)
+        rise = self.config.warmup * self.config.steps
+        return self.config.beta * (min(1.0, self.step / rise) if rise > 0 else 1.0)
 
     def _loss(self, batch: Indices, random: torch.Generator) -> tuple[Tensor, Record]:
-        recipe, images = self.recipe, self._frames.images[batch]
+        config, images = self.config, self._frames.images[batch]
         targets = planes(images)
         seen = targets
-        if recipe.denoise > 0:
+        if config.denoise > 0:
             noise = torch.randn(targets.shape, generator=random)
-            seen = (targets + recipe.denoise * noise).clamp(0, 1)
+            seen = (targets + config.denoise * noise).clamp(0, 1)
         latent_noise = torch.randn((len(images), self.vae.latent_size), generator=random)
         with self._half():
             made, mean, log_variance = self.vae(normalised(seen), latent_noise)
-        picture = reconstruction(made, targets, self._weights.of(images, targets), recipe.sigma)
+        picture = reconstruction(made, targets, self._weights.of(images, targets), config.sigma)
         divergences = divergence(mean, log_variance)
         loss = picture + self._beta() * divergences.sum()
         parts = {"reconstruction": float(picture.detach()), "kl": float(divergences.detach().sum())}
         if self.reader is not None:
             places = self.reader.squared_error(mean, self._places[batch])
-            loss = loss + recipe.places * places
+            loss = loss + config.places * places
             parts["places_mm2"] = float(places.detach())
         return loss, parts
 
@@ -268,7 +258,7 @@ class VaeFit(Fit):
                 weights = self._weights.of(part, targets)
                 share = len(part) / len(images)
                 totals["reconstruction"] += share * float(
-                    reconstruction(made, targets, weights, self.recipe.sigma)
+                    reconstruction(made, targets, weights, self.config.sigma)
                 )
                 totals["squared_error"] += share * float(((made - targets) ** 2).mean())
                 per_number += share * divergence(mean, log_variance)

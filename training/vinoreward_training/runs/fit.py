@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +22,7 @@ from vinoreward.backends.network import NetworkSpec, TensorSpec
 from vinoreward.errors import ModelCorruptError, OutputError
 from vinoreward.processes import interrupt_between
 from vinoreward.saved_state import save_state
+from vinoreward_training.configs import FinetuneConfig, TrainVaeConfig
 from vinoreward_training.runs.machine import cores
 from vinoreward_training.runs.run_folder import read_tensors
 
@@ -37,33 +36,12 @@ Indices = npt.NDArray[np.int64]
 Record = dict[str, float]
 Floats = npt.NDArray[np.float32]
 Images = npt.NDArray[np.uint8]
-_Recipe = TypeVar("_Recipe", bound="Recipe")
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a network is trained; the command has options of the same names."""
-
-    batch_size: int = 32
-    learning_rate: float = 1e-3
-    """The highest one."""
-    seed: int = 0
-    """Of initial weights, order and noise."""
-    bf16: bool = False
-    """Compute in bfloat16 for the first ``BF16_SHARE`` of the steps."""
-
-    @classmethod
-    def of(cls: type[_Recipe], config: Any, frames: int) -> _Recipe:
-        """Return the recipe of a command's options, and set torch's threads and seed."""
-        torch.set_num_threads(config.threads or cores())
-        torch.manual_seed(config.seed)
-        names = {field.name for field in dataclasses.fields(cls)} & set(vars(config))
-        settings = {name: getattr(config, name) for name in names}
-        settings["batch_size"] = min(config.batch_size, frames)
-        settings["bf16"] = config.bf16 == "on" or (
-            config.bf16 == "auto" and has_bf16(torch.device("cpu"))
-        )
-        return cls(**settings)
+def prepare_torch(config: FinetuneConfig | TrainVaeConfig) -> None:
+    """Set torch's threads and seed; call it before a network is built."""
+    torch.set_num_threads(config.threads or cores())
+    torch.manual_seed(config.seed)
 
 
 class Fit(abc.ABC):
@@ -77,13 +55,12 @@ class Fit(abc.ABC):
         module: trained in place.
         optimiser: of its parameters.
         train: numbers of the frames to train on.
-        recipe: how.
+        config: of the command.
         folder: holds the checkpoint and TensorBoard's files.
         steps: in all.
         every: steps between evaluations.
         patience: epochs without a better score before training stops; None: never.
         shares: (N,) how often each frame is drawn; None: each once an epoch.
-        resume: continue from the checkpoint if there is one.
     """
 
     POSTFIX: tuple[str, ...] = ()
@@ -99,21 +76,23 @@ class Fit(abc.ABC):
         module: nn.Module,
         optimiser: torch.optim.Optimizer,
         train: Indices,
-        recipe: Recipe,
+        config: FinetuneConfig | TrainVaeConfig,
         folder: Path,
         *,
         steps: int,
         every: int,
         patience: int | None = None,
         shares: npt.NDArray[np.float64] | None = None,
-        resume: bool = False,
     ) -> None:
         self.module = module
         self.steps = steps
         self.step = 0
         self.history: list[Record] = []
         """One record per evaluation."""
-        self._batch_size, self._seed, self._bf16 = recipe.batch_size, recipe.seed, recipe.bf16
+        self._batch_size, self._seed = min(config.batch_size, len(train)), config.seed
+        self._bf16 = config.bf16 == "on" or (
+            config.bf16 == "auto" and has_bf16(torch.device("cpu"))
+        )
         self._optimiser = optimiser
         self._train, self._shares = train, shares
         self._folder = folder
@@ -121,8 +100,8 @@ class Fit(abc.ABC):
         self._best: dict[str, Tensor] = {}
         self._best_loss, self._best_epoch = math.inf, -1
         self._order: tuple[int, Indices] | None = None
-        self._per_epoch = steps_per_epoch(train, recipe)
-        if resume:
+        self._per_epoch = steps_per_epoch(train, config.batch_size)
+        if config.resume:
             self._load()
 
     @abc.abstractmethod
@@ -314,9 +293,9 @@ def predict(
     return np.concatenate(parts)
 
 
-def steps_per_epoch(train: Indices, recipe: Recipe) -> int:
+def steps_per_epoch(train: Indices, batch_size: int) -> int:
     """Return how many steps draw as many frames as there are, at least one."""
-    return max(1, len(train) // recipe.batch_size)
+    return max(1, len(train) // batch_size)
 
 
 def spread(images: Images, indices: npt.NDArray[np.int64], count: int) -> Images:
