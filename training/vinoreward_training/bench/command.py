@@ -256,7 +256,7 @@ def install_rows(config: BenchConfig) -> list[Row]:
         # Isolated: -m would look for modules in the current folder first.
         run_command([sys.executable, "-I", "-m", "venv", str(place)])
         python = [str(place / "bin" / "python"), "-I"]
-        # pip itself is there before and is no part of what we install.
+        # pip itself does not count.
         empty = disk_bytes(place)
         for requirement, limit in (("", "<= 350 MB, without torch"), ("[panda]", "")):
             install = ["-m", "pip", "install", "--no-compile", f"{root}{requirement}"]

@@ -1,6 +1,4 @@
-"""Bench rows about encoders: one inference, a wrapped step, what the latent knows, and what is
-saved where classifier and encoder look at the same picture.
-"""
+"""Bench rows about encoders: inference, a wrapped step, a linear probe, and a shared picture."""
 
 from __future__ import annotations
 
@@ -69,14 +67,14 @@ Floats = npt.NDArray[np.float32]
 
 
 def encoder_bundle(config: BenchConfig) -> Bundle | None:
-    """Return the encoder to measure, None where none of that name or folder is there."""
+    """Return the encoder to measure, None if it does not exist."""
     with contextlib.suppress(ModelNotFoundError):
         return Bundle.load(config.encoder)
     return None
 
 
 def not_there(config: BenchConfig, name: str, what: str, target: str) -> Row:
-    """Return the row of a figure that needs an encoder where there is none."""
+    """Return the row of a figure that lacks its encoder."""
     note = f"there is no encoder {config.encoder}; train one with vinoreward train-vae"
     return Row(name, what, None, target=target, met=False, note=note)
 
@@ -270,7 +268,7 @@ def probe_errors(
 
 
 class DrawsAnew(gym.Wrapper[Any, Any, Any, Any]):
-    """Draws at every ``render()``, as most environments do; ours keeps its last frame by itself."""
+    """Draws at every ``render()``, as most environments do; ours reuses its last frame."""
 
     def render(self) -> Any:
         """Return a frame drawn now."""

@@ -69,7 +69,7 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
 
         if has_own_reward(config.env):
             kwargs = {} if config.fidelity is None else {"fidelity": config.fidelity}
-            # Only times are measured: what the claims mean does not matter here.
+            # Only times matter here, not the claims.
             spec = gym.spec(config.env.rpartition(":")[-1])
             if config.bundle is not None and is_hover(spec, "accept_foreign_pictures"):
                 chosen["accept_foreign_pictures"] = True
@@ -115,7 +115,7 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
 def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
     """Yield a function that takes one gradient step of SAC, or of DQN for discrete actions."""
     one_thread()
-    # The reward plays no part in the time, so the cheapest one fills the buffer.
+    # The cheapest reward fills the buffer, as the reward does not change the time.
     made = make_env(config.env, backend="oracle" if has_own_reward(config.env) else config.backend)
     with contextlib.closing(made) as env:
         name = algorithm_for(actions_of(env.action_space)) or "SAC"
@@ -154,7 +154,9 @@ def run(config: ProfileConfig) -> int:
         record = {"machine": describe_machine(), "parts_seconds": table, "total_seconds": total}
         finite = bound if np.isfinite(bound) else None
         write_json(folder / "profile.json", {**record, "steps": config.steps, "bound": finite})
-        draw(folder / "profile.png", config, table, total, bound)
+        setting = " ".join(filter(None, (config.backend, config.fidelity)))
+        title = f"{config.env}, {setting}: {total * 1e3:.1f} ms; with a free backend at most "
+        draw(folder / "profile.png", f"{title}{bound:.2f} times faster", table)
     print(f"{config.out / 'profile.png'}\n{config.out / 'profile.json'}")
     dataset = None if config.bundle is None else Bundle.load(config.bundle).spec.dataset
     own = has_own_reward(config.env)
@@ -162,13 +164,7 @@ def run(config: ProfileConfig) -> int:
     return 0
 
 
-def draw(
-    path: Path,
-    config: ProfileConfig,
-    table: Mapping[str, Mapping[str, float]],
-    total: float,
-    bound: float,
-) -> None:
+def draw(path: Path, title: str, table: Mapping[str, Mapping[str, float]]) -> None:
     """Draw the parts as one horizontal bar."""
     figure = new_figure(9.0, 2.6, dpi=120)
     axes = figure.subplots()
@@ -179,10 +175,6 @@ def draw(
         left += width
     axes.set_yticks([])
     axes.set_xlabel("milliseconds per training step")
-    axes.set_title(
-        f"{config.env}, {config.backend}{' ' + config.fidelity if config.fidelity else ''}: "
-        f"{total * 1e3:.1f} ms; with a free backend at most {bound:.2f} times faster",
-        fontsize=10,
-    )
+    axes.set_title(title, fontsize=10)
     figure.legend(ncols=len(table), loc="outside lower center", fontsize=8)
     save_figure(figure, path)

@@ -31,7 +31,7 @@ class Row:
     name: str
     """The row's name on the command line."""
     what: str
-    """What was compared, in words."""
+    """What was compared."""
     value: float | None
     """The figure; None where it could not be measured (``note`` says why)."""
     unit: str = "x"
@@ -42,7 +42,7 @@ class Row:
     target: str = ""
     """The figure to reach, in words; empty for rows that inform only."""
     met: bool | None = None
-    """Whether it was reached; worked out where the target begins with a bound (``">= 5 x"``)."""
+    """Whether it was reached; follows from a target that begins with a bound (``">= 5 x"``)."""
     note: str = ""
     """What a reader must know to judge the figure."""
     details: dict[str, Any] = field(default_factory=dict)

@@ -36,15 +36,15 @@ from vinoreward_training.tasks.environments import make_env
 GOAL = 0.95
 """True success rate from which a task counts as solved."""
 PIXELS_GOAL = 90
-"""True success in percent that a policy of pictures must show after its training."""
+"""True success in percent that a policy from pictures must show after its training."""
 CHECKPOINT_EVERY = 250
-"""A stopped run loses at most so many steps."""
+"""In steps: the most that a stopped run loses."""
 TUNED_ON = range(8)
 """Training seeds on which the presets were tuned: a fair row uses none of them."""
 JUDGE_SEED = 500_000
 """First seed of the episodes that decide; evaluations during training use others."""
 CNN_LEARNING_RATE = 3e-4
-"""SB3's default: the preset's was found for the latent, and convolutions take less."""
+"""SB3's default: the preset's, tuned for the latent, is too high for convolutions."""
 MakeEnv = Callable[[], gym.Env[Any, Any]]
 
 
@@ -163,18 +163,10 @@ def wall_rows(config: BenchConfig) -> list[Row]:
     """Train once with our default and once in the article's setting; compare wall times."""
     env, same = "PandaHover-v0", {"seed": config.first_seed, "steps": config.train_steps}
     ours = train_to_solved(config, "wall-ours", env, **same)
-    print(
-        f"  now the article's setting, at most {config.train_steps} steps; Ctrl-C and --resume work"
-    )
-    article = train_to_solved(
-        config,
-        "wall-article",
-        env,
-        **same,
-        bundle=config.article_bundle or config.bundle,
-        backend="torch",
-        env_kwargs={"fidelity": "article"},
-    )
+    print(f"  now the article's setting, at most {config.train_steps} steps; --resume works")
+    changes: dict[str, Any] = {"backend": "torch", "env_kwargs": {"fidelity": "article"}}
+    bundle = config.article_bundle or config.bundle
+    article = train_to_solved(config, "wall-article", env, **same, bundle=bundle, **changes)
     return compared(ours, article)
 
 
@@ -314,8 +306,7 @@ def _trained(
         seed=seed,
         steps=steps,
         encoder=encoder,
-        # A replay buffer of pictures is over a gigabyte; writing it often would be timed too. A
-        # stopped CnnPolicy run therefore continues with an empty one.
+        # A replay buffer of pictures is over a gigabyte, and writing it would be timed too.
         save_replay=encoder is not None,
         algorithm_kwargs={} if encoder is not None else {"learning_rate": CNN_LEARNING_RATE},
     )
@@ -355,7 +346,7 @@ def latent_rows(what: str, target: str, runs: list[Training]) -> list[Row]:
 
 
 def each(runs: list[Training]) -> str:
-    """Return what every training reached, in words."""
+    """Return a sentence on what every training reached."""
     return "; ".join(
         f"seed {run.seed}: {run.true:.0%} true and {run.claimed:.0%} claimed success after "
         f"{run.steps} steps, {run.seconds:.0f} s of training"

@@ -150,8 +150,8 @@ def demo_sections(
 ) -> list[Section]:
     """Return the report's sections.
 
-    ``start`` says what the classifier started from, ``pictures`` are the film, the learning curve
-    and those of the model card (some may be missing), ``commands`` (command, what it does) pairs.
+    ``start`` is what the classifier started from; ``pictures`` are the film, the learning curve and
+    those of the model card, some of which may be missing.
     """
     film, curve, card = (
         [path for path in part if path.is_file()]
@@ -172,10 +172,10 @@ def demo_sections(
         "classifier started from": start,
         "INT8": facts["int8"],
     }
-    times: list[dict[str, object]] = [
-        {"stage": name, "what it did": what, "seconds": round(seconds[name])}
-        for name, what in STAGES.items()
-        if name in seconds
+    spent = {**seconds, "all": sum(seconds.values())}
+    times = [
+        {"stage": name, "what it did": STAGES.get(name, ""), "seconds": round(value)}
+        for name, value in spent.items()
     ]
     heads = ("command", "what it does")
     versions = [
@@ -183,7 +183,6 @@ def demo_sections(
         for name, version in machine["versions"].items()
         if version
     ]
-    times.append({"stage": "all", "what it did": "", "seconds": round(sum(seconds.values()))})
     return [
         Section(
             "Result",

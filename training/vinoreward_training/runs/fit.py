@@ -30,7 +30,7 @@ CHECKPOINT = "checkpoint.pt"
 EXPORT_TOLERANCE = 2e-3
 """Largest difference that an exported network may show, in units of its largest number."""
 BF16_SHARE = 0.75
-"""Share of the steps that may run in bfloat16; the rest settles in float32 what that blurred."""
+"""Share of the steps that may run in bfloat16; the rest run in float32."""
 
 Indices = npt.NDArray[np.int64]
 Record = dict[str, float]
@@ -45,11 +45,11 @@ def prepare_torch(config: FinetuneConfig | TrainVaeConfig) -> None:
 
 
 class Fit(abc.ABC):
-    """One training: a network, its optimiser and where it stands.
+    """One training: a network, its optimiser and its progress.
 
-    A subclass defines a step's loss, the learning rate, an evaluation, what a checkpoint has to be
-    of, and the constants below. It may set ``reader``, a module that is trained too and thrown
-    away, before this one's ``__init__``.
+    A subclass defines a step's loss, the learning rate, an evaluation, a check of checkpoints, and
+    the constants below. It may set ``reader``, a module that is trained too but not exported,
+    before this one's ``__init__``.
 
     Args:
         module: trained in place.

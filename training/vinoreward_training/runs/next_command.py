@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
 
 RECORDED = ("env", "truth_key", "actions")
-"""What a dataset and a bundle say of the environment that their pictures are of."""
+"""What a dataset and a bundle record of their pictures' environment."""
 YOURS = "your_package:YourEnv-v0"
 """Stands for an environment that nobody named."""
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -52,7 +52,7 @@ def actions_of(space: gym.Space[Any]) -> str:
 
 
 def algorithm_for(actions: str | None) -> str | None:
-    """Return what learns with such actions; None where that is the default of ``train``."""
+    """Return an algorithm for a kind of actions; None for the default of ``train``."""
     return {"discrete": "DQN", "others": "PPO"}.get(str(actions))
 
 
@@ -62,7 +62,7 @@ def command(*words: object) -> str:
 
 
 def again(name: str, out: Path, *more: str) -> str:
-    """Return the command that goes on with a run that was stopped."""
+    """Return the command that continues a stopped run."""
     return command(name, "--resume", "--out", out, *more)
 
 
@@ -82,7 +82,7 @@ def _from_here(path: Path) -> Path:
 
 
 def free(folder: Path) -> Path:
-    """Return a folder of that name, or of a similar one, that is not there yet."""
+    """Return the folder, or one of a similar name if it exists."""
     number, new = 2, folder
     while new.exists():
         number, new = number + 1, folder.with_name(f"{folder.name}-{number}")

@@ -223,7 +223,7 @@ def _picture(path: Path, caption: str, *, beside: bool) -> str:
 
 
 def _width(path: Path) -> int:
-    """Return a picture's width in pixels, 0 where it cannot be read: the browser then says so."""
+    """Return a picture's width in pixels, 0 if it cannot be read."""
     from PIL import Image
 
     try:

@@ -112,7 +112,7 @@ class Settings(Generic[_Config]):
         recorded = self._recorded(named)
         if recorded is not None:
             settings = self.recorded(read_yaml(recorded, [*self.names, *self.old]), recorded)
-            # The folder is where it is now, whatever the file says.
+            # The folder may have moved since.
             return self._over(default, {**settings, "out": recorded.parent}), recorded
         file = None if named.get("config") is None else Path(named["config"])
         settings = {} if file is None else read_yaml(file, self.names)
