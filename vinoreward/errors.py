@@ -1,4 +1,4 @@
-"""Every exception that vinoreward raises on purpose.
+"""The exceptions of vinoreward.
 
 ::
 
@@ -8,7 +8,7 @@
     │   ├── UnknownDeviceError                   the backend has no such device
     │   └── PictureMismatchError                 the environment's picture is not the bundle's
     ├── MissingExtraError (ImportError)          an optional dependency is not installed
-    ├── MissingDisplayError (RuntimeError)       a window was asked for where there is no display
+    ├── MissingDisplayError (RuntimeError)       a window, but no display
     ├── InputError (ValueError)                  an array of the wrong shape, dtype or range
     ├── OutputError (RuntimeError)               NaN, infinity or a wrong shape from a network
     ├── ModelNotFoundError (FileNotFoundError)   no model file or bundle at that path or name
@@ -20,9 +20,9 @@
     ├── DatasetError (ValueError)                a capture or image folder that cannot be used
     ├── TooFewNegativesError (ValueError)        too little data for the claimed error rate
     ├── QuantizationRefusedError (RuntimeError)  INT8 flips more decisions than allowed
-    ├── UselessClassifierError (RuntimeError)    its own tests say that it gives no usable reward
+    ├── UselessClassifierError (RuntimeError)    a classifier that fails its tests
     ├── RunFolderError (OSError)                 a run folder that is locked, full or unwritable
-    └── SharedMemoryError (OSError)              shared memory that cannot be had, or has changed
+    └── SharedMemoryError (OSError)              shared memory that cannot be allocated, or changed
 
 Each message says what was found, what was expected and what to do about it.
 """
@@ -94,7 +94,7 @@ def needed_for(what: str, extra: str) -> Iterator[None]:
 
 
 class MissingDisplayError(VinorewardError, RuntimeError):
-    """A window was asked for and there is no display."""
+    """A window cannot open, because there is no display."""
 
 
 class InputError(VinorewardError, ValueError):
@@ -142,7 +142,7 @@ class QuantizationRefusedError(VinorewardError, RuntimeError):
 
 
 class UselessClassifierError(VinorewardError, RuntimeError):
-    """A classifier whose own tests say that it gives no reward to learn from."""
+    """A classifier whose tests show that its reward cannot be learned from."""
 
 
 class RunFolderError(VinorewardError, OSError):
@@ -150,4 +150,4 @@ class RunFolderError(VinorewardError, OSError):
 
 
 class SharedMemoryError(VinorewardError, OSError):
-    """Shared memory that cannot be had, or is no longer what it was."""
+    """Shared memory that cannot be allocated, or was changed by others."""
