@@ -97,7 +97,7 @@ def test_a_training_without_compression(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_training_with_compression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     chain = "prune 0.5 | distill steps=20 cold_steps=20 | int8 | openvino"
-    arguments = ["actors", *SMALL, *FEW, "--steps", "2000", "--evaluate-every", "500"]
+    arguments = ["actors", *SMALL, *FEW, "--steps", "1200", "--evaluate-every", "300"]
     # With a fixed lag nothing depends on how soon the compressor's process has started.
     assert main([*arguments, "--compress", chain, "--lag", "1", "--out", str(out)]) == 0
     said = capsys.readouterr().out
@@ -153,7 +153,7 @@ def test_a_short_profile_says_whether_compression_can_pay(
 def test_a_profile_says_when_every_update_would_wait_for_the_student(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chain = ["--compress", "prune 0.5 | distill steps=400 | openvino", "--lag", "1"]
+    chain = ["--compress", "prune 0.5 | distill steps=150 | openvino", "--lag", "1"]
     arguments = ["actors", *SMALL, *chain, "--profile-only", "400", "--no-progress"]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out

@@ -206,12 +206,13 @@ def test_a_bundle_gains_int8_or_stays_as_it_is(
     capsys.readouterr()
     # With that many flips allowed, no frames could show that INT8 decides as FP32 does.
     with pytest.raises(QuantizationRefusedError, match="stays FP32"):
-        quantize.run(QuantizeConfig(bundle=path, data=data, max_flips=0.99))
+        quantize.run(QuantizeConfig(bundle=path, data=data, max_flips=0.99, calibration=32))
     assert (path / "bundle.json").read_bytes() == before
     said = capsys.readouterr().out
     assert re.search(rf"^next: vinoreward train .*--bundle {re.escape(str(path))} ", said, re.M)
     # So few frames never show surely that INT8 alone suffices: there is a band.
-    assert quantize.run(QuantizeConfig(bundle=path, data=data, max_second_looks=1.0)) == 0
+    config = QuantizeConfig(bundle=path, data=data, max_second_looks=1.0, calibration=32)
+    assert quantize.run(config) == 0
     bundle = Bundle.load(path)
     found = bundle.spec.quantization
     assert found is not None and found.passed
