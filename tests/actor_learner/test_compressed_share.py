@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from actor_learner_parts import impala, settings, weights_of
 from engine_runs import check_nothing_left
+from faulty_environments import Slow
 from plain_links import CARTPOLE, policy_of
 
 from vinoreward.actor_learner.compressor import (
@@ -25,7 +26,7 @@ from vinoreward.actor_learner.progress import WINDOW, CompressedShare
 from vinoreward.actor_learner.trainer import ActorLearner, Progress
 from vinoreward.actor_learner.transport.link import ActorSettings, CompressorLink, Weights
 from vinoreward.actor_learner.transport.trajectory import COMPRESSED, Trajectory, TrajectorySpec
-from vinoreward.compression.chain import CompressionContext, CompressorChain, Stage
+from vinoreward.compression.chain import CompressorChain
 from vinoreward.compression.distill import Distill
 from vinoreward.monitoring import CompressionSetting, Monitor
 from vinoreward.monitoring.indicators import KL
@@ -38,16 +39,6 @@ from vinoreward.policies.wire import encode
 def nothing_left() -> Iterator[None]:
     yield
     check_nothing_left()
-
-
-class Slow(Stage):
-    """Takes half a second for each version."""
-
-    phase = None
-
-    def compress(self, policy: Policy, context: CompressionContext) -> Policy:
-        time.sleep(0.5)
-        return policy
 
 
 def rows(compressed: int, age: int, version: int, steps: int = 10) -> Trajectory:
@@ -150,7 +141,7 @@ class TestTrainings:
             told.extend(str(event) for event in progress.events)
             return bool(told)
 
-        chain = CompressorChain().add(Slow())
+        chain = CompressorChain().add(Slow(0.5))
         summary = ActorLearner(
             "CartPole-v1", impala(), settings(max_staleness=0), compressor=chain
         ).learn(200_000, watch)
@@ -167,7 +158,7 @@ class TestTrainings:
                 "CartPole-v1",
                 impala(),
                 settings(),
-                compressor=CompressorChain().add(Slow()),
+                compressor=CompressorChain().add(Slow(0.5)),
                 monitor=monitor,
             ).learn(WINDOW * 20 + 200)
         assert "only 0% of the steps" in caplog.text and "switched off" in caplog.text

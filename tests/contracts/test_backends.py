@@ -67,7 +67,7 @@ def backend(request: pytest.FixtureRequest, spec: NetworkSpec) -> Backend:
     return load_backend(request.param, spec)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def expected(spec: NetworkSpec) -> Callable[[np.ndarray], np.ndarray]:
     """The answer worked out without any backend: PyTorch on pictures normalised by numpy."""
     network = build("squeezenet1_1").eval()
