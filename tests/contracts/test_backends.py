@@ -452,7 +452,7 @@ def test_memory_stays_flat_with_varied_batches(backend: Backend) -> None:
     growth = []
     for _ in range(5):
         before = process.memory_info().rss
-        calls(100)
+        calls(30)
         growth.append(process.memory_info().rss - before)
     # A leak grows in every stretch; an allocator that takes a block now and then does not.
-    assert min(growth) < 1e6, growth
+    assert min(growth) < 3e5, growth  # 10 kB a call
