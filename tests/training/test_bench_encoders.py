@@ -42,8 +42,8 @@ from vinoreward_training.bench.trainings import (
     overhead_pixels_rows,
     solve_pixels_rows,
 )
+from vinoreward_training.capture.hover import HoverFrame
 from vinoreward_training.configs import BenchConfig
-from vinoreward_training.data.capture_hover import HoverFrame
 
 HEIGHT, WIDTH, SIZE = 32, 40, 5
 MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.6, 0.7)
@@ -106,7 +106,7 @@ def test_the_probe_finds_what_the_latent_holds_and_leaves_absent_objects_out() -
 
 
 def test_scenes_to_fit_on_are_not_those_to_judge_on() -> None:
-    from vinoreward_training.data.capture_hover import fresh_frames
+    from vinoreward_training.capture.hover import fresh_frames
 
     fitted = {frame.gripper for frame in captured_frames(8, 3, None)}
     assert fitted.isdisjoint({frame.gripper for frame in fresh_frames(8, 3)})

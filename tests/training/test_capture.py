@@ -26,16 +26,16 @@ from vinoreward.errors import ConfigError, DatasetError, RunFolderError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_envs.panda_hover import PandaHoverEnv
-from vinoreward_training.cli import main
-from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data import capture
-from vinoreward_training.data.capture_hover import (
+from vinoreward_training.capture import command as capture
+from vinoreward_training.capture.hover import (
     CATEGORIES,
     NEAR_MISS_DISTANCE,
     category_of,
     draw,
 )
-from vinoreward_training.data.capture_play import Balance, choose
+from vinoreward_training.capture.play import Balance, choose
+from vinoreward_training.cli import main
+from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.tasks.environments import has_own_reward
@@ -552,8 +552,8 @@ def test_the_articles_pictures_are_drawn_large_and_resized_as_its_environment_do
 ) -> None:
     from vinoreward_envs.camera.spec import resized
     from vinoreward_envs.scene import HoverScene
-    from vinoreward_training.data.capture import article_camera
-    from vinoreward_training.data.capture_hover import hover_frame
+    from vinoreward_training.capture.command import article_camera
+    from vinoreward_training.capture.hover import hover_frame
 
     out = tmp_path / "article"
     capture.run(CaptureConfig(out=out, frames=3, fidelity="article"))

@@ -16,7 +16,7 @@ from vinoreward_training import configs
 from vinoreward_training.runs.machine import extra_of
 
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
-    "capture": ("data.capture", configs.CaptureConfig),
+    "capture": ("capture.command", configs.CaptureConfig),
     "finetune": ("classifier.finetune", configs.FinetuneConfig),
     "quantize": ("quantize.command", configs.QuantizeConfig),
     "train-vae": ("encoder.train_vae", configs.TrainVaeConfig),

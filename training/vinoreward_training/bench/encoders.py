@@ -39,13 +39,13 @@ from vinoreward_training.bench.rows import (
     turns,
     wall_and_cpu,
 )
-from vinoreward_training.configs import BenchConfig
-from vinoreward_training.data.capture_hover import (
+from vinoreward_training.capture.hover import (
     HoverFrame,
     fresh_frames,
     fresh_scenes,
     hover_frame,
 )
+from vinoreward_training.configs import BenchConfig
 from vinoreward_training.encoder.probe import ProbeError, probe_places
 
 ENVIRONMENT = "PandaHoverPixels-v0"

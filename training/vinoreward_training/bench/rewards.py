@@ -36,16 +36,16 @@ from vinoreward_training.bench.rows import (
     speed_row,
     speed_rows,
 )
-from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
-from vinoreward_training.classifier.evaluation import evaluate_classifier
-from vinoreward_training.configs import BenchConfig
-from vinoreward_training.data.capture_hover import (
+from vinoreward_training.capture.hover import (
     CATEGORIES,
     draw,
     fresh_category,
     fresh_scenes,
     take,
 )
+from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
+from vinoreward_training.classifier.evaluation import evaluate_classifier
+from vinoreward_training.configs import BenchConfig
 
 DEAD_PART = 3
 """Dead-camera frames of the bench: neither validation's (1) nor test's (2)."""

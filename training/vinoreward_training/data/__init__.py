@@ -1,1 +1,1 @@
-"""Labelled pictures: captured, checked, loaded."""
+"""Labelled pictures: checked, loaded, written."""

@@ -26,6 +26,7 @@ from vinoreward.errors import (
 )
 from vinoreward.files import read_json, sha256, write_json
 from vinoreward.rewards.calibration import negatives_needed
+from vinoreward_training.capture.command import run as run_capture
 from vinoreward_training.classifier.finetune import USELESS
 from vinoreward_training.classifier.finetune import run as run_finetune
 from vinoreward_training.configs import (
@@ -35,7 +36,6 @@ from vinoreward_training.configs import (
     PlayConfig,
     QuantizeConfig,
 )
-from vinoreward_training.data.capture import run as run_capture
 from vinoreward_training.data.dataset import HELD_OUT_SHARES
 from vinoreward_training.demo.report import CAPTIONS, SHIPPED, STAGES, compare, demo_sections
 from vinoreward_training.play.command import play as play_policy

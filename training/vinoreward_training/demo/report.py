@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.capture.hover import fresh_scenes
 from vinoreward_training.classifier.evaluation import average_precision, evaluate_classifier
 from vinoreward_training.configs import DemoConfig
-from vinoreward_training.data.capture_hover import fresh_scenes
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.report import Section
 

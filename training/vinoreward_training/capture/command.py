@@ -19,9 +19,9 @@ from vinoreward.rewards.success import Truth
 from vinoreward_envs.camera.spec import CameraSpec, resized
 from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEIGHT, PICTURE_WIDTH
 from vinoreward_envs.scene import HoverScene
+from vinoreward_training.capture.hover import hover_frame
+from vinoreward_training.capture.play import RandomPlay
 from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data.capture_hover import hover_frame
-from vinoreward_training.data.capture_play import RandomPlay
 from vinoreward_training.data.dataset import HELD_OUT_SHARES
 from vinoreward_training.data.dataset_files import (
     ABOUT,

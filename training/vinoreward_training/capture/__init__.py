@@ -1,0 +1,1 @@
+"""Captures of labelled pictures: placed, played by a policy, or taken from videos."""
