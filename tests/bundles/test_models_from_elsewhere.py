@@ -11,7 +11,15 @@ import pytest
 from tiny_network import HEIGHT, MEAN, STD, WEIGHTS, WIDTH, expected_logits, golden_images, network
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import BundleError, ConfigError, ModelCorruptError, ModelNotFoundError
+from vinoreward.bundles.schema import Decision
+from vinoreward.errors import (
+    BundleError,
+    ConfigError,
+    ModelCorruptError,
+    ModelNotFoundError,
+    OutputError,
+)
+from vinoreward.rewards.classifier import Classifier
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -160,3 +168,63 @@ def test_a_foreign_network_becomes_a_bundle(tmp_path: Path, kind: str) -> None:
     assert np.allclose(found, expected_logits(golden_images()), atol=1e-4)
     with pytest.raises(ConfigError, match="saved already"):
         saved.save(tmp_path / "again", golden_images())
+
+
+ONE = WEIGHTS[:, 1:] - WEIGHTS[:, :1]
+
+
+@pytest.mark.parametrize("success", ["failure", "success"])
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_one_output_is_for_the_second_label(tmp_path: Path, sigmoid: bool, success: str) -> None:
+    """One logit that is the difference of two gives the very probabilities of the two."""
+    path = network(tmp_path / "one.onnx", float_input=True, weights=ONE, sigmoid=sigmoid)
+    bundle = Bundle.from_model(
+        path, labels=("failure", "success"), success_label=success, mean=MEAN, std=STD
+    )
+    assert bundle.spec.output == ("probability" if sigmoid else "logit")
+    images = golden_images()
+    powers = np.exp(expected_logits(images).astype(np.float64))
+    column = 0 if success == "failure" else 1
+    expected = powers[:, column] / powers.sum(axis=1)
+    saved = bundle.save(tmp_path / "bundle", images)
+    assert saved.golden.logits.shape == (4, 1)
+    for name in ("openvino", "onnxruntime"):
+        with Classifier(Bundle.load(tmp_path / "bundle"), backend=name) as classifier:
+            assert np.allclose(classifier.probability(images), expected, atol=1e-5)
+
+
+def test_one_logit_is_divided_by_the_temperature(tmp_path: Path) -> None:
+    path = network(tmp_path / "one.onnx", float_input=True, weights=ONE)
+    bundle = Bundle.from_model(path, labels=("no", "yes"), success_label="yes", mean=MEAN, std=STD)
+    spec = dataclasses.replace(bundle.spec, decision=Decision(temperature=2.0))
+    images = golden_images()
+    logits = expected_logits(images, ONE)[:, 0]
+    with Classifier(dataclasses.replace(bundle, spec=spec)) as classifier:
+        assert np.allclose(classifier.log_odds(images), logits / 2, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("weights", "given", "words"),
+    [
+        (ONE, {"labels": ("success",)}, "has one output, but there are 1 labels"),
+        (ONE, {"output": "logits"}, "has 1 outputs, but there are 2 labels"),
+        (WEIGHTS, {"output": "logit"}, "Expected one output for 'logit'"),
+    ],
+)
+def test_a_head_that_does_not_fit_its_labels_is_refused(
+    tmp_path: Path, weights: np.ndarray, given: dict[str, Any], words: str
+) -> None:
+    path = network(tmp_path / "one.onnx", float_input=True, weights=weights)
+    arguments = {"labels": ("failure", "success"), "success_label": "success"} | given
+    with pytest.raises(ConfigError, match=words):
+        Bundle.from_model(path, mean=MEAN, std=STD, **arguments)
+
+
+def test_a_logit_called_a_probability_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    path = network(tmp_path / "one.onnx", float_input=True, weights=3 * ONE)
+    bundle = Bundle.from_model(
+        path, labels=("failure", "success"), success_label="success", mean=MEAN, std=STD,
+        output="probability",
+    )  # fmt: skip
+    with Classifier(bundle) as classifier, pytest.raises(OutputError, match="say output='logit'"):
+        classifier.probability(golden_images())

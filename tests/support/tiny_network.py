@@ -28,6 +28,7 @@ def network(
     metadata: dict[str, str] | None = None,
     float_input: bool = False,
     softmax: bool = False,
+    sigmoid: bool = False,
     size: tuple[Any, Any] = (HEIGHT, WIDTH),
 ) -> Path:
     """Write a real network: mean colour of the picture, times ``weights``."""
@@ -55,7 +56,7 @@ def network(
             helper.make_node("Div", ["centred", "spread"], ["normal"]),
         ]
         source = "normal"
-    last = "scores" if softmax else "logits"
+    last = "scores" if softmax or sigmoid else "logits"
     nodes += [
         helper.make_node("GlobalAveragePool", [source], ["pooled"]),
         helper.make_node("Flatten", ["pooled"], ["flat"]),
@@ -63,6 +64,8 @@ def network(
     ]
     if softmax:
         nodes.append(helper.make_node("Softmax", ["scores"], ["logits"], axis=1))
+    if sigmoid:
+        nodes.append(helper.make_node("Sigmoid", ["scores"], ["logits"]))
     shape = ["N", 3, *size] if float_input else ["N", *size, 3]
     kind = TensorProto.FLOAT if float_input else TensorProto.UINT8
     used = {name for node in nodes for name in node.input}

@@ -193,6 +193,19 @@ def parity(
     return errors
 
 
+def columns(outputs: NDArray[Any], spec: BundleSpec) -> NDArray[np.float64]:
+    """Return a classifier's outputs as ``(N, K)`` float64, one column per label.
+
+    They are logits if ``spec.output`` is ``logits`` or ``logit``, else probabilities.
+    """
+    values = outputs.astype(np.float64)
+    if spec.output == "logit":
+        return np.concatenate([np.zeros_like(values), values], axis=1)
+    return (
+        np.concatenate([1.0 - values, values], axis=1) if spec.output == "probability" else values
+    )
+
+
 def softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """Return probabilities ``(N, K)`` float64 for logits ``(N, K)``."""
     shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
@@ -210,9 +223,10 @@ def _errors(
             unit_name = "the posterior's standard deviation"
         share = f"{FLOAT_SHARE} of " if exact else ""
         return parity(found, expected, spec.encoding, exact), share + unit_name
-    if not exact and spec.output == "logits":
-        temperature = np.float32(spec.decision.temperature)
-        difference = softmax(found / temperature) - softmax(expected / temperature)
+    if not exact and spec.output in ("logits", "logit"):
+        temperature = spec.decision.temperature
+        before, after = (softmax(columns(each, spec) / temperature) for each in (expected, found))
+        difference = after - before
         errors = np.abs(difference[:, spec.success_index])
     else:
         errors = np.abs(found.astype(np.float64) - expected).max(axis=1)

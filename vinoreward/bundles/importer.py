@@ -21,7 +21,14 @@ from vinoreward.backends.onnx_graph import read_metadata
 from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.bundles import foreign_encoder
 from vinoreward.bundles.reader import shown
-from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Picture
+from vinoreward.bundles.schema import (
+    ONE_COLUMN,
+    BundleSpec,
+    Decision,
+    Encoding,
+    Output,
+    Picture,
+)
 from vinoreward.errors import BundleError, ConfigError, ModelCorruptError, ModelNotFoundError
 
 if TYPE_CHECKING:
@@ -81,7 +88,7 @@ class FromOthers:
         scale: float | None = None,
         color_order: Literal["RGB", "BGR"] | None = None,
         layout: Literal["NCHW", "NHWC"] | None = None,
-        output: Literal["logits", "probabilities"] | None = None,
+        output: Output | None = None,
         output_index: int = 0,
         threshold: float | None = None,
         crop: tuple[int, int, int, int] | None = None,
@@ -98,7 +105,8 @@ class FromOthers:
 
         Args:
             path: the model file.
-            labels: one per output, in order.
+            labels: one per output, in order; for a network with one output two, the second of
+                which it is for.
             success_label: which label means success.
             height: pixels of the network's input.
             width: pixels of the network's input.
@@ -107,7 +115,8 @@ class FromOthers:
             scale: what pixels are divided by first; 255 unless given.
             color_order: of the training pictures; RGB unless given here or in the file.
             layout: of the network's input.
-            output: whether the graph returns logits or probabilities.
+            output: whether the graph returns ``"logits"`` or ``"probabilities"``, one per label;
+                or one ``"logit"`` or ``"probability"`` (of a sigmoid) for the second of two labels.
             output_index: which output of the graph.
             threshold: lowest probability of success; 0.5 unless given.
             crop: ``(top, left, height, width)`` cut out of the given picture first.
@@ -130,13 +139,7 @@ class FromOthers:
         names = tuple(labels) if labels is not None else info.labels or ()
         also = {"labels": names or None, "success_label": success_label}
         picture = read_picture_facts(path, model, info, given, "from_model", also)
-        columns = model.output(output_index).partial_shape[1]
-        if columns.is_static and columns.get_length() != len(names):
-            raise ConfigError(
-                f"{path} has {columns.get_length()} outputs, but there are {len(names)} labels "
-                f"{names}. Expected one label per output; give labels= in the order of the outputs."
-            )
-        last = model.output(output_index).node.input_value(0).node.get_type_name()
+        output = _head(path, model.output(output_index), output, names)
         threshold = info.threshold if threshold is None else threshold
         with describing(path):
             spec = BundleSpec(
@@ -145,7 +148,7 @@ class FromOthers:
                 success_label=cast("str", success_label),
                 picture=picture,
                 decision=Decision() if threshold is None else Decision(threshold=threshold),
-                output=output or ("probabilities" if last in ("Softmax", "Sigmoid") else "logits"),
+                output=output,
                 output_index=output_index,
             )
         return cls(path=path.absolute(), spec=spec, trusted=trusted)
@@ -391,6 +394,29 @@ def check_shape(path: Path, model: Any, output_index: int) -> None:
             f"{path} turns {source} into {target}. Expected pictures (N, 3, H, W) or (N, H, W, 3) "
             "to (N, columns); give a network of that form, flattened at its end."
         )
+
+
+def _head(path: Path, end: Any, output: Output | None, labels: tuple[str, ...]) -> Output:
+    """Return what a graph's ``end`` returns for these labels, or refuse what contradicts it."""
+    columns = None if end.partial_shape[1].is_dynamic else int(end.partial_shape[1].get_length())
+    last = end.node.input_value(0).node.get_type_name()
+    single = columns == 1 if output is None else output in ONE_COLUMN
+    if output is None and single:
+        output = "probability" if last == "Sigmoid" else "logit"
+    elif output is None:
+        output = "probabilities" if last in ("Softmax", "Sigmoid") else "logits"
+    if single and len(labels) != 2:
+        raise ConfigError(
+            f"{path} has one output, but there are {len(labels)} labels {labels}. Expected two; "
+            "give labels= with that of a low output first and that of a high one second."
+        )
+    if columns is not None and columns != (1 if single else len(labels)):
+        expected = f"one output for {output!r}" if single else "one label per output"
+        raise ConfigError(
+            f"{path} has {columns} outputs, but there are {len(labels)} labels {labels}. Expected "
+            f"{expected}; give labels= in the order of the outputs, or correct output=."
+        )
+    return output
 
 
 def _layout(shape: list[int | None]) -> Literal["NCHW", "NHWC"] | None:

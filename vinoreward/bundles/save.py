@@ -17,7 +17,13 @@ from PIL import Image
 
 from vinoreward.bundles.golden import Golden
 from vinoreward.bundles.locate import SPEC_FILE, SPEC_HASH_FILE, model_name, previous_of, readable
-from vinoreward.bundles.schema import BundleSpec, Encoding, Quantization, check_file_name
+from vinoreward.bundles.schema import (
+    ONE_COLUMN,
+    BundleSpec,
+    Encoding,
+    Quantization,
+    check_file_name,
+)
 from vinoreward.errors import BundleError, ConfigError, ModelNotFoundError, RunFolderError
 from vinoreward.files import read_plain, sha256, write_json
 
@@ -329,9 +335,12 @@ def _summary(spec: BundleSpec) -> str:
     if spec.kind == "encoder":
         return f"An encoder: pictures to {spec.latent_size} numbers."
     others = ", ".join(f"`{_plain(label)}`" for label in spec.labels)
+    order = "in the order of its outputs"
+    if spec.output in ONE_COLUMN:
+        order = "its one output is for the second"
     built = f" Architecture: {spec.architecture}." if spec.architecture else ""
     return (
-        f"A success classifier with the labels {others} (in the order of its outputs); "
+        f"A success classifier with the labels {others} ({order}); "
         f"`{_plain(spec.success_label)}` means success.{built}"
     )
 

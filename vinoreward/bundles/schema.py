@@ -16,6 +16,10 @@ MAX_FILES = 200
 MAX_SIDE = 4096
 
 Scalar = str | int | float | bool
+Output = Literal["logits", "probabilities", "logit", "probability"]
+"""What a classifier's graph returns: a column per label, before or after the softmax; or one column
+for the second of two labels, before or after the sigmoid."""
+ONE_COLUMN = ("logit", "probability")
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
@@ -187,7 +191,8 @@ class BundleSpec(Described):
     name: str
     picture: Picture
     labels: tuple[str, ...] = ("failure", "success")
-    """One per output of a classifier, in order; empty for an encoder."""
+    """One per output of a classifier, in order; of a network with one output two, the second of
+    which it is for; empty for an encoder."""
     success_label: str = "success"
     kind: Literal["classifier", "encoder"] = "classifier"
     decision: Decision = field(default_factory=Decision)
@@ -195,8 +200,10 @@ class BundleSpec(Described):
     encoding: Encoding | None = None
     """Of an encoder; none for a classifier."""
     quantization: Quantization | None = None
-    output: Literal["logits", "probabilities"] = "logits"
-    """What the graph returns; ``logits`` also for an encoder's latent vectors."""
+    output: Output = "logits"
+    """What the graph returns: ``logits`` or ``probabilities``, one column per label; ``logit`` or
+    ``probability``, one column for the second of two labels (a sigmoid head). ``logits`` also for
+    an encoder's latent vectors."""
     output_index: int = 0
     """Which output of the graph is used."""
     latent_size: int | None = None
@@ -241,12 +248,17 @@ class BundleSpec(Described):
             if size != self.latent_size:
                 expected = f"an encoding of {self.latent_size} dimensions, the latent_size"
                 wrong("encoding", f"of {size} dimensions" if size else None, expected)
+            if self.output in ONE_COLUMN:
+                wrong("output", self.output, "logits for an encoder")
             return
         if self.latent_size is not None or self.encoding is not None:
             values = (self.latent_size, self.encoding)
             wrong("latent_size, encoding", values, "none for a classifier")
         if not 2 <= len(self.labels) <= MAX_LABELS or len(set(self.labels)) != len(self.labels):
             wrong("labels", self.labels[:10], f"2 to {MAX_LABELS} different names")
+        if self.output in ONE_COLUMN and len(self.labels) != 2:
+            expected = f"two for the output {self.output!r}, a single column for the second of them"
+            wrong("labels", self.labels[:10], expected)
         for label in self.labels:
             _printable("labels", label)
         if self.success_label not in self.labels:
@@ -254,14 +266,14 @@ class BundleSpec(Described):
 
     @property
     def success_index(self) -> int:
-        """Column of the network's output for success."""
+        """Place of the success label, and its column in outputs of one column per label."""
         return self.labels.index(self.success_label)
 
     @property
     def width(self) -> int:
         """Columns of the network's output; for an encoder D, or 2 D with log variances."""
         if self.latent_size is None or self.encoding is None:
-            return len(self.labels)
+            return 1 if self.output in ONE_COLUMN else len(self.labels)
         return 2 * self.latent_size if self.encoding.posterior else self.latent_size
 
     def to_dict(self) -> dict[str, Any]:

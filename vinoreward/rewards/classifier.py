@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.golden import columns
 from vinoreward.bundles.runner import Runner
 from vinoreward.errors import ConfigError, InputError, OutputError, PictureMismatchError
 
@@ -185,9 +186,27 @@ class _RewardFunction:
 
 
 def success_log_odds(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:
-    """Return the calibrated log-odds of success, ``(N,)``, of a network's ``(N, K)`` outputs."""
-    scores = outputs.astype(np.float64) if spec.output == "logits" else _log_probabilities(outputs)
-    return log_odds(scores, spec.success_index, spec.decision.temperature)
+    """Return the calibrated log-odds of success, ``(N,)``, of a network's outputs."""
+    return log_odds(scores_of(outputs, spec), spec.success_index, spec.decision.temperature)
+
+
+def scores_of(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.float64]:
+    """Return a network's outputs as logits ``(N, K)``, one column per label.
+
+    Raises:
+        OutputError: the bundle says that they are probabilities, and they are not.
+    """
+    values = columns(outputs, spec)
+    if spec.output in ("logits", "logit"):
+        return values
+    if values.min() < -1e-4 or np.abs(values.sum(axis=1) - 1.0).max() > 1e-2:
+        logits = "logit" if spec.output == "probability" else "logits"
+        raise OutputError(
+            f"the network returned {outputs[0].round(4).tolist()} as {spec.output}. Expected "
+            f"numbers of at least 0 that sum to 1 over the labels; if it returns {logits}, say "
+            f"output={logits!r} in the bundle."
+        )
+    return np.asarray(np.log(np.clip(values, _LEAST, 1.0)))
 
 
 def log_odds(
@@ -257,14 +276,3 @@ def check_origin(bundle: Bundle) -> None:
             "name that, with --env and --wrap-bundle, or accept such a bundle here with "
             "accept_foreign_pictures=True (--accept-foreign-pictures)."
         )
-
-
-def _log_probabilities(outputs: NDArray[np.float32]) -> NDArray[np.float64]:
-    values = outputs.astype(np.float64)
-    if values.min() < -1e-4 or np.abs(values.sum(axis=1) - 1.0).max() > 1e-2:
-        raise OutputError(
-            f"the network returned {values[0].round(4).tolist()} as probabilities. Expected "
-            "numbers of at least 0 that sum to 1; if these are logits, say output='logits' in the "
-            "bundle."
-        )
-    return np.asarray(np.log(np.clip(values, _LEAST, 1.0)))
