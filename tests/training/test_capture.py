@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tiny_network as tiny
+import yaml
 from PIL import Image
 
 from vinoreward import LearnedReward
@@ -328,8 +329,104 @@ def test_the_goals_place_does_not_tell_the_label(tmp_path: Path) -> None:
     assert len(near) > 150 and {int(row["episode"]) for row in near} <= won_in
     elsewhere = sum(row["category"] == "failed_episode" for row in rows)
     assert 0.1 < elsewhere / 600 < 0.3
-    # Only what is kept is drawn.
-    assert Goals.rendered == 1200
+    # Only what is kept is drawn, and the first moment, to see that there are pictures.
+    assert Goals.rendered == 1201
+
+
+class TwoCameras(Goals):
+    """Its observation has a picture with the channels first; the goal may be given."""
+
+    observation_space: Any = gymnasium.spaces.Dict(
+        front=gymnasium.spaces.Box(0, 255, (3, 16, 20), np.uint8),
+        place=gymnasium.spaces.Box(-15, 15, (1,), np.float32),
+    )
+
+    def __init__(self, render_mode: str | None = None, least: int = 1) -> None:
+        super().__init__(render_mode)
+        self.least = least
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        place, info = super().reset(seed=seed, options=options)
+        self.goal = max(self.goal, self.least)
+        return self._seen(place), info
+
+    def step(self, action: int) -> Any:
+        place, *rest = super().step(action)
+        return (self._seen(place), *rest)
+
+    def _seen(self, place: Any) -> Any:
+        front = np.full((3, 16, 20), 7, np.uint8)
+        front[0], front[1] = 100 + self.at, self.goal
+        return {"front": front, "place": place}
+
+
+def test_pictures_may_come_from_the_observation_and_be_resized(tmp_path: Path) -> None:
+    env, out = registered("VinorewardTestTwoCameras-v0", TwoCameras), tmp_path / "two"
+    config = CaptureConfig(
+        out=out,
+        env=env,
+        truth_key="there",
+        frames=24,
+        image_source="obs:front",
+        image_size=(24, 32),
+        env_kwargs={"least": 3, "max_episode_steps": 30},
+    )
+    capture.run(config)
+    data = load_dataset(out)
+    assert data.images.shape == (24, 24, 32, 3)
+    red, goal = data.images[:, 0, 0, 0].astype(int), data.images[:, 0, 0, 1].astype(int)
+    assert goal.min() >= 3 and (data.images[..., 2] == 7).all()
+    np.testing.assert_array_equal(np.abs(red - 100 - goal) <= 1, data.labels == 1)
+    assert max(int(row["file"][-9:-4]) for row in rows_of(out)) < 30
+    # A bundle of them resizes likewise, and says where its pictures are from.
+    assert data.picture().resize == "pil_bilinear"
+    assert read_about(out)["env_kwargs"] == {"least": 3, "max_episode_steps": 30}
+    assert read_about(out)["image_source"] == "obs:front"
+    # It goes on as it was recorded; otherwise it would mix two kinds of pictures.
+    capture.run(capture.SETTINGS.of(out=out, frames=30, resume=True))
+    assert load_dataset(out).images.shape == (30, 24, 32, 3)
+    others: list[dict[str, Any]] = [
+        {"image_size": (16, 20)}, {"image_source": "render"}, {"env_kwargs": {"least": 2}},
+    ]  # fmt: skip
+    for other in others:
+        (name,) = other
+        with pytest.raises(ConfigError, match=f"{name}.*now asked for {name}"):
+            capture.run(capture.SETTINGS.of(out=out, frames=36, resume=True, **other))
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("obs:back", r"has front, place\. Expected the name of one that is a picture"),
+        ("obs:place", r"float32.*Expected a uint8 picture"),
+        ("camera", r"'camera'. Expected render, obs or obs:KEY"),
+    ],
+)
+def test_a_source_without_pictures_is_refused_before_anything_is_played(
+    tmp_path: Path, source: str, found: str
+) -> None:
+    env = registered("VinorewardTestTwoCameras-v0", TwoCameras)
+    with pytest.raises(ConfigError, match=found):
+        capture.run(CaptureConfig(out=tmp_path / "x", env=env, image_source=source))
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_argument_that_the_environment_does_not_take_is_named(tmp_path: Path) -> None:
+    env = registered("VinorewardTestTwoCameras-v0", TwoCameras)
+    with pytest.raises(ConfigError, match=r"'colour': 'red'.*--env-kwargs"):
+        capture.run(CaptureConfig(out=tmp_path / "x", env=env, env_kwargs={"colour": "red"}))
+
+
+def test_a_capture_of_a_former_version_with_a_height_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "old"
+    capture.run(CaptureConfig(out=out, frames=3, image_size=(48, 128)))
+    file = out / "config.yaml"
+    settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for name in ("image_size", "image_source", "env_kwargs"):
+        del settings[name]
+    file.write_text(yaml.safe_dump({**settings, "height": 48, "width": None}), encoding="utf-8")
+    capture.run(capture.SETTINGS.of(out=out, frames=6, resume=True))
+    assert load_dataset(out).images.shape == (6, 48, 128, 3)
 
 
 def test_the_usual_names_of_the_truth_are_found(tmp_path: Path) -> None:
@@ -468,7 +565,7 @@ def test_a_derived_hover_environment_accepts_its_own_captures(tmp_path: Path) ->
     assert data.images.shape == (30, 48, 64, 3)
     assert {row["category"] for row in rows_of(config.out)} == set(CATEGORIES)
     plain = tmp_path / "plain"
-    capture.run(CaptureConfig(out=plain, frames=30, height=48, width=64))
+    capture.run(CaptureConfig(out=plain, frames=30, image_size=(48, 64)))
     # Its own pictures, of the same placements: darker, each by its own light.
     ratio = data.images.mean((1, 2, 3)) / load_dataset(plain).images.mean((1, 2, 3))
     assert 0.25 < ratio.min() < 0.45 and 0.65 < ratio.max() < 0.85
@@ -516,10 +613,12 @@ def test_a_derived_hover_environment_may_fix_its_arguments(tmp_path: Path) -> No
 
 def test_a_camera_can_be_asked_of_a_derived_environment(tmp_path: Path) -> None:
     env_id = registered("MyPandaHoverDim-v0", Dim, max_episode_steps=10)
-    capture.run(CaptureConfig(out=tmp_path / "d", env=env_id, frames=3, height=32, width=40))
+    capture.run(CaptureConfig(out=tmp_path / "d", env=env_id, frames=3, image_size=(32, 40)))
     assert load_dataset(tmp_path / "d").scene["height"] == 32
     with pytest.raises(ConfigError, match=r"scene height 32.*now asked for scene height 48"):
-        capture.run(capture.SETTINGS.of(out=tmp_path / "d", height=48, frames=6, resume=True))
+        capture.run(
+            capture.SETTINGS.of(out=tmp_path / "d", image_size=(48, 40), frames=6, resume=True)
+        )
 
 
 def test_an_environments_own_description_of_its_pictures_is_recorded(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_from_pictures_to_a_policy_by_what_is_printed(
     names["env"].close()
 
 
-def spec(scene: dict[str, object] | None = None, **dataset: str) -> BundleSpec:
+def spec(scene: dict[str, object] | None = None, **dataset: Any) -> BundleSpec:
     return BundleSpec(name="b", picture=Picture(8, 8, scene=scene or {}), dataset=dataset)
 
 
@@ -159,10 +159,13 @@ def test_a_bundle_is_trained_on_where_its_pictures_are_from(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     bundle = Path("runs/my lift-classifier/bundle")
-    recorded = {"env": "a:B-v0", "truth_key": "ok", "actions": "discrete"}
+    recorded: dict[str, Any] = {"env": "a:B-v0", "truth_key": "ok", "actions": "discrete"}
+    recorded["env_kwargs"] = {"goal": "far end", "noise": 0.5, "lamp": False}
     assert shlex.split(to_train(bundle, spec(**recorded))) == [
         "vinoreward", "train", "--env", "a:B-v0", *WRAPPED, "--bundle", str(bundle),
-        "--truth-key", "ok", "--algorithm", "DQN", "--out", "runs/my lift-policy",
+        "--truth-key", "ok", "--algorithm", "DQN",
+        "--env-kwargs", "goal", "far end", "noise", "0.5", "lamp", "False",
+        "--out", "runs/my lift-policy",
     ]  # fmt: skip
     (tmp_path / "runs" / "my lift-policy").mkdir(parents=True)
     hover = to_train(bundle, spec({"drawn": "960x720"}, env="PandaHoverRandom-v0"))

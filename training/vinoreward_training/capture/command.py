@@ -28,6 +28,7 @@ from vinoreward_training.data.dataset_files import (
     METADATA,
     Table,
     make_row,
+    picture_source,
     read_about,
     read_table,
 )
@@ -69,26 +70,24 @@ def article_camera(renderer: Literal["fast", "tiny"] = "fast") -> CameraSpec:
     return CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer=renderer, mesh="full")
 
 
-def _size(config: CaptureConfig) -> tuple[int, int]:
-    return config.height or PICTURE_HEIGHT, config.width or PICTURE_WIDTH
-
-
 def _make(config: CaptureConfig) -> Any:
     import gymnasium
     from gymnasium.error import Error
 
-    options: dict[str, Any] = {"render_mode": "rgb_array"}
+    options: dict[str, Any] = dict(config.env_kwargs)
+    if config.image_source == "render":
+        options = {"render_mode": "rgb_array", **options}
     try:
         package, _, name = config.env.rpartition(":")
         if package:
             importlib.import_module(package)
         spec = gymnasium.spec(name)
         if is_hover(spec):
-            size = None if config.height is config.width is None else _size(config)
+            size = config.image_size
             asked = {"image_size": size, "camera": config.renderer, "mesh": config.mesh}
             options |= {name: value for name, value in asked.items() if value is not None}
             if is_hover(spec, "backend"):
-                options["backend"] = "oracle"  # it needs no bundle to take pictures
+                options.setdefault("backend", "oracle")  # it needs no bundle to take pictures
         elif config.fidelity is not None:
             raise ConfigError(
                 f"found fidelity={config.fidelity!r} with {config.env}. Expected it with a "
@@ -100,8 +99,9 @@ def _make(config: CaptureConfig) -> Any:
             raise ConfigError(f"found no {config.env!r}.{missing}") from error
         raise ConfigError(
             f"gymnasium cannot make {config.env!r} with {options} ({error}). Expected an id as "
-            "package:Name-v0 whose environment takes these arguments; one derived from PandaHover "
-            "best passes on what it does not know: def __init__(self, **kwargs)."
+            "package:Name-v0 whose environment takes these arguments; change --env-kwargs. One "
+            "derived from PandaHover best passes on what it does not know: def __init__(self, "
+            "**kwargs)."
         ) from error
 
 
@@ -111,26 +111,34 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     if config.fidelity == "article":
         env.close()
         spec = article_camera(config.renderer or "fast")
-        height, width = _size(config)
+        height, width = config.image_size or (PICTURE_HEIGHT, PICTURE_WIDTH)
         # "drawn" keeps a bundle trained on these from environments with other pictures.
         saved = {"height": height, "width": width, "drawn": f"{spec.width}x{spec.height}"}
         return HoverScene(camera=spec), None, {**spec.as_dict(), **saved}
     # What wrappers and the environment's own judge compare with the bundle's.
     drawn = getattr(env.unwrapped, "picture_scene", None)
     about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
-    if is_hover(env.spec) and config.truth_key in (None, "true_success"):
+    placed = config.truth_key in (None, "true_success") and config.image_source == "render"
+    if is_hover(env.spec) and placed:
         return env.unwrapped.scene, env, about
     return None, env, about
 
 
-SETTINGS = Settings(CaptureConfig)
+def _recorded(settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Convert a capture's settings to the present names, so that old ones can be resumed."""
+    height, width = settings.pop("height", None), settings.pop("width", None)
+    if height is not None or width is not None:
+        settings["image_size"] = [height or PICTURE_HEIGHT, width or PICTURE_WIDTH]
+    return settings
+
+
+SETTINGS = Settings(CaptureConfig, recorded=_recorded, old=("height", "width"))
 
 
 def _check(config: CaptureConfig) -> None:
-    height, width = _size(config)
-    if config.frames < 2 or config.seed < 0 or min(height, width) < 16:
+    if config.frames < 2 or config.seed < 0 or min(config.image_size or (16,)) < 16:
         raise ConfigError(
-            f"frames={config.frames}, seed={config.seed}, {height}x{width} pixels. "
+            f"frames={config.frames}, seed={config.seed}, image_size={config.image_size}. "
             "Expected at least 2 frames, a seed of 0 or more and pictures of 16x16 or more."
         )
     if config.per_episode < 1 or config.patience < 1 or config.save_every < 1:
@@ -140,7 +148,12 @@ def _check(config: CaptureConfig) -> None:
         )
 
 
-def _check_same(config: CaptureConfig, scene: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+def _check_same(
+    config: CaptureConfig,
+    scene: Mapping[str, Any],
+    pictures: Mapping[str, Any],
+    before: Mapping[str, Any],
+) -> None:
     """Refuse to resume a capture of something else."""
     pairs = {name: (before.get(name), getattr(config, name)) for name in ("seed", "env")}
     # "drawn" marks the article's pictures and is missing in all others.
@@ -149,6 +162,8 @@ def _check_same(config: CaptureConfig, scene: Mapping[str, Any], before: Mapping
     for name in ("truth_key", "per_episode"):
         if name in before and getattr(config, name) is not None:
             pairs[name] = before[name], getattr(config, name)
+    for name, value in pictures.items():
+        pairs[name] = before.get(name, _DEFAULTS[name]), value
     differing = sorted((name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
     if differing:
         raise ConfigError(
@@ -161,10 +176,23 @@ def _check_same(config: CaptureConfig, scene: Mapping[str, Any], before: Mapping
         )
 
 
+_DEFAULTS: Mapping[str, Any] = {"env_kwargs": {}, "image_source": "render", "image_size": None}
+
+
+def _of_pictures(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
+    """Return how the environment is made and its pictures taken, as ``dataset.json`` has it."""
+    return {
+        "env_kwargs": config.env_kwargs,
+        "image_source": config.image_source,
+        "image_size": None if size is None else [*size],
+    }
+
+
 def _describe(
     config: CaptureConfig,
     table: Table,
     scene: dict[str, Any],
+    pictures: dict[str, Any],
     truth: Truth | None,
     actions: str,
     complete: bool,
@@ -180,6 +208,7 @@ def _describe(
         about |= {"per_episode": config.per_episode, "actions": actions}
         if truth.key is not None:
             about["truth_key"] = truth.key
+    about |= {name: value for name, value in pictures.items() if value != _DEFAULTS[name]}
     about |= {
         "scene": scene,
         "env": config.env,
@@ -208,11 +237,13 @@ def run(config: CaptureConfig) -> int:
     line = again("capture", config.out, *naming(config.env))
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
         scene, env, about = _open(config)
+        size = None if env is None or is_hover(env.spec) else config.image_size
+        pictures = _of_pictures(config, size)
         closing.callback((scene if env is None else env).close)
         begun = _holds_nothing(config.out)
         before = read_about(config.out) if config.resume and not begun else {}
         if before:
-            _check_same(config, about, before)
+            _check_same(config, about, pictures, before)
         with RunFolder(config.out, config, resume=config.resume or begun, again=line) as folder:
             for label in ("success", "failure"):
                 (folder / label).mkdir(exist_ok=True)
@@ -221,12 +252,13 @@ def run(config: CaptureConfig) -> int:
             if scene is None:
                 truth = Truth(config.truth_key or before.get("truth_key"))
                 actions = actions_of(env.action_space)
-                work = RandomPlay(env, config, truth, tqdm.write).fill(table)
+                take = picture_source(env, config.env, config.image_source, size)
+                work = RandomPlay(env, take, config, truth, tqdm.write).fill(table)
             else:
                 work = _hover(config, scene, env, about, table)
             complete = False
             # Written first, so that a capture killed at any moment can be read and resumed.
-            _describe(config, table, about, truth, actions, complete)
+            _describe(config, table, about, pictures, truth, actions, complete)
             saved = len(table.rows)
             try:
                 with tqdm(total=config.frames, initial=saved, desc="capture", unit="frame") as bar:
@@ -238,7 +270,7 @@ def run(config: CaptureConfig) -> int:
                 complete = True
             finally:
                 table.save()
-                _describe(config, table, about, truth, actions, complete)
+                _describe(config, table, about, pictures, truth, actions, complete)
     print(_summary(config, table))
     print(f"next: {after_capture(config.out, table.count('failure'))}")
     return 0

@@ -25,7 +25,7 @@ from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.success import Truth
 from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data.dataset_files import Row, Table, make_row, rendered, save_picture
+from vinoreward_training.data.dataset_files import Row, Table, make_row, save_picture
 
 LONGEST = 10_000
 """Steps after which an episode is abandoned."""
@@ -109,14 +109,20 @@ def choose(truths: Sequence[bool], balance: Balance, random: np.random.Generator
 class RandomPlay:
     """Plays an environment at random and adds the chosen pictures to a table.
 
-    ``env`` renders ``rgb_array``. An episode depends only on ``config.seed`` and its number.
-    ``say`` prints advice.
+    ``picture`` takes the picture of ``env`` after a step, given the step's observation. An episode
+    depends only on ``config.seed`` and its number. ``say`` prints advice.
     """
 
     def __init__(
-        self, env: Any, config: CaptureConfig, truth: Truth, say: Callable[[str], object]
+        self,
+        env: Any,
+        picture: Callable[[Any], Picture],
+        config: CaptureConfig,
+        truth: Truth,
+        say: Callable[[str], object],
     ) -> None:
         self._env, self._name, self._config = env, config.env, config
+        self._picture = picture
         self._truth, self._say = truth, say
         self._repeats = True
         self._info: Mapping[str, Any] = {}
@@ -128,6 +134,8 @@ class RandomPlay:
         ``patience`` episodes in a row without a picture there is a DatasetError.
         """
         config, patience = self._config, self._config.patience
+        # An environment without pictures is refused before it is played for long.
+        self._picture(self._env.reset(seed=0)[0])
         wins = config.frames // 2
         kept = table.count("success"), table.count("failure")
         balance = Balance(wins, config.frames - wins, config.per_episode, *kept)
@@ -165,16 +173,16 @@ class RandomPlay:
     ) -> dict[int, tuple[Picture, str]]:
         if self._repeats:
             state = random.bit_generator.state
-            truths = [truth for _, truth in self._play(seed)]
+            truths = [truth for _, truth, _ in self._play(seed)]
             chosen = choose(truths, balance, random)
             if not chosen:
                 return {}
             pictures: dict[int, tuple[Picture, str]] = {}
-            for step, truth in self._play(seed):
+            for step, truth, observation in self._play(seed):
                 if truth != truths[step]:
                     break
                 if step in chosen:
-                    pictures[step] = (rendered(self._env, self._name), chosen[step])
+                    pictures[step] = (self._picture(observation), chosen[step])
                 if len(pictures) == len(chosen):
                     return pictures
             self._repeats = False
@@ -187,25 +195,26 @@ class RandomPlay:
         with tempfile.TemporaryDirectory(prefix=".episode-", dir=folder) as drawn:
             truths = []
             # Not named as pictures: after a kill they must not become part of the dataset.
-            for step, truth in self._play(seed):
+            for step, truth, observation in self._play(seed):
                 truths.append(truth)
-                save_picture(Path(drawn) / f"{step}.drawn", rendered(self._env, self._name))
+                save_picture(Path(drawn) / f"{step}.drawn", self._picture(observation))
             return {
                 step: (read_picture(Path(drawn) / f"{step}.drawn"), category)
                 for step, category in choose(truths, balance, random).items()
             }
 
-    def _play(self, seed: int) -> Iterator[tuple[int, bool]]:
-        """Play one episode; yield each step's number and whether it is a success."""
+    def _play(self, seed: int) -> Iterator[tuple[int, bool, Any]]:
+        """Play one episode; yield each step's number, whether it is a success, and what is seen."""
         self._env.action_space.seed(seed)
         self._env.reset(seed=seed)
         for step in range(LONGEST):
-            _, _, terminated, truncated, info = self._env.step(self._env.action_space.sample())
+            action = self._env.action_space.sample()
+            observation, _, terminated, truncated, info = self._env.step(action)
             self._info = info
             success = self._truth(info)
             if success is None:
                 raise ConfigError(f"{self._name}: {self._truth.missing(info)}")
-            yield step, success
+            yield step, success, observation
             if terminated or truncated:
                 return
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from vinoreward_training.configs.policies import Scalar
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class CaptureConfig:
         vinoreward capture --out data/hover --frames 6000
         vinoreward capture --resume --out data/hover --frames 20000
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --truth-key at_goal
+        vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
+            --image-size 96 128 --env-kwargs max_episode_steps 100
         vinoreward capture --out data/article --fidelity article
     """
 
@@ -34,17 +38,21 @@ class CaptureConfig:
     trust_run: bool = False
     """Import the package of an environment that only the run names, as in package:Id-v0. This runs
     its code. Without this option, you are asked."""
-    height: int | None = None
-    """Height of a hover image; by default the environment's, 96."""
-    width: int | None = None
-    """Width of a hover image; by default the environment's, 128."""
+    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    """Arguments of the environment: name value name value ... max_episode_steps is one of any
+    environment's."""
+    image_source: str = "render"
+    """Where the images are: render, obs (the observation) or obs:KEY (one entry of it)."""
+    image_size: tuple[int, int] | None = None
+    """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128); images of other
+    environments are resized by PIL, as the bundle then does too (default: their own size)."""
     renderer: Literal["fast", "tiny"] | None = None
     """Camera of the hover scene; by default the environment's, fast."""
     mesh: Literal["full", "20"] | None = None
     """Mesh level of the hover scene; by default the environment's, 20."""
     fidelity: Literal["article"] | None = None
     """article: the hover images of ``fidelity="article"``, rendered at 960x720 with full meshes and
-    resized by PIL to --height x --width. --renderer fast draws them like tiny, 15 times faster."""
+    resized by PIL to --image-size. --renderer fast draws them like tiny, 15 times faster."""
     truth_key: str | None = None
     """Key of the truth in ``info``; by default the first of true_success, is_success, success and
     succeed that exists. With another key than true_success, the capture acts at random also in an

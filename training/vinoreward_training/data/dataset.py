@@ -51,7 +51,7 @@ class Pictures:
     sha256: str
     """Hash of the pixels and of what belongs to them."""
     resized: bool = False
-    """Whether PIL's bilinear filter resized pictures."""
+    """Whether PIL's bilinear filter resized pictures, now or when they were captured."""
     seed: int | None = None
     """Of the capture or rollout, if recorded."""
 
@@ -210,7 +210,7 @@ def load_dataset(
         scene=about.get("scene", {}),
         sha256=digest.hexdigest(),
         folder=folder,
-        resized=resized,
+        resized=resized or "image_size" in about,
         seed=about.get("seed"),
         origin=_origin(about) if recorded else None,
     )
@@ -259,7 +259,7 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
         places,
         scene=about.get("scene", {}),
         source=str(folder),
-        resized=resized,
+        resized=resized or "image_size" in about,
         seed=about.get("seed"),
     )
 

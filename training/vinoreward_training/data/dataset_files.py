@@ -11,7 +11,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from vinoreward.bundles.picture import read_picture, shown_name
 from vinoreward.bundles.reader import parse, plain
 from vinoreward.errors import BundleError, ConfigError, DatasetError, InputError, RunFolderError
 from vinoreward.files import is_inside, open_plain, open_to_read, read_plain, write_text
+from vinoreward.rewards.classifier import layout_of
 from vinoreward_envs.camera.spec import resized
 
 Indices = npt.NDArray[np.int64]
@@ -258,6 +259,61 @@ def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:
             "pictures with --data."
         )
     return image
+
+
+def picture_source(
+    env: Any, name: str, source: str, size: tuple[int, int] | None
+) -> Callable[[Any], npt.NDArray[np.uint8]]:
+    """Return a function of the last observation that copies an environment's picture.
+
+    Args:
+        env: the environment, called ``name`` in messages.
+        name: its id.
+        source: ``"render"``, ``"obs"`` or ``"obs:KEY"``.
+        size: (height, width) to resize to with PIL's bilinear filter; None for the picture's own.
+
+    Returns:
+        The function; its pictures are ``(H, W, 3)`` uint8 RGB.
+
+    Raises:
+        ConfigError: a source that the environment does not have.
+    """
+    if source == "render":
+        if env.render_mode != "rgb_array":
+            raise ConfigError(
+                f"the render_mode of {name} is {env.render_mode!r}. Expected 'rgb_array', as "
+                "pictures are rendered; leave render_mode out of --env-kwargs, or take them from "
+                "the observation with --image-source obs or obs:KEY."
+            )
+        if size is None:
+            return lambda observation: rendered(env, name)
+        return lambda observation: resized(rendered(env, name), *size)
+    space, key = env.observation_space, None
+    if source.startswith("obs:"):
+        key = source[len("obs:") :]
+        spaces = getattr(space, "spaces", None)
+        if not isinstance(spaces, Mapping) or key not in spaces:
+            has = f"has {', '.join(spaces)}" if isinstance(spaces, Mapping) else f"is {space}"
+            raise ConfigError(
+                f"--image-source is {source} and the observation of {name} {has}. Expected the "
+                "name of one that is a picture; name that, or leave --image-source out to render."
+            )
+        space = spaces[key]
+    elif source != "obs":
+        raise ConfigError(f"--image-source is {source!r}. Expected render, obs or obs:KEY.")
+    if space.dtype != np.uint8:
+        raise ConfigError(
+            f"--image-source is {source}, which is {space} in {name}. Expected a uint8 picture; "
+            "name another, or leave --image-source out to render."
+        )
+    last = layout_of(space.shape, f"the observation {source} of {name}") == "HWC"
+
+    def of(observation: Any) -> npt.NDArray[np.uint8]:
+        image = np.array(observation if key is None else observation[key])
+        image = image if last else np.ascontiguousarray(image.transpose(1, 2, 0))
+        return image if size is None else resized(image, *size)
+
+    return of
 
 
 def save_picture(path: Path, image: npt.NDArray[np.uint8]) -> None:

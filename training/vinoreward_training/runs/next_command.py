@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 RECORDED = ("env", "truth_key", "actions")
 """What a dataset and a bundle record of their pictures' environment."""
+MAX_OPTIONS = 50
+"""Arguments of an environment that are passed on."""
 YOURS = "your_package:YourEnv-v0"
 """Stands for an environment that nobody named."""
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -33,16 +35,24 @@ VALIDATION_SHARE = 0.8 * 0.15
 """Least share of the failures that choose the threshold, where they are few."""
 
 
-def origin(about: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a ``dataset.json``, or a bundle's ``dataset``, records of the environment."""
-    # It may be anybody's: nothing that a terminal would act on.
-    return {
-        name: value
-        for name in RECORDED
-        if isinstance(value := about.get(name), str)
-        and value.isprintable()
-        and 0 < len(value) < 200
-    }
+def origin(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a ``dataset.json``, or a bundle's ``dataset``, records of the environment.
+
+    All are texts but for ``env_kwargs``, a table of names and plain values; without arguments it is
+    left out.
+    """
+    known: dict[str, Any] = {name: about[name] for name in RECORDED if _short_text(about.get(name))}
+    options = about.get("env_kwargs")
+    if isinstance(options, dict) and 0 < len(options) <= MAX_OPTIONS:
+        simple = all(_short_text(v) or isinstance(v, bool | int | float) for v in options.values())
+        if simple and all(map(_short_text, options)):
+            known["env_kwargs"] = options
+    return known
+
+
+def _short_text(value: object) -> bool:
+    # A file may be anybody's: nothing that a terminal would act on.
+    return isinstance(value, str) and value.isprintable() and 0 < len(value) < 200
 
 
 def actions_of(space: gym.Space[Any]) -> str:
@@ -123,8 +133,11 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
         words += [] if _judges_itself(known.get("env", YOURS)) else WRAPPED
         words += ["--bundle", _from_here(bundle)]
     words += _learning(known)
+    options = dict(known.get("env_kwargs", {}))
     if "drawn" in spec.picture.scene:
-        words += ["--env-kwargs", "fidelity", "article"]
+        options["fidelity"] = "article"
+    if options:
+        words += ["--env-kwargs", *(word for pair in options.items() for word in pair)]
     run = bundle.parent if bundle.name == "bundle" else bundle
     name = run.name.removesuffix("-classifier").removesuffix("-encoder")
     words += ["--out", _from_here(free(run.with_name(f"{name}-policy")))]
@@ -133,7 +146,7 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
     return f"{command(*words)}\n({YOURS} stands for your environment: nothing says which it is)"
 
 
-def _learning(known: Mapping[str, str]) -> list[object]:
+def _learning(known: Mapping[str, Any]) -> list[object]:
     """Return the options of ``train`` that the origin of a bundle's pictures decides."""
     words: list[object] = []
     if "truth_key" in known:
