@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
@@ -132,8 +134,21 @@ def read_picture(path: str | Path) -> NDArray[np.uint8]:
         InputError: no plain file, another format, damaged, or more than 4096 x 4096 pixels or
             128 MiB.
     """
+    return _read(path, lambda: open_to_read(path, MAX_BYTES))
+
+
+def decode_picture(data: bytes, name: str) -> NDArray[np.uint8]:
+    """Return the picture in the content of a file, as :func:`read_picture`; errors say ``name``."""
+    if len(data) > MAX_BYTES:
+        raise _unreadable(name, f"it has {len(data)} bytes")
+    return _read(name, lambda: io.BytesIO(data))
+
+
+def _read(
+    path: str | Path, source: Callable[[], AbstractContextManager[IO[bytes]]]
+) -> NDArray[np.uint8]:
     try:
-        with open_to_read(path, MAX_BYTES) as stream:
+        with source() as stream:
             _check_scans(stream)
             with Image.open(stream, formats=FORMATS) as opened:
                 width, height = opened.size

@@ -7,7 +7,8 @@ import importlib
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEI
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.capture.hover import hover_frame
 from vinoreward_training.capture.play import RandomPlay
+from vinoreward_training.capture.recordings import choose_frames, fill, labels_of
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import HELD_OUT_SHARES
 from vinoreward_training.data.dataset_files import (
@@ -32,7 +34,8 @@ from vinoreward_training.data.dataset_files import (
     read_about,
     read_table,
 )
-from vinoreward_training.runs.next_command import actions_of, after_capture, again
+from vinoreward_training.data.lerobot import LeRobotFolder
+from vinoreward_training.runs.next_command import actions_of, after_capture, again, command
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings
 from vinoreward_training.tasks.environments import (
@@ -188,16 +191,19 @@ def _of_pictures(config: CaptureConfig, size: tuple[int, int] | None) -> dict[st
     }
 
 
+def _asked(pictures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in pictures.items() if value != _DEFAULTS[name]}
+
+
 def _describe(
     config: CaptureConfig,
     table: Table,
-    scene: dict[str, Any],
-    pictures: dict[str, Any],
+    known: Mapping[str, Any],
     truth: Truth | None,
     actions: str,
     complete: bool,
 ) -> None:
-    """Write ``dataset.json``."""
+    """Write ``dataset.json``; ``known`` is where the pictures come from."""
     rows = table.rows.values()
     counts = Counter(name for r in rows for name in (r["label"], f"category:{r['category']}"))
     about: dict[str, Any] = {"format": FORMAT}
@@ -208,10 +214,8 @@ def _describe(
         about |= {"per_episode": config.per_episode, "actions": actions}
         if truth.key is not None:
             about["truth_key"] = truth.key
-    about |= {name: value for name, value in pictures.items() if value != _DEFAULTS[name]}
     about |= {
-        "scene": scene,
-        "env": config.env,
+        **known,
         "seed": config.seed,
         "frames": len(table.rows),
         "episodes": len({row["episode"] for row in rows}),
@@ -231,9 +235,11 @@ def _holds_nothing(folder: Path) -> bool:
 
 def run(config: CaptureConfig) -> int:
     """Capture; return 0. Ctrl-C saves the pictures so far and raises KeyboardInterrupt."""
+    _check(config)
+    if config.from_lerobot is not None:
+        return _recordings(config, config.from_lerobot)
     from tqdm import tqdm
 
-    _check(config)
     line = again("capture", config.out, *naming(config.env))
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
         scene, env, about = _open(config)
@@ -256,21 +262,77 @@ def run(config: CaptureConfig) -> int:
                 work = RandomPlay(env, take, config, truth, tqdm.write).fill(table)
             else:
                 work = _hover(config, scene, env, about, table)
-            complete = False
-            # Written first, so that a capture killed at any moment can be read and resumed.
-            _describe(config, table, about, pictures, truth, actions, complete)
-            saved = len(table.rows)
-            try:
-                with tqdm(total=config.frames, initial=saved, desc="capture", unit="frame") as bar:
-                    for added in work:
-                        bar.update(added)
-                        if len(table.rows) >= saved + config.save_every:
-                            table.save()
-                            saved = len(table.rows)
-                complete = True
-            finally:
-                table.save()
-                _describe(config, table, about, pictures, truth, actions, complete)
+            known = {"scene": about, "env": config.env, **_asked(pictures)}
+            describe = partial(_describe, config, table, known, truth, actions)
+            _fill(config, table, work, describe, config.frames)
+    print(_summary(config, table))
+    print(f"next: {after_capture(config.out, table.count('failure'))}")
+    return 0
+
+
+def _fill(
+    config: CaptureConfig,
+    table: Table,
+    work: Iterator[int],
+    describe: Callable[[bool], None],
+    total: int,
+) -> None:
+    """Do the work and save the table now and then; ``describe`` takes whether it is complete."""
+    from tqdm import tqdm
+
+    # Written first, so that a capture killed at any moment can be read and resumed.
+    describe(False)
+    saved, complete = len(table.rows), False
+    try:
+        with tqdm(total=total, initial=saved, desc="capture", unit="frame") as bar:
+            for added in work:
+                bar.update(added)
+                if len(table.rows) >= saved + config.save_every:
+                    table.save()
+                    saved = len(table.rows)
+        complete = True
+    finally:
+        table.save()
+        describe(complete)
+
+
+def _recordings(config: CaptureConfig, dataset: Path) -> int:
+    """Take the pictures of a LeRobot dataset; return 0."""
+    source = LeRobotFolder(dataset, config.camera)
+    labels = labels_of(config, source)
+    name = dataset.resolve().name
+    known = {
+        # Other cameras show the same episodes, which must not be divided otherwise.
+        "scene": {"scene": f"lerobot {name}", "camera": source.camera},
+        "lerobot": {"labels": str(labels), "fps": source.fps},
+        **_asked(_of_pictures(config, config.image_size)),
+    }
+    before = read_about(config.out) if config.resume else {}
+    differing = [
+        f"{key} {before.get(key)}, now {known.get(key)}"
+        for key in (*known, *_DEFAULTS)
+        if before and before.get(key) != known.get(key)
+    ]
+    if differing:
+        raise ConfigError(
+            f"{config.out} was captured with {'; '.join(differing)}. Expected the same when "
+            "resuming; repeat the old options or choose another folder with --out."
+        )
+    print(
+        f"{source.frames} pictures of {len(source.episodes)} episodes in {dataset}, camera "
+        f"{source.camera}; a success is {labels or 'not asked for'}."
+    )
+    plan = choose_frames(config, source, labels)
+    line = again("capture", config.out)
+    with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
+        table = Table(folder)
+        describe = partial(_describe, config, table, known, None, "")
+        total = sum(len(chosen) for _, chosen in plan)
+        _fill(config, table, fill(config, source, plan, table), describe, total)
+    if labels is None:
+        print(f"{len(table.rows)} pictures in {config.out}, without labels.")
+        print(f"next: {command('train-vae', '--data', config.out)}")
+        return 0
     print(_summary(config, table))
     print(f"next: {after_capture(config.out, table.count('failure'))}")
     return 0
@@ -294,7 +356,9 @@ def _summary(config: CaptureConfig, table: Table) -> str:
         f"without one error they support a false-positive rate of {rate_supported(deciding):.1%} "
         "per episode, with 95 % confidence."
     )
-    if deciding < needed:
+    if deciding < needed and config.from_lerobot is not None:
+        text += f" For 1 % it takes {needed}: record more episodes."
+    elif deciding < needed:
         frames = math.ceil(len(table.rows) * needed / deciding / 1000) * 1000
         text += f" For 1 % it takes {needed}: --resume --frames {frames}."
     return text

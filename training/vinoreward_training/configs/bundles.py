@@ -22,6 +22,8 @@ class CaptureConfig:
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
             --image-size 96 128 --env-kwargs max_episode_steps 100
         vinoreward capture --out data/article --fidelity article
+        vinoreward capture --from-lerobot recordings/pick --camera observation.images.front \\
+            --out data/pick
     """
 
     out: Path = Path("data/hover")
@@ -64,6 +66,18 @@ class CaptureConfig:
     """Stop after this many episodes in a row without an image to keep."""
     save_every: int = 500
     """Save the table after this many images."""
+    from_lerobot: Path | None = None
+    """Instead of acting: take images from this LeRobotDataset v3.0 folder, --frames at most."""
+    camera: str | None = None
+    """Key of its images, such as observation.images.front; not needed if there is one only."""
+    label_column: str | None = None
+    """Its column that says what is a success; by default next.success, else next.reward. none: take
+    images without labels, for train-vae."""
+    label_above: float | None = None
+    """A number above this in that column is a success; default: 0.5, for a column of 0 and 1."""
+    label_frame: Literal["same", "next"] | None = None
+    """Image that shows the outcome of a row: that of the same row, as LeRobot's recorder for reward
+    classifiers writes it, or of the next row. Default: next for next.success, same for others."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from vinoreward_training.data.dataset_files import (
     read_table,
     stack_pictures,
 )
+from vinoreward_training.data.lerobot import is_lerobot
 
 SPLIT = "episode hash 1"
 """Name of the way :func:`split_by_episode` splits; recorded wherever a split was used."""
@@ -125,6 +126,11 @@ class Frames(Pictures):
 
 
 def _check_folder(folder: Path, kind: str) -> None:
+    if is_lerobot(folder):
+        raise DatasetError(
+            f"{folder} is a LeRobot dataset. Expected a capture or {kind}; take its pictures with: "
+            f"vinoreward capture --from-lerobot {folder} --out data/{folder.resolve().name}"
+        )
     if not folder.is_dir():
         raise DatasetError(
             f"{folder} is not a folder. Expected a capture or {kind}; make one with: vinoreward "

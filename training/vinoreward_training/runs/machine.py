@@ -27,6 +27,7 @@ EXTRAS = {
     "dm-control": ("dm-control",),  # it needs MuJoCo itself
     "atari": ("ale-py",),
     "ray": ("ray",),
+    "lerobot": ("pyarrow", "av"),
 }  # fmt: skip
 """Extra to its distributions."""
 

@@ -1,0 +1,256 @@
+"""LeRobot datasets become image folders: the right pictures, the right labels, nothing else."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import lerobot_folders as folders
+import numpy as np
+import pytest
+from lerobot_folders import CAMERA, change_info, write_lerobot
+from PIL import Image
+
+from vinoreward.errors import ConfigError, DatasetError, MissingExtraError
+from vinoreward_assets import panda_hover_classifier
+from vinoreward_training.capture import command as capture
+from vinoreward_training.cli import main
+from vinoreward_training.configs import CaptureConfig
+from vinoreward_training.data.dataset import load_dataset, load_frames
+from vinoreward_training.data.dataset_files import read_about
+
+Rows = dict[tuple[int, int], dict[str, str]]
+
+
+def take(dataset: Path, out: Path, **options: object) -> Rows:
+    """Capture from a dataset; return the rows by episode and frame."""
+    config = CaptureConfig(out=out, from_lerobot=dataset, **options)  # type: ignore[arg-type]
+    assert capture.run(config) == 0
+    with (out / "metadata.csv").open(newline="") as stream:
+        return {
+            (int(row["episode"]), int(row["file"][-10:-4])): row for row in csv.DictReader(stream)
+        }
+
+
+@pytest.mark.parametrize("video", [True, False])
+@pytest.mark.parametrize(
+    ("columns", "frame"), [(("next.success", "next.reward"), "next"), (("next.reward",), "same")]
+)
+def test_pictures_and_labels_are_those_of_the_recording(
+    tmp_path: Path, video: bool, columns: tuple[str, ...], frame: str
+) -> None:
+    dataset = write_lerobot(tmp_path / "pick", video=video, columns=columns, frame=frame)
+    rows = take(dataset, tmp_path / "out")
+    # Nothing says what the first picture before an action shows; four failures a success are kept.
+    failures = min(8 * (12 if frame == "same" else 11) - 18, 4 * 18)
+    assert sum(row["label"] == "success" for row in rows.values()) == 6 * 3
+    assert len(rows) == 18 + failures
+    for (episode, index), row in rows.items():
+        success = folders.shown(episode, 12, 3)[index]
+        assert row["label"] == ("success" if success else "failure")
+        expected = folders.picture(success, episode, index).astype(int)
+        found = np.asarray(Image.open(tmp_path / "out" / row["file"])).astype(int)
+        assert np.abs(found - expected).mean() < (12 if video else 1e-9)
+        assert (found - expected).max() < 255 - 60  # the dot is where it was
+    assert {row["category"] for row in rows.values()} == {
+        "success", "near_miss", "same_episode", "failed_episode",
+    }  # fmt: skip
+    data = load_dataset(tmp_path / "out")
+    assert data.origin == "lerobot pick seed 0"  # so a larger capture splits its episodes alike
+    assert read_about(tmp_path / "out")["complete"] is True
+
+
+def test_fewer_frames_are_spread_over_all_episodes(tmp_path: Path) -> None:
+    rows = take(write_lerobot(tmp_path / "pick", episodes=12), tmp_path / "out", frames=24)
+    wins = [key for key, row in rows.items() if row["label"] == "success"]
+    losses = [key for key, row in rows.items() if row["label"] == "failure"]
+    assert len(wins) == len(losses) == 12
+    assert len({episode for episode, _ in wins}) == 9  # all that have a success
+    assert len({episode for episode, _ in losses}) == 12
+    near = [key for key in losses if rows[key]["category"] == "near_miss"]
+    assert near
+    assert all(4 <= frame < 9 for _, frame in near)
+
+
+def test_a_larger_capture_keeps_every_picture_of_a_smaller_one(tmp_path: Path) -> None:
+    dataset, out = write_lerobot(tmp_path / "pick", video=False), tmp_path / "out"
+    before = take(dataset, out, frames=10)
+    times = {row["file"]: (out / row["file"]).stat().st_mtime_ns for row in before.values()}
+    assert main(["capture", "--resume", "--out", str(out), "--frames", "40"]) == 0
+    after = take(dataset, tmp_path / "other", frames=40)
+    with (out / "metadata.csv").open(newline="") as stream:
+        resumed = {row["file"] for row in csv.DictReader(stream)}
+    assert times.keys() < resumed == {row["file"] for row in after.values()}
+    assert all((out / file).stat().st_mtime_ns == time for file, time in times.items())
+
+
+def test_a_capture_goes_on_with_its_own_labels_only(tmp_path: Path) -> None:
+    dataset, out = write_lerobot(tmp_path / "pick"), tmp_path / "out"
+    take(dataset, out, frames=10)
+    with pytest.raises(ConfigError, match=r"now .*next\.reward > 0\.5 of the same row"):
+        take(dataset, out, frames=40, resume=True, label_column="next.reward")
+
+
+def test_one_of_two_cameras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two = [CAMERA, "observation.images.wrist"]
+    dataset = write_lerobot(tmp_path / "pick", cameras=two, episodes=4)
+    asked = ["capture", "--from-lerobot", str(dataset), "--out", str(tmp_path / "out")]
+    assert main(asked) == 1
+    assert f"{two[0]}, {two[1]}; name it with --camera" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*asked, "--camera", two[1]]) == 0
+    assert read_about(tmp_path / "out")["scene"]["camera"] == two[1]
+
+
+def test_pictures_of_another_size(tmp_path: Path) -> None:
+    dataset, out = write_lerobot(tmp_path / "pick", video=False), tmp_path / "out"
+    take(dataset, out, frames=10, image_size=(16, 24))
+    data = load_dataset(out)
+    assert data.images.shape[1:] == (16, 24, 3)
+    assert data.picture().resize == "pil_bilinear"
+    with pytest.raises(ConfigError, match=r"image_size \[16, 24\], now None"):
+        take(dataset, out, frames=20, resume=True)
+
+
+def test_pictures_without_labels_for_an_encoder(tmp_path: Path) -> None:
+    dataset = write_lerobot(tmp_path / "pick", columns=())
+    with pytest.raises(DatasetError, match=r"no column next\.success or next\.reward.*none"):
+        take(dataset, tmp_path / "out")
+    rows = take(dataset, tmp_path / "out", label_column="none", frames=80)
+    assert len(rows) == 80
+    frames = load_frames(tmp_path / "out")
+    assert np.unique(frames.episodes).tolist() == list(range(8))
+
+
+def test_numbers_become_labels_only_by_a_limit(tmp_path: Path) -> None:
+    dataset = write_lerobot(tmp_path / "pick", columns=("next.reward",), frame="same")
+    with pytest.raises(DatasetError, match=r"from 0 to 11\. Expected 0 and 1 only.*--label-above"):
+        take(dataset, tmp_path / "out", label_column="frame_index")
+    rows = take(dataset, tmp_path / "out", label_column="frame_index", label_above=9.5)
+    assert {frame for (_, frame), row in rows.items() if row["label"] == "success"} == {10, 11}
+
+
+def test_labels_of_one_kind_name_the_other_reading(tmp_path: Path) -> None:
+    # One success, at the end: beside the picture after the action, as LeRobot's recorder does it.
+    dataset = write_lerobot(tmp_path / "pick", columns=("next.success",), frame="same", wins=1)
+    with pytest.raises(DatasetError, match=r"0 successes and 88 failures.*--label-frame same"):
+        take(dataset, tmp_path / "out")
+    assert len(take(dataset, tmp_path / "out", label_frame="same")) == 30
+
+
+@pytest.mark.parametrize("command", ["finetune", "quantize", "train-vae"])
+def test_other_commands_name_the_one_that_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    dataset = tmp_path / "pick"
+    (dataset / "meta").mkdir(parents=True)
+    (dataset / "meta/info.json").write_text("{}")
+    more = ["--out", str(tmp_path / "run")]
+    if command == "quantize":
+        bundle = shutil.copytree(panda_hover_classifier(), tmp_path / "bundle")
+        more = ["--bundle", str(bundle)]
+    assert main([command, "--data", str(dataset), *more]) == 1
+    error = capsys.readouterr().err
+    assert f"vinoreward capture --from-lerobot {dataset} --out data/pick" in error
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def garble(path: Path) -> None:
+    """Damage the coded pictures and nothing of the file's structure."""
+    data = bytearray(path.read_bytes())
+    start = data.index(b"mdat") + 8
+    rng = np.random.default_rng(0)
+    data[start + 200 : start + 2000] = rng.integers(0, 256, 1800, dtype=np.uint8).tobytes()
+    path.write_bytes(data)
+
+
+def other_columns(path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns(["timestamp"]), path)
+
+
+def fewer_rows(path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(pq.read_table(path).slice(3), path)
+
+
+def link_out(path: Path) -> None:
+    path.rename(path.parents[4] / "elsewhere.mp4")
+    path.symlink_to(path.parents[4] / "elsewhere.mp4")
+
+
+DATA = "data/chunk-000/file-000.parquet"
+EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+FILM = f"videos/{CAMERA}/chunk-000/file-000.mp4"
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "says"),
+    [
+        (DATA, cut, "LeRobotDataset v3.0 as LeRobot writes it; restore it"),
+        (EPISODES, cut, "LeRobotDataset v3.0 as LeRobot writes it; restore it"),
+        (FILM, cut, "LeRobotDataset v3.0 as LeRobot writes it; restore it"),
+        (FILM, garble, "LeRobotDataset v3.0 as LeRobot writes it; restore it"),
+        (FILM, Path.unlink, "there is no such file"),
+        (FILM, link_out, "a link out of the folder"),
+        (DATA, other_columns, "it has no column timestamp but"),
+        (DATA, fewer_rows, "episode 0 has 9 rows"),
+    ],
+)
+def test_a_damaged_file_is_named(
+    tmp_path: Path, file: str, harm: Callable[[Path], None], says: str
+) -> None:
+    dataset = write_lerobot(tmp_path / "pick", episodes=6)
+    harm(dataset / file)
+    with pytest.raises(DatasetError) as error:
+        take(dataset, tmp_path / "out")
+    assert Path(file).name in str(error.value)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"codebase_version": "v2.1"}, "Expected 'v3.0'; convert the dataset with LeRobot"),
+        ({"video_path": "../../{video_key}.mp4"}, "relative to the folder"),
+        ({"video_path": "/etc/{video_key}"}, "relative to the folder"),
+        ({"data_path": "data/{fps}.parquet"}, "data_path has the unknown place {fps}"),
+        ({"features": ["front"]}, "features is no table of columns"),
+        ({"fps": 0}, "fps is 0"),
+    ],
+)
+def test_what_info_json_may_not_say(tmp_path: Path, changes: dict[str, object], says: str) -> None:
+    dataset = write_lerobot(tmp_path / "pick", episodes=2)
+    change_info(dataset, **changes)
+    with pytest.raises(DatasetError) as error:
+        take(dataset, tmp_path / "out")
+    assert says in str(error.value)
+
+
+def test_a_playlist_is_not_opened(tmp_path: Path) -> None:
+    """FFmpeg would read the files that it names, outside of the folder too."""
+    dataset = write_lerobot(tmp_path / "pick", episodes=2)
+    film = dataset / FILM
+    shutil.move(film, tmp_path / "secret.mp4")
+    film.write_text(f"ffconcat version 1.0\nfile {tmp_path / 'secret.mp4'}\n")
+    with pytest.raises(DatasetError, match=r"file-000\.mp4: "):
+        take(dataset, tmp_path / "out")
+
+
+@pytest.mark.parametrize("library", ["av", "pyarrow.parquet"])
+def test_a_missing_library_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    dataset = write_lerobot(tmp_path / "pick", episodes=2)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtraError, match=rf"needs {library}.*\[lerobot\]"):
+        take(dataset, tmp_path / "out")

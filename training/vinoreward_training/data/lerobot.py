@@ -1,0 +1,389 @@
+"""Reading a LeRobotDataset v3.0: tables in parquet, pictures in mp4 or in the tables.
+
+LeRobot itself is not needed and nothing of the folder is executed. Every refusal is a
+:class:`~vinoreward.errors.DatasetError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.picture import MAX_PIXELS, decode_picture, shown_name
+from vinoreward.errors import DatasetError, InputError, needed_for
+from vinoreward.files import open_to_read, read_json
+from vinoreward_training.data.dataset_files import inside
+
+INFO = "meta/info.json"
+VERSION = "v3.0"
+MAX_INFO_BYTES = 4 * 2**20
+MAX_TABLE_BYTES = 2 * 2**30
+"""LeRobot begins another file at 100 MB."""
+MAX_VIDEO_BYTES = 8 * 2**30
+"""LeRobot begins another file at 200 MB."""
+MAX_ROWS = 20_000_000
+"""Of a table; a week at 30 pictures a second has 18 million."""
+BATCH = 16
+"""Rows with pictures that are in memory at once."""
+SEEK = 4.0
+"""Seconds between two wanted pictures above which the video is not decoded in between."""
+SUCCESS, REWARD = "next.success", "next.reward"
+CAMERAS = ("video", "image")
+_PLACE = re.compile(r"\{(\w+)(?::0?(\d)d)?\}")
+
+Floats = npt.NDArray[np.float64]
+Picture = npt.NDArray[np.uint8]
+
+
+def is_lerobot(folder: Path) -> bool:
+    """Say whether a folder is laid out as a LeRobot dataset."""
+    return (folder / INFO).is_file()
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode, and where its rows and pictures are."""
+
+    number: int
+    length: int
+    """Rows, one picture each."""
+    table: str
+    """The parquet file, relative to the dataset's folder."""
+    video: str | None
+    """The mp4 file; None if the pictures are in the table."""
+    begins: float
+    """Seconds from the beginning of the mp4 file."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one episode, by ``frame_index``."""
+
+    episode: Episode
+    times: Floats
+    """``(N,)`` seconds from the episode's beginning."""
+    values: Floats | None
+    """``(N,)`` of the column asked for."""
+
+
+class LeRobotFolder:
+    """A dataset's folder, seen through one of its cameras.
+
+    Args:
+        folder: it has ``meta/info.json``.
+        camera: key of the pictures, as ``observation.images.front``; may be left out if there is
+            one only.
+    """
+
+    def __init__(self, folder: Path, camera: str | None = None) -> None:
+        with needed_for("reading a LeRobot dataset", "lerobot"):
+            import av  # noqa: F401
+            import pyarrow.parquet  # noqa: F401
+        self.folder = Path(folder)
+        self._info = self._read_info()
+        self.fps = float(self._info["fps"])
+        features = self._info["features"]
+        self.columns = sorted(name for name in features if features[name]["dtype"] not in CAMERAS)
+        """Names of the columns that are no pictures."""
+        cameras = sorted(name for name in features if features[name]["dtype"] in CAMERAS)
+        if camera is None and len(cameras) == 1:
+            camera = cameras[0]
+        if camera not in cameras:
+            found = "no camera was named" if camera is None else f"it has no {camera!r}"
+            raise DatasetError(
+                f"{shown_name(self.folder)}: {found}. Expected one of its cameras, "
+                f"{', '.join(map(shown_name, cameras)) or 'but it has none'}; name it with "
+                "--camera."
+            )
+        self.camera = str(camera)
+        self._video = features[camera]["dtype"] == "video"
+        self.episodes = self._read_episodes()
+
+    @property
+    def frames(self) -> int:
+        """Number of pictures."""
+        return sum(episode.length for episode in self.episodes)
+
+    def label_column(self, name: str | None) -> str:
+        """Return the column that says what is a success: as named, else the first there is."""
+        wanted = (SUCCESS, REWARD) if name is None else (name,)
+        column = next((each for each in wanted if each in self.columns), None)
+        if column is None:
+            raise DatasetError(
+                f"{shown_name(self.folder)} has no column {' or '.join(wanted)}. Expected a column "
+                "of truth values or numbers that says which step is a success; name it with "
+                f"--label-column, or give --label-column none for pictures without labels. It has "
+                f"{', '.join(map(shown_name, self.columns))}."
+            )
+        return column
+
+    def rows(self, column: str | None) -> Iterator[Rows]:
+        """Yield the rows of each episode, with the numbers in ``column`` if one is named."""
+        for table, episodes in self._by(lambda episode: episode.table).items():
+            names = ["episode_index", "frame_index", "timestamp", *([column] if column else [])]
+            cells = self._read_table(table, names)
+            numbers = cells["episode_index"].astype(np.int64)
+            order = np.lexsort((cells["frame_index"], numbers))
+            numbers = numbers[order]
+            for episode in episodes:
+                low, high = np.searchsorted(numbers, [episode.number, episode.number + 1])
+                own = order[low:high]
+                if not np.array_equal(cells["frame_index"][own], np.arange(episode.length)):
+                    raise self._wrong(
+                        table,
+                        f"episode {episode.number} has {len(own)} rows, or other frame_index "
+                        f"than 0 to {episode.length - 1}",
+                    )
+                values = cells[column][own] if column else None
+                yield Rows(episode, cells["timestamp"][own], values)
+
+    def pictures(
+        self, wanted: Sequence[tuple[Rows, Sequence[int]]]
+    ) -> Iterator[tuple[Episode, int, Picture]]:
+        """Yield episode, frame and picture ``(H, W, 3)`` uint8 RGB, in the order of the files.
+
+        ``wanted`` are rows of :meth:`rows`, each with its frames.
+        """
+        return self._from_videos(wanted) if self._video else self._from_tables(wanted)
+
+    def _by(self, key: Any) -> dict[str, list[Episode]]:
+        groups: dict[str, list[Episode]] = defaultdict(list)
+        for episode in self.episodes:
+            groups[key(episode)].append(episode)
+        return groups
+
+    def _wrong(self, file: str, why: str) -> DatasetError:
+        return DatasetError(
+            f"{shown_name(self.folder / file)}: {shown_name(why).rstrip('.')}. Expected a file of "
+            f"a LeRobotDataset {VERSION} as LeRobot writes it; restore it, or record it again."
+        )
+
+    def _read_info(self) -> dict[str, Any]:
+        try:
+            info = read_json(inside(self.folder, INFO), MAX_INFO_BYTES)
+        except FileNotFoundError as error:
+            raise DatasetError(
+                f"{shown_name(self.folder)} has no {INFO}. Expected the folder of a LeRobotDataset "
+                "on this disk, with meta, data and videos; download it first, or correct the path."
+            ) from error
+        except (OSError, ValueError) as error:
+            raise self._wrong(INFO, str(error)) from error
+        version = info.get("codebase_version") if isinstance(info, dict) else None
+        if version != VERSION:
+            raise DatasetError(
+                f"{shown_name(self.folder / INFO)} has codebase_version "
+                f"{shown_name(repr(version))}. Expected {VERSION!r}; convert the dataset with "
+                "LeRobot: python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=..."
+            )
+        features, fps = info.get("features"), info.get("fps")
+        if not isinstance(features, dict) or not all(
+            isinstance(each, dict) and isinstance(each.get("dtype"), str)
+            for each in features.values()
+        ):
+            raise self._wrong(INFO, "features is no table of columns with their dtype")
+        if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < 1e5:
+            raise self._wrong(INFO, f"fps is {fps!r}")
+        return dict(info)
+
+    def _path(self, name: str, **places: Any) -> str:
+        """Return a path made by a template of ``info.json``."""
+        template = self._info.get(name)
+        if not isinstance(template, str) or len(template) > 1000:
+            raise self._wrong(INFO, f"{name} is {template!r:.100}")
+
+        def fill(place: re.Match[str]) -> str:
+            value = places.get(place[1])
+            if value is None:
+                raise self._wrong(INFO, f"{name} has the unknown place {place[0]}")
+            return str(value) if place[2] is None else f"{value:0{place[2]}d}"
+
+        # Not str.format, which looks up attributes and pads to any width.
+        return _PLACE.sub(fill, template)
+
+    def _read_episodes(self) -> list[Episode]:
+        folder = inside(self.folder, "meta/episodes")
+        files = sorted(path.relative_to(self.folder) for path in folder.glob("*/*.parquet"))
+        if not files:
+            raise self._wrong("meta/episodes", "no table of episodes is there")
+        names = ["episode_index", "length", "data/chunk_index", "data/file_index"]
+        video = f"videos/{self.camera}/"
+        if self._video:
+            names += [video + each for each in ("chunk_index", "file_index", "from_timestamp")]
+        episodes, seen = [], set()
+        for file in files:
+            cells = self._read_table(file.as_posix(), names)
+            for row in zip(*(cells[name] for name in names), strict=True):
+                number, length, chunk, part = map(int, row[:4])
+                begins = float(row[6]) if self._video else 0.0
+                if (
+                    number < 0
+                    or number in seen
+                    or not 1 <= length <= MAX_ROWS
+                    or not 0 <= begins <= MAX_ROWS / self.fps
+                ):
+                    raise self._wrong(
+                        file.as_posix(),
+                        f"episode {number} has {length} rows from {begins:g} s, or stands in it "
+                        "twice",
+                    )
+                seen.add(number)
+                table = self._path("data_path", chunk_index=chunk, file_index=part)
+                film = None
+                if self._video:
+                    places = {"chunk_index": int(row[4]), "file_index": int(row[5])}
+                    film = self._path("video_path", video_key=self.camera, **places)
+                episodes.append(Episode(number, length, table, film, begins))
+        # As the files hold them, so that each is read once, from its beginning.
+        return sorted(episodes, key=lambda e: (e.table, e.video or "", e.begins, e.number))
+
+    def _table(self, file: str, names: Sequence[str], stack: contextlib.ExitStack) -> Any:
+        """Open a parquet file that has these columns."""
+        import pyarrow.parquet
+
+        stream = stack.enter_context(open_to_read(inside(self.folder, file), MAX_TABLE_BYTES))
+        table = stack.enter_context(pyarrow.parquet.ParquetFile(stream))
+        if table.metadata.num_rows > MAX_ROWS:
+            raise ValueError(f"it has {table.metadata.num_rows} rows, more than {MAX_ROWS}")
+        there = table.schema_arrow.names
+        if missing := [name for name in names if name not in there]:
+            raise ValueError(f"it has no column {', '.join(missing)} but {', '.join(there)}"[:1000])
+        return table
+
+    @contextlib.contextmanager
+    def _reading(self, file: str) -> Iterator[contextlib.ExitStack]:
+        """Turn what the libraries raise for a damaged file into a DatasetError."""
+        import av
+        import pyarrow
+
+        # ArrowInvalid is a ValueError, most of PyAV's errors are OSErrors or ValueErrors.
+        try:
+            with contextlib.ExitStack() as stack:
+                yield stack
+        except DatasetError:
+            raise
+        except FileNotFoundError as error:
+            raise self._wrong(file, "there is no such file") from error
+        except (
+            OSError, ValueError, TypeError, ArithmeticError, LookupError, RuntimeError,
+            pyarrow.ArrowException, av.FFmpegError,
+        ) as error:  # fmt: skip
+            raise self._wrong(file, str(error) or type(error).__name__) from error
+
+    def _read_table(self, file: str, names: Sequence[str]) -> dict[str, Floats]:
+        """Return columns of numbers as ``(N,)`` float64, which holds whole numbers to 2^53."""
+        with self._reading(file) as stack:
+            table = self._table(file, names, stack).read(columns=list(names))
+            return {name: _numbers(name, table.column(name)) for name in names}
+
+    def _from_videos(
+        self, wanted: Sequence[tuple[Rows, Sequence[int]]]
+    ) -> Iterator[tuple[Episode, int, Picture]]:
+        by_file: dict[str, list[tuple[Rows, int]]] = defaultdict(list)
+        for rows, frames in wanted:
+            by_file[str(rows.episode.video)] += [(rows, int(frame)) for frame in frames]
+        for file, pairs in by_file.items():
+            pairs.sort(key=lambda pair: pair[0].episode.begins + pair[0].times[pair[1]])
+            times = [rows.episode.begins + rows.times[frame] for rows, frame in pairs]
+            with self._reading(file) as stack:
+                pictures = _decoded(inside(self.folder, file), times, self.fps, stack)
+                for (rows, frame), picture in zip(pairs, pictures, strict=True):
+                    yield rows.episode, frame, picture
+
+    def _from_tables(
+        self, wanted: Sequence[tuple[Rows, Sequence[int]]]
+    ) -> Iterator[tuple[Episode, int, Picture]]:
+        by_file: dict[str, dict[tuple[int, int], Episode]] = defaultdict(dict)
+        for rows, frames in wanted:
+            pairs = {(rows.episode.number, int(frame)): rows.episode for frame in frames}
+            by_file[rows.episode.table] |= pairs
+        for file, left in by_file.items():
+            with self._reading(file) as stack:
+                names = ["episode_index", "frame_index", self.camera]
+                table = self._table(file, names, stack)
+                for batch in table.iter_batches(BATCH, columns=names):
+                    keys = [batch.column(name).to_pylist() for name in names[:2]]
+                    for row, key in enumerate(zip(*keys, strict=True)):
+                        if (episode := left.pop(key, None)) is not None:
+                            yield episode, key[1], self._embedded(file, batch.column(2)[row], key)
+
+    def _embedded(self, file: str, cell: Any, key: tuple[int, int]) -> Picture:
+        value = cell.as_py()
+        data = value.get("bytes") if isinstance(value, Mapping) else value
+        name = f"{file}, episode {key[0]}, frame {key[1]}"
+        if not isinstance(data, bytes):
+            raise self._wrong(name, f"{self.camera} holds no picture file")
+        try:
+            return decode_picture(data, str(self.folder / name))
+        except InputError as error:
+            raise DatasetError(str(error)) from error
+
+
+def _numbers(name: str, column: Any) -> Floats:
+    """Return a column of numbers, or of lists of one number each."""
+    import pyarrow.compute
+    import pyarrow.types
+
+    if pyarrow.types.is_list(column.type) or pyarrow.types.is_fixed_size_list(column.type):
+        if not (pyarrow.compute.list_value_length(column).to_numpy() == 1).all():
+            raise ValueError(f"{name} has several numbers in a row")
+        column = pyarrow.compute.list_flatten(column)
+    kind = column.type
+    if not (
+        pyarrow.types.is_integer(kind)
+        or pyarrow.types.is_floating(kind)
+        or pyarrow.types.is_boolean(kind)
+    ):
+        raise ValueError(f"{name} holds {kind} and no numbers")
+    values: Floats = np.asarray(column.to_numpy()).astype(np.float64)
+    if column.null_count or not np.isfinite(values).all():
+        raise ValueError(f"{name} has an empty cell, NaN or infinity")
+    return values
+
+
+def _decoded(
+    path: Path, times: Sequence[float], fps: float, stack: contextlib.ExitStack
+) -> Iterator[Picture]:
+    """Yield the picture ``(H, W, 3)`` at each of these rising times of an mp4 file."""
+    import av
+
+    stream = stack.enter_context(open_to_read(path, MAX_VIDEO_BYTES))
+    # The format is named: FFmpeg would also open playlists, which name other files.
+    container = stack.enter_context(av.open(stream, mode="r", format="mp4"))
+    if not container.streams.video:
+        raise ValueError("it has no video")
+    video = container.streams.video[0]
+    video.thread_type = "AUTO"
+    size = video.codec_context.width * video.codec_context.height
+    if not 0 < size <= MAX_PIXELS:
+        raise ValueError(f"its pictures have {size} pixels, more than {MAX_PIXELS}")
+    half, seeks = 0.5 / fps, True
+    frames, at, last = container.decode(video), -1.0, None
+    budget = 1000 + int(4 * fps * max(times))
+    for time in times:
+        if seeks and time - at > SEEK and video.time_base:
+            container.seek(int(time / video.time_base), stream=video, backward=True)
+            frames, before, last = container.decode(video), at, None
+        else:
+            before = -1.0
+        while last is None or at < time - half:
+            last = next(frames, None)
+            if last is None or last.time is None:
+                raise ValueError(f"it has no picture at {time:.3f} s")
+            at, budget = last.time, budget - 1
+            if budget < 0:
+                raise ValueError("it has far more pictures than its length says")
+            if at < before:
+                seeks = False  # it has too few key frames; once is enough
+        if at > time + half:
+            raise ValueError(f"it has no picture at {time:.3f} s, the next is at {at:.3f} s")
+        if last.is_corrupt or last.width * last.height > MAX_PIXELS:
+            raise ValueError(f"its picture at {time:.3f} s is damaged")
+        yield np.asarray(last.to_ndarray(format="rgb24"), dtype=np.uint8)
