@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_network import SPEC
 
-from vinoreward.bundles.schema import BundleSpec, Decision, Picture, Quantization
+from vinoreward.bundles.schema import BundleSpec, Decision, Picture, Quantization, View
 from vinoreward.errors import BundleError
 
 pytest.importorskip("onnx")
@@ -158,3 +158,41 @@ def test_a_missing_key_is_named() -> None:
 def test_tuples_and_numpy_numbers_become_json() -> None:
     spec = dataclasses.replace(SPEC, metrics={"rate": np.float32(0.5), "interval": (0, 1)})
     assert spec.metrics == {"rate": 0.5, "interval": [0, 1]}
+
+
+def test_views_survive_json_and_a_picture_of_one_view_does_not_name_them() -> None:
+    views = (
+        View("front", 30, "obs:front", age=1),
+        View("front", 30, "obs:front"),
+        View("wrist", 4),
+    )
+    spec = BundleSpec("two", Picture(height=64, width=16, views=views))
+    assert BundleSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert list(spec.picture.cameras) == ["front", "wrist"]
+    assert "views" not in BundleSpec("one", Picture(64, 16)).to_dict()["picture"]
+
+
+@pytest.mark.parametrize(
+    ("views", "message"),
+    [
+        ([View("front", 30)], "add up to 64"),
+        ([View("a", 32), View("a", 32)], "different ages"),
+        ([View("a", 32), View("a", 32, "obs", age=1)], "one source and height"),
+        ([{"name": "a", "height": 64, "source": "obs:"}], "obs:<key>"),
+        ([{"name": "a", "height": 64, "source": "screen"}], "obs:<key>"),
+        ([{"name": "a", "height": 64, "age": -1}], "0 to 100 steps"),
+        ([{"name": "a"}], "no 'height'"),
+        ([{"name": "a", "height": 64, "pose": 1}], "unknown key 'pose'"),
+        ("front", "a list of objects"),
+        ([View("a", 1, age=age) for age in range(64)], "at most 32"),
+    ],
+    ids=range(10),
+)
+def test_views_that_cannot_be_right_are_refused(views: Any, message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        Picture(height=64, width=16, views=views)
+
+
+def test_a_crop_of_several_views_is_refused() -> None:
+    with pytest.raises(BundleError, match="null in a picture of several views"):
+        Picture(height=64, width=16, views=(View("a", 64),), crop=(0, 0, 64, 16))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vinoreward.bundles.picture import prepare
+from vinoreward.bundles.picture import from_grey, prepare, tiled
 from vinoreward.bundles.schema import Picture
 from vinoreward.errors import InputError, PictureMismatchError
 
@@ -16,6 +16,28 @@ from vinoreward.errors import InputError, PictureMismatchError
 def pictures(count: int, height: int, width: int, seed: int = 0) -> np.ndarray:
     generator = np.random.default_rng(seed)
     return generator.integers(0, 256, (count, height, width, 3), dtype=np.uint8)
+
+
+def test_views_are_tiled_from_top_to_bottom() -> None:
+    low, high = pictures(3, 4, 16), pictures(3, 8, 16, seed=1)
+    both = tiled([low, high], ["wrist", "front"])
+    np.testing.assert_array_equal(both[:, :4], low)
+    np.testing.assert_array_equal(both[:, 4:], high)
+    np.testing.assert_array_equal(tiled([low[0], high[0]], ["wrist", "front"]), both[0])
+
+
+@pytest.mark.parametrize("odd", [pictures(3, 8, 15), pictures(2, 8, 16), pictures(1, 8, 16)[0]])
+def test_views_of_another_width_or_number_are_refused(odd: np.ndarray) -> None:
+    with pytest.raises(InputError, match=r"'front' has shape .*'wrist' \(3, 4, 16, 3\).*one width"):
+        tiled([pictures(3, 4, 16), odd], ["wrist", "front"])
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (6, 8, 1), (1, 6, 8)])
+def test_a_grey_picture_becomes_rgb(shape: tuple[int, ...]) -> None:
+    grey = np.arange(48, dtype=np.uint8).reshape(shape)
+    np.testing.assert_array_equal(from_grey(grey), np.stack([grey.reshape(6, 8)] * 3, axis=-1))
+    colour = pictures(1, 6, 8)[0]
+    assert from_grey(colour) is colour
 
 
 def test_a_fitting_batch_comes_back_itself() -> None:

@@ -38,7 +38,9 @@ def test_render_is_refused_where_the_frame_is_of_the_next_episode(bundle: Bundle
     [
         ("vector", "render", "render_mode"),
         ("vector", "obs", "uint8"),
-        ("grey", "obs", "colour"),
+        ("alpha", "obs", "colour"),
+        ("picture", ("obs", "render"), "looks at one"),
+        ("picture", {"front": "obs"}, "looks at one"),
         ("float", "obs", "uint8"),
         ("square", "obs", "first or last"),
         ("dict", "obs", "obs:<key>"),
@@ -48,7 +50,7 @@ def test_render_is_refused_where_the_frame_is_of_the_next_episode(bundle: Bundle
     ],
 )
 def test_a_picture_that_is_not_there_is_refused_at_once(
-    bundle: Bundle, kind: str, source: str, message: str
+    bundle: Bundle, kind: str, source: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         LearnedReward(Corridor(observation=kind), bundle, image_source=source)

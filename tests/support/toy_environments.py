@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
-from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Picture
+from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Picture, View
 
 HEIGHT, WIDTH = 6, 8
 LAST_CELL = 7
@@ -60,7 +60,13 @@ class Corridor(gym.Env[Any, Any]):
             "picture": picture,
             "planes": gym.spaces.Box(0, 255, (3, HEIGHT, WIDTH), np.uint8),
             "dict": gym.spaces.Dict({"image": picture, "position": vector}),
-            "grey": gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 1), np.uint8),
+            "grey": gym.spaces.Box(0, 255, (HEIGHT, WIDTH), np.uint8),
+            "grey_last": gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 1), np.uint8),
+            "grey_first": gym.spaces.Box(0, 255, (1, HEIGHT, WIDTH), np.uint8),
+            "alpha": gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 4), np.uint8),
+            "cameras": gym.spaces.Dict(
+                {"front": picture, "wrist": gym.spaces.Box(0, 255, (3, 4, WIDTH), np.uint8)}
+            ),
             "float": gym.spaces.Box(0, 1, (HEIGHT, WIDTH, 3), np.float32),
             "square": gym.spaces.Box(0, 255, (3, WIDTH, 3), np.uint8),
         }[observation]
@@ -105,6 +111,13 @@ class Corridor(gym.Env[Any, Any]):
         picture = self.render()
         if self.kind == "planes":
             return picture.transpose(2, 0, 1).copy()
+        if self.kind == "cameras":
+            wrist = np.zeros((3, 4, WIDTH), np.uint8)
+            wrist[0] = 40 * self.steps
+            return {"front": picture, "wrist": wrist}
+        if self.kind.startswith("grey"):
+            axis = {"grey": (), "grey_last": -1, "grey_first": 0}[self.kind]
+            return np.expand_dims(picture[..., 0].copy(), axis)
         if self.kind == "picture":
             return picture
         return {"image": picture, "position": vector} if self.kind == "dict" else vector
@@ -137,13 +150,18 @@ def save_toy_network(path: Path, *, probabilities: bool = False) -> Path:
 
 
 def _save_graph(
-    path: Path, nodes: list[Any], constants: dict[str, np.ndarray], output: str, width: int
+    path: Path,
+    nodes: list[Any],
+    constants: dict[str, np.ndarray],
+    output: str,
+    width: int,
+    height: int = HEIGHT,
 ) -> Path:
     """Write a graph from uint8 pictures to ``output`` of a width."""
     graph = helper.make_graph(
         nodes,
         "toy",
-        [helper.make_tensor_value_info("pictures", TensorProto.UINT8, ["N", HEIGHT, WIDTH, 3])],
+        [helper.make_tensor_value_info("pictures", TensorProto.UINT8, ["N", height, WIDTH, 3])],
         [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", width])],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
@@ -178,6 +196,56 @@ def save_toy_bundle(
     )
     logits = logits.astype(np.float32)
     return Bundle.load(save_bundle(folder, spec, {"model.onnx": model}, images, logits))
+
+
+VIEWS = (
+    View(name="front", height=HEIGHT, source="obs:front", age=2),
+    View(name="wrist", height=4, source="obs:wrist"),
+    View(name="front", height=HEIGHT, source="obs:front"),
+)
+"""The front camera now and two steps ago, and the wrist's, in no order that could be guessed."""
+
+
+def views_log_odds(before: int, steps: int, now: int) -> float:
+    """What the bundle of :func:`save_views_bundle` must say of two cells and a step, restated."""
+    return SLOPE * ((0.3 * _red(before) + 0.2 * 40 * steps + 0.5 * _red(now)) / 255 - MIDDLE / 2)
+
+
+def save_views_bundle(folder: Path, *, resize: Any = "none") -> Bundle:
+    """Save a bundle of :data:`VIEWS`; it also hates a picture of another episode, by its blue."""
+    height = sum(view.height for view in VIEWS)
+    weights = np.zeros((height, 3, 2), np.float32)
+    top = 0
+    for view, red, blue in zip(VIEWS, (0.3, 0.2, 0.5), (-0.05, 0.0, 0.05), strict=True):
+        weights[top : top + view.height, 0, 1] = red * SLOPE / 255 / view.height
+        weights[top : top + view.height, 2, 1] = blue / view.height
+        top += view.height
+    constants = {
+        "axis": np.array([2], np.int64),
+        "shape": np.array([-1, height * 3], np.int64),
+        "weights": weights.reshape(-1, 2),
+        "bias": np.array([0, -SLOPE * MIDDLE / 2], np.float32),
+    }
+    nodes = [
+        helper.make_node("Cast", ["pictures"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["float", "axis"], ["mean"], keepdims=0),
+        helper.make_node("Reshape", ["mean", "shape"], ["rows"]),
+        helper.make_node("MatMul", ["rows", "weights"], ["product"]),
+        helper.make_node("Add", ["product", "bias"], ["logits"]),
+    ]
+    model = _save_graph(
+        folder.parent / f"{folder.name}.onnx", nodes, constants, "logits", 2, height
+    )
+    images = np.random.default_rng(0).integers(0, 256, (4, height, WIDTH, 3)).astype(np.uint8)
+    images[..., 2] = 9
+    rows = images.astype(np.float64).mean(axis=2).reshape(4, -1)
+    logits = rows @ constants["weights"] + constants["bias"]
+    picture = Picture(
+        height=height, width=WIDTH, mean=(0, 0, 0), std=(1, 1, 1), views=VIEWS, resize=resize
+    )
+    spec = BundleSpec(name="toy-views", picture=picture, decision=Decision(threshold=0.5))
+    saved = save_bundle(folder, spec, {"model.onnx": model}, images, logits.astype(np.float32))
+    return Bundle.load(saved)
 
 
 # --- encoders ------------------------------------------------------------------------------------

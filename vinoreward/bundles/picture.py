@@ -6,19 +6,21 @@ import io
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from vinoreward.bundles.schema import Picture
-from vinoreward.errors import InputError, PictureMismatchError
+from vinoreward.errors import ConfigError, InputError, PictureMismatchError
 from vinoreward.files import open_to_read
 
+Layout = Literal["HWC", "CHW", "HW"]
+"""Where a picture has its channels: last, first, or none as it is grey."""
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 """PIL opens many more, some by starting other programs."""
 MAX_PIXELS = 4096 * 4096
@@ -60,6 +62,13 @@ def prepare(images: NDArray[Any], picture: Picture) -> NDArray[np.uint8]:
         batch = batch[:, top : top + height, left : left + width]
     if batch.shape[1:3] == (picture.height, picture.width):
         return batch
+    if picture.views:
+        heights = ", ".join(f"{view.height} ({view.name})" for view in picture.views)
+        raise PictureMismatchError(
+            f"the picture is {_size(batch)}. Expected {picture.height} x {picture.width} (height x "
+            f"width): {len(picture.views)} views below each other, of heights {heights}; put them "
+            "together with vinoreward.bundles.picture.tiled, or name the cameras with image_source."
+        )
     if picture.resize == "none":
         raise PictureMismatchError(
             f"the picture is {_size(batch)}. Expected {picture.height} x {picture.width} (height x "
@@ -74,6 +83,78 @@ def prepare(images: NDArray[Any], picture: Picture) -> NDArray[np.uint8]:
             image.resize((picture.width, picture.height), Image.Resampling.BILINEAR)
         )
     return resized
+
+
+def tiled(views: Sequence[NDArray[np.uint8]], names: Sequence[str]) -> NDArray[np.uint8]:
+    """Put several views of a moment below each other: the one picture that a network looks at.
+
+    Args:
+        views: ``(N, height, width, 3)`` or ``(height, width, 3)`` uint8 RGB each, of one width and
+            one N, from top to bottom.
+        names: of the views, for errors.
+
+    Returns:
+        ``(N, sum of heights, width, 3)``, or without the N.
+
+    Raises:
+        InputError: views of different widths or numbers of pictures, or not uint8 RGB.
+    """
+    shapes = {}
+    for name, view in zip(names, views, strict=True):
+        check_pictures(view)
+        shapes[name] = view.shape
+        first = next(iter(shapes))
+        if (view.shape[:-3], view.shape[-2]) != (shapes[first][:-3], shapes[first][-2]):
+            raise InputError(
+                f"the view {name!r} has shape {view.shape} and the view {first!r} "
+                f"{shapes[first]}. Expected one width and as many pictures of each, as they go "
+                "below each other; render them at one width, and give the same moments of both."
+            )
+    return np.concatenate(list(views), axis=-3)
+
+
+def layout_of(shape: tuple[int, ...], where: str) -> Layout:
+    """Return where a picture of ``shape`` has its three channels, or the one of a grey picture."""
+    if len(shape) == 2:
+        return "HW"
+    channels = next((count for count in (3, 1) if len(shape) == 3 and count in shape[::2]), None)
+    if channels is None:
+        raise ConfigError(
+            f"{where} has shape {shape}. Expected a colour picture, (height, width, 3) or "
+            "(3, height, width), or a grey one, (height, width), (height, width, 1) or (1, height, "
+            "width); choose another image_source, or give a callable that makes the picture. For "
+            "several pictures in one observation give the newest: a bundle that looks at the last "
+            "ones keeps them itself."
+        )
+    if shape[0] == shape[2]:
+        raise ConfigError(
+            f"{where} has shape {shape}, where the channels may be first or last. Expected an "
+            "unambiguous shape; give a callable as image_source that returns (height, width, 3)."
+        )
+    return "HWC" if shape[2] == channels else "CHW"
+
+
+def in_color(pictures: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    """Return ``(..., H, W, 3)`` of pictures of a layout; of a grey one each channel is the grey.
+
+    The result is a view of pictures in colour, new memory for grey ones.
+    """
+    if layout == "HW":
+        pictures = pictures[..., None]
+    elif layout == "CHW":
+        pictures = np.moveaxis(pictures, -3, -1)
+    return np.repeat(pictures, 3, axis=-1) if pictures.shape[-1] == 1 else pictures
+
+
+def from_grey(picture: NDArray[Any]) -> NDArray[Any]:
+    """Return a grey ``(H, W)``, ``(H, W, 1)`` or ``(1, H, W)`` picture in colour, ``(H, W, 3)``.
+
+    Any other array is returned as it is.
+    """
+    ends = picture.shape[::2] if picture.ndim == 3 else ()
+    if picture.ndim != 2 and (1 not in ends or 3 in ends):
+        return picture
+    return in_color(picture, layout_of(picture.shape, "the picture"))
 
 
 def check_pictures(images: NDArray[Any]) -> None:

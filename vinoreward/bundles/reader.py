@@ -74,6 +74,10 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
         if value not in inner:
             wrong(where, value, " or ".join(inner))
         return value
+    if origin is tuple and isinstance(inner[0], type) and issubclass(inner[0], Described):
+        if not isinstance(value, (list, tuple)):
+            wrong(where, value, "a list of objects")
+        return tuple(_checked(item, inner[0], f"{where}[{n}]") for n, item in enumerate(value))
     if origin is tuple:
         count = "a list of" if inner[-1] is ... else _COUNTS[len(inner)]
         expected = f"{count} {_NAMES[inner[0]]}s"

@@ -14,6 +14,8 @@ SCHEMA_VERSION = 1
 MAX_LABELS = 1000
 MAX_FILES = 200
 MAX_SIDE = 4096
+MAX_VIEWS = 32
+MAX_AGE = 100
 
 Scalar = str | int | float | bool
 Output = Literal["logits", "probabilities", "logit", "probability"]
@@ -26,11 +28,43 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-
 
 
 @dataclass(frozen=True)
+class View(Described):
+    """One of several pictures that the network looks at together; a row of ``picture.views``.
+
+    Views of one camera have its name, source and height, and different ages.
+    """
+
+    name: str
+    """Of the camera."""
+    height: int
+    """Pixels; the width is the picture's."""
+    source: str = "render"
+    """Where it comes from: ``render``, ``obs`` or ``obs:<key>``, as ``image_source`` names it."""
+    age: int = 0
+    """How many steps old: 0 is the newest. In an episode's first steps its first picture."""
+
+    _place: ClassVar[str] = "picture.views"
+
+    def _check(self) -> None:
+        _printable("picture.views.name", self.name)
+        if not 1 <= self.height <= MAX_SIDE:
+            wrong("picture.views.height", self.height, f"1 to {MAX_SIDE} pixels")
+        if not 0 <= self.age <= MAX_AGE:
+            wrong("picture.views.age", self.age, f"0 to {MAX_AGE} steps")
+        key = self.source.removeprefix("obs:")
+        if self.source not in ("render", "obs") and key in ("", self.source):
+            wrong("picture.views.source", self.source, "render, obs or obs:<key>")
+
+
+@dataclass(frozen=True)
 class Picture(Described):
     """The picture that the network was trained on, and how it becomes the network's input.
 
     Callers always give RGB. Order of steps: crop, resize (both in :func:`~vinoreward.bundles.
     picture.prepare`), then in the network ``(pixel / scale - mean) / std`` per channel.
+
+    Several cameras, or the last pictures of one, are *views* below each other in one picture; see
+    :func:`~vinoreward.bundles.picture.tiled`. The network takes them apart again.
     """
 
     height: int
@@ -56,6 +90,8 @@ class Picture(Described):
     """Layout of the graph's input; always NHWC where ``in_graph``."""
     scale: float = 255.0
     """What a pixel is divided by."""
+    views: tuple[View, ...] = ()
+    """From top to bottom; empty for a picture of one view. ``resize`` is of each one."""
 
     _place: ClassVar[str] = "picture"
     _required: ClassVar[tuple[str, ...]] = ("mean", "std")
@@ -73,6 +109,38 @@ class Picture(Described):
         for key, item in self.scene.items():
             if isinstance(item, (dict, list)) or item is None:
                 wrong(f"picture.scene.{key}", item, "a string, number, true or false")
+        if self.views:
+            self._check_views()
+
+    def _check_views(self) -> None:
+        if len(self.views) > MAX_VIEWS:
+            wrong("picture.views", len(self.views), f"at most {MAX_VIEWS} views")
+        heights = [view.height for view in self.views]
+        if sum(heights) != self.height:
+            wrong("picture.views", heights, f"heights that add up to {self.height}, the picture's")
+        if self.crop is not None:
+            wrong("picture.crop", self.crop, "null in a picture of several views")
+        known: dict[str, View] = {}
+        for view in self.views:
+            first = known.setdefault(view.name, view)
+            if (view.source, view.height) != (first.source, first.height):
+                expected = "one source and height for all views of a camera"
+                wrong("picture.views", (view.name, view.source, view.height), expected)
+        pairs = [(view.name, view.age) for view in self.views]
+        if len(set(pairs)) < len(pairs):
+            wrong("picture.views", pairs, "different names, or different ages of one name")
+
+    @property
+    def cameras(self) -> dict[str, View]:
+        """The first view of each camera, by name, in order; empty for a picture of one view."""
+        cameras: dict[str, View] = {}
+        for view in self.views:
+            cameras.setdefault(view.name, view)
+        return cameras
+
+    def of_view(self, view: View) -> Picture:
+        """Return what a single picture for a view is like."""
+        return dataclasses.replace(self, height=view.height, views=())
 
     def _check_crop(self, crop: tuple[int, ...]) -> None:
         if min(crop[:2]) < 0 or min(crop[2:]) < 1 or max(crop) > MAX_SIDE:
@@ -278,10 +346,13 @@ class BundleSpec(Described):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the value that is written as ``bundle.json``."""
-        return cast(
-            "dict[str, Any]",
-            plain({"schema_version": self.schema_version, **dataclasses.asdict(self)}, "spec"),
-        )
+        value: dict[str, Any] = {
+            "schema_version": self.schema_version,
+            **dataclasses.asdict(self),
+        }
+        if not self.picture.views:  # unknown to readers of before
+            del value["picture"]["views"]
+        return cast("dict[str, Any]", plain(value, "spec"))
 
     @classmethod
     def from_dict(cls, value: object, where: str = "bundle.json") -> BundleSpec:

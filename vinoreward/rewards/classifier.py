@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import columns
+from vinoreward.bundles.picture import in_color, layout_of
 from vinoreward.bundles.runner import Runner
 from vinoreward.errors import ConfigError, InputError, OutputError, PictureMismatchError
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
 
 RewardKind = Literal["claim", "probability", "log_odds"]
-
-Layout = Literal["HWC", "CHW"]
 
 # Smallest probability of a float32 softmax; the logarithm of 0 would be infinite.
 _LEAST = float(np.finfo(np.float32).tiny)
@@ -179,8 +178,7 @@ class _RewardFunction:
                 f"next_state has shape {np.shape(next_state)}. Expected pictures, (N, H, W, 3) or "
                 "(N, 3, H, W) uint8; the reward function scores picture observations only."
             )
-        layout = layout_of(next_state.shape[1:], "next_state")
-        images = next_state if layout == "HWC" else next_state.transpose(0, 2, 3, 1)
+        images = in_color(next_state, layout_of(next_state.shape[1:], "next_state"))
         rewards: NDArray[np.float32] = getattr(self.classifier, _METHODS[self.reward])(images)
         return rewards
 
@@ -245,22 +243,6 @@ def unsure(log_odds: NDArray[np.float64], threshold: float, band: float) -> NDAr
     Threshold and half-width are in log-odds; an infinite threshold means none.
     """
     return np.asarray(np.abs(log_odds - threshold) < band)
-
-
-def layout_of(shape: tuple[int, ...], where: str) -> Layout:
-    """Return whether a picture of ``shape`` has its three channels last or first."""
-    if len(shape) != 3 or 3 not in (shape[0], shape[2]):
-        raise ConfigError(
-            f"{where} has shape {shape}. Expected a colour picture, (height, width, 3) or "
-            "(3, height, width); choose another image_source (stacked or grey frames cannot be "
-            "scored), or give a callable that makes the picture."
-        )
-    if shape[0] == shape[2]:
-        raise ConfigError(
-            f"{where} has shape {shape}, where the channels may be first or last. Expected an "
-            "unambiguous shape; give a callable as image_source that returns (height, width, 3)."
-        )
-    return "HWC" if shape[2] == 3 else "CHW"
 
 
 def check_origin(bundle: Bundle) -> None:

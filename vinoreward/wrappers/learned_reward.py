@@ -20,12 +20,12 @@ from vinoreward.wrappers.sources import (
     Env,
     Form,
     ImageSource,
-    PictureSource,
     SingleForm,
     located,
     recorded,
     refuse_autoreset,
 )
+from vinoreward.wrappers.views import picture_source, sources_of
 
 _ALL = np.ones(1, np.bool_)
 # Attributes by which Gymnasium's RecordEpisodeStatistics and SB3's Monitor are known: also in
@@ -72,7 +72,6 @@ class LearnedRewardBase(Form[AnyEnv]):
             gamma=gamma,
             hold_in_observation=hold_in_observation,
         )
-        source = self._default_source if image_source is None else image_source
         self._classifier = Classifier(
             located(bundle),
             backend=backend,
@@ -82,6 +81,7 @@ class LearnedRewardBase(Form[AnyEnv]):
             threads=threads,
             threshold=success_threshold,
         )
+        source = sources_of(image_source, self._classifier.bundle, self._default_source)
         arguments = {
             "bundle": recorded(bundle, self._classifier.bundle),
             "backend": backend,
@@ -98,7 +98,7 @@ class LearnedRewardBase(Form[AnyEnv]):
             check_origin(self._classifier.bundle)
         self._core = RewardCore(options, self._classifier.threshold, inside.num_envs)
         self._enclose(env, source, arguments)
-        self._source = PictureSource(source, inside, self._classifier.bundle)
+        self._source = picture_source(source, inside, self._classifier.bundle)
         if hold_in_observation:
             self._show(_with_hold(inside.space, success_hold_steps))
 
@@ -127,12 +127,14 @@ class LearnedRewardBase(Form[AnyEnv]):
         each: zero where no picture was scored.
         """
         old = np.flatnonzero(ends).tolist()
-        new = np.flatnonzero(begins).tolist() if self._core.needs_first_pictures else []
-        pictures = self._source.batch(observations, old, new, last, env)
-        probability, odds = self._classifier.score(pictures[:, -1])
+        scored = self._core.needs_first_pictures
+        new = np.flatnonzero(begins).tolist() if scored or self._source.remembers else []
+        pictures = self._source.batch(observations, old, new, last, env)[:, -1]
+        probability, odds = self._classifier.score(pictures if scored else pictures[: len(old)])
         scores = np.zeros((3, len(ends)), np.float32)
         scores[0, old], scores[1, old] = probability[: len(old)], odds[: len(old)]
-        scores[2, new] = probability[len(old) :]
+        if scored:
+            scores[2, new] = probability[len(old) :]
         return scores[0], scores[1], scores[2]
 
     def _guarded(self, observations: Any, last: Mapping[int, Any]) -> list[Any] | None:
@@ -251,8 +253,11 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
             ``"fp32"``, ``"int8"``, …
         threads: threads of one inference.
         image_source: ``"render"`` (None means it), ``"obs"`` (the observation is the picture,
-            channels last or first), ``"obs:<key>"`` or ``callable(env, observation)`` returning
-            ``(H, W, 3)`` uint8 RGB.
+            channels last or first, or grey), ``"obs:<key>"`` or ``callable(env, observation)``
+            returning ``(H, W, 3)`` uint8 RGB or a grey picture. For a bundle of several cameras one
+            of these for each, as a sequence in the bundle's order or a mapping from its names; None
+            means the sources that the bundle names. A bundle that looks at the last pictures of a
+            camera is given one source: the wrapper keeps them, of the same episode only.
         success_reward: for a claimed success.
         step_reward: for any other step.
         env_reward_weight: this times the environment's own reward is added, in every mode.
@@ -290,8 +295,10 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
         """Start an episode; the reset frame earns nothing."""
         observation, info = self.env.reset(seed=seed, options=options)
         first = np.zeros(1, np.float32)
-        if self._core.needs_first_pictures:
-            first, _ = self._classifier.score(self._picture(observation))
+        if self._core.needs_first_pictures or self._source.remembers:
+            picture = self._picture(observation, first=True)
+            if self._core.needs_first_pictures:
+                first, _ = self._classifier.score(picture)
         self._core.begin(_ALL, first)
         return self._observed(observation), info
 
@@ -328,6 +335,6 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
             info,
         )
 
-    def _picture(self, observation: Any) -> NDArray[np.uint8]:
-        """Return the picture of this step, ``(1, H, W, 3)``."""
-        return self._source.single(self.env, observation)[:, -1]
+    def _picture(self, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
+        """Return the picture of this step, ``(1, H, W, 3)``; ``first``: of an episode's reset."""
+        return self._source.single(self.env, observation, first=first)[:, -1]

@@ -23,6 +23,7 @@ from vinoreward.errors import ConfigError
 
 if TYPE_CHECKING:
     from vinoreward.wrappers.sources import PictureSource
+    from vinoreward.wrappers.views import ViewSource
 
 ENDS = 8
 """Episodes in a row that must end with the next one's first picture before an error is raised."""
@@ -127,6 +128,10 @@ class OwnLast(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
         return observation, reward, terminated, truncated, info
 
 
+def _equal(some: list[NDArray[Any]], others: list[NDArray[Any]]) -> bool:
+    return all(map(np.array_equal, some, others))
+
+
 def own_last(envs: list[gym.Env[Any, Any]]) -> None:
     """Put :class:`OwnLast` around each of a vector environment's environments, in place, once."""
     envs[:] = [env if isinstance(env, OwnLast) else OwnLast(env) for env in envs]
@@ -143,29 +148,31 @@ class LastPictures:
 
     def __init__(self, remedy: str) -> None:
         self._remedy = remedy
-        self._before: NDArray[Any] | None = None
+        self._before: list[NDArray[Any]] = []
         self._suspicious = 0
         self._cleared = False
 
-    def check(self, source: PictureSource, last: Mapping[int, Any], observations: Any) -> None:
+    def check(
+        self, source: PictureSource | ViewSource, last: Mapping[int, Any], observations: Any
+    ) -> None:
         """Raise ConfigError if a step's last pictures are those of the next episodes.
 
         ``last`` has last observations by environment, ``observations`` all first ones.
         """
         pictures = source.stored(observations)
-        if pictures is None:
-            return
-        for i, observation in last.items():
-            end, first = source.stored(observation), pictures[i]
-            if end is None:
+        for i, observation in last.items() if pictures else ():
+            # Of each camera, if there are several.
+            ends, firsts = source.stored(observation), [part[i] for part in pictures]
+            pairs = list(zip(ends, firsts, strict=False))
+            if not pairs:
                 continue
-            if np.may_share_memory(end, first) and np.shares_memory(end, first):
+            if any(np.may_share_memory(*pair) and np.shares_memory(*pair) for pair in pairs):
                 raise self._refusal("is in the memory of the first one of the next episode")
             if self._cleared:
                 continue
-            if not np.array_equal(end, first):
-                self._cleared, self._before = True, None
-            elif self._before is not None and not np.array_equal(self._before[i], end):
+            if not _equal(ends, firsts):
+                self._cleared, self._before = True, []
+            elif self._before and not _equal([part[i] for part in self._before], ends):
                 self._suspicious += 1
         if self._suspicious >= ENDS and not self._cleared:
             raise self._refusal(
@@ -173,7 +180,7 @@ class LastPictures:
                 f"{self._suspicious} episodes in which anything moved"
             )
         if not self._cleared:
-            self._before = np.array(pictures)
+            self._before = [np.array(part) for part in pictures]
 
     def _refusal(self, evidence: str) -> ConfigError:
         return ConfigError(

@@ -18,7 +18,8 @@ from vinoreward.rewards.success import Scores
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold, strict_monitor
 from vinoreward.wrappers.render_once import LastPictures, own_last
-from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource
+from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource, takes_render
+from vinoreward.wrappers.views import ViewSource
 
 with needed_for("vinoreward.wrappers.sb3", "train"):
     from stable_baselines3.common.monitor import Monitor
@@ -40,7 +41,7 @@ class SB3Form(Form[VecEnv], VecEnvWrapper):
         return Inside(env.observation_space, env.render_mode, scene, env.num_envs)
 
     def _enclose(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
-        if source == "render":
+        if takes_render(source):
             raise ConfigError(
                 "image_source is 'render' in a VecEnv, which resets an environment before it can "
                 "be rendered, so that the frame shows the next episode. Expected the picture in "
@@ -63,7 +64,7 @@ class SB3Form(Form[VecEnv], VecEnvWrapper):
 
     def _finals(
         self,
-        source: PictureSource,
+        source: PictureSource | ViewSource,
         dones: NDArray[np.bool_],
         observations: Any,
         infos: Sequence[Mapping[str, Any]],

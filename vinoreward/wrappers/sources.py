@@ -16,16 +16,18 @@ from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import known_names
-from vinoreward.bundles.picture import check_scene
+from vinoreward.bundles.picture import Layout, check_scene, from_grey, in_color, layout_of
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
-from vinoreward.rewards.classifier import Layout, layout_of
 from vinoreward.wrappers.render_once import layers, render_once
 
 AnyEnv = TypeVar("AnyEnv")
 Env = gym.Env[Any, Any]
 
-ImageSource = str | Callable[[Any, Any], NDArray[np.uint8]]
+OneSource = str | Callable[[Any, Any], NDArray[np.uint8]]
 """``"render"``, ``"obs"``, ``"obs:<key>"`` or ``callable(env, observation)``."""
+
+ImageSource = OneSource | Sequence[OneSource] | Mapping[str, OneSource]
+"""One, or one for each camera of a bundle of several views: in its order, or by name."""
 
 AnyBundle = Bundle | str | Path | Mapping[str, Any]
 """A loaded bundle, its folder or registered name, or what :func:`recorded` returned."""
@@ -74,7 +76,7 @@ class SingleForm(Form[Env], gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordCon
     def _enclose(self, env: Env, source: ImageSource, arguments: dict[str, Any]) -> None:
         # Recorded so that env.spec can make this environment again, also from JSON.
         gym.utils.RecordConstructorArgs.__init__(self, **arguments)
-        gym.Wrapper.__init__(self, render_once(env) if source == "render" else env)
+        gym.Wrapper.__init__(self, render_once(env) if takes_render(source) else env)
 
     def _show(self, space: gym.Space[Any]) -> None:
         self.observation_space = space
@@ -83,13 +85,13 @@ class SingleForm(Form[Env], gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordCon
 class PictureSource:
     """Takes ``(H, W, 3)`` uint8 pictures out of observations, rendered frames or a callable.
 
-    A batch of observations stays one array. Size and scene must be those ``bundle`` was trained on,
-    where they are known. With ``stacked`` an observation may hold several pictures, see
-    :func:`stack_of`.
+    Grey pictures become RGB. A batch of observations stays one array. Size and scene must be those
+    ``bundle`` was trained on, where they are known. With ``stacked`` an observation may hold
+    several pictures, see :func:`stack_of`.
     """
 
     def __init__(
-        self, source: ImageSource, inside: Inside, bundle: Bundle, *, stacked: bool = False
+        self, source: OneSource, inside: Inside, bundle: Bundle, *, stacked: bool = False
     ) -> None:
         self.renders = source == "render"
         self.count = 1
@@ -112,10 +114,14 @@ class PictureSource:
                 self._read_space(source, inside.space, bundle, stacked)
             _check_scene(inside.scene, bundle)
 
-    def single(self, env: Any, observation: Any) -> NDArray[np.uint8]:
+    remembers = False
+    """Whether pictures depend on those before: it must then be shown the first of each episode."""
+
+    def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
         """Return one environment's pictures ``(1, count, H, W, 3)`` uint8, oldest first.
 
-        They may be a view of its memory. ``env`` is rendered or given to the callable.
+        They may be a view of its memory. ``env`` is rendered or given to the callable. ``first``
+        says that an episode begins.
         """
         if self.renders:
             return _picture(env.render(), "render()")[None, None]
@@ -165,10 +171,10 @@ class PictureSource:
         """Return a batch of observations one by one, as views."""
         return list(iterate(self._batched, observations))
 
-    def stored(self, observation: Any) -> NDArray[Any] | None:
-        """Return the array that holds the pictures of one or more observations, if there is one."""
+    def stored(self, observation: Any) -> list[NDArray[Any]]:
+        """Return the arrays that hold the pictures of one or more observations, if there are."""
         part = self._part(observation)
-        return part if isinstance(part, np.ndarray) else None
+        return [part] if isinstance(part, np.ndarray) else []
 
     @functools.cached_property
     def _batched(self) -> gym.Space[Any]:
@@ -178,12 +184,12 @@ class PictureSource:
         return observation if self.key is None else observation[self.key]
 
     def _read_space(
-        self, source: ImageSource, space: gym.Space[Any], bundle: Bundle, stacked: bool
+        self, source: OneSource, space: gym.Space[Any], bundle: Bundle, stacked: bool
     ) -> None:
         if not isinstance(source, str) or (source != "obs" and not source.startswith("obs:")):
             raise ConfigError(
                 f"image_source is {source!r}. Expected 'render', 'obs', 'obs:<key>' or a function "
-                "(env, observation) -> picture."
+                "(env, observation) -> picture; several only for a classifier of several views."
             )
         parts = space.spaces if isinstance(space, gym.spaces.Dict) else None
         what = space if parts is None else f"a Dict with {', '.join(sorted(parts))}"
@@ -219,7 +225,7 @@ class PictureSource:
                 return parts.transpose(0, 3, 1, 2, 4)
             batch = batch.reshape(len(batch), self.count, 3, *batch.shape[2:])
         elif batch.ndim < 5:
-            batch = batch[:, None]
+            return in_color(batch, self._layout)[:, None]
         return batch if self._layout == "HWC" else batch.transpose(0, 1, 3, 4, 2)
 
 
@@ -266,6 +272,13 @@ def stack_of(
     layout = readings[0]
     count = shape[0] if len(shape) == 4 else channels[layout] // 3
     return count, layout, sizes[layout]
+
+
+def takes_render(source: ImageSource) -> bool:
+    """Return whether a picture, or one of several views, is rendered."""
+    if isinstance(source, Mapping):
+        return "render" in source.values()
+    return source == "render"
 
 
 def refuse_autoreset(env: Env, harm: str) -> None:
@@ -341,6 +354,8 @@ def _checked(picture: gym.Space[Any], source: str) -> tuple[int, ...]:
 
 
 def _picture(value: Any, where: str) -> NDArray[np.uint8]:
+    if isinstance(value, np.ndarray):
+        value = from_grey(value)
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3:
         array = isinstance(value, np.ndarray)
         what = f"{value.dtype} of shape {value.shape}" if array else type(value).__name__
@@ -363,7 +378,7 @@ def _joined(pictures: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 
 
 def _size(picture: tuple[int, ...], layout: Layout) -> tuple[int, int]:
-    return (picture[0], picture[1]) if layout == "HWC" else (picture[1], picture[2])
+    return (picture[1], picture[2]) if layout == "CHW" else (picture[0], picture[1])
 
 
 def _takes(bundle: Bundle, size: tuple[int, int]) -> bool:

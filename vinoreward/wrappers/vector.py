@@ -31,7 +31,8 @@ from vinoreward.wrappers.learned_reward import (
     reports_episodes,
 )
 from vinoreward.wrappers.render_once import LastPictures, layers, own_last, vector_render_once
-from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource
+from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource, takes_render
+from vinoreward.wrappers.views import ViewSource
 
 __all__ = ["EncodedObservation", "LearnedReward"]
 
@@ -53,7 +54,7 @@ class VectorForm(Form[Envs], VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
 
     def _enclose(self, env: Envs, source: ImageSource, arguments: dict[str, Any]) -> None:
         self._mode = _checked_mode(env, source, arguments.get("terminate_on_success", False))
-        VectorWrapper.__init__(self, vector_render_once(env) if source == "render" else env)
+        VectorWrapper.__init__(self, vector_render_once(env) if takes_render(source) else env)
         self._last: LastPictures | None = None
         base = env.unwrapped
         if self._mode is AutoresetMode.SAME_STEP and isinstance(base, SyncVectorEnv):
@@ -94,7 +95,11 @@ class VectorForm(Form[Envs], VectorWrapper[Any, Any, Any, Any, NDArray[Any]]):
         return self.env.step(actions)
 
     def _split(
-        self, source: PictureSource, ended: Mask, observations: Any, infos: dict[str, Any]
+        self,
+        source: PictureSource | ViewSource,
+        ended: Mask,
+        observations: Any,
+        infos: dict[str, Any],
     ) -> tuple[Mask, Mask, Mapping[int, Any]]:
         """Return masks of steps that ended with a picture and of episodes that start.
 
@@ -380,7 +385,7 @@ def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetM
             "gymnasium.vector.AutoresetMode: without it, it is not known which episode a picture "
             "belongs to; set it in the environment's metadata."
         )
-    if mode is AutoresetMode.SAME_STEP and source == "render":
+    if mode is AutoresetMode.SAME_STEP and takes_render(source):
         raise ConfigError(
             "image_source is 'render' and the autoreset mode is SAME_STEP, where the frame "
             "rendered after an episode's last step already shows the next episode. Expected a mode "

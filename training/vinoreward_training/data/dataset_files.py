@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.picture import read_picture, shown_name
+from vinoreward.bundles.picture import from_grey, in_color, layout_of, read_picture, shown_name
 from vinoreward.bundles.reader import parse, plain
 from vinoreward.errors import BundleError, ConfigError, DatasetError, InputError, RunFolderError
 from vinoreward.files import is_inside, open_plain, open_to_read, read_plain, write_text
-from vinoreward.rewards.classifier import layout_of
 from vinoreward_envs.camera.spec import resized
 
 Indices = npt.NDArray[np.int64]
@@ -251,7 +250,7 @@ def free_memory() -> int | None:
 
 def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:
     """Return a copy of the picture (H, W, 3) uint8 that an environment of that name renders."""
-    image = np.array(env.render())
+    image = from_grey(np.array(env.render()))
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         raise ConfigError(
             f"{name} renders {image.dtype} {image.shape}. Expected uint8 (height, width, 3) "
@@ -306,11 +305,11 @@ def picture_source(
             f"--image-source is {source}, which is {space} in {name}. Expected a uint8 picture; "
             "name another, or leave --image-source out to render."
         )
-    last = layout_of(space.shape, f"the observation {source} of {name}") == "HWC"
+    layout = layout_of(space.shape, f"the observation {source} of {name}")
 
     def of(observation: Any) -> npt.NDArray[np.uint8]:
-        image = np.array(observation if key is None else observation[key])
-        image = image if last else np.ascontiguousarray(image.transpose(1, 2, 0))
+        image = in_color(np.array(observation if key is None else observation[key]), layout)
+        image = np.ascontiguousarray(image)
         return image if size is None else resized(image, *size)
 
     return of

@@ -1,0 +1,255 @@
+"""Several cameras and pictures of steps before: the same views in every form of LearnedReward."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from reward_rollouts import (
+    ENVS,
+    SEED,
+    actions_of,
+    assert_same,
+    one_after_another,
+    sb3_rollout,
+    sync,
+    vector_rollout,
+)
+from stable_baselines3.common.vec_env import DummyVecEnv
+from toy_environments import (
+    VIEWS,
+    Corridor,
+    save_toy_bundle,
+    save_views_bundle,
+    views_log_odds,
+)
+
+from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+
+MODES = list(AutoresetMode)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "goes-on-after-success": {"terminate_on_success": False},
+    "potential": {"reward_mode": "potential", "gamma": 0.9},
+}
+CAMERAS = {"observation": "cameras"}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return save_views_bundle(tmp_path_factory.mktemp("bundle") / "views")
+
+
+@pytest.fixture(scope="module")
+def oracles(bundle: Bundle) -> dict[str, Any]:
+    """What single environments give, by the name of the options."""
+    return {name: one_after_another(bundle, CAMERAS, **OPTIONS[name]) for name in OPTIONS}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_views_are_of_their_cameras_steps_and_episode(bundle: Bundle, name: str) -> None:
+    """The oracle of the others, against the environment's own record of its cells."""
+    ends: dict[bool, int] = defaultdict(int)
+    env = LearnedReward(Corridor(**CAMERAS), bundle, **OPTIONS[name])
+    for index in range(ENVS):
+        env.reset(seed=SEED + index)
+        cells = [env.unwrapped.cell]
+        for action in actions_of(index):
+            _, _, terminated, truncated, info = env.step(action)
+            cells.append(env.unwrapped.cell)
+            expected = views_log_odds(cells[max(0, len(cells) - 3)], len(cells) - 1, cells[-1])
+            assert info["reward_prob"] == pytest.approx(1 / (1 + np.exp(-expected)), abs=1e-5)
+            if terminated or truncated:
+                ends[bool(info["is_success"])] += 1
+                env.reset()
+                cells = [env.unwrapped.cell]
+    assert len(ends) == 2 and min(ends.values()) > 2
+    env.close()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_vector_form_equals_single_environments(
+    bundle: Bundle, oracles: dict[str, Any], mode: AutoresetMode, name: str
+) -> None:
+    env = VectorLearnedReward(sync(mode, **CAMERAS), bundle, **OPTIONS[name])
+    assert_same(vector_rollout(env), oracles[name])
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_sb3_form_equals_single_environments(
+    bundle: Bundle, oracles: dict[str, Any], name: str
+) -> None:
+    venv = DummyVecEnv([functools.partial(Corridor, **CAMERAS)] * ENVS)
+    assert_same(sb3_rollout(VecLearnedReward(venv, bundle, **OPTIONS[name])), oracles[name])
+
+
+def test_one_camera_may_be_rendered(bundle: Bundle, oracles: dict[str, Any]) -> None:
+    env = sync(AutoresetMode.NEXT_STEP, render_mode="rgb_array", **CAMERAS)
+    given: dict[str, Any] = {"wrist": "obs:wrist", "front": "render"}
+    form = VectorLearnedReward(env, bundle, image_source=given, **OPTIONS["potential"])
+    assert_same(vector_rollout(form), oracles["potential"])
+
+
+def draw_front(env: Any, observation: Any) -> Any:
+    return observation["front"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("obs:front", "obs:wrist"),
+        {"wrist": "obs:wrist", "front": "obs:front"},
+        [draw_front, "obs:wrist"],
+    ],
+    ids=["tuple", "mapping", "function"],
+)
+def test_sources_are_given_in_order_or_by_name(
+    bundle: Bundle, oracles: dict[str, Any], given: Any
+) -> None:
+    envs = sync(AutoresetMode.SAME_STEP, **CAMERAS)
+    form = VectorLearnedReward(envs, bundle, image_source=given, **OPTIONS["potential"])
+    assert_same(vector_rollout(form), oracles["potential"])
+
+
+@pytest.mark.parametrize("given", [None, ("obs:front", "obs:wrist")])
+def test_the_specification_makes_the_same_environment(bundle: Bundle, given: Any) -> None:
+    env = LearnedReward(
+        gym.make("ToyCorridor-v0", **CAMERAS), bundle, image_source=given, step_reward=-1.0
+    )
+    assert env.spec is not None
+    again = gym.make(gym.envs.registration.EnvSpec.from_json(env.spec.to_json()))
+    for one in (env, again):
+        one.reset(seed=3)
+    for action in (1, 0, 1, 1):
+        ours, theirs = env.step(action), again.step(action)
+        assert ours[1] == theirs[1]
+        assert ours[4]["reward_prob"] == theirs[4]["reward_prob"]
+        if ours[2] or ours[3]:
+            break
+    env.close()
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("obs:front", "looks at the cameras front .*obs:front.*, wrist .*for each"),
+        (("obs:front",), "Expected 2 sources"),
+        ({"front": "obs:front"}, "without wrist"),
+        ({"front": "obs:front", "wrist": "obs:wrist", "side": "render"}, "with side"),
+        (("obs:front", "obs:hand"), "camera 'wrist'.*obs:hand.*front, wrist"),
+        (("render", "obs:wrist"), "camera 'front'.*rgb_array"),
+    ],
+)
+def test_sources_that_do_not_fit_the_views_are_refused_at_once(
+    bundle: Bundle, given: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LearnedReward(Corridor(**CAMERAS), bundle, image_source=given)
+
+
+def test_a_rendered_view_is_refused_where_its_frame_is_of_the_next_episode(bundle: Bundle) -> None:
+    given = ("render", "obs:wrist")
+    env = {"render_mode": "rgb_array", **CAMERAS}
+    with pytest.raises(ConfigError, match="NEXT_STEP"):
+        VectorLearnedReward(sync(AutoresetMode.SAME_STEP, **env), bundle, image_source=given)
+    with pytest.raises(ConfigError, match="LearnedReward around each"):
+        VecLearnedReward(
+            DummyVecEnv([functools.partial(Corridor, **env)]), bundle, image_source=given
+        )
+
+
+def test_a_view_of_another_size_is_refused_and_names_its_camera(bundle: Bundle) -> None:
+    def narrow(env: Any, observation: Any) -> Any:
+        return observation["front"][:, :-1]
+
+    env = LearnedReward(Corridor(**CAMERAS), bundle, image_source=(narrow, "obs:wrist"))
+    with pytest.raises(PictureMismatchError, match=r"camera 'front'.*6 x 7.*Expected 6 x 8"):
+        env.reset(seed=0)
+
+
+def test_each_view_is_resized_by_itself(tmp_path: Path, oracles: dict[str, Any]) -> None:
+    bundle = save_views_bundle(tmp_path / "views", resize="pil_bilinear")
+
+    def large(env: Any, observation: Any) -> Any:
+        return observation["front"].repeat(3, axis=0).repeat(2, axis=1)
+
+    envs = sync(AutoresetMode.DISABLED, **CAMERAS)
+    given = (large, "obs:wrist")
+    form = VectorLearnedReward(envs, bundle, image_source=given, **OPTIONS["potential"])
+    assert_same(vector_rollout(form), oracles["potential"])
+
+
+def test_a_bundle_of_several_cameras_wants_the_tiled_picture(bundle: Bundle) -> None:
+    with pytest.raises(PictureMismatchError, match=r"16 x 8.*3 views.*6 \(front\), 4 \(wrist\)"):
+        bundle.prepare(np.zeros((1, 6, 8, 3), np.uint8))
+
+
+def test_the_card_and_the_description_name_the_views(bundle: Bundle) -> None:
+    card = (bundle.path / "README.md").read_text(encoding="utf-8")
+    assert "front, 2 steps ago (obs:front, 6 pixels high)" in card
+    assert bundle.spec.picture.views == VIEWS
+    about = json.loads((bundle.path / "bundle.json").read_text(encoding="utf-8"))
+    assert about["picture"]["views"][1] == {
+        "name": "wrist",
+        "height": 4,
+        "source": "obs:wrist",
+        "age": 0,
+    }
+
+
+def test_a_picture_of_one_view_says_nothing_of_views(tmp_path: Path) -> None:
+    """Versions of before read it: they refuse keys that they do not know."""
+    bundle = save_toy_bundle(tmp_path / "toy")
+    assert "views" not in json.loads((bundle.path / "bundle.json").read_text())["picture"]
+
+
+@pytest.mark.parametrize("kind", ["grey", "grey_last", "grey_first"])
+def test_grey_pictures_become_rgb(tmp_path: Path, kind: str) -> None:
+    """The toy's network reads red, which is grey's own value; blue does not matter to it."""
+    bundle = save_toy_bundle(tmp_path / "toy")
+    found = []
+    for observation in ("picture", kind):
+        envs = sync(AutoresetMode.SAME_STEP, observation=observation)
+        form = VectorLearnedReward(envs, bundle, image_source="obs", reward_mode="potential")
+        found.append(vector_rollout(form))
+        for one in found[-1]:
+            for transition in one:
+                transition.observation = None
+    assert_same(*found)
+
+
+def test_grey_frames_and_grey_pictures_of_a_function_become_rgb(tmp_path: Path) -> None:
+    bundle = save_toy_bundle(tmp_path / "toy")
+
+    class Grey(gym.ObservationWrapper[Any, Any, Any]):
+        def observation(self, observation: Any) -> Any:
+            return observation
+
+        def render(self) -> Any:
+            return self.env.render()[..., 0]
+
+    env = LearnedReward(Grey(Corridor(render_mode="rgb_array", first_cells=(3,))), bundle)
+    other = LearnedReward(
+        Corridor("picture", first_cells=(3,)),
+        bundle,
+        image_source=lambda _, seen: seen[None, ..., 0],
+    )
+    for one in (env, other):
+        one.reset(seed=2)
+    for action in (1, 0):
+        probabilities = {one.step(action)[4]["reward_prob"] for one in (env, other)}
+        assert len(probabilities) == 1
+    floats = LearnedReward(Corridor(), bundle, image_source=lambda _, seen: np.zeros((6, 8)))
+    floats.reset(seed=0)
+    with pytest.raises(InputError, match="float64"):
+        floats.step(0)

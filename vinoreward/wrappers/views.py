@@ -1,0 +1,171 @@
+"""Several cameras, or the last pictures of one, as the one picture that a network looks at."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.picture import prepare, tiled
+from vinoreward.errors import ConfigError, InputError, PictureMismatchError
+from vinoreward.wrappers.sources import ImageSource, Inside, OneSource, PictureSource
+
+
+class ViewSource:
+    """Puts a bundle's views together from one source for each camera, as :class:`PictureSource`.
+
+    Pictures of steps before are kept for each environment. In an episode's first steps its first
+    picture stands for those that there are not yet, never one of the episode before.
+
+    Args:
+        sources: by the cameras' names, all that the bundle's views have.
+        inside: the environment.
+        bundle: of several views.
+    """
+
+    def __init__(self, sources: Mapping[str, OneSource], inside: Inside, bundle: Bundle) -> None:
+        self._picture = bundle.spec.picture
+        self._cameras: dict[str, PictureSource] = {}
+        self._memory: dict[str, NDArray[np.uint8]] = {}
+        for name, camera in self._picture.cameras.items():
+            one = dataclasses.replace(bundle.spec, picture=self._picture.of_view(camera))
+            with _naming(name):
+                part = PictureSource(sources[name], inside, dataclasses.replace(bundle, spec=one))
+            self._cameras[name] = part
+            depth = 1 + max(view.age for view in self._picture.views if view.name == name)
+            shape = (inside.num_envs, depth, camera.height, self._picture.width, 3)
+            self._memory[name] = np.zeros(shape, np.uint8)
+        self.remembers = any(memory.shape[1] > 1 for memory in self._memory.values())
+        """Whether the first picture of each episode must be shown."""
+
+    def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
+        """Return one environment's picture, ``(1, 1, H, W, 3)``; ``first`` of its episode."""
+        parts = {
+            name: source.single(env, observation)[:, -1] for name, source in self._cameras.items()
+        }
+        return self._together([] if first else [0], [0] if first else [], parts)
+
+    def batch(
+        self,
+        observations: Any,
+        ends: Sequence[int],
+        begins: Sequence[int] = (),
+        last: Mapping[int, Any] = MappingProxyType({}),
+        env: Any = None,
+    ) -> NDArray[np.uint8]:
+        """Return ``(len(ends) + len(begins), 1, H, W, 3)``; see :meth:`PictureSource.batch`."""
+        parts = {
+            name: source.batch(observations, ends, begins, last, env)[:, -1]
+            for name, source in self._cameras.items()
+        }
+        return self._together(ends, begins, parts)
+
+    def rows(self, observations: Any) -> list[Any]:
+        """Return a batch of observations one by one, as views."""
+        return next(iter(self._cameras.values())).rows(observations)
+
+    def stored(self, observation: Any) -> list[NDArray[Any]]:
+        """Return the arrays that hold the pictures of one or more observations, if there are."""
+        return [part for source in self._cameras.values() for part in source.stored(observation)]
+
+    def _together(
+        self, ends: Sequence[int], begins: Sequence[int], parts: Mapping[str, NDArray[np.uint8]]
+    ) -> NDArray[np.uint8]:
+        """Remember the newest pictures of ``[*ends, *begins]`` by camera; return what is seen."""
+        picture, old, new = self._picture, list(ends), list(begins)
+        if not old and not new:
+            return np.zeros((0, 1, picture.height, picture.width, 3), np.uint8)
+        newest = {}
+        for name, part in parts.items():
+            with _naming(name):
+                newest[name] = prepare(part, picture.of_view(picture.cameras[name]))
+        names = [view.name for view in picture.views]
+        if not self.remembers:
+            return tiled([newest[name] for name in names], names)[:, None]
+        for name, memory in self._memory.items():
+            memory[old, :-1] = memory[old, 1:]
+            memory[old, -1] = newest[name][: len(old)]
+        seen = [[self._memory[view.name][old, -1 - view.age] for view in picture.views]]
+        # Afterwards, as an environment may end an episode and begin the next in one step.
+        for name, memory in self._memory.items():
+            memory[new] = newest[name][len(old) :, None]
+        seen.append([self._memory[view.name][new, -1 - view.age] for view in picture.views])
+        return tiled([np.concatenate(pair) for pair in zip(*seen, strict=True)], names)[:, None]
+
+
+@contextlib.contextmanager
+def _naming(camera: str) -> Iterator[None]:
+    """Name the camera in errors about its pictures."""
+    try:
+        yield
+    except (ConfigError, InputError, PictureMismatchError) as error:
+        raise type(error)(f"camera {camera!r}: {error}") from error
+
+
+def sources_of(
+    given: ImageSource | None, bundle: Bundle, default: str
+) -> OneSource | dict[str, OneSource]:
+    """Return the source of a bundle's pictures, or by name that of each of its cameras.
+
+    ``given`` is what the user gave as ``image_source``. ConfigError if it is not one for each
+    camera.
+    """
+    cameras = bundle.spec.picture.cameras
+    several = isinstance(given, Mapping) or (
+        isinstance(given, Sequence) and not isinstance(given, str)
+    )
+    if not cameras:
+        if several:
+            raise ConfigError(
+                f"image_source is {given!r} and the bundle {bundle.spec.name!r} looks at one "
+                "picture. Expected one source, such as 'render' or 'obs:<key>'; for several "
+                "cameras capture pictures of all of them and train a classifier on those."
+            )
+        return default if given is None else given  # type: ignore[return-value]
+    if given is None:
+        return {name: camera.source for name, camera in cameras.items()}
+    if not several:
+        if len(cameras) > 1:
+            raise ConfigError(
+                f"image_source is {given!r} and {_looks(bundle)}. Expected a source for each: a "
+                "sequence in this order, or a mapping from these names."
+            )
+        return {next(iter(cameras)): given}  # type: ignore[dict-item]
+    if isinstance(given, Mapping):
+        missing = [name for name in cameras if name not in given]
+        unknown = [name for name in given if name not in cameras]
+        if missing or unknown:
+            found = f"without {', '.join(missing)}" if missing else f"with {', '.join(unknown)}"
+            raise ConfigError(
+                f"image_source is {dict(given)!r}, {found}, and {_looks(bundle)}. Expected a "
+                "source for each of these names and no others."
+            )
+        return {name: given[name] for name in cameras}
+    if len(given) != len(cameras):  # type: ignore[arg-type]
+        raise ConfigError(
+            f"image_source is {given!r} and {_looks(bundle)}. Expected {len(cameras)} sources, in "
+            "this order."
+        )
+    return dict(zip(cameras, given, strict=True))  # type: ignore[arg-type]
+
+
+def picture_source(
+    source: OneSource | Mapping[str, OneSource], inside: Inside, bundle: Bundle
+) -> PictureSource | ViewSource:
+    """Return what takes a bundle's pictures from an environment; see :func:`sources_of`."""
+    if isinstance(source, Mapping):
+        return ViewSource(source, inside, bundle)
+    return PictureSource(source, inside, bundle)
+
+
+def _looks(bundle: Bundle) -> str:
+    named = ", ".join(
+        f"{name} ({camera.source})" for name, camera in bundle.spec.picture.cameras.items()
+    )
+    return f"the bundle {bundle.spec.name!r} looks at the cameras {named}"
