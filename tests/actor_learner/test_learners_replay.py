@@ -200,3 +200,29 @@ def test_what_cannot_be_kept_is_refused():
         replay.load_state_dict(Replay(SPEC, 9).state_dict())
     with pytest.raises(ConfigError):
         PrioritizedReplay(alpha=2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("rewards", lambda rows: rows[:-1]),
+        ("rewards", lambda rows: rows[:1]),  # which NumPy would repeat
+        ("rewards", lambda rows: rows[0]),
+        ("filled", lambda filled: filled - 1),
+        ("filled", lambda filled: -filled),
+        ("position", lambda position: 20),
+        ("position", lambda position: -1),
+        ("priorities", lambda rows: rows[:1]),
+    ],
+)
+def test_a_damaged_state_is_refused_before_anything_is_taken_from_it(name, change):
+    replay = Replay(SPEC, 20, priorities=PrioritizedReplay())
+    replay.add(random_trajectory(SPEC, np.random.default_rng(8), steps=3, count=2))
+    state = replay.state_dict()
+    state["arrays"] = dict(state["arrays"])
+    place = state["arrays"] if name in state["arrays"] else state
+    place[name] = change(place[name])
+    other = Replay(SPEC, 20, priorities=PrioritizedReplay())
+    with pytest.raises(InputError, match="one row for each filled slot"):
+        other.load_state_dict(state)
+    assert other.size == 0

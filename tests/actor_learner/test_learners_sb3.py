@@ -244,6 +244,24 @@ def test_a_state_sets_counters_and_tensors_and_nothing_else(change):
         learner.load_state(state)
 
 
+@pytest.mark.parametrize("change", [{"position": 5}, {"position": 200}, {"full": True}, "rewards"])
+def test_a_replay_of_other_rows_is_refused_before_anything_is_taken_from_it(change):
+    learner = SB3Learner(model_of(DQN), CONFIG)
+    random = np.random.default_rng(3)
+    learner.update([random_trajectory(learner.spec, random, steps=4, count=1)])
+    state = learner.state()
+    replay = dict(state["model"]["replay"])
+    if change == "rewards":
+        replay["arrays"] = {**replay["arrays"], "rewards": replay["arrays"]["rewards"][:1]}
+    else:
+        replay |= change
+    state["model"] = {**state["model"], "replay": replay}
+    other = SB3Learner(model_of(DQN), CONFIG)
+    with pytest.raises(ModelCorruptError, match="of each: it is damaged"):
+        other.load_state(state)
+    assert other.model.replay_buffer.pos == 0
+
+
 def test_divergence_is_said():
     model = model_of(SAC, learning_starts=5, batch_size=4)
     learner = SB3Learner(model, CONFIG)

@@ -291,7 +291,7 @@ class Replay:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        filled = int(state["filled"])
+        filled, position = int(state["filled"]), int(state["position"])
         shapes = {name: tuple(array.shape[1:]) for name, array in state["arrays"].items()}
         wanted = {name: array.shape[1:] for name, array in self._arrays.items()}
         if (
@@ -303,11 +303,22 @@ class Replay:
                 f"the saved replay has {state['capacity']} slots for {shapes}. Expected "
                 f"{self.capacity} for {wanted}, {'with' if self._tree else 'without'} priorities."
             )
+        columns = dict(state["arrays"])
+        if self._tree is not None:
+            columns["priorities"] = state["priorities"]
+        rows = {name: array.shape[0] if array.ndim else 0 for name, array in columns.items()}
+        fits = 0 <= filled <= self.capacity and 0 <= position < self.capacity
+        if not fits or set(rows.values()) != {filled}:
+            raise InputError(
+                f"the saved replay has {rows} rows, {filled} filled slots and continues at slot "
+                f"{position}. Expected one row for each filled slot, and at most {self.capacity} "
+                "slots: it is damaged."
+            )
         for name, array in self._arrays.items():
             array[:filled] = state["arrays"][name].numpy()
         self._arrays["steps"][filled:] = False
         self.size = int(self._arrays["steps"].sum())
-        self._position, self._filled = int(state["position"]), filled
+        self._position, self._filled = position, filled
         self.inserted = int(state["inserted"])
         self._highest, self._draws = float(state["highest"]), int(state["draws"])
         self._random.bit_generator.state = json.loads(state["random"])

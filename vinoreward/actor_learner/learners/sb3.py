@@ -29,7 +29,7 @@ from stable_baselines3.common.utils import configure_logger
 from vinoreward.actor_learner.learners import base, sb3_network
 from vinoreward.actor_learner.learners.base import Consumption, State
 from vinoreward.actor_learner.transport.trajectory import Trajectory
-from vinoreward.errors import ConfigError, OutputError
+from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
 from vinoreward.policies.distributions import Exploration
 from vinoreward.policies.policy import Floats, Policy
 from vinoreward.policies.torch_policy import from_policy, load_policy
@@ -327,6 +327,15 @@ def _load_model_state(
             f"the saved replay has {replay['capacity']} rows of {shapes}. Expected "
             f"{buffer.buffer_size} of {wanted}: make the model as at the start of the run."
         )
+    position, full = int(replay["position"]), bool(replay["full"])
+    filled = buffer.buffer_size if full else position
+    arrays = replay["arrays"].items()
+    rows = {name: array.shape[0] if array.ndim else 0 for name, array in arrays}
+    if not 0 <= position < buffer.buffer_size or set(rows.values()) != {filled}:
+        raise ModelCorruptError(
+            f"the saved replay has {rows} rows and continues at row {position} of "
+            f"{buffer.buffer_size}. Expected {filled} of each: it is damaged."
+        )
     try:
         model.set_parameters(state["parameters"], exact_match=True, device=model.device)
     except (ValueError, RuntimeError) as error:
@@ -342,7 +351,7 @@ def _load_model_state(
     for name in _ARRAYS:
         array = replay["arrays"][name].numpy()
         getattr(buffer, name)[: len(array)] = array
-    buffer.pos, buffer.full = int(replay["position"]), bool(replay["full"])
+    buffer.pos, buffer.full = position, full
 
 
 def _check_buffer(model: OffPolicyAlgorithm) -> ReplayBuffer:
