@@ -20,7 +20,7 @@ from engine_runs import (
     started,
     until,
 )
-from faulty_environments import Remembers
+from faulty_environments import Remembers, Slow
 
 from vinoreward.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward.actor_learner.engines.base import Engine
@@ -152,6 +152,15 @@ class TestTraining:
         assert sum(len(one.ended) for one in seen) == seen[-1].episodes
         assert seen[-1].metrics["compressed_share"] == 0.0
         assert all(one.metrics["lag_max"] >= one.metrics["lag_mean"] >= 0 for one in seen)
+
+    def test_a_compression_that_fails_after_the_last_update_is_in_the_summary(self) -> None:
+        # Both layers stay float in INT8, so each version fails, long after the 40 steps.
+        learner = Impala(mlp(4, 2, head="logits", hidden=(8,), value=True), ImpalaConfig())
+        chain = CompressorChain().add(Slow(2.0)).add(Quantize("int8"))
+        summary = ActorLearner("CartPole-v1", learner, settings(), compressor=chain).learn(40)
+        assert summary.compressor, "the error is lost"
+        assert all("a layer between them" in report["error"] for report in summary.compressor)
+        assert summary.compressed is None
 
     def test_observations_of_float64(self) -> None:
         """Rounded on their way in: the same training as with float32, to the bit."""

@@ -78,6 +78,7 @@ class Summary:
             their steps; NaN if none acted.
         evaluations: finished after the last progress: running or due at the end. Empty if
             ``on_progress`` ended the training.
+        compressor: its reports after the last progress.
         policy: the last pushed weights, in full precision.
         compressed: the last weights from the compressor; of an earlier push if it was late.
     """
@@ -92,6 +93,7 @@ class Summary:
     compressed_share: float
     staleness: float
     evaluations: tuple[Evaluation, ...]
+    compressor: tuple[dict[str, Any], ...]
     policy: Policy = field(repr=False)
     compressed: Policy | None = field(repr=False)
 

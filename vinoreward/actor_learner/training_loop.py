@@ -153,6 +153,7 @@ class Loop:
             compressed_share=self._share.share if self._compressing else float("nan"),
             staleness=self._share.staleness,
             evaluations=tuple(self._messages.evaluations),
+            compressor=tuple(self._messages.compressor),
             policy=policy,
             compressed=compressed,
         )

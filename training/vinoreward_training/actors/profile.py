@@ -88,6 +88,7 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
             return False
 
         summary = owner.learn(steps, watch)
+        reports.extend(summary.compressor)
     if parts.chain is not None and start is None:
         errors = [str(one["error"]) for one in reports if "error" in one]
         why = f": {errors[-1].rstrip('.')}" if errors else ""

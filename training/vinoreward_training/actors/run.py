@@ -114,6 +114,8 @@ def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Pa
             # If the run was stopped in its final evaluation, only that remains.
             summary = trainer.learn(trainer.steps if watcher.reached else config.steps, watcher)
             watcher.record(summary.evaluations)
+            at = {"step": summary.steps, "seconds": recorder.before + summary.seconds}
+            recorder.compressor(summary.compressor, at)
             outcome = _conclude(config, parts, summary, watcher, folder)
         except KeyboardInterrupt:
             if (folder / CHECKPOINT).is_file():
@@ -283,7 +285,7 @@ class Recorder(Closing):
         self._every = max(1, total // ROWS)
         self._next = start
         self._ended: deque[Episode] = deque(maxlen=100)
-        self._reports: list[dict[str, Any]] = []
+        self._reports: list[Mapping[str, Any]] = []
         self._last_text = ""
 
     def note(self, progress: Progress, setting: CompressionSetting | None) -> bool:
@@ -295,11 +297,7 @@ class Recorder(Closing):
             self._say("event", base, str(event))
         for change in progress.changes:
             self._say("change", base, change)
-        for report in progress.compressor:
-            if "error" in report:
-                self._say("event", base, f"compressor: {report['error']}")
-            else:
-                self._reports.append(report)
+        self.compressor(progress.compressor, base)
         if progress.steps < self._next:
             return False
         self._next = progress.steps + self._every
@@ -319,6 +317,14 @@ class Recorder(Closing):
         self._write(row)
         self._show(row)
         return True
+
+    def compressor(self, reports: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> None:
+        """Record the compressor's errors; keep its other reports for the next row."""
+        for report in reports:
+            if "error" in report:
+                self._say("event", base, f"compressor: {report['error']}")
+            else:
+                self._reports.append(report)
 
     def _compressor(self) -> dict[str, float]:
         reports, self._reports = self._reports, []
