@@ -11,6 +11,7 @@ from .rewards.success import SuccessDetector
 from .wrappers.encoded import EncodedObservation
 from .wrappers.learned_reward import LearnedReward
 from .wrappers.sb3 import VecEncodedObservation, VecLearnedReward
+from .wrappers.true_success import TrueSuccess
 from .wrappers.vector import VectorEncodedObservation, VectorLearnedReward
 
 __version__: str
@@ -26,6 +27,7 @@ __all__ = [
     "LearnedReward",
     "Player",
     "SuccessDetector",
+    "TrueSuccess",
     "VecEncodedObservation",
     "VecLearnedReward",
     "VectorEncodedObservation",

@@ -1,9 +1,15 @@
-"""Classes found by name among the entry points of installed packages, ours included."""
+"""Classes and functions found by name: in entry points of packages, in modules, in files."""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from vinoreward.errors import ConfigError
 
@@ -72,3 +78,52 @@ class Registry(Generic[Plug]):
 
     def _entries(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=self.group)}
+
+
+def named_function(text: str, option: str, what: str = "a function") -> Callable[..., Any]:
+    """Return the function that ``PACKAGE.MODULE:FUNCTION`` or ``FILE.py:FUNCTION`` names.
+
+    This runs the module's code. ``option`` is the argument that has the text, for messages, and
+    ``what`` says what the function is for.
+
+    Raises:
+        ConfigError: no such module, file or function, or its code fails when it is imported.
+    """
+    where, _, name = text.rpartition(":")
+    if not where or not name:
+        raise ConfigError(
+            f"--{option} is {text!r}. Expected PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, {what}."
+        )
+    try:
+        module: Any
+        if where.endswith(".py"):
+            module = _from_file(str(Path(where).resolve()))
+        else:
+            module = importlib.import_module(where)
+        function: object = getattr(module, name)
+    except (ImportError, OSError, AttributeError, SyntaxError) as error:
+        raise ConfigError(
+            f"--{option} {text} cannot be imported ({error}). Expected {what}; check the name, or "
+            "give the path of the file."
+        ) from error
+    if not callable(function):
+        raise ConfigError(f"--{option} {text} is a {type(function).__name__}. Expected {what}.")
+    return function
+
+
+@functools.cache
+def _from_file(path: str) -> object:
+    """Return the module of a Python file; run once, as an import would."""
+    # Named by its path, so that two files of one name do not meet.
+    name = f"{Path(path).stem} ({path})"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -16,10 +16,11 @@ from torch import nn
 
 from vinoreward.backends.runtime import import_openvino
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.entry_points import named_function
 from vinoreward.errors import BundleParityError, ConfigError, PictureMismatchError, VinorewardError
 from vinoreward_training.configs import ImportEncoderConfig
 from vinoreward_training.encoder import import_encoder
-from vinoreward_training.encoder.import_encoder import read_factory
+from vinoreward_training.encoder.import_encoder import FACTORY
 
 # The exporter that gives two outputs a name is an old one.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -59,7 +60,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("foreign")
     (folder / "nets.py").write_text(MODULE)
     torch.manual_seed(0)
-    net: nn.Module = read_factory(f"{folder / 'nets.py'}:variational")().eval()
+    net: nn.Module = named_function(f"{folder / 'nets.py'}:variational", "module", FACTORY)().eval()
     torch.save(net.state_dict(), folder / "weights.pt")
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (80, *SIZE, 3), dtype=np.uint8)
@@ -73,7 +74,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.fromarray(images[0]).save(folder / "golden.png")
     example = torch.zeros(2, 3, *SIZE)
     for name, outputs in (("variational", ["mu", "logvar"]), ("plain", ["z"])):
-        module = read_factory(f"{folder / 'nets.py'}:{name}")().eval()
+        module = named_function(f"{folder / 'nets.py'}:{name}", "module", FACTORY)().eval()
         module.load_state_dict(net.state_dict())
         torch.onnx.export(
             module,
@@ -162,7 +163,7 @@ def test_a_state_dict_needs_its_module(foreign: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["nets", ":x", "nowhere_at_all:make", "json:nothing", "math:pi"])
 def test_what_names_no_function_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="Expected"):
-        read_factory(text)
+        named_function(text, "module", FACTORY)
 
 
 @pytest.fixture(scope="module")

@@ -150,7 +150,7 @@ def test_a_truth_that_is_named_is_the_one_read() -> None:
     with pytest.raises(ConfigError, match=r"'nothing' \(it has at_goal, true.*--truth-key"):
         evaluate(Walk(3), Telling(**told), 1, seed=0, truth=Truth("nothing"))
     for wrong in ("yes", [True, False], float("nan"), None):
-        with pytest.raises(ConfigError, match="single number"):
+        with pytest.raises(ConfigError, match="a single 1 or 0"):
             evaluate(Walk(3), Telling(success=lambda _, w=wrong: w), 1, seed=0)
 
 

@@ -307,6 +307,24 @@ def claim_of(info: Mapping[str, Any]) -> bool | None:
     return bool(info["is_success"]) if judged and "is_success" in info else None
 
 
+def as_truth(value: Any, said: str) -> bool:
+    """Return a flag from what an environment gives for it: a flag, a number, an array or a tensor.
+
+    ``said`` begins the sentence of the ConfigError for anything but a single true, false, 1 or 0.
+    """
+    plain = value
+    if hasattr(value, "detach"):  # a torch tensor, perhaps on a GPU and of a type unknown to NumPy
+        plain = value.detach().cpu().tolist()
+    array = np.asarray(plain)
+    if array.size != 1 or array.dtype.kind not in "buif" or array.item() not in (0, 1):
+        raise ConfigError(
+            f"{said} {value!r}. Expected true or false, or a single 1 or 0, for the truth about "
+            "success; name another key with --truth-key, or a function of the environment that "
+            "returns True or False with --truth (both where the command has them)."
+        )
+    return bool(array.item())
+
+
 class Truth:
     """Reads from ``info`` whether the task is truly done.
 
@@ -331,23 +349,19 @@ class Truth:
             if self._named and last:
                 raise ConfigError(
                     f"the environment gave an info without {self.key!r} (it has {_keys(info)}). "
-                    "Expected the truth about success there; name its key with --truth-key."
+                    "Expected the truth about success there; name one of these with --truth-key, "
+                    "or a function of the environment with --truth."
                 )
             return None
-        value = np.asarray(info[self.key])
-        if value.size != 1 or value.dtype.kind not in "buif" or np.isnan(value).any():
-            raise ConfigError(
-                f"the environment gives {info[self.key]!r} as info[{self.key!r}]. Expected true or "
-                "false, or a single number, for the truth about success; where a command takes "
-                "--truth-key, it can name another key."
-            )
-        return bool(value.item())
+        return as_truth(info[self.key], f"the environment gives, as info[{self.key!r}],")
 
     def missing(self, info: Mapping[str, Any]) -> str:
         """Say that nothing is known of the truth, and what to do."""
         return (
             f"true success is not known: the environment's info has none of {', '.join(TRUTH_KEYS)}"
-            f" (it has {_keys(info)}). If it tells under another name, add --truth-key."
+            f" (it has {_keys(info)}). If it tells under another name, add --truth-key; if not, "
+            "add --truth file.py:function, a function of the environment that returns True or "
+            "False."
         )
 
 

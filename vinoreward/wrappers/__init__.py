@@ -6,5 +6,6 @@ Stable-Baselines3 in :mod:`vinoreward.wrappers.sb3`.
 
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.learned_reward import LearnedReward
+from vinoreward.wrappers.true_success import TrueSuccess
 
-__all__ = ["EncodedObservation", "LearnedReward"]
+__all__ = ["EncodedObservation", "LearnedReward", "TrueSuccess"]

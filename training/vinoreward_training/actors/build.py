@@ -97,9 +97,7 @@ def build(config: ActorsConfig) -> Parts:
     chain = chain_of(config.compress, config.backend, lambda name: network(task, name, head_of))
     learner, close = learner_of(config, task)
     monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period, config.bits)
-    environment = EnvironmentSpec(
-        FACTORY, {"name": config.task, **config.env_kwargs}, config.truth_key
-    )
+    environment = _environment(config, config.env_kwargs)
     return Parts(task, learner, chain, monitor, environment, settings, close)
 
 
@@ -264,6 +262,9 @@ def evaluation_options(config: ActorsConfig) -> dict[str, Any]:
 
 def evaluation_environment(config: ActorsConfig) -> EnvironmentSpec:
     """Return the evaluation environment."""
-    return EnvironmentSpec(
-        FACTORY, {"name": config.task, **evaluation_options(config)}, config.truth_key
-    )
+    return _environment(config, evaluation_options(config))
+
+
+def _environment(config: ActorsConfig, options: Mapping[str, Any]) -> EnvironmentSpec:
+    kwargs = {"name": config.task, **options}
+    return EnvironmentSpec(FACTORY, kwargs, config.truth_key, config.truth)

@@ -92,14 +92,22 @@ def _train(config: ActorsConfig) -> int:
     print(f"policy: {config.out / 'policy.json'}")
     print(f"curve:  {config.out / 'returns.png'}")
     print(f"report: {config.out / 'report.html'}")
-    words = ["play", "--run", str(config.out), *naming(config.task)]
+    words = [
+        "play",
+        "--run",
+        str(config.out),
+        *naming(config.task),
+        *naming(config.truth, "--truth"),
+    ]
     print(f"play:   vinoreward {shlex.join(words)}")
     print(f"next:   {_next(config, outcome.updates)}")
     return 0
 
 
 def _again(config: ActorsConfig) -> str:
-    return again("actors", config.out, *naming(config.task, "--task"))
+    return again(
+        "actors", config.out, *naming(config.task, "--task"), *naming(config.truth, "--truth")
+    )
 
 
 def _next(config: ActorsConfig, updates: int) -> str:

@@ -120,7 +120,8 @@ def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Pa
         except KeyboardInterrupt:
             if (folder / CHECKPOINT).is_file():
                 print(f"\nStopped at step {trainer.steps}; the checkpoint is written.")
-                print(f"Continue with: {again('actors', folder, *naming(config.task, '--task'))}")
+                named = [*naming(config.task, "--task"), *naming(config.truth, "--truth")]
+                print(f"Continue with: {again('actors', folder, *named)}")
             else:
                 print("\nStopped before the first update. Start again with:")
                 print(f"{command(config)} --resume")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import shutil
 from collections import Counter
@@ -17,6 +16,7 @@ from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.rewards.calibration import negatives_needed, rate_supported
 from vinoreward.rewards.success import Truth
+from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_envs.camera.spec import CameraSpec, resized
 from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEIGHT, PICTURE_WIDTH
 from vinoreward_envs.scene import HoverScene
@@ -40,9 +40,11 @@ from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings
 from vinoreward_training.tasks.environments import (
     dependencies_named,
+    find_spec,
     is_hover,
     naming,
     not_importable,
+    truth_reader,
 )
 
 FORMAT = "vinoreward image folder 1"
@@ -81,10 +83,7 @@ def _make(config: CaptureConfig) -> Any:
     if config.image_source == "render":
         options = {"render_mode": "rgb_array", **options}
     try:
-        package, _, name = config.env.rpartition(":")
-        if package:
-            importlib.import_module(package)
-        spec = gymnasium.spec(name)
+        spec = find_spec(config.env)
         if is_hover(spec):
             size = config.image_size
             asked = {"image_size": size, "camera": config.renderer, "mesh": config.mesh}
@@ -96,7 +95,8 @@ def _make(config: CaptureConfig) -> Any:
                 f"found fidelity={config.fidelity!r} with {config.env}. Expected it with a "
                 "PandaHover id, whose pictures it is about; leave --fidelity out."
             )
-        return gymnasium.make(config.env, **options)
+        env = gymnasium.make(config.env, **options)
+        return env if config.truth is None else TrueSuccess(env, config.truth)
     except (Error, ImportError, TypeError) as error:
         if missing := not_importable(config.env, error):
             raise ConfigError(f"found no {config.env!r}.{missing}") from error
@@ -121,8 +121,8 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     # What wrappers and the environment's own judge compare with the bundle's.
     drawn = getattr(env.unwrapped, "picture_scene", None)
     about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
-    placed = config.truth_key in (None, "true_success") and config.image_source == "render"
-    if is_hover(env.spec) and placed:
+    told = config.truth is not None or config.truth_key not in (None, "true_success")
+    if is_hover(env.spec) and not told and config.image_source == "render":
         return env.unwrapped.scene, env, about
     return None, env, about
 
@@ -162,7 +162,7 @@ def _check_same(
     # "drawn" marks the article's pictures and is missing in all others.
     for name in {*scene, *({"drawn"} & set(before["scene"]))}:
         pairs[f"scene {name}"] = before["scene"].get(name), scene.get(name)
-    for name in ("truth_key", "per_episode"):
+    for name in ("truth_key", "truth", "per_episode"):
         if name in before and getattr(config, name) is not None:
             pairs[name] = before[name], getattr(config, name)
     for name, value in pictures.items():
@@ -212,7 +212,9 @@ def _describe(
         about["picture"] = {"height": shape[0], "width": shape[1], "color_order": "RGB"}
     if truth is not None:
         about |= {"per_episode": config.per_episode, "actions": actions}
-        if truth.key is not None:
+        if config.truth is not None:
+            about["truth"] = config.truth
+        elif truth.key is not None:
             about["truth_key"] = truth.key
     about |= {
         **known,
@@ -240,7 +242,7 @@ def run(config: CaptureConfig) -> int:
         return _recordings(config, config.from_lerobot)
     from tqdm import tqdm
 
-    line = again("capture", config.out, *naming(config.env))
+    line = again("capture", config.out, *naming(config.env), *naming(config.truth, "--truth"))
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
         scene, env, about = _open(config)
         size = None if env is None or is_hover(env.spec) else config.image_size
@@ -256,7 +258,7 @@ def run(config: CaptureConfig) -> int:
             truth, actions = None, ""
             table = Table(folder, whole_episodes=scene is None)
             if scene is None:
-                truth = Truth(config.truth_key or before.get("truth_key"))
+                truth = truth_reader(config.truth_key or before.get("truth_key"), config.truth)
                 actions = actions_of(env.action_space)
                 take = picture_source(env, config.env, config.image_source, size)
                 work = RandomPlay(env, take, config, truth, tqdm.write).fill(table)

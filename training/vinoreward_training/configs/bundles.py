@@ -59,6 +59,9 @@ class CaptureConfig:
     """Key of the truth in ``info``; by default the first of true_success, is_success, success and
     succeed that exists. With another key than true_success, the capture acts at random also in an
     environment derived from PandaHover."""
+    truth: str | None = None
+    """Instead of a key, a function of the environment, as package.module:function or
+    file.py:function. It gets the environment inside all wrappers and returns True or False."""
     per_episode: int = 4
     """Maximum images of each label per played episode. Fewer means more episodes, which support a
     lower error rate."""

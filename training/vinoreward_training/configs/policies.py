@@ -37,7 +37,8 @@ class TrainConfig:
     config: Path | None = None
     """YAML file with these option names (underscores); the command line overrides it."""
     backend: str = "openvino"
-    """Backend of the classifier: openvino, onnxruntime, torch; oracle rewards the truth instead."""
+    """Backend of the classifier: openvino, onnxruntime, torch; oracle rewards the truth instead,
+    for comparison (with --wrap-bundle also in environments that are not ours)."""
     bundle: str | None = None
     """Name or folder of the classifier's bundle; None: the environment's own."""
     precision: str = "auto"
@@ -62,6 +63,9 @@ class TrainConfig:
     truth_key: str | None = None
     """Key of the true success in info. None finds true_success, the environment's own is_success
     (which a learned reward moves to original_is_success), success or succeed."""
+    truth: str | None = None
+    """Instead of a key, a function of the environment, as package.module:function or
+    file.py:function. It gets the environment inside all wrappers and returns True or False."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Further arguments of the environment: name value name value ..."""
     algorithm_kwargs: dict[str, Scalar] = field(default_factory=dict)
@@ -186,6 +190,9 @@ class ActorsConfig:
     """Arguments of the environment: name value name value."""
     truth_key: str | None = None
     """Key of the truth in info, for true success; None: found automatically."""
+    truth: str | None = None
+    """Instead of a key, a function of the environment, as package.module:function or
+    file.py:function. It gets the environment inside all wrappers and returns True or False."""
     evaluate_every: int = 5000
     """Steps between evaluations, which a separate process plays during training: both policies of
     one version. If one is still running, the next starts after it. 0: only at the end."""
@@ -254,6 +261,10 @@ class PlayConfig:
     its code. Without this option or --env, you are asked."""
     truth_key: str | None = None
     """Key of the truth in info; None: as in training, or found automatically."""
+    truth: str | None = None
+    """Instead of a key, a function of the environment, as package.module:function or
+    file.py:function. It gets the environment inside all wrappers and returns True or False. None:
+    as in training."""
     human: bool = False
     """Show a window, which needs a display; makes no film."""
     seed: int = 1000

@@ -126,7 +126,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         seed = about.get("seed")
         if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
             raise ValueError("seed is no whole number of 0 or more")
-        for name in ("env", "truth_key"):
+        for name in ("env", "truth_key", "truth"):
             if not isinstance(about.get(name, ""), str):
                 raise ValueError(f"{name} is no text")
     except (BundleError, OSError, ValueError) as error:

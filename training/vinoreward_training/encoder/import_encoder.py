@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +15,7 @@ import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Encoding, Picture
+from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, PictureMismatchError, VinorewardError
 from vinoreward_training.configs import ImportEncoderConfig
 from vinoreward_training.data.dataset import LOWEST_COUNT, load_frames
@@ -53,37 +52,7 @@ _IN_OPTIONS = (
     (r"with --data", "with --pictures"),
 )
 """The library's names of arguments, and this command's options."""
-
-
-def read_factory(text: str) -> Callable[[], Any]:
-    """Return the function that ``PACKAGE.MODULE:FUNCTION`` or ``FILE.py:FUNCTION`` names."""
-    where, _, name = text.rpartition(":")
-    if not where or not name:
-        raise ConfigError(
-            f"--module is {text!r}. Expected PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, a "
-            "function without arguments that builds the encoder."
-        )
-    try:
-        if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location("imported_encoder", where)
-            if spec is None or spec.loader is None:
-                raise ImportError(f"{where} is not a Python file")
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-        factory = getattr(module, name)
-    except (ImportError, OSError, AttributeError) as error:
-        raise ConfigError(
-            f"--module {text} cannot be imported ({error}). Expected a function that builds the "
-            "encoder; check the name, or give the path of the file."
-        ) from error
-    if not callable(factory):
-        raise ConfigError(
-            f"--module {text} is a {type(factory).__name__}. Expected a function without arguments "
-            "that builds the encoder."
-        )
-    return factory  # type: ignore[no-any-return]
+FACTORY = "a function without arguments that builds the encoder"
 
 
 @contextmanager
@@ -189,7 +158,12 @@ def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
             "builds the module that it belongs to, and HEIGHT WIDTH of its pictures."
         )
     return Bundle.from_encoder_module(
-        read_factory(config.module)(), config.model, onnx_path, height=height, width=width, **facts
+        named_function(config.module, "module", FACTORY)(),
+        config.model,
+        onnx_path,
+        height=height,
+        width=width,
+        **facts,
     )
 
 

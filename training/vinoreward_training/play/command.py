@@ -23,7 +23,7 @@ from vinoreward.errors import (
     ModelNotFoundError,
 )
 from vinoreward.files import read_json, refuse_links, write_json
-from vinoreward.rewards.success import Truth
+from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_envs.panda_hover import has_display
 from vinoreward_training.actors import settings as actors_settings
 from vinoreward_training.actors.build import evaluation_options
@@ -34,7 +34,12 @@ from vinoreward_training.policy.evaluate import Evaluation, Moment, Policy, eval
 from vinoreward_training.runs.next_command import after_play
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import plain
-from vinoreward_training.tasks.environments import agree_to_import, dependencies_named, make_env
+from vinoreward_training.tasks.environments import (
+    agree_to_import,
+    dependencies_named,
+    make_env,
+    truth_reader,
+)
 from vinoreward_training.tasks.lookup import make_task
 
 MAX_TABLE = 20
@@ -131,6 +136,10 @@ def _open(config: PlayConfig, mode: str | None, stack: contextlib.ExitStack) -> 
     if config.env is None:
         recorded = config.run / "policy.json"
         agree_to_import(description.get("env"), recorded, trusted=config.trust_run)
+    _, truth = _truth(config, description)
+    if truth is not None and config.truth is None:
+        recorded = config.run / "policy.json"
+        agree_to_import(truth, recorded, trusted=config.trust_run, option="--truth")
     env = _make(config, description, mode)
     stack.callback(env.close)
     return Opened(env, load_policy(config.run, env), description)
@@ -163,7 +172,7 @@ def _played(
                 ends.append({**_end(moment), "return": round(returns[-1], 4)})
                 bar.update()
 
-        truth = Truth(config.truth_key or opened.description.get("truth_key"))
+        truth = truth_reader(*_truth(config, opened.description))
         found = evaluate(opened.model, opened.env, config.episodes, config.seed, watch, truth=truth)
     return dataclasses.replace(found, mean_return=float(np.mean(returns))), returns, ends
 
@@ -178,9 +187,17 @@ def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | No
     settings = {name: description[name] for name in OF_ENV if name in description}
     for name in ("backend", "bundle", "encoder", "accept_foreign_pictures"):
         settings[name] = getattr(config, name) or settings.get(name)
+    settings["truth_key"], settings["truth"] = _truth(config, description)
     env = description["env"] if config.env is None else config.env
     options = description["env_kwargs"] if env == description["env"] else {}
     return make_env(env, {**options, **config.env_kwargs}, render_mode=render_mode, **settings)
+
+
+def _truth(config: PlayConfig, description: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return key and function of the truth: the command line's, else those of training."""
+    if config.truth_key is not None or config.truth is not None:
+        return config.truth_key, config.truth
+    return description.get("truth_key"), description.get("truth")
 
 
 class _Greedy:
@@ -223,9 +240,11 @@ def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitSta
             "one."
         )
     policy = policies.load_policy(config.run / file)
-    task, options, backend, truth_key = _recorded(config)
+    task, options, backend, told = _recorded(config)
+    truth_key, truth = _truth(config, told)
     options = {**options, **config.env_kwargs}
     env, unfilmed = _make_task(task, options, mode)
+    env = env if truth is None else TrueSuccess(env, truth)
     stack.callback(env.close)
     check_spaces(env, policy.spec)
     backend = policy.backend if config.compressed else evaluation_backend(backend)
@@ -237,25 +256,31 @@ def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitSta
         "version": policy.version,
         "backend": backend,
         "truth_key": truth_key,
+        "truth": truth,
     }
     return Opened(env, _Greedy(player), description, unfilmed, MOST_FRAMES)
 
 
-def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, str | None]:
-    """Return task, options, backend and truth key: the run's, if the command line has no others."""
+def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, dict[str, str | None]]:
+    """Return task, options, backend, and what says the truth: the run's, or the command line's."""
     if (config.run / "config.yaml").is_file():
         # Use the run's task only if the command line names no other.
         trusted = config.trust_run or config.env is not None
-        run = actors_settings.SETTINGS.of(out=config.run, resume=True, trust_run=trusted)
+        named = {} if config.truth is None else {"truth": config.truth}
+        run = actors_settings.SETTINGS.of(out=config.run, resume=True, trust_run=trusted, **named)
         same = config.env is None or config.env == run.task
-        options, truth_key = (evaluation_options(run), run.truth_key) if same else ({}, None)
-        return config.env or run.task, options, run.backend, truth_key
+        if same and config.truth is None and run.truth is not None:
+            recorded = config.run / "config.yaml"
+            agree_to_import(run.truth, recorded, trusted=config.trust_run, option="--truth")
+        options = evaluation_options(run) if same else {}
+        told = {"truth_key": run.truth_key, "truth": run.truth} if same else {}
+        return config.env or run.task, options, run.backend, told
     if config.env is None:
         raise ConfigError(
             f"{config.run} has a policy, but no config.yaml with its task. Expected the one that "
             "vinoreward actors writes; name the task with --env and --env-kwargs."
         )
-    return config.env, {}, ActorsConfig.backend, None
+    return config.env, {}, ActorsConfig.backend, {}
 
 
 def _make_task(

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from vinoreward.errors import RunFolderError
 from vinoreward.files import read_json, write_json
-from vinoreward.rewards.success import Truth, claim_of
+from vinoreward.rewards.success import claim_of
 from vinoreward.saved_state import shown
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint
@@ -27,6 +27,7 @@ from vinoreward_training.runs.report import (
     read_table,
     write_table,
 )
+from vinoreward_training.tasks.environments import truth_reader
 
 RECENT = 50
 """Episodes behind the rates of the progress bar and of TensorBoard."""
@@ -88,7 +89,7 @@ class RunCallback(BaseCallback):
         self._next_evaluation = _next_multiple(start, config.eval_every)
         self._next_checkpoint = _next_multiple(start, config.checkpoint_every)
         self._last_checkpoint: int | None = start if start else None
-        self._truth = Truth(config.truth_key)
+        self._truth = truth_reader(config.truth_key, config.truth)
         self._key_reported = False
         self._bar = tqdm(
             total=config.timesteps, initial=start, unit="step", disable=not config.progress,

@@ -123,7 +123,7 @@ def train(config: TrainConfig) -> TrainResult:
         import torch
     check_device(config.device)
     torch.set_num_threads(config.threads)
-    line = again("train", config.out, *naming(config.env))
+    line = again("train", config.out, *naming(config.env), *naming(config.truth, "--truth"))
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         finished = _finished(folder, config)
         if finished is not None:
@@ -210,7 +210,7 @@ def _conclude(
 
 
 def _description(config: TrainConfig) -> dict[str, Any]:
-    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", *OF_ENV, "seed", "truth_key")
+    names = ("algorithm", "algorithm_kwargs", "env", "env_kwargs", *OF_ENV, "seed")
     return {name: plain(getattr(config, name)) for name in names}
 
 
@@ -306,7 +306,8 @@ def check_device(name: str) -> None:
 def run(config: TrainConfig) -> int:
     """Train; print the result and the next command."""
     result = train(config)
-    env = str(read_description(result.folder)["env"])
+    policy = read_description(result.folder)
+    named = [*naming(policy["env"]), *naming(policy.get("truth"), "--truth")]
     print(f"steps: {result.steps}, {result.seconds:.1f} s")
     for line in result.final.lines():
         print(line)
@@ -314,5 +315,5 @@ def run(config: TrainConfig) -> int:
         print(f"solved at step {result.solved_at}")
     print(f"curve:  {result.folder / 'learning_curve.png'}")
     print(f"report: {result.folder / 'report.html'}")
-    print(f"next:   {command('play', '--run', result.folder, *naming(env))}")
+    print(f"next:   {command('play', '--run', result.folder, *named)}")
     return 0

@@ -21,7 +21,7 @@ from vinoreward_training.tasks.environments import naming
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
 
-RECORDED = ("env", "truth_key", "actions")
+RECORDED = ("env", "truth_key", "truth", "actions")
 """What a dataset and a bundle record of their pictures' environment."""
 MAX_OPTIONS = 50
 """Arguments of an environment that are passed on."""
@@ -149,7 +149,9 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
 def _learning(known: Mapping[str, Any]) -> list[object]:
     """Return the options of ``train`` that the origin of a bundle's pictures decides."""
     words: list[object] = []
-    if "truth_key" in known:
+    if "truth" in known:
+        words += ["--truth", known["truth"]]
+    elif "truth_key" in known:
         words += ["--truth-key", known["truth_key"]]
     if (algorithm := algorithm_for(known.get("actions"))) is not None:
         words += ["--algorithm", algorithm]
@@ -190,6 +192,7 @@ def after_play(run: Path, description: Mapping[str, Any]) -> str:
     ours = isinstance(env, str) and _judges_itself(env)
     if not isinstance(env, str) or not (ours or bundle) or description.get("env_kwargs"):
         named = naming(str(description.get("env") or description.get("task") or ""))
+        named += naming(description.get("truth"), "--truth")
         return command("play", "--run", run, *named, "--episodes", 500, "--seed", 5000)
     words: list[object] = ["profile", "--env", env]
     words += [] if bundle is None else ["--bundle", bundle]

@@ -141,10 +141,9 @@ class Settings(Generic[_Config]):
                 raise ConfigError(
                     f"found {name}={value}. Expected {limit}; change --{name.replace('_', '-')}."
                 )
-        environment = values.get(self.environment)
-        if file is not None and environment is not None and self.environment not in named:
-            option = f"--{self.environment}"
-            agree_to_import(environment, file, trusted=values["trust_run"], option=option)
+        for name in (self.environment, "truth"):
+            if file is not None and values.get(name) is not None and name not in named:
+                agree_to_import(values[name], file, trusted=values["trust_run"], option=f"--{name}")
         return self.check(config, base if resumed else None)
 
 

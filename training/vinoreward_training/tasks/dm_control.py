@@ -110,6 +110,11 @@ class DmControlEnv(gym.Env[Floats, Floats]):
         picture: NDArray[np.uint8] = self._env.physics.render(*PICTURE, camera_id=0)
         return picture
 
+    @property
+    def physics(self) -> Any:
+        """dm_control's simulation, for a function that tells the truth."""
+        return self._env.physics
+
     def close(self) -> None:
         """Free the simulation."""
         self._env.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,11 @@ import gymnasium as gym
 import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError
+from vinoreward.rewards.success import Truth
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.learned_reward import LearnedReward
 from vinoreward.wrappers.sources import default_source
+from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward_envs.panda_hover import PandaHoverEnv
 
 OURS = ("vinoreward", "vinoreward_envs", "vinoreward_training")
@@ -30,20 +33,23 @@ def agree_to_import(
 ) -> None:
     """Raise ConfigError unless the user agrees to import what a file names: that runs its code.
 
-    For ``package:Id-v0`` Gymnasium imports the package. Asked on a terminal only; elsewhere the
-    answer is no. A package that is imported already, or one of ours, needs no agreement.
-    ``option`` is the one with which the user can name the environment instead.
+    For ``package:Id-v0`` Gymnasium imports the package; for ``--truth`` it is a function's module
+    or file. Asked on a terminal only; elsewhere the answer is no. A package that is imported
+    already, or one of ours, needs no agreement. ``option`` is the one with which the user can name
+    the same instead.
     """
+    kind = "truth" if option == "--truth" else "environment"
     if not isinstance(env_id, str) or not _ID.fullmatch(env_id):
+        expected = "package.module:function" if kind == "truth" else "a Gymnasium id such as"
         raise ConfigError(
-            f"{named_by} names the environment {env_id!r}. Expected a Gymnasium id such as "
-            "PandaHover-v0; restore the file, or leave it out."
+            f"{named_by} names the {kind} {env_id!r}. Expected {expected}"
+            f"{'' if kind == 'truth' else ' PandaHover-v0'}; restore the file, or leave it out."
         )
     module = env_id.rpartition(":")[0]
     if trusted or not module or module in sys.modules or module.partition(".")[0] in OURS:
         return
     asked = (
-        f"{named_by} names the environment {env_id}, for which Python would import {module} and "
+        f"{named_by} names the {kind} {env_id}, for which Python would import {module} and "
         "run its code."
     )
     if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
@@ -52,18 +58,24 @@ def agree_to_import(
             return
     raise ConfigError(
         f"{asked} Expected your agreement, as the file may come from somebody else; if you trust "
-        f"it, name the environment yourself, {option} {env_id}, or add --trust-run."
+        f"it, name the {kind} yourself, {option} {env_id}, or add --trust-run."
     )
 
 
-def naming(env_id: str, option: str = "--env") -> list[str]:
-    """Return the option by which the user agrees to the environment's import, if it needs one."""
-    return [option, env_id] if ":" in env_id else []
+def naming(name: str | None, option: str = "--env") -> list[str]:
+    """Return the option by which the user agrees to an import, if what is named needs one.
+
+    That is an environment's package, or a truth's module or file with ``option="--truth"``.
+    """
+    return [option, name] if name is not None and ":" in name else []
 
 
 def not_importable(env_id: str, error: Exception) -> str:
     """Return what to do if the package of ``package:Id-v0`` is not found, else ""."""
     package = env_id.rpartition(":")[0].partition(".")[0]
+    namespace = env_id.partition("/")[0]
+    if isinstance(error, gym.error.NamespaceNotFound) and not package and namespace.isidentifier():
+        return f" If the package {namespace} registers it: --env {namespace}:{env_id}."
     if not package or not isinstance(error, ModuleNotFoundError) or error.name != package:
         return ""
     return (
@@ -72,13 +84,69 @@ def not_importable(env_id: str, error: Exception) -> str:
     )
 
 
+def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
+    """Return an environment's registration; import the package of ``package:Id-v0`` first.
+
+    ``dm_control/DOMAIN-TASK`` needs no package. Raises Gymnasium's errors and ImportError.
+    """
+    package, _, name = env_id.rpartition(":")
+    _load_triton_before_osmesa()
+    if package:
+        importlib.import_module(package)
+    suite, _, task = name.partition("/")
+    if suite == "dm_control" and "-" in task and name not in gym.registry:
+        domain, _, task = task.partition("-")
+        gym.register(
+            name,
+            "vinoreward_training.tasks.dm_control:DmControlEnv",
+            kwargs={"domain": domain, "task": task},
+        )
+    return gym.spec(name)
+
+
+def _load_triton_before_osmesa() -> None:
+    """Load torch's compiler before MuJoCo loads OSMesa: the other way round, the process crashes.
+
+    Both bring an LLVM, and torch imports its compiler with the first optimiser.
+    """
+    names = {os.environ.get(name, "").lower() for name in ("MUJOCO_GL", "PYOPENGL_PLATFORM")}
+    if "osmesa" in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("triton")
+
+
+class _TrueReward(gym.Wrapper[Any, Any, Any, Any]):
+    """Pays for true success alone and ends there: what a learned reward is compared with."""
+
+    def __init__(
+        self, env: gym.Env[Any, Any], truth: Truth, success_reward: float, step_reward: float
+    ) -> None:
+        super().__init__(env)
+        self._truth, self._rewards = truth, (step_reward, success_reward)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the environment."""
+        observation, _, terminated, truncated, info = self.env.step(action)
+        success = self._truth(info)
+        if success is None:
+            raise ConfigError(f"found --backend oracle, but {self._truth.missing(info)}")
+        return observation, self._rewards[success], terminated or success, truncated, info
+
+
+def truth_reader(truth_key: str | None, truth: str | None) -> Truth:
+    """Return what reads the truth from ``info`` for the options of those names."""
+    if truth_key is not None and truth is not None:
+        raise ConfigError(
+            f"found --truth-key {truth_key} and --truth {truth}. Expected one of them; leave the "
+            "other out."
+        )
+    return Truth(truth_key if truth is None else "true_success")
+
+
 def has_own_reward(env_id: str) -> bool:
     """Return whether the environment has a learned reward itself: PandaHover or derived from it."""
-    package, _, name = env_id.rpartition(":")
     try:
-        if package:
-            importlib.import_module(package)
-        spec = gym.spec(name)
+        spec = find_spec(env_id)
     except (gym.error.Error, ImportError) as error:
         raise ConfigError(
             f"no environment {env_id!r}: {error}. Expected a registered id such as PandaHover-v0, "
@@ -142,13 +210,16 @@ def make_env(
     accept_foreign_pictures: bool = False,
     success_reward: float = 1.0,
     step_reward: float = 0.0,
+    truth: str | None = None,
+    truth_key: str | None = None,
 ) -> gym.Env[Any, Any]:
     """Make one environment.
 
     Args:
         env_id: a Gymnasium id.
         env_kwargs: further arguments of the environment; YAML lists become tuples.
-        backend: runs the bundle's network; ``"oracle"`` for our environments only.
+        backend: runs the bundle's network. ``"oracle"`` pays the truth instead: ours do so
+            themselves, others with ``wrap_bundle``.
         bundle: name or folder; None is the environment's default.
         precision: as the backend takes it.
         wrap_bundle: put ``LearnedReward`` around an environment that has no learned reward.
@@ -160,7 +231,10 @@ def make_env(
         accept_foreign_pictures: as ``LearnedReward``'s, like the two rewards.
         success_reward: see there.
         step_reward: see there.
+        truth: a function of the environment, see :class:`~vinoreward.TrueSuccess`.
+        truth_key: key of the truth in ``info``, for the oracle; None: found automatically.
     """
+    read = truth_reader(truth_key, truth)
     if frame_stack != 1 and encoder is None:
         raise ConfigError(
             f"found frame_stack={frame_stack} without an encoder. Expected 1, as the environment's "
@@ -168,22 +242,29 @@ def make_env(
         )
     arguments = {key: _tupled(value) for key, value in (env_kwargs or {}).items()}
 
+    def told(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+        return env if truth is None else TrueSuccess(env, truth)
+
     def made(mode: str | None) -> gym.Env[Any, Any]:
         given = arguments if mode is None else {**arguments, "render_mode": mode}
         if has_own_reward(env_id):
             own: dict[str, Any] = {} if bundle is None else {"bundle": bundle}
             if accept_foreign_pictures:
                 own["accept_foreign_pictures"] = True
-            return _made(env_id, {"backend": backend, "precision": precision, **given, **own})
+            own |= {"backend": backend, "precision": precision}
+            return told(_made(env_id, {**own, **given}))
         if not wrap_bundle:
-            return _made(env_id, given)
+            return told(_made(env_id, given))
+        if backend == "oracle":
+            env = told(_made(env_id, given))
+            return _TrueReward(env, read, success_reward, step_reward)
         if bundle is None:
             raise ConfigError(
                 f"{env_id} has no learned reward of its own and no bundle was named. Expected the "
                 "name or folder of a bundle to wrap it with; add --bundle."
             )
         return LearnedReward(
-            _made(env_id, {"render_mode": "rgb_array", **given}),
+            told(_made(env_id, {"render_mode": "rgb_array", **given})),
             Path(bundle) if Path(bundle).exists() else bundle,
             backend=backend,
             precision=precision,
@@ -241,6 +322,7 @@ def load_encoder(path_or_name: str, sha256: str | None = None) -> Bundle:
 def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:
     try:
         with dependencies_named(env_id):
+            find_spec(env_id)
             return gym.make(env_id, **arguments)
     except TypeError as error:
         raise ConfigError(

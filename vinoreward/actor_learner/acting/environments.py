@@ -20,6 +20,7 @@ import numpy.typing as npt
 from vinoreward.errors import ConfigError, InputError, VinorewardError
 from vinoreward.policies.spec import PolicySpec
 from vinoreward.rewards.success import Truth, claim_of
+from vinoreward.wrappers.true_success import TrueSuccess
 
 Array = npt.NDArray[Any]
 
@@ -160,6 +161,8 @@ class EnvironmentSpec:
         kwargs: for the factory; plain data.
         truth_key: key of ``info`` with the truth about success; None: found automatically, see
             :class:`~vinoreward.rewards.success.Truth`.
+        truth: instead of a key, a function of the environment, see
+            :class:`~vinoreward.TrueSuccess`.
 
     Raises:
         ConfigError: on ``make``, if the factory does not give an environment.
@@ -168,12 +171,17 @@ class EnvironmentSpec:
     factory: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     truth_key: str | None = None
+    truth: str | None = None
 
     def __str__(self) -> str:
         return f"{self.factory} with {dict(self.kwargs)}" if self.kwargs else self.factory
 
     def make(self) -> gym.Env[Any, Any]:
         """Make one environment."""
+        env = self._made()
+        return env if self.truth is None else TrueSuccess(env, self.truth)
+
+    def _made(self) -> gym.Env[Any, Any]:
         module, _, name = self.factory.partition(":")
         if name.isidentifier():  # Gymnasium names end in a version such as -v0
             factory = getattr(importlib.import_module(module), name, None)
