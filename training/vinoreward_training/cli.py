@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "capture": ("capture.command", configs.CaptureConfig),
     "finetune": ("classifier.finetune", configs.FinetuneConfig),
     "quantize": ("quantize.command", configs.QuantizeConfig),
+    "score": ("classifier.score", configs.ScoreConfig),
     "train-vae": ("encoder.train_vae", configs.TrainVaeConfig),
     "import-encoder": ("encoder.import_encoder", configs.ImportEncoderConfig),
     "train": ("policy.train", configs.TrainConfig),

@@ -302,10 +302,8 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
     """Take the pictures of a LeRobot dataset; return 0."""
     source = LeRobotFolder(dataset, config.camera)
     labels = labels_of(config, source)
-    name = dataset.resolve().name
     known = {
-        # Other cameras show the same episodes, which must not be divided otherwise.
-        "scene": {"scene": f"lerobot {name}", "camera": source.camera},
+        "scene": source.scene,
         "lerobot": {"labels": str(labels), "fps": source.fps},
         **_asked(_of_pictures(config, config.image_size)),
     }

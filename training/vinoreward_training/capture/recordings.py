@@ -11,13 +11,14 @@ import numpy.typing as npt
 from vinoreward.errors import DatasetError
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.capture.play import NEAR_STEPS
-from vinoreward_training.configs import CaptureConfig
+from vinoreward_training.configs import CaptureConfig, ScoreConfig
 from vinoreward_training.data.dataset_files import Indices, Row, Table, make_row
-from vinoreward_training.data.lerobot import SUCCESS, LeRobotFolder, Rows
+from vinoreward_training.data.lerobot import REWARD, SUCCESS, LeRobotFolder, Rows
 
 WITHOUT = "none"
 """As ``--label-column``: pictures without labels, for a state encoder."""
 UNLABELLED = "unlabelled"
+Outcomes = npt.NDArray[np.int8]
 FAILURES = 4
 """Failures per success at most: where nearly all pictures are failures, a network learns little."""
 
@@ -36,9 +37,16 @@ class Labels:
         return f"{self.column} > {self.above:g} of the {self.frame} row"
 
 
-def labels_of(config: CaptureConfig, source: LeRobotFolder) -> Labels | None:
-    """Return where the labels are, None for ``--label-column none``."""
+def labels_of(
+    config: CaptureConfig | ScoreConfig, source: LeRobotFolder, *, needed: bool = True
+) -> Labels | None:
+    """Return where the labels are, None for ``--label-column none``.
+
+    If they are not ``needed``, None also where no column was named and none has a usual name.
+    """
     if config.label_column == WITHOUT:
+        return None
+    if not needed and config.label_column is None and not {SUCCESS, REWARD} & {*source.columns}:
         return None
     column = source.label_column(config.label_column)
     # LeRobot's evaluation writes next.success beside the picture before the action; its recorder
@@ -47,7 +55,26 @@ def labels_of(config: CaptureConfig, source: LeRobotFolder) -> Labels | None:
     return Labels(column, 0.5 if config.label_above is None else config.label_above, frame)
 
 
-def outcomes(labels: Labels | None, rows: Rows) -> npt.NDArray[np.int8]:
+def shown_by(
+    config: CaptureConfig | ScoreConfig, source: LeRobotFolder, labels: Labels | None
+) -> tuple[list[Rows], list[Outcomes]]:
+    """Return the rows of each episode, and of each picture whether it shows a success.
+
+    That is 1 or 0, and -1 where it is not known. DatasetError if numbers have no limit.
+    """
+    every = list(source.rows(labels.column if labels else None))
+    if labels is not None and config.label_above is None:
+        values = np.unique(np.concatenate([r.values for r in every if r.values is not None]))
+        if not np.isin(values, (0.0, 1.0)).all():
+            raise DatasetError(
+                f"{labels.column} of {source.folder} has {len(values)} values from {values[0]:g} "
+                f"to {values[-1]:g}. Expected 0 and 1 only; say with --label-above which numbers "
+                "are a success."
+            )
+    return every, [_outcomes(labels, rows) for rows in every]
+
+
+def _outcomes(labels: Labels | None, rows: Rows) -> Outcomes:
     """Return of each picture of an episode whether it shows a success; -1 where not known."""
     shown = np.full(rows.episode.length, -1, dtype=np.int8)
     if labels is not None and rows.values is not None:
@@ -67,10 +94,9 @@ def choose_frames(
     Of a label that has more pictures than wanted, each episode gives as many as the others where it
     can, evenly spread over its time. More ``frames`` only add pictures.
     """
-    every = list(source.rows(labels.column if labels else None))
-    shown = [outcomes(labels, rows) for rows in every]
+    every, shown = shown_by(config, source, labels)
     if labels is not None:
-        _check_labels(config, labels, every, shown)
+        _check_labels(config, labels, shown)
     return list(zip(every, _plan(config.frames, shown), strict=True))
 
 
@@ -103,16 +129,8 @@ def fill(
 def _check_labels(
     config: CaptureConfig,
     labels: Labels,
-    every: Sequence[Rows],
-    shown: Sequence[npt.NDArray[np.int8]],
+    shown: Sequence[Outcomes],
 ) -> None:
-    values = np.unique(np.concatenate([r.values for r in every if r.values is not None]))
-    if config.label_above is None and not np.isin(values, (0.0, 1.0)).all():
-        raise DatasetError(
-            f"{labels.column} of {config.from_lerobot} has {len(values)} values from "
-            f"{values[0]:g} to {values[-1]:g}. Expected 0 and 1 only; say with --label-above which "
-            "numbers are a success."
-        )
     successes = sum(int((each == 1).sum()) for each in shown)
     failures = sum(int((each == 0).sum()) for each in shown)
     if not successes or not failures:
@@ -125,7 +143,7 @@ def _check_labels(
         )
 
 
-def _plan(frames: int, shown: Sequence[npt.NDArray[np.int8]]) -> list[dict[int, str]]:
+def _plan(frames: int, shown: Sequence[Outcomes]) -> list[dict[int, str]]:
     """Return of each episode which pictures to take, with their category."""
     plan: list[dict[int, str]] = [{} for _ in shown]
     wins = [_spread(np.flatnonzero(each == 1)) for each in shown]

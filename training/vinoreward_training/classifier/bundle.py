@@ -181,25 +181,29 @@ def _draw(
 ) -> list[Path]:
     """Draw the model card's pictures; return their paths."""
     folder.mkdir(exist_ok=True)
+    scores, boundary = result.log_odds[test], result.threshold_log_odds
     return [
-        *_draw_curves(folder, result, dataset.labels[test], result.log_odds[test]),
+        *draw_curves(folder, scores, dataset.labels[test], boundary, "held-out frames"),
         _draw_mistakes(folder / "mistakes.png", dataset, test, result),
         _draw_history(folder / "history.png", history),
     ]
 
 
-def _draw_curves(
-    folder: Path, result: Evaluation, labels: Labels, log_odds: Floats
+def draw_curves(
+    folder: Path, log_odds: Floats, labels: Labels, threshold: float, frames: str
 ) -> Iterator[Path]:
-    """Write ``roc.png`` and ``pr.png`` for held-out frames, with the threshold marked on both."""
-    claimed, success = log_odds >= result.threshold_log_odds, labels == 1
+    """Write ``roc.png`` and ``pr.png``, with the threshold (in log-odds) marked on both.
+
+    ``frames`` says of what, for the title.
+    """
+    claimed, success = log_odds >= threshold, labels == 1
     recall = float((claimed & success).sum() / max(1, success.sum()))
     false_rate = float((claimed & ~success).sum() / max(1, (~success).sum()))
     precision = float((claimed & success).sum() / max(1, claimed.sum()))
     average = average_precision(log_odds, labels)
     plots: list[tuple[str, tuple[Floats, Floats], tuple[float, float], str, str, str]] = [
         ("roc", roc_curve(log_odds, labels), (false_rate, recall), "false-positive rate", "recall",
-         "ROC, held-out frames (x is logarithmic beyond 1 %)"),
+         f"ROC, {frames} (x is logarithmic beyond 1 %)"),
         ("pr", pr_curve(log_odds, labels), (recall, precision), "recall", "precision",
          f"precision and recall, average precision {average:.4f}"),
     ]  # fmt: skip

@@ -88,6 +88,88 @@ def pr_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
     return true / max(1.0, true[-1]), true / (true + false)
 
 
+def roc_area(scores: Floats, labels: Labels) -> float:
+    """Return the chance that a success scores higher than a failure; ties count half."""
+    false, recall = roc_curve(scores, labels)
+    return float(np.sum(np.diff(false) * (recall[1:] + recall[:-1]) / 2))
+
+
+def reliability(probabilities: Floats, labels: Labels, bins: int = 10) -> list[dict[str, Any]]:
+    """Return for each interval of probability how many frames there are, and are successes.
+
+    ``low`` and ``high`` are the two-sided 95 % Clopper-Pearson interval of that share.
+    """
+    which = np.minimum((probabilities * bins).astype(np.int64), bins - 1)
+    rows = []
+    for each in np.unique(which).tolist():
+        inside = which == each
+        count, hits = int(inside.sum()), int((labels[inside] == 1).sum())
+        low, high = clopper_pearson(hits, count)
+        rows.append(
+            {
+                "probability": f"{each / bins:g} to {(each + 1) / bins:g}",
+                "frames": count,
+                "mean probability": float(probabilities[inside].mean()),
+                "share of successes": hits / count,
+                "low": low,
+                "high": high,
+            }
+        )
+    return rows
+
+
+def calibration_error(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return the mean distance of probability and share of successes, weighted by frames."""
+    counts, means, shares = (
+        np.array([row[name] for row in rows], dtype=np.float64)
+        for name in ("frames", "mean probability", "share of successes")
+    )
+    return float(np.average(np.abs(means - shares), weights=counts))
+
+
+@dataclass(frozen=True)
+class EpisodeRates:
+    """Decisions counted by episode, with intervals as :class:`Rates` has them.
+
+    Frames of one episode resemble each other, episodes do not.
+    """
+
+    successful: int
+    """Episodes with a success frame."""
+    claimed: int
+    """Those of them of which a success frame is claimed."""
+    recall: float
+    recall_low: float
+    recall_high: float
+    failing: int
+    """Episodes with a failure frame."""
+    falsely_claimed: int
+    """Those of them of which a failure frame is claimed."""
+    false_positive_rate: float
+    fpr_high: float
+
+
+def episode_rates(
+    decisions: npt.NDArray[np.bool_], labels: Labels, episodes: Labels
+) -> EpisodeRates:
+    """Count decisions (N,) against labels (N,) with 1 = success, by episode (N,)."""
+    success = labels == 1
+    won, hit = (len(np.unique(episodes[mask])) for mask in (success, success & decisions))
+    lost, wrong = (len(np.unique(episodes[mask])) for mask in (~success, ~success & decisions))
+    low, high = clopper_pearson(hit, won)
+    return EpisodeRates(
+        successful=won,
+        claimed=hit,
+        recall=hit / max(1, won),
+        recall_low=low,
+        recall_high=high,
+        failing=lost,
+        falsely_claimed=wrong,
+        false_positive_rate=wrong / max(1, lost),
+        fpr_high=clopper_pearson(wrong, lost, 0.95, "upper")[1],
+    )
+
+
 @dataclass(frozen=True)
 class Rates:
     """Decisions at a threshold: frames, and shares of them, 0 if there is nothing to count.

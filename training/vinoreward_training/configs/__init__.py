@@ -7,6 +7,7 @@ from vinoreward_training.configs.bundles import (
     FinetuneConfig,
     ImportEncoderConfig,
     QuantizeConfig,
+    ScoreConfig,
     TrainVaeConfig,
 )
 from vinoreward_training.configs.policies import (
@@ -28,6 +29,7 @@ __all__ = [
     "PlayConfig",
     "ProfileConfig",
     "QuantizeConfig",
+    "ScoreConfig",
     "TrainConfig",
     "TrainVaeConfig",
 ]

@@ -170,6 +170,54 @@ class QuantizeConfig:
 
 
 @dataclass(frozen=True)
+class ScoreConfig:
+    """Score each image of a dataset with a classifier: a probability, a success and a reward.
+
+    Writes DATA/scores/NAME/scores.csv, of the bundle's NAME. Where the data have labels, the report
+    beside it has rates with intervals by episode and by frame, ROC and calibration. Run the same
+    command again to continue after Ctrl-C, or when images were added.
+
+    Examples:
+        vinoreward score --data data/mine --bundle runs/mine-classifier/bundle
+        vinoreward score --data recordings/pick --camera observation.images.front \\
+            --bundle runs/pick-classifier/bundle
+    """
+
+    bundle: str
+    """A bundle's folder, or the name of an installed one."""
+    data: Path
+    """A capture, any folder of images, or a LeRobotDataset v3.0."""
+    out: Path | None = None
+    """Folder to write; default: DATA/scores/NAME."""
+    success_label: str = "success"
+    """Label or sub-folder of the successes; if there is none, images have no labels."""
+    camera: str | None = None
+    """Of a LeRobot dataset: key of its images; not needed if there is one only."""
+    label_column: str | None = None
+    """Of a LeRobot dataset, as in capture: next.success, else next.reward, if it has one."""
+    label_above: float | None = None
+    """A number above this in that column is a success; default: 0.5, for a column of 0 and 1."""
+    label_frame: Literal["same", "next"] | None = None
+    """Image that shows the outcome of a row, as in capture."""
+    threshold: float | None = None
+    """Probability from which success is claimed; default: the bundle's."""
+    success_reward: float = 1.0
+    """Reward of a claimed success."""
+    step_reward: float = 0.0
+    """Reward of any other image."""
+    backend: str = "openvino"
+    """What runs the network."""
+    device: str = "CPU"
+    """Device of the backend."""
+    precision: Literal["fp32", "auto", "int8"] = "fp32"
+    """INT8 is checked for its decisions, not for the probabilities."""
+    batch_size: int = 32
+    """Images per inference."""
+    overwrite: bool = False
+    """Replace scores that another bundle or other settings made."""
+
+
+@dataclass(frozen=True)
 class TrainVaeConfig:
     """Train a state encoder (a variational autoencoder) and save it as a bundle.
 

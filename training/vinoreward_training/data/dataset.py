@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -125,7 +125,8 @@ class Frames(Pictures):
         )
 
 
-def _check_folder(folder: Path, kind: str) -> None:
+def check_folder(folder: Path, kind: str) -> None:
+    """Raise DatasetError unless there is a folder that is no LeRobot dataset."""
     if is_lerobot(folder):
         raise DatasetError(
             f"{folder} is a LeRobot dataset. Expected a capture or {kind}; take its pictures with: "
@@ -186,7 +187,7 @@ def load_dataset(
     are a DatasetError, like anything else that is wrong with the folder.
     """
     folder = Path(folder)
-    _check_folder(folder, "an image folder with one folder per class")
+    check_folder(folder, "an image folder with one folder per class")
     recorded = (folder / METADATA).is_file()
     entries = (_from_metadata if recorded else _from_folders)(folder, success_label)
     if not entries:
@@ -218,7 +219,7 @@ def load_dataset(
         folder=folder,
         resized=resized or "image_size" in about,
         seed=about.get("seed"),
-        origin=_origin(about) if recorded else None,
+        origin=origin_of(about) if recorded else None,
     )
 
 
@@ -246,7 +247,7 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
     pictures are read, 0 for all: the first of a capture, else evenly chosen.
     """
     folder = Path(folder)
-    _check_folder(folder, "a folder of pictures")
+    check_folder(folder, "a folder of pictures")
     places: dict[str, Floats] = {}
     if (folder / METADATA).is_file():
         files, episodes, places = _recorded(folder, limit or None)
@@ -270,7 +271,7 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
     )
 
 
-def _origin(about: dict[str, Any]) -> str | None:
+def origin_of(about: Mapping[str, Any]) -> str | None:
     """Return what identifies a capture's episodes beside their numbers, None if not recorded.
 
     Our scenes depend on seed and number alone, not on the environment's id or the picture size.
@@ -287,13 +288,36 @@ def _identities(dataset: Dataset) -> tuple[list[bytes], Indices]:
     """Return what identifies each episode in any dataset, and (N,) the episode of each frame."""
     numbers, first, inverse = np.unique(dataset.episodes, return_index=True, return_inverse=True)
     if dataset.origin is not None:
-        return [f"{dataset.origin} episode {number}".encode() for number in numbers], inverse
+        return [_identity(dataset.origin, number) for number in numbers], inverse
     if len(numbers) < len(dataset.labels):
         # The first by name: frames that are added to an episode usually come after it.
         order = np.lexsort((np.array(dataset.files), dataset.episodes))
         _, position = np.unique(dataset.episodes[order], return_index=True)
         first = order[position]
     return [hashlib.sha256(dataset.images[index].tobytes()).digest() for index in first], inverse
+
+
+def _sides(identities: Sequence[bytes]) -> Indices:
+    """Return the part of each episode: 0 for validation, 1 for test, 2 for training."""
+    salt = SPLIT.encode() + b"\0"
+    drawn = [int.from_bytes(hashlib.sha256(salt + name).digest()[:6], "big") for name in identities]
+    places = np.cumsum((*HELD_OUT_SHARES, 1.0))
+    side = np.searchsorted(places * 2.0**48, np.array(drawn, dtype=np.float64), side="right")
+    return side.astype(np.int64)
+
+
+def in_test_part(origin: str, episodes: Indices) -> npt.NDArray[np.bool_]:
+    """Return which of the episodes (N,) of an origin :func:`split_by_episode` keeps for the test.
+
+    ``origin`` is :func:`origin_of` a ``dataset.json``.
+    """
+    numbers, inverse = np.unique(episodes, return_inverse=True)
+    sides = _sides([_identity(origin, number) for number in numbers])
+    return np.asarray(sides[inverse] == 1)
+
+
+def _identity(origin: str, episode: int) -> bytes:
+    return f"{origin} episode {episode}".encode()
 
 
 def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
@@ -306,13 +330,7 @@ def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
     classes, or there is a DatasetError.
     """
     identities, inverse = _identities(dataset)
-    salt = SPLIT.encode() + b"\0"
-    drawn = np.array(
-        [int.from_bytes(hashlib.sha256(salt + name).digest()[:6], "big") for name in identities]
-    )
-    places = np.cumsum((*HELD_OUT_SHARES, 1.0))
-    # Validation, test and training, in this order along the hash.
-    side = np.searchsorted(places * 2.0**48, drawn, side="right")[inverse]
+    side = _sides(identities)[inverse]
     parts = tuple(np.flatnonzero(side == which).astype(np.int64) for which in (2, 0, 1))
     for name, indices in zip(("training", "validation", "test"), parts, strict=True):
         if len(np.unique(dataset.labels[indices])) < 2:

@@ -112,6 +112,14 @@ class LeRobotFolder:
         """Number of pictures."""
         return sum(episode.length for episode in self.episodes)
 
+    @property
+    def scene(self) -> dict[str, Any]:
+        """What a bundle records of what drew the pictures.
+
+        Other cameras show the same episodes, which must not be split otherwise.
+        """
+        return {"scene": f"lerobot {self.folder.resolve().name}", "camera": self.camera}
+
     def label_column(self, name: str | None) -> str:
         """Return the column that says what is a success: as named, else the first there is."""
         wanted = (SUCCESS, REWARD) if name is None else (name,)

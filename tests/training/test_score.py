@@ -1,0 +1,209 @@
+"""Scores of a dataset: one row a picture, resumable, and rates that count episodes."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import lerobot_folders as folders
+import numpy as np
+import pytest
+import tiny_network as tiny
+from lerobot_folders import write_lerobot
+from PIL import Image
+
+from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.schema import Decision, Picture
+from vinoreward.errors import ConfigError, DatasetError
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.capture import command as capture
+from vinoreward_training.classifier import score
+from vinoreward_training.classifier.evaluation import episode_rates, reliability, roc_area
+from vinoreward_training.cli import main
+from vinoreward_training.configs import CaptureConfig, ScoreConfig
+from vinoreward_training.data.dataset import load_dataset, split_by_episode
+from vinoreward_training.data.dataset_files import pictures_below
+
+GREEN = np.array([[0.0, -4.0], [0.0, 4.0], [0.0, 0.0]], np.float32)
+"""Green less red is success."""
+
+
+def bundle_of(folder: Path, *, weights: np.ndarray = GREEN, **changes: Any) -> Path:
+    """Save a bundle that claims a green lamp."""
+    height, width = folders.SIZE
+    images = np.stack([folders.picture(bool(n % 2), n, n) for n in range(4)])
+    spec = dataclasses.replace(
+        tiny.SPEC,
+        picture=Picture(height, width, mean=tiny.MEAN, std=tiny.STD, **changes.pop("picture", {})),
+        decision=Decision(threshold=0.5),
+        **changes,
+    )
+    model = folder.with_suffix(".onnx")
+    tiny.network(model, weights=weights, size=folders.SIZE)
+    outputs = tiny.expected_logits(images, weights)
+    return save_bundle(folder, spec, {"model.onnx": model}, images, outputs, "# tiny")
+
+
+def scored(folder: Path) -> dict[tuple[str, str, str], dict[str, str]]:
+    with (folder / "scores.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    return {(row["file"], row["episode"], row["frame"]): row for row in rows}
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Path:
+    return write_lerobot(tmp_path / "pick", video=False)
+
+
+def test_every_picture_of_a_lerobot_dataset_gets_a_row(tmp_path: Path, recordings: Path) -> None:
+    bundle = bundle_of(tmp_path / "bundle")
+    config = ScoreConfig(
+        data=recordings, bundle=str(bundle), success_reward=100.0, step_reward=-1.0, batch_size=7
+    )
+    assert score.run(config) == 0
+    out = recordings / "scores/tiny"
+    rows = scored(out)
+    assert len(rows) == 8 * 12
+    with Classifier(bundle, precision="fp32") as classifier:
+        for episode in range(8):
+            won = folders.shown(episode, 12, 3)
+            images = np.stack([folders.picture(won[n], episode, n) for n in range(12)])
+            expected = classifier.probability(images)
+            for n in range(12):
+                row = rows["", str(episode), str(n)]
+                assert float(row["probability"]) == pytest.approx(float(expected[n]), rel=1e-6)
+                assert row["success"] == str(int(won[n]))
+                assert row["reward"] == ("100" if won[n] else "-1")
+                assert row["label"] == ("" if n == 0 else "success" if won[n] else "failure")
+    about = json.loads((out / "scores.json").read_text())
+    assert about["complete"] is True
+    by_episode = about["figures"]["by episode"]
+    assert (by_episode["successful"], by_episode["claimed"]) == (6, 6)
+    assert (by_episode["failing"], by_episode["falsely_claimed"]) == (8, 0)
+    assert by_episode["fpr_high"] == pytest.approx(1 - 0.05 ** (1 / 8))
+    assert about["figures"]["area under ROC"] == 1.0
+    assert "By episode" in (out / "report.html").read_text()
+    assert pictures_below(recordings) == []  # or they would count as pictures of the dataset
+
+
+def test_a_stopped_run_scores_the_rest(
+    tmp_path: Path, recordings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["score", "--data", str(recordings), "--bundle", str(bundle_of(tmp_path / "bundle"))]
+    assert main(asked) == 0
+    column = recordings / "scores/tiny/scores.csv"
+    whole = column.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    column.write_bytes(b"".join(lines[:41]) + lines[41][:9])  # as a kill leaves it
+    looked, probability = [], Classifier.probability
+
+    def counted(self: Classifier, images: np.ndarray) -> np.ndarray:
+        looked.append(len(images))
+        return probability(self, images)
+
+    monkeypatch.setattr(Classifier, "probability", counted)
+    assert main(asked) == 0
+    assert sum(looked) == 96 - 40
+    assert column.read_bytes() == whole
+
+
+def test_scores_of_other_settings_are_not_mixed(tmp_path: Path, recordings: Path) -> None:
+    first, second = bundle_of(tmp_path / "one"), bundle_of(tmp_path / "two", weights=-GREEN)
+    score.run(ScoreConfig(data=recordings, bundle=str(first)))
+    column = recordings / "scores/tiny/scores.csv"
+    before = column.read_bytes()
+    with pytest.raises(ConfigError, match=r"scores with another bundle\. .*--overwrite"):
+        score.run(ScoreConfig(data=recordings, bundle=str(second)))
+    with pytest.raises(ConfigError, match="scores with another threshold"):
+        score.run(ScoreConfig(data=recordings, bundle=str(first), threshold=0.9))
+    assert column.read_bytes() == before
+    score.run(ScoreConfig(data=recordings, bundle=str(second), overwrite=True))
+    flipped = scored(column.parent)
+    assert all(row["success"] == "1" for key, row in flipped.items() if row["label"] == "failure")
+
+
+def test_an_image_folder_stays_the_same_dataset(tmp_path: Path) -> None:
+    data = tmp_path / "mine"
+    for name, won in (("good", True), ("bad", False)):
+        (data / name).mkdir(parents=True)
+        for n in range(6):
+            Image.fromarray(folders.picture(won, n, n)).save(data / name / f"{n}.png")
+    before = load_dataset(data, success_label="good")
+    bundle = str(bundle_of(tmp_path / "bundle"))
+    score.run(ScoreConfig(data=data, bundle=bundle, success_label="good"))
+    rows = scored(data / "scores/tiny")
+    assert {key[0] for key in rows} == set(before.files)
+    assert all((row["success"] == "1") == key[0].startswith("good") for key, row in rows.items())
+    assert load_dataset(data, success_label="good").sha256 == before.sha256
+
+
+def test_pictures_without_labels_get_scores_and_no_rates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = write_lerobot(tmp_path / "pick", columns=(), episodes=2)
+    bundle = str(bundle_of(tmp_path / "bundle"))
+    assert main(["score", "--data", str(dataset), "--bundle", bundle]) == 0
+    assert "There are no labels" in capsys.readouterr().out
+    about = json.loads((dataset / "scores/tiny/scores.json").read_text())
+    assert about["figures"]["claimed"] == 3  # of the second episode; the first fails
+    assert "by episode" not in about["figures"]
+
+
+def test_episodes_that_the_bundle_was_trained_on_are_left_out(tmp_path: Path) -> None:
+    dataset = write_lerobot(tmp_path / "pick", episodes=40, length=6, video=False)
+    capture.run(CaptureConfig(out=tmp_path / "data", from_lerobot=dataset))
+    data = load_dataset(tmp_path / "data")
+    test = np.unique(data.episodes[split_by_episode(data)[2]])
+    bundle = bundle_of(tmp_path / "bundle", picture={"scene": data.scene}, dataset={"seed": 0})
+    for folder in (dataset, tmp_path / "data"):
+        score.run(ScoreConfig(data=folder, bundle=str(bundle)))
+        judged = json.loads((folder / "scores/tiny/scores.json").read_text())["figures"]["judged"]
+        assert judged["episodes"] == len(test) < 40
+        assert f"only the {len(test)} that its training kept" in judged["note"]
+
+
+def test_a_picture_of_another_size_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "mine/odd.png")
+    with pytest.raises(DatasetError, match=r"mine, odd\.png: the picture is 20 x 20 pixels"):
+        score.run(ScoreConfig(data=tmp_path / "mine", bundle=str(bundle_of(tmp_path / "bundle"))))
+
+
+@pytest.mark.parametrize("cell", ["2", "nan", "x"])
+def test_a_damaged_column_is_named(tmp_path: Path, recordings: Path, cell: str) -> None:
+    bundle = str(bundle_of(tmp_path / "bundle"))
+    score.run(ScoreConfig(data=recordings, bundle=bundle))
+    column = recordings / "scores/tiny/scores.csv"
+    column.write_text(column.read_text() + f",9,9,,{cell},1,1\n")
+    with pytest.raises(DatasetError, match=r"scores\.csv: .*--overwrite"):
+        score.run(ScoreConfig(data=recordings, bundle=bundle))
+
+
+def test_the_area_under_roc_is_the_chance_that_a_success_scores_higher() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.integers(0, 8, 60) / 8  # with ties
+    labels = rng.integers(0, 2, 60)
+    wins, losses = scores[labels == 1][:, None], scores[labels == 0][None]
+    assert roc_area(scores, labels) == pytest.approx(
+        float(np.mean((wins > losses) + 0.5 * (wins == losses)))
+    )
+
+
+def test_reliability_counts_every_frame_once() -> None:
+    probabilities = np.array([0.0, 0.05, 0.95, 1.0, 1.0])
+    rows = reliability(probabilities, np.array([0, 1, 1, 1, 0]))
+    assert [row["probability"] for row in rows] == ["0 to 0.1", "0.9 to 1"]
+    assert [row["frames"] for row in rows] == [2, 3]
+    assert [row["share of successes"] for row in rows] == [0.5, 2 / 3]
+    assert all(row["low"] < row["share of successes"] < row["high"] for row in rows)
+
+
+def test_an_episode_counts_once() -> None:
+    claims = np.array([True, True, False, True, False, False])
+    labels = np.array([1, 1, 0, 0, 0, 1])
+    found = episode_rates(claims, labels, np.array([0, 0, 0, 1, 1, 2]))
+    assert (found.successful, found.claimed) == (2, 1)
+    assert (found.failing, found.falsely_claimed) == (2, 1)

@@ -1,0 +1,458 @@
+"""``vinoreward score``: a probability, a success and a reward for each picture of a dataset."""
+
+from __future__ import annotations
+
+import csv
+import io
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.picture import read_picture, shown_name
+from vinoreward.errors import (
+    ConfigError,
+    DatasetError,
+    InputError,
+    PictureMismatchError,
+    needed_for,
+)
+from vinoreward.files import open_plain, open_to_read, read_json, write_json, write_text
+from vinoreward.rewards.classifier import Classifier, logit
+from vinoreward_training.capture.recordings import labels_of, shown_by
+from vinoreward_training.classifier.evaluation import (
+    EpisodeRates,
+    Floats,
+    Labels,
+    Rates,
+    average_precision,
+    calibration_error,
+    episode_rates,
+    log_loss,
+    rates,
+    reliability,
+    roc_area,
+)
+from vinoreward_training.configs import ScoreConfig
+from vinoreward_training.data.dataset import check_folder, in_test_part, origin_of
+from vinoreward_training.data.dataset_files import (
+    MAX_TABLE_BYTES,
+    METADATA,
+    inside,
+    pictures_below,
+    read_about,
+    read_table,
+)
+from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
+from vinoreward_training.runs.next_command import bundle_name
+from vinoreward_training.runs.report import Section, configuration, new_figure, save_figure
+from vinoreward_training.runs.report import write_report as write_html
+from vinoreward_training.runs.run_folder import RunFolder
+
+COLUMN = "scores.csv"
+ABOUT = "scores.json"
+FORMAT = "vinoreward scores 1"
+NAMES = ("file", "episode", "frame", "label", "probability", "success", "reward")
+LABELS = {-1: "", 0: "failure", 1: "success"}
+_KEY = 3
+"""Of these columns, the first so many say which picture it is."""
+
+Key = tuple[str, str, str]
+Picture = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The pictures of a dataset, in the order of its table, and how to read them."""
+
+    folder: Path
+    keys: Sequence[Key]
+    """File, episode and frame of each; what is not known is empty."""
+    labels: Labels
+    """``(N,)``, 1 for success, 0 for failure, -1 where there is none."""
+    origin: str | None
+    """What identifies the episodes, see :func:`origin_of`."""
+    recordings: tuple[LeRobotFolder, list[Any]] | None = None
+
+    @property
+    def episodes(self) -> Labels:
+        """``(N,)`` the number of each picture's episode."""
+        return np.array([int(key[1]) for key in self.keys], dtype=np.int64)
+
+    def pictures(self, wanted: Sequence[int]) -> Iterator[tuple[int, Picture]]:
+        """Yield the index and the picture ``(H, W, 3)`` uint8 RGB of each that is wanted."""
+        if self.recordings is None:
+            yield from self._files(wanted)
+            return
+        reader, every = self.recordings
+        index = {self.keys[each][1:]: each for each in wanted}
+        frames = []
+        for rows in every:
+            number = str(rows.episode.number)
+            own = [n for n in range(rows.episode.length) if (number, str(n)) in index]
+            frames.append((rows, own))
+        for episode, frame, picture in reader.pictures(frames):
+            yield index[str(episode.number), str(frame)], picture
+
+    def _files(self, wanted: Sequence[int]) -> Iterator[tuple[int, Picture]]:
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            for start in range(0, len(wanted), 64):  # so few are in memory at once
+                part = wanted[start : start + 64]
+                paths = [inside(self.folder, self.keys[each][0]) for each in part]
+                try:
+                    yield from zip(part, pool.map(read_picture, paths), strict=True)
+                except InputError as error:
+                    raise DatasetError(str(error)) from error
+
+
+def _of_files(config: ScoreConfig) -> Source:
+    """Return the pictures of a capture or of any image folder."""
+    folder = config.data
+    check_folder(folder, "an image folder")
+    if (folder / METADATA).is_file():
+        rows = [row for _, row in read_table(folder)]
+        names = [row["label"] for row in rows]
+        keys = [(row["file"], str(int(row["episode"])), "") for row in rows]
+    else:
+        files = pictures_below(folder)
+        names = [Path(file).parts[0] if "/" in file else "" for file in files]
+        keys = [(file, str(number), "") for number, file in enumerate(files)]
+    if not keys:
+        raise DatasetError(
+            f"{folder} holds no pictures. Expected some to score; give another folder with --data."
+        )
+    known = config.success_label in names  # else the folders are no labels
+    labels = np.array([int(name == config.success_label) if known else -1 for name in names])
+    about = read_about(folder)
+    origin = origin_of(about) if (folder / METADATA).is_file() else None
+    return Source(folder, keys, labels, origin)
+
+
+def _of_recordings(config: ScoreConfig, seed: object) -> Source:
+    """Return the pictures of a LeRobot dataset; ``seed`` is that of the bundle's capture."""
+    reader = LeRobotFolder(config.data, config.camera)
+    labels = labels_of(config, reader, needed=False)
+    every, outcomes = shown_by(config, reader, labels)
+    keys = [
+        ("", str(rows.episode.number), str(frame))
+        for rows in every
+        for frame in range(rows.episode.length)
+    ]
+    shown = np.concatenate(outcomes).astype(np.int64)
+    origin = origin_of({"scene": reader.scene, "seed": seed})
+    return Source(config.data, keys, shown, origin, (reader, every))
+
+
+class _Column:
+    """The file of scores: rows are added as they are made, so that a stopped run goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.known: dict[Key, float] = {}
+
+    def read(self) -> None:
+        """Read the rows that are there, without one that a kill cut off."""
+        try:
+            with open_to_read(self.path, 4 * MAX_TABLE_BYTES) as stream:
+                text = stream.read().decode("utf-8")
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise self._wrong(str(error)) from error
+        whole = text[: text.rfind("\n") + 1]
+        try:
+            for row in csv.reader(io.StringIO(whole, newline="")):
+                if len(row) != len(NAMES):
+                    raise ValueError(f"a row has {len(row)} cells")
+                if row[_KEY + 1] != NAMES[_KEY + 1]:
+                    probability = float(row[_KEY + 1])
+                    if not 0 <= probability <= 1:
+                        raise ValueError(f"{probability} is no probability")
+                    self.known[row[0], row[1], row[2]] = probability
+        except (csv.Error, ValueError) as error:
+            raise self._wrong(str(error)) from error
+
+    def _wrong(self, why: str) -> DatasetError:
+        return DatasetError(
+            f"{self.path}: {why}. Expected what vinoreward score wrote; score anew with "
+            "--overwrite."
+        )
+
+    def rewrite(self, rows: Sequence[Sequence[str]]) -> None:
+        """Write the whole file, atomically."""
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows([NAMES, *rows])
+        write_text(self.path, text.getvalue())
+
+    def add(self, rows: Sequence[Sequence[str]]) -> None:
+        """Append rows."""
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        with open_plain(self.path, "ab") as stream:
+            stream.write(text.getvalue().encode("utf-8"))
+
+
+def run(config: ScoreConfig) -> int:
+    """Score every picture that has no score yet; return 0."""
+    with Classifier(
+        config.bundle,
+        backend=config.backend,
+        device=config.device,
+        precision=config.precision,
+        threshold=config.threshold,
+    ) as classifier:
+        spec = classifier.bundle.spec
+        if is_lerobot(config.data):
+            source = _of_recordings(config, spec.dataset.get("seed"))
+        else:
+            source = _of_files(config)
+        name = bundle_name(Path(spec.name), "")
+        out = config.data / "scores" / name if config.out is None else config.out
+        identity = _identity(config, classifier)
+        line = f"\nContinue with the same command; {COLUMN} keeps what was scored."
+        with RunFolder(out, config, resume=True) as folder:
+            column = _Column(folder / COLUMN)
+            _check_same(config, folder, identity)
+            if not config.overwrite:
+                column.read()
+            write_json(folder / ABOUT, {**identity, "complete": False})
+            try:
+                probabilities = _score(config, source, classifier, column)
+            except KeyboardInterrupt:
+                print(line)
+                raise
+            figures = _publish(config, source, classifier, probabilities, folder)
+            write_json(folder / ABOUT, {**identity, "complete": True, "figures": figures})
+    print(f"scores {out / COLUMN}, report {out / 'report.html'}")
+    return 0
+
+
+def _identity(config: ScoreConfig, classifier: Classifier) -> dict[str, Any]:
+    """Return what decides the scores, beside the pictures."""
+    settings = (
+        "camera", "label_column", "label_above", "label_frame", "success_label", "success_reward",
+        "step_reward", "backend", "precision",
+    )  # fmt: skip
+    return {
+        "format": FORMAT,
+        "bundle": {"name": classifier.bundle.spec.name, "sha256": classifier.bundle.sha256},
+        "threshold": classifier.threshold,
+        "settings": {name: getattr(config, name) for name in settings},
+    }
+
+
+def _check_same(config: ScoreConfig, folder: Path, identity: Mapping[str, Any]) -> None:
+    """Refuse to go on with scores that were made otherwise."""
+    path = folder / ABOUT
+    try:
+        before = read_json(path, 2**20)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError):
+        before = None
+    differing = [
+        name
+        for name in ("format", "bundle", "threshold", "settings")
+        if not isinstance(before, dict) or before.get(name) != identity[name]
+    ]
+    if differing and not config.overwrite:
+        raise ConfigError(
+            f"{folder} holds scores with another {', '.join(differing)}. Expected the same to go "
+            "on; choose another folder with --out, or replace them with --overwrite."
+        )
+
+
+def _score(config: ScoreConfig, source: Source, classifier: Classifier, column: _Column) -> Floats:
+    """Score what is not in the column; return all probabilities (N,)."""
+    from tqdm import tqdm
+
+    keys = source.keys
+    done = np.array([column.known.get(key, np.nan) for key in keys], dtype=np.float64)
+    column.rewrite([_row(config, source, classifier, n, done[n]) for n in _there(done)])
+    wanted = np.flatnonzero(np.isnan(done)).tolist()
+    batch: list[tuple[int, Picture]] = []
+
+    def flush() -> None:
+        if not batch:
+            return
+        try:
+            images = np.stack([picture for _, picture in batch])
+            values = classifier.probability(images)
+        except (InputError, PictureMismatchError) as error:
+            key = keys[batch[0][0]]
+            where = f"{source.folder}, {key[0] or f'episode {key[1]}, frame {key[2]}'}"
+            raise DatasetError(f"{shown_name(where)}: {error}") from error
+        for (index, _), value in zip(batch, values, strict=True):
+            done[index] = float(f"{value:.9g}")
+        column.add([_row(config, source, classifier, n, done[n]) for n, _ in batch])
+        bar.update(len(batch))
+        batch.clear()
+
+    with tqdm(total=len(keys), initial=len(keys) - len(wanted), desc="score", unit="frame") as bar:
+        for index, picture in source.pictures(wanted):
+            if batch and (len(batch) >= config.batch_size or batch[0][1].shape != picture.shape):
+                flush()
+            batch.append((index, picture))
+        flush()
+    column.rewrite([_row(config, source, classifier, n, done[n]) for n in _there(done)])
+    return done
+
+
+def _there(done: Floats) -> list[int]:
+    return [int(each) for each in np.flatnonzero(~np.isnan(done))]
+
+
+def _row(
+    config: ScoreConfig, source: Source, classifier: Classifier, index: int, probability: float
+) -> list[str]:
+    success = bool(_claims(np.array([probability]), classifier.threshold)[0])
+    reward = config.success_reward if success else config.step_reward
+    label = LABELS[int(source.labels[index])]
+    return [*source.keys[index], label, f"{probability:.9g}", str(int(success)), f"{reward:g}"]
+
+
+def _claims(probabilities: Floats, threshold: float) -> npt.NDArray[np.bool_]:
+    # In the precision in which a wrapper compares them.
+    return np.asarray(probabilities.astype(np.float32) >= np.float32(threshold))
+
+
+def _publish(
+    config: ScoreConfig,
+    source: Source,
+    classifier: Classifier,
+    probabilities: Floats,
+    folder: Path,
+) -> dict[str, Any]:
+    """Print and report what the scores show; return the figures."""
+    claimed, episodes = _claims(probabilities, classifier.threshold), source.episodes
+    figures: dict[str, Any] = {
+        "frames": len(claimed),
+        "claimed": int(claimed.sum()),
+        "episodes": len(np.unique(episodes)),
+        "claimed episodes": len(np.unique(episodes[claimed])),
+    }
+    print(
+        f"{figures['claimed']} of {figures['frames']} pictures are claimed as successes, in "
+        f"{figures['claimed episodes']} of {figures['episodes']} episodes."
+    )
+    sections = [Section("Claims", facts=figures)]
+    judged = source.labels >= 0
+    note = _seen(source, classifier, judged)
+    with tempfile.TemporaryDirectory() as drawn:
+        if not judged.any():
+            note = "There are no labels, so nothing says which of the claims are right."
+            sections.append(Section("Against the labels", note))
+        elif len(np.unique(source.labels[judged])) < 2:
+            note = "All labels are the same, so there are no rates to compare."
+            sections.append(Section("Against the labels", note))
+        else:
+            values = probabilities[judged], source.labels[judged], episodes[judged]
+            parts, more = _against_labels(values, classifier.threshold, note, Path(drawn))
+            figures |= more
+            sections += parts
+        print(note)
+        sections.append(configuration(config))
+        write_html(folder / "report.html", f"Scores of {classifier.bundle.spec.name}", sections)
+    return figures
+
+
+def _seen(source: Source, classifier: Classifier, judged: npt.NDArray[np.bool_]) -> str:
+    """Leave out episodes that the bundle was trained on; return a sentence on it."""
+    spec = classifier.bundle.spec
+    of_bundle = origin_of({**spec.dataset, "scene": spec.picture.scene})
+    if not spec.dataset:
+        return (
+            "The bundle does not say what it was trained on; if on these, the rates are too good."
+        )
+    if source.origin is None or of_bundle is None:
+        return (
+            "Nothing says whether the bundle was trained on these; if so, the rates are too good."
+        )
+    if of_bundle != source.origin:
+        return "The bundle was trained on other episodes."
+    judged &= in_test_part(source.origin, source.episodes)
+    count = len(np.unique(source.episodes[judged]))
+    return (
+        f"The bundle was trained on episodes of these: only the {count} that its training kept for "
+        "the test are counted."
+    )
+
+
+def _against_labels(
+    values: tuple[Floats, Labels, Labels], threshold: float, note: str, folder: Path
+) -> tuple[list[Section], dict[str, Any]]:
+    with needed_for("rates and their report", "train"):  # the scores are written by now
+        from vinoreward_training.classifier.bundle import draw_curves
+
+    probabilities, labels, episodes = values
+    # Finite where the probability rounds to 0 or 1.
+    inner = np.clip(probabilities, 1e-9, 1 - 1e-9)
+    log_odds = np.log(inner) - np.log1p(-inner)
+    claimed = _claims(probabilities, threshold)
+    frames, by_episode = rates(claimed, labels), episode_rates(claimed, labels, episodes)
+    table = reliability(probabilities, labels)
+    area, precision = roc_area(probabilities, labels), average_precision(probabilities, labels)
+    error, loss = calibration_error(table), log_loss(log_odds, labels)
+    figures = {
+        "judged": {"frames": len(labels), "episodes": len(np.unique(episodes)), "note": note},
+        "by frame": asdict(frames),
+        "by episode": asdict(by_episode),
+        "area under ROC": area,
+        "average precision": precision,
+        "calibration error": error,
+        "log loss": loss,
+        "reliability": table,
+    }
+    print(_sentence(frames, by_episode))
+    print(f"area under ROC {area:.4f}, calibration error {error:.4f}")
+    pictures = [
+        *draw_curves(folder, log_odds, labels, logit(threshold), "frames with a label"),
+        _draw_reliability(folder / "calibration.png", table),
+    ]
+    facts = {
+        "area under ROC": area,
+        "average precision": precision,
+        "calibration error": error,
+        "log loss": loss,
+    }
+    return [
+        Section("Against the labels", f"{note}\n\n{_sentence(frames, by_episode)}", facts=facts),
+        Section("By episode", rows=[asdict(by_episode)]),
+        Section("By frame", rows=[asdict(frames)]),
+        Section("Calibration", rows=table),
+        Section("Curves", pictures=pictures),
+    ], figures
+
+
+def _sentence(frames: Rates, episodes: EpisodeRates) -> str:
+    return (
+        f"by episode: {episodes.claimed} of {episodes.successful} successful ones claimed "
+        f"({episodes.recall_low:.1%} to {episodes.recall_high:.1%}), false claims in "
+        f"{episodes.falsely_claimed} of {episodes.failing} (at most {episodes.fpr_high:.1%}); "
+        f"by frame: recall {frames.recall:.2%} ({frames.recall_low:.2%} to "
+        f"{frames.recall_high:.2%}), false positives {frames.false_positive_rate:.2%} (at most "
+        f"{frames.fpr_high:.2%}). Intervals are 95 % Clopper-Pearson's."
+    )
+
+
+def _draw_reliability(path: Path, table: Sequence[Mapping[str, Any]]) -> Path:
+    """Draw the share of successes over the probability, with its intervals."""
+    figure = new_figure()
+    axes = figure.add_subplot()
+    at = np.array([row["mean probability"] for row in table])
+    share = np.array([row["share of successes"] for row in table])
+    below = share - np.array([row["low"] for row in table])
+    above = np.array([row["high"] for row in table]) - share
+    axes.plot([0, 1], [0, 1], color="#999999", linewidth=1)
+    axes.errorbar(at, share, yerr=np.maximum(0, [below, above]), fmt="o", color="#0068b5")
+    axes.set(
+        xlabel="probability", ylabel="share of successes", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02),
+        title="calibration, with 95 % intervals by frame",
+    )  # fmt: skip
+    axes.grid(alpha=0.3)
+    return save_figure(figure, path)
