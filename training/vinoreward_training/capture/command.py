@@ -21,8 +21,8 @@ from vinoreward_envs.camera.spec import CameraSpec, resized
 from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEIGHT, PICTURE_WIDTH
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.capture.hover import hover_frame
-from vinoreward_training.capture.play import RandomPlay
-from vinoreward_training.capture.recordings import choose_frames, fill, labels_of
+from vinoreward_training.capture.play import Play
+from vinoreward_training.capture.policies import open_policy
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import HELD_OUT_SHARES
 from vinoreward_training.data.dataset_files import (
@@ -35,6 +35,7 @@ from vinoreward_training.data.dataset_files import (
     read_table,
 )
 from vinoreward_training.data.lerobot import LeRobotFolder
+from vinoreward_training.data.recordings import choose_frames, fill, labels_of
 from vinoreward_training.runs.next_command import actions_of, after_capture, again, command
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings
@@ -42,12 +43,15 @@ from vinoreward_training.tasks.environments import (
     dependencies_named,
     find_spec,
     is_hover,
+    names_function,
     naming,
     not_importable,
     truth_reader,
 )
 
 FORMAT = "vinoreward image folder 1"
+MIX: Mapping[str, float] = {"random": 1.0, "policy": 1.0, "noisy": 2.0}
+"""Shares of the episodes by who plays them, where there is a policy."""
 
 
 def _hover(
@@ -122,7 +126,8 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     drawn = getattr(env.unwrapped, "picture_scene", None)
     about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
     told = config.truth is not None or config.truth_key not in (None, "true_success")
-    if is_hover(env.spec) and not told and config.image_source == "render":
+    played = told or config.image_source != "render" or config.policy is not None
+    if is_hover(env.spec) and not played:
         return env.unwrapped.scene, env, about
     return None, env, about
 
@@ -135,7 +140,9 @@ def _recorded(settings: dict[str, Any], path: Path) -> dict[str, Any]:
     return settings
 
 
-SETTINGS = Settings(CaptureConfig, recorded=_recorded, old=("height", "width"))
+SETTINGS = Settings(
+    CaptureConfig, recorded=_recorded, old=("height", "width"), functions=("policy",)
+)
 
 
 def _check(config: CaptureConfig) -> None:
@@ -143,6 +150,11 @@ def _check(config: CaptureConfig) -> None:
         raise ConfigError(
             f"frames={config.frames}, seed={config.seed}, image_size={config.image_size}. "
             "Expected at least 2 frames, a seed of 0 or more and pictures of 16x16 or more."
+        )
+    if config.policy is not None and (config.fidelity or config.from_lerobot) is not None:
+        raise ConfigError(
+            f"found --policy {config.policy} with --fidelity or --from-lerobot, where nothing is "
+            "played. Expected one of them; leave the other out."
         )
     if config.per_episode < 1 or config.patience < 1 or config.save_every < 1:
         raise ConfigError(
@@ -154,7 +166,7 @@ def _check(config: CaptureConfig) -> None:
 def _check_same(
     config: CaptureConfig,
     scene: Mapping[str, Any],
-    pictures: Mapping[str, Any],
+    how: Mapping[str, Any],
     before: Mapping[str, Any],
 ) -> None:
     """Refuse to resume a capture of something else."""
@@ -165,7 +177,7 @@ def _check_same(
     for name in ("truth_key", "truth", "per_episode"):
         if name in before and getattr(config, name) is not None:
             pairs[name] = before[name], getattr(config, name)
-    for name, value in pictures.items():
+    for name, value in how.items():
         pairs[name] = before.get(name, _DEFAULTS[name]), value
     differing = sorted((name, *pair) for name, pair in pairs.items() if pair[0] != pair[1])
     if differing:
@@ -179,20 +191,51 @@ def _check_same(
         )
 
 
-_DEFAULTS: Mapping[str, Any] = {"env_kwargs": {}, "image_source": "render", "image_size": None}
+_DEFAULTS: Mapping[str, Any] = {
+    "env_kwargs": {}, "image_source": "render", "image_size": None,
+    "policy": None, "mix": {}, "noise": None,
+}  # fmt: skip
 
 
-def _of_pictures(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
-    """Return how the environment is made and its pictures taken, as ``dataset.json`` has it."""
+def _mix(config: CaptureConfig) -> dict[str, float]:
+    """Return the chances of the players, in their usual order; refuse what cannot be."""
+    if config.policy is None:
+        if config.mix:
+            raise ConfigError(
+                f"found --mix {_words(config.mix)} without --policy. Expected a policy to mix "
+                "random play with; add --policy, or leave --mix out."
+            )
+        return {"random": 1.0}
+    mix = {name: config.mix.get(name, 0.0) for name in MIX} if config.mix else dict(MIX)
+    wrong = set(config.mix) - set(MIX) or min(mix.values()) < 0
+    if wrong or not math.isfinite(sum(mix.values())) or mix["policy"] + mix["noisy"] <= 0:
+        raise ConfigError(
+            f"found --mix {_words(config.mix)}. Expected shares of 0 or more for some of "
+            f"{', '.join(MIX)}, and not of random alone, as in --mix {_words(MIX)}."
+        )
+    if not 0 < config.noise <= 1:
+        raise ConfigError(f"found --noise {config.noise}. Expected a share above 0, at most 1.")
+    return {name: share for name, share in mix.items() if share > 0}
+
+
+def _words(mix: Mapping[str, float]) -> str:
+    return " ".join(f"{name} {share:g}" for name, share in mix.items())
+
+
+def _how(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
+    """Return how pictures are made and who plays, as ``dataset.json`` has it."""
     return {
         "env_kwargs": config.env_kwargs,
         "image_source": config.image_source,
         "image_size": None if size is None else [*size],
+        "policy": config.policy,
+        "mix": {} if config.policy is None else _mix(config),
+        "noise": None if config.policy is None else config.noise,
     }
 
 
-def _asked(pictures: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in pictures.items() if value != _DEFAULTS[name]}
+def _asked(how: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in how.items() if value != _DEFAULTS[name]}
 
 
 def _describe(
@@ -242,31 +285,38 @@ def run(config: CaptureConfig) -> int:
         return _recordings(config, config.from_lerobot)
     from tqdm import tqdm
 
-    line = again("capture", config.out, *naming(config.env), *naming(config.truth, "--truth"))
+    mix, policy = _mix(config), config.policy
+    by_name = [] if policy is None or not names_function(policy) else ["--policy", policy]
+    by_name += naming(config.truth, "--truth")
+    line = again("capture", config.out, *naming(config.env), *by_name)
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
         scene, env, about = _open(config)
         size = None if env is None or is_hover(env.spec) else config.image_size
-        pictures = _of_pictures(config, size)
+        how = _how(config, size)
         closing.callback((scene if env is None else env).close)
         begun = _holds_nothing(config.out)
         before = read_about(config.out) if config.resume and not begun else {}
         if before:
-            _check_same(config, about, pictures, before)
+            _check_same(config, about, how, before)
+        act = None if policy is None else open_policy(policy, env, closing)
         with RunFolder(config.out, config, resume=config.resume or begun, again=line) as folder:
             for label in ("success", "failure"):
                 (folder / label).mkdir(exist_ok=True)
-            truth, actions = None, ""
+            truth, actions, play = None, "", None
             table = Table(folder, whole_episodes=scene is None)
             if scene is None:
                 truth = truth_reader(config.truth_key or before.get("truth_key"), config.truth)
                 actions = actions_of(env.action_space)
                 take = picture_source(env, config.env, config.image_source, size)
-                work = RandomPlay(env, take, config, truth, tqdm.write).fill(table)
+                play = Play(env, take, config, truth, tqdm.write, act, mix)
+                work = play.fill(table)
             else:
                 work = _hover(config, scene, env, about, table)
-            known = {"scene": about, "env": config.env, **_asked(pictures)}
+            known = {"scene": about, "env": config.env, **_asked(how)}
             describe = partial(_describe, config, table, known, truth, actions)
-            _fill(config, table, work, describe, config.frames)
+            _fill(config, table, work, describe, config.frames, play)
+    if play is not None and policy is not None:
+        print(play.by_player())
     print(_summary(config, table))
     print(f"next: {after_capture(config.out, table.count('failure'))}")
     return 0
@@ -278,6 +328,7 @@ def _fill(
     work: Iterator[int],
     describe: Callable[[bool], None],
     total: int,
+    play: Play | None = None,
 ) -> None:
     """Do the work and save the table now and then; ``describe`` takes whether it is complete."""
     from tqdm import tqdm
@@ -289,6 +340,8 @@ def _fill(
         with tqdm(total=total, initial=saved, desc="capture", unit="frame") as bar:
             for added in work:
                 bar.update(added)
+                if play is not None:
+                    bar.set_postfix_str(play.rate, refresh=added == 0)
                 if len(table.rows) >= saved + config.save_every:
                     table.save()
                     saved = len(table.rows)
@@ -305,7 +358,7 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
     known = {
         "scene": source.scene,
         "lerobot": {"labels": str(labels), "fps": source.fps},
-        **_asked(_of_pictures(config, config.image_size)),
+        **_asked(_how(config, config.image_size)),
     }
     before = read_about(config.out) if config.resume else {}
     differing = [

@@ -1,4 +1,4 @@
-"""Pictures of any environment: random play, and which steps of an episode become pictures.
+"""Pictures of any environment: who plays, and which steps of an episode become pictures.
 
 Nothing but success itself may tell the labels apart. In a task whose goal moves, easy goals are
 reached more often: failures of other episodes would show the hard goals, and the goal's place would
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,18 +26,19 @@ import numpy.typing as npt
 from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.success import Truth
+from vinoreward_training.capture.policies import Act
 from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data.dataset_files import Row, Table, make_row, save_picture
+from vinoreward_training.data.dataset_files import NEAR_STEPS, Row, Table, make_row, save_picture
 
 LONGEST = 10_000
 """Steps after which an episode is abandoned."""
-NEAR_STEPS = 5
-"""Failures at most so many steps before a success are near misses."""
 SAME_EPISODE = 0.8
 """Share of the failures from episodes with a success. The others show failed episodes; they are too
 few to spoil the balance of goals."""
 LEAD = 5
 """Successes may be ahead of the failures by this times the quota."""
+MOST_NUMBERS = 32
+"""Numbers of one observation, or of one entry of it, that are written down."""
 EARLY = 20
 """Episodes in a row without a picture after which advice is printed."""
 
@@ -106,11 +109,23 @@ def choose(truths: Sequence[bool], balance: Balance, random: np.random.Generator
     return chosen
 
 
-class RandomPlay:
-    """Plays an environment at random and adds the chosen pictures to a table.
+@dataclass(frozen=True)
+class Chosen:
+    """A step of an episode that became a picture."""
 
-    ``picture`` takes the picture of ``env`` after a step, given the step's observation. An episode
-    depends only on ``config.seed`` and its number. ``say`` prints advice.
+    image: Picture
+    category: str
+    numbers: dict[str, str]
+    """Of its observation, by their names in the table."""
+
+
+class Play:
+    """Plays an environment and adds the chosen pictures to a table.
+
+    ``picture`` takes the picture of ``env`` after a step, given the step's observation. Each
+    episode is played by one of ``mix``: at ``random``, by the ``policy`` that ``act`` is, or by
+    that policy with random steps in between (``noisy``); its chances are ``mix``'s numbers. An
+    episode depends only on ``config.seed`` and its number. ``say`` prints advice.
     """
 
     def __init__(
@@ -120,22 +135,44 @@ class RandomPlay:
         config: CaptureConfig,
         truth: Truth,
         say: Callable[[str], object],
+        act: Act | None = None,
+        mix: Mapping[str, float] = MappingProxyType({"random": 1.0}),
     ) -> None:
         self._env, self._name, self._config = env, config.env, config
         self._picture = picture
         self._truth, self._say = truth, say
+        self._act, self._mix = act, mix
+        self._player = "random"
         self._repeats = True
         self._info: Mapping[str, Any] = {}
+        self.tried: Counter[str] = Counter()
+        """Episodes played, by player."""
+        self.won: Counter[str] = Counter()
+        """Those of them with a success."""
+
+    @property
+    def rate(self) -> str:
+        """How many of the episodes played had a success, in words."""
+        won, tried = self.won.total(), self.tried.total()
+        return f"{won / max(1, tried):.0%} of {tried} episodes succeed"
+
+    def by_player(self) -> str:
+        """Return the rate of each player, in words."""
+        each = (f"{name} {self.won[name]}/{self.tried[name]}" for name in self._mix)
+        return f"episodes with a success: {', '.join(each)}"
 
     def fill(self, table: Table) -> Iterator[int]:
-        """Add pictures until both labels have enough; yield how many each episode added.
+        """Add pictures until both labels have enough; yield after each episode how many it added.
 
         An episode adds all its chosen pictures or none, so a stopped capture resumes exactly. After
         ``patience`` episodes in a row without a picture there is a DatasetError.
         """
         config, patience = self._config, self._config.patience
-        # An environment without pictures is refused before it is played for long.
-        self._picture(self._env.reset(seed=0)[0])
+        # What has no pictures, or a policy that fails, is refused before it is played for long.
+        first = self._env.reset(seed=0)[0]
+        self._picture(first)
+        if self._act is not None:
+            self._act(first)
         wins = config.frames // 2
         kept = table.count("success"), table.count("failure")
         balance = Balance(wins, config.frames - wins, config.per_episode, *kept)
@@ -144,17 +181,20 @@ class RandomPlay:
         while not balance.complete:
             seed = int(np.random.default_rng([config.seed, episode]).integers(2**31))
             random = np.random.default_rng([config.seed, episode, 0xC4])
+            self._player = self._drawn(episode)
             pictures = self._episode(table.folder, seed, balance, random)
             if pictures:
                 pairs: list[tuple[Picture, Row]] = []
-                for step, (image, category) in sorted(pictures.items()):
-                    file, success = f"{episode:06d}-{step:05d}.png", category == "success"
-                    pairs.append((image, make_row(file, success, category, episode, seed)))
+                for step, one in sorted(pictures.items()):
+                    file, success = f"{episode:06d}-{step:05d}.png", one.category == "success"
+                    row = make_row(file, success, one.category, episode, seed) | one.numbers
+                    row |= {} if self._act is None else {"player": self._player}
+                    pairs.append((one.image, row))
                 table.add(pairs)
-                wins = sum(category == "success" for _, category in pictures.values())
+                wins = sum(one.category == "success" for one in pictures.values())
                 balance.kept_successes += wins
                 balance.kept_failures += len(pictures) - wins
-                yield len(pictures)
+            yield len(pictures)
             barren = 0 if pictures else barren + 1
             if not advised and barren and barren == min(EARLY, patience - 1):
                 advised = True
@@ -162,7 +202,7 @@ class RandomPlay:
                     f"{barren} episodes of {self._name} in a row gave no {balance.missing} with "
                     f"--truth-key {self._truth.key} (info has "
                     f"{', '.join(sorted(map(str, self._info)))}). Capture gives up after "
-                    f"{patience}; to try another key or environment, stop it with Ctrl-C."
+                    f"{patience}. What helps: {self._advice(balance.missing)}. Ctrl-C stops it."
                 )
             if barren >= patience:
                 raise DatasetError(self._given_up(table, barren, balance))
@@ -170,20 +210,23 @@ class RandomPlay:
 
     def _episode(
         self, folder: Path, seed: int, balance: Balance, random: np.random.Generator
-    ) -> dict[int, tuple[Picture, str]]:
+    ) -> dict[int, Chosen]:
         if self._repeats:
             state = random.bit_generator.state
             truths = [truth for _, truth, _ in self._play(seed)]
             chosen = choose(truths, balance, random)
             if not chosen:
+                self._count(truths)
                 return {}
-            pictures: dict[int, tuple[Picture, str]] = {}
+            pictures: dict[int, Chosen] = {}
             for step, truth, observation in self._play(seed):
                 if truth != truths[step]:
                     break
                 if step in chosen:
-                    pictures[step] = (self._picture(observation), chosen[step])
+                    image, numbers = self._picture(observation), numbers_of(observation)
+                    pictures[step] = Chosen(image, chosen[step], numbers)
                 if len(pictures) == len(chosen):
+                    self._count(truths)
                     return pictures
             self._repeats = False
             self._say(
@@ -193,22 +236,40 @@ class RandomPlay:
             random.bit_generator.state = state
         # Render every step to disk, and choose when the episode is over.
         with tempfile.TemporaryDirectory(prefix=".episode-", dir=folder) as drawn:
-            truths = []
+            truths, seen = [], []
             # Not named as pictures: after a kill they must not become part of the dataset.
             for step, truth, observation in self._play(seed):
                 truths.append(truth)
+                seen.append(numbers_of(observation))
                 save_picture(Path(drawn) / f"{step}.drawn", self._picture(observation))
+            self._count(truths)
             return {
-                step: (read_picture(Path(drawn) / f"{step}.drawn"), category)
+                step: Chosen(read_picture(Path(drawn) / f"{step}.drawn"), category, seen[step])
                 for step, category in choose(truths, balance, random).items()
             }
 
+    def _count(self, truths: Sequence[bool]) -> None:
+        self.tried[self._player] += 1
+        self.won[self._player] += any(truths)
+
+    def _drawn(self, episode: int) -> str:
+        """Return who plays an episode."""
+        names, chances = list(self._mix), np.array(list(self._mix.values()), dtype=np.float64)
+        random = np.random.default_rng([self._config.seed, episode, 0x9A])
+        return str(random.choice(names, p=chances / chances.sum()))
+
     def _play(self, seed: int) -> Iterator[tuple[int, bool, Any]]:
         """Play one episode; yield each step's number, whether it is a success, and what is seen."""
-        self._env.action_space.seed(seed)
-        self._env.reset(seed=seed)
+        space = self._env.action_space
+        space.seed(seed)
+        noise = {"random": 1.0, "policy": 0.0, "noisy": self._config.noise}[self._player]
+        random = np.random.default_rng([seed, 0x70])
+        observation, _ = self._env.reset(seed=seed)
         for step in range(LONGEST):
-            action = self._env.action_space.sample()
+            if self._act is None or random.random() < noise:
+                action = space.sample()
+            else:
+                action = self._act(observation)
             observation, _, terminated, truncated, info = self._env.step(action)
             self._info = info
             success = self._truth(info)
@@ -221,14 +282,49 @@ class RandomPlay:
     def _given_up(self, table: Table, barren: int, balance: Balance) -> str:
         kept = f"{balance.kept_successes} successes, {balance.kept_failures} failures"
         if balance.kept_successes and balance.kept_failures:
-            rest = f"{kept} are kept: continue with --resume and a larger --patience"
+            rest = f"{kept} are kept: continue with --resume and a larger --patience, or begin anew"
         else:
             # Pictures of one label are no dataset, and would stand in the way of the next try.
             table.clear()
-            rest = f"Nothing is kept in {table.folder}: try another --env or --truth-key there"
+            rest = f"Nothing is kept in {table.folder}: begin anew there"
+        players = "at random" if self._act is None else f"by {', '.join(self._mix)}"
         return (
-            f"{barren} episodes of {self._name} played at random gave no {balance.missing} "
-            f"(--truth-key {self._truth.key}). Expected both labels now and then. {rest}; use an "
-            "environment that random play solves sometimes; wait longer with --patience; or put "
-            f"pictures of your own into {table.folder}/success and {table.folder}/failure."
+            f"{barren} episodes of {self._name} played {players} gave no {balance.missing} "
+            f"(--truth-key {self._truth.key}). Expected both labels now and then. {rest}. What "
+            f"helps: {self._advice(balance.missing)}; pictures of your own in "
+            f"{table.folder}/success and {table.folder}/failure."
         )
+
+    def _advice(self, missing: str) -> str:
+        """Return what to try where a label is not found."""
+        if missing == "failure":
+            play = "more random play (--mix random 1), or "
+            return f"{'' if self._act is None else play}another --truth-key or --env"
+        steps = self._env.spec.max_episode_steps if self._env.spec is not None else None
+        longer = f"--env-kwargs max_episode_steps {2 * steps}" if steps else "--patience"
+        policy = (
+            "a policy that succeeds now and then, as --policy FILE.py:FUNCTION, a zip of "
+            "Stable-Baselines3 or a run folder"
+        )
+        better = policy if self._act is None else "a better --policy, or more of it in --mix"
+        return f"{better}; longer episodes ({longer}); another --truth-key or --env"
+
+
+def numbers_of(observation: Any) -> dict[str, str]:
+    """Return an observation's single numbers as cells of a table, if it is a few.
+
+    They tell later whether one of them gives the label away; see
+    :func:`~vinoreward_training.data.dataset.telling_numbers`.
+    """
+    parts = observation if isinstance(observation, Mapping) else {"obs": observation}
+    arrays = {str(name): np.asarray(part) for name, part in parts.items()}
+    few = {
+        name: array.ravel()
+        for name, array in arrays.items()
+        if array.dtype.kind in "buif" and array.ndim <= 2 and array.size <= MOST_NUMBERS
+    }
+    return {
+        f"{name}_{index}": f"{float(value):.6g}"
+        for name, values in few.items()
+        for index, value in enumerate(values)
+    }

@@ -24,7 +24,6 @@ from vinoreward.errors import (
 )
 from vinoreward.files import open_plain, open_to_read, read_json, write_json, write_text
 from vinoreward.rewards.classifier import Classifier, logit
-from vinoreward_training.capture.recordings import labels_of, shown_by
 from vinoreward_training.classifier.evaluation import (
     EpisodeRates,
     Floats,
@@ -49,6 +48,7 @@ from vinoreward_training.data.dataset_files import (
     read_table,
 )
 from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
+from vinoreward_training.data.recordings import labels_of, shown_by
 from vinoreward_training.runs.next_command import bundle_name
 from vinoreward_training.runs.report import Section, configuration, new_figure, save_figure
 from vinoreward_training.runs.report import write_report as write_html

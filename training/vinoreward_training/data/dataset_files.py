@@ -36,6 +36,8 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 METADATA = "metadata.csv"
 """The table of a capture; a picture that it does not list is not yet part of the dataset."""
 ABOUT = "dataset.json"
+NEAR_STEPS = 5
+"""Failures at most so many steps before a success are near misses."""
 MAX_TABLE_BYTES = 128 * 2**20
 """A million pictures need less."""
 MAX_ABOUT_BYTES = 2**20
@@ -351,7 +353,7 @@ class Table:
         lost = math.inf
         for _, row in read_table(folder):
             if inside(folder, row["file"]).is_file():
-                self.rows[row["file"]] = {name: row.get(name, "") for name in COLUMNS}
+                self.rows[row["file"]] = {**dict.fromkeys(COLUMNS, ""), **row}
             elif whole_episodes:
                 lost = min(lost, int(row["episode"]))
         self.rows = {file: row for file, row in self.rows.items() if int(row["episode"]) < lost}
@@ -380,7 +382,8 @@ class Table:
     def save(self) -> None:
         """Write the table, ordered by episode; atomically."""
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        columns = dict.fromkeys((*COLUMNS, *(name for row in self.rows.values() for name in row)))
+        writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(
             sorted(self.rows.values(), key=lambda row: (int(row["episode"]), row["file"]))

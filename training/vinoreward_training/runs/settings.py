@@ -19,7 +19,7 @@ from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import MAX_DEPTH, read_plain
 from vinoreward.saved_state import shown as short
 from vinoreward_training.runs.run_folder import CONFIG, NEVER_FROM_A_FILE
-from vinoreward_training.tasks.environments import agree_to_import
+from vinoreward_training.tasks.environments import agree_to_import, agree_to_run
 
 PRESETS = Path(str(files("vinoreward_training") / "presets"))
 MAX_YAML = 64 << 10
@@ -52,6 +52,8 @@ class Settings(Generic[_Config]):
     """The dataclass of the command's options; all have defaults."""
     environment: str = "env"
     """The option that names an environment: a file may import its package if the user agrees."""
+    functions: tuple[str, ...] = ()
+    """Options that may name a function, whose code is run: a file may do so if the user agrees."""
     limits: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """Option to its least and greatest value; None is allowed too."""
     fixed: tuple[str, ...] = ()
@@ -84,7 +86,7 @@ class Settings(Generic[_Config]):
             allow_abbrev=False,
             argument_default=argparse.SUPPRESS,
         )
-        for name in set(_DECIDE_THE_BASE) & set(self.names):
+        for name in {*_DECIDE_THE_BASE, "truth", *self.functions} & set(self.names):
             parser.add_argument(f"--{name}", nargs="?")  # tyro refuses one without a value
         parser.add_argument("--resume", action="store_true")
         given = vars(parser.parse_known_args(arguments)[0])
@@ -144,6 +146,10 @@ class Settings(Generic[_Config]):
         for name in (self.environment, "truth"):
             if file is not None and values.get(name) is not None and name not in named:
                 agree_to_import(values[name], file, trusted=values["trust_run"], option=f"--{name}")
+        for name in self.functions:
+            if file is not None and values[name] is not None and name not in named:
+                option = f"--{name.replace('_', '-')}"
+                agree_to_run(values[name], file, trusted=values["trust_run"], option=option)
         return self.check(config, base if resumed else None)
 
 

@@ -52,14 +52,33 @@ def agree_to_import(
         f"{named_by} names the {kind} {env_id}, for which Python would import {module} and "
         "run its code."
     )
+    _agree(asked, "Import it?", f"name the {kind} yourself, {option} {env_id}")
+
+
+def _agree(asked: str, question: str, instead: str) -> None:
+    """Ask on a terminal; raise ConfigError if there is none, or the answer is no."""
     if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
-        print(f"{asked} Import it? [y/N] ", end="", file=sys.stderr, flush=True)
+        print(f"{asked} {question} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return
     raise ConfigError(
         f"{asked} Expected your agreement, as the file may come from somebody else; if you trust "
-        f"it, name the {kind} yourself, {option} {env_id}, or add --trust-run."
+        f"it, {instead}, or add --trust-run."
     )
+
+
+def names_function(text: str) -> bool:
+    """Return whether a text is ``FILE.py:FUNCTION`` or ``PACKAGE.MODULE:FUNCTION``, and no path."""
+    where, _, name = text.rpartition(":")
+    return bool(where) and name.isidentifier() and not Path(text).exists()
+
+
+def agree_to_run(function: object, named_by: Path, *, trusted: bool, option: str) -> None:
+    """Raise ConfigError unless the user agrees to run the code of a function that a file names."""
+    if not isinstance(function, str) or not names_function(function) or trusted:
+        return
+    asked = f"{named_by} names the function {function}, whose module Python would run."
+    _agree(asked, "Run it?", f"name it yourself, {option} {function}")
 
 
 def naming(name: str | None, option: str = "--env") -> list[str]:

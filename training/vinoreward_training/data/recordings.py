@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from vinoreward.errors import DatasetError
 from vinoreward_envs.camera.spec import resized
-from vinoreward_training.capture.play import NEAR_STEPS
 from vinoreward_training.configs import CaptureConfig, ScoreConfig
-from vinoreward_training.data.dataset_files import Indices, Row, Table, make_row
+from vinoreward_training.data.dataset_files import NEAR_STEPS, Indices, Row, Table, make_row
 from vinoreward_training.data.lerobot import REWARD, SUCCESS, LeRobotFolder, Rows
 
 WITHOUT = "none"

@@ -1,0 +1,368 @@
+"""Captures of a policy's play: who plays which episode, and what a policy's file may do."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import pickle
+import re
+import shlex
+import sys
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from vinoreward.errors import ConfigError, DatasetError, ModelCorruptError
+from vinoreward.policies import save_policy as save_actors_policy
+from vinoreward.policies.policy import random_policy
+from vinoreward.policies.spec import mlp
+from vinoreward_training.capture import command as capture
+from vinoreward_training.cli import main
+from vinoreward_training.configs import CaptureConfig
+from vinoreward_training.data.dataset import load_dataset
+from vinoreward_training.data.dataset_files import read_about
+from vinoreward_training.policy.checkpoint import save_policy
+
+TOWARDS = """
+import numpy as np
+
+def act(observation):
+    return int(observation[1] > observation[0])
+
+def two(observation):
+    return 2
+
+def broken(observation):
+    return observation["goal"]
+
+def never(observation):
+    return 0
+"""
+
+
+class Towards(gymnasium.Env[np.ndarray, int]):
+    """A walk to a goal that random play seldom reaches; the picture shows place and goal."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    observation_space = gymnasium.spaces.Box(-30, 30, (2,), np.float32)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self.action_space: Any = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.at, self.goal = 0, int(self.np_random.integers(8, 13))
+        return self._seen(), {}
+
+    def step(self, action: int) -> Any:
+        self.at += 1 if action == 1 else -1
+        return self._seen(), 0.0, False, False, {"is_success": self.at == self.goal}
+
+    def render(self) -> Any:
+        picture = np.full((16, 20, 3), self.goal, np.uint8)
+        picture[..., 0] = 100 + self.at
+        return picture
+
+    def _seen(self) -> np.ndarray:
+        return np.array([self.at, self.goal], np.float32)
+
+
+class Pushed(Towards):
+    """The same with a force as action."""
+
+    def __init__(self, render_mode: str | None = None, most: float = 1.0) -> None:
+        super().__init__(render_mode)
+        self.action_space = gymnasium.spaces.Box(-most, most, (1,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        return super().step(int(action[0] > 0))
+
+
+def named(env: type[Towards]) -> str:
+    name = f"VinorewardTest{env.__name__}-v0"
+    if name not in gymnasium.registry:
+        gymnasium.register(name, entry_point=env, max_episode_steps=25)
+    return name
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "towards.py"
+    path.write_text(TOWARDS, encoding="utf-8")
+    return path
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metadata.csv").open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def config(out: Path, policy: object, **more: Any) -> CaptureConfig:
+    options: dict[str, Any] = {"env": named(Towards), "frames": 160, "seed": 3, **more}
+    return CaptureConfig(out=out, policy=str(policy), **options)
+
+
+def test_episodes_are_mixed_and_each_picture_says_who_played(
+    tmp_path: Path, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a"
+    capture.run(config(out, f"{script}:act"))
+    rows = rows_of(out)
+    of_episode = {row["episode"]: row["player"] for row in rows}
+    assert len({(row["episode"], row["player"]) for row in rows}) == len(of_episode)
+    counts = Counter(of_episode.values())
+    assert set(counts) == {"random", "policy", "noisy"} and counts["noisy"] > counts["policy"]
+    straight = {name: [] for name in counts}  # type: dict[str, list[bool]]
+    for row in rows:
+        place, goal, step = float(row["obs_0"]), float(row["obs_1"]), int(row["file"][-9:-4])
+        assert (place == goal) == (row["label"] == "success")
+        if step < goal:
+            straight[row["player"]].append(place == step + 1)
+    assert all(straight["policy"]) and any(straight["noisy"]) and not all(straight["noisy"])
+    about = read_about(out)
+    assert about["policy"] == f"{script}:act" and about["noise"] == 0.3
+    assert about["mix"] == {"random": 1.0, "policy": 1.0, "noisy": 2.0}
+    said = capsys.readouterr()
+    (won,) = re.findall(r"success: random 0/\d+, policy (\d+)/\1, noisy \d+/\d+", said.out)
+    assert int(won) >= counts["policy"]
+    assert re.search(r"\d+% of \d+ episodes succeed", said.err)
+
+
+def test_a_seed_gives_the_same_pictures_of_a_policy_also_after_a_stop(
+    tmp_path: Path,
+    script: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole, out, policy = tmp_path / "whole", tmp_path / "stopped", f"{script}:act"
+    capture.run(config(whole, policy))
+    left, draw = [70], Towards.render
+
+    def render(self: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return draw(self)
+
+    monkeypatch.setattr(Towards, "render", render)
+    words = ["--env", named(Towards), "--frames", "160", "--seed", "3", "--policy", policy]
+    assert main(["capture", *words, "--out", str(out)]) == 130
+    (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)
+    # A run's file runs no code that the user has not named.
+    assert main(["capture", "--resume", "--out", str(out)]) == 1
+    refused = capsys.readouterr().err
+    assert f"names the function {policy}" in refused and f"--policy {policy}" in refused
+    assert main(shlex.split(line)) == 0
+    assert (out / "metadata.csv").read_text() == (whole / "metadata.csv").read_text()
+    assert load_dataset(out).sha256 == load_dataset(whole).sha256
+    with pytest.raises(ConfigError, match=r"mix .*now asked for mix"):
+        capture.run(capture.SETTINGS.of(out=out, resume=True, policy=policy, mix={"policy": 1.0}))
+
+
+def test_the_mix_decides_who_plays(tmp_path: Path, script: Path) -> None:
+    out = tmp_path / "a"
+    capture.run(config(out, f"{script}:act", frames=40, mix={"noisy": 3.0}, noise=0.5))
+    assert {row["player"] for row in rows_of(out)} == {"noisy"}
+    assert read_about(out)["mix"] == {"noisy": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ({"mix": {"expert": 1.0}}, "--mix expert 1. Expected shares"),
+        ({"mix": {"random": 1.0}}, "--mix random 1. Expected shares"),
+        ({"mix": {"policy": -1.0, "random": 2.0}}, "--mix policy -1 random 2"),
+        ({"noise": 0.0}, "--noise 0.0. Expected a share above 0"),
+        ({"policy": None, "mix": {"random": 1.0}}, "without --policy"),
+        ({"fidelity": "article"}, "--fidelity or --from-lerobot, where nothing is played"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(tmp_path: Path, more: Any, found: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(found)):
+        capture.run(CaptureConfig(**{"out": tmp_path / "a", "policy": "p.py:act", **more}))
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("policy", "found"),
+    [
+        ("{script}:two", r"gives the action '2'. Expected one of Discrete\(2\)"),
+        ("{script}:broken", r"broken fails: IndexError.*towards.py, line 11"),
+        ("{script}:nothing", r"nothing cannot be imported.*has no attribute 'nothing'"),
+        ("{script}", r"which is no zip. Expected a zip of Stable-Baselines3, a run folder"),
+        ("nowhere.zip", r"which is not there"),
+    ],
+)
+def test_a_policy_that_cannot_play_is_refused_and_the_folder_stays_usable(
+    tmp_path: Path, script: Path, policy: str, found: str
+) -> None:
+    out = tmp_path / "a"
+    with pytest.raises(ConfigError, match=found):
+        capture.run(config(out, policy.format(script=script)))
+    assert capture.run(config(out, f"{script}:act", frames=8)) == 0
+
+
+def test_a_capture_without_a_success_ends_early_and_says_what_helps(
+    tmp_path: Path, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short: dict[str, Any] = {"frames": 400, "patience": 30, "env_kwargs": {"max_episode_steps": 7}}
+    with pytest.raises(DatasetError, match=r"played at random gave no success.*--policy FILE.py"):
+        capture.run(CaptureConfig(out=tmp_path / "a", env=named(Towards), **short))
+    said = capsys.readouterr().out
+    assert "20 episodes" in said and "--env-kwargs max_episode_steps 14" in said
+    with pytest.raises(DatasetError, match=r"by random, policy, noisy gave no.*a better --policy"):
+        capture.run(config(tmp_path / "a", f"{script}:act", **short))
+
+
+# --- policies in files --------------------------------------------------------------------------
+
+
+def zipped(path: Path, algorithm: str, env: str, **arguments: Any) -> Any:
+    import stable_baselines3
+
+    kind: Any = getattr(stable_baselines3, algorithm)
+    model = kind("MlpPolicy", gymnasium.make(env), seed=1, **arguments)
+    model.save(path)
+    return model
+
+
+def actions_in(policy: object, env_id: str) -> tuple[list[Any], list[Any]]:
+    """Observations of an environment, and what ``--policy`` does there."""
+    import contextlib
+
+    from vinoreward_training.capture.policies import open_policy
+
+    env = gymnasium.make(env_id)
+    seen = [env.observation_space.sample() for _ in range(20)]
+    with contextlib.ExitStack() as closing:
+        act = open_policy(str(policy), env, closing)
+        return seen, [act(one) for one in seen]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env"),
+    [("DQN", Towards), ("PPO", Towards), ("A2C", Pushed), ("SAC", Pushed), ("TD3", Pushed)],
+)
+def test_a_zip_of_sb3_acts_as_its_model_does(
+    tmp_path: Path, algorithm: str, env: type[Towards]
+) -> None:
+    from torch import nn
+
+    size = {"buffer_size": 10} if algorithm in ("DQN", "SAC", "TD3") else {}
+    net = {"net_arch": [9, 7], "activation_fn": nn.Tanh}
+    path = tmp_path / "model.zip"
+    model = zipped(path, algorithm, named(env), policy_kwargs=net, **size)
+    seen, actions = actions_in(path, named(env))
+    wanted = [model.predict(one, deterministic=True)[0] for one in seen]
+    np.testing.assert_array_equal(np.array(actions), np.array(wanted))
+
+
+def test_nothing_pickled_in_a_zip_is_run(tmp_path: Path) -> None:
+    plain, loaded = tmp_path / "plain.zip", tmp_path / "loaded.zip"
+    zipped(plain, "DQN", named(Towards), buffer_size=10)
+
+    class Harm:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "harm",))
+
+    pickled = base64.b64encode(pickle.dumps(Harm())).decode()
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(loaded, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == "data":
+                data = json.loads(content)
+                for value in data.values():
+                    if isinstance(value, dict) and ":serialized:" in value:
+                        value[":serialized:"] = pickled
+                content = json.dumps(data).encode()
+            target.writestr(name, content)
+    assert actions_in(loaded, named(Towards))[1]
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_policy_of_other_spaces_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    discrete, force = tmp_path / "dqn.zip", tmp_path / "sac.zip"
+    zipped(discrete, "DQN", named(Towards), buffer_size=10)
+    zipped(force, "SAC", named(Pushed), buffer_size=10)
+    other, out = "CartPole-v1", tmp_path / "a"
+    with pytest.raises(ConfigError, match=r"trained with the observations Box of the shape \(2,\)"):
+        capture.run(config(out, discrete, env=other))
+    with pytest.raises(ConfigError, match=r"trained with the actions Discrete, and those"):
+        capture.run(config(out, discrete, env=named(Pushed)))
+    with pytest.raises(ConfigError, match=r"actions Box with low \[-1\.\], and those.*-2.0"):
+        capture.run(config(out, force, env=named(Pushed), env_kwargs={"most": 2.0}))
+    assert not out.exists()
+
+
+def test_a_zip_with_a_class_of_its_own_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    from torch import nn
+
+    class Own(nn.ReLU):
+        pass
+
+    path = tmp_path / "own.zip"
+    zipped(path, "DQN", named(Towards), buffer_size=10, policy_kwargs={"activation_fn": Own})
+    with pytest.raises(ConfigError, match=r"with activation_fn=<class 'tests.*def act"):
+        actions_in(path, named(Towards))
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises((ConfigError, ModelCorruptError), match=r"no zip|cannot be read"):
+        actions_in(path, named(Towards))
+
+
+def test_folders_of_train_and_of_actors_play(tmp_path: Path) -> None:
+    model = zipped(tmp_path / "dqn.zip", "DQN", named(Towards), buffer_size=10)
+    described = {
+        "algorithm": "DQN", "algorithm_kwargs": {}, "env": named(Towards), "env_kwargs": {},
+        "backend": "openvino", "bundle": None, "precision": "auto", "wrap_bundle": False,
+    }  # fmt: skip
+    trained, actors = tmp_path / "trained", tmp_path / "actors"
+    trained.mkdir()
+    save_policy(trained, model, described)
+    seen, actions = actions_in(trained, named(Towards))
+    wanted = [int(model.predict(one, deterministic=True)[0]) for one in seen]
+    assert actions == wanted
+    policy = random_policy(mlp(2, 2, head="logits", hidden=(4,)), 0)
+    save_actors_policy(actors, policy)
+    _, actions = actions_in(actors, named(Towards))
+    assert set(actions) <= {0, 1}
+    with pytest.raises(ConfigError, match=r"acts on observations of the shape \(2,\)"):
+        actions_in(actors, "CartPole-v1")
+    (trained / "policy.json").write_text(
+        json.dumps({"schema_version": 1, **described, "encoder": "panda-hover-encoder"})
+    )
+    with pytest.raises(ConfigError, match="acts on latents of the encoder panda-hover-encoder"):
+        actions_in(trained, named(Towards))
+
+
+def test_who_names_the_functions_of_a_run_is_not_asked(tmp_path: Path, script: Path) -> None:
+    with script.open("a", encoding="utf-8") as stream:
+        stream.write("\n\ndef there(env):\n    return env.at == env.goal\n")
+    words = [
+        "--policy",
+        f"{script}:act",
+        "--truth",
+        f"{script}:there",
+        "--out",
+        str(tmp_path / "a"),
+    ]
+    first = ["--env", named(Towards), "--frames", "8"]
+    assert main(["capture", *first, *words]) == 0
+    assert main(["capture", "--resume", "--frames", "16", *words]) == 0
+    assert main(["capture", "--resume", "--frames", "24", *words[:2], *words[4:]]) == 1
+
+
+def test_a_policy_may_be_of_a_package(
+    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    capture.run(config(tmp_path / "a", "towards:act", frames=8))
+    assert "towards" in sys.modules
+    del sys.modules["towards"]
