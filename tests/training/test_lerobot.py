@@ -170,6 +170,15 @@ def garble(path: Path) -> None:
     path.write_bytes(data)
 
 
+def unknown_codec(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    kind = data.index(b"\x04\x80\x80\x80", data.index(b"esds")) + 5
+    assert data[kind] == 0x20  # MPEG-4
+    data[kind] = 0xF0
+    data = data.replace(b"mp4v", b"zzzz")
+    path.write_bytes(data)
+
+
 def other_columns(path: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -200,6 +209,7 @@ FILM = f"videos/{CAMERA}/chunk-000/file-000.mp4"
         (EPISODES, cut, "LeRobotDataset v3.0 as LeRobot writes it; restore it"),
         (FILM, cut, "LeRobotDataset v3.0 as LeRobot writes it; restore it"),
         (FILM, garble, "LeRobotDataset v3.0 as LeRobot writes it; restore it"),
+        (FILM, unknown_codec, "no decoder here knows"),
         (FILM, Path.unlink, "there is no such file"),
         (FILM, link_out, "a link out of the folder"),
         (DATA, other_columns, "it has no column timestamp but"),

@@ -368,6 +368,8 @@ def _decoded(
     if not container.streams.video:
         raise ValueError("it has no video")
     video = container.streams.video[0]
+    if video.codec_context is None:
+        raise ValueError("no decoder here knows how its pictures are coded")
     video.thread_type = "AUTO"
     size = video.codec_context.width * video.codec_context.height
     if not 0 < size <= MAX_PIXELS:
