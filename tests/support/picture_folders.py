@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,35 @@ def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     images = random.integers(60, 120, (count, *SIZE, 3), dtype=np.uint8)
     images[labels == 1, :, :20, 0] += 100
     return images, labels.astype(np.int64)
+
+
+VIEWS = [
+    {"name": "front", "height": 40, "source": "obs:front"},
+    {"name": "wrist", "height": 32, "source": "obs:wrist"},
+]
+
+
+def write_views(folder: Path, count: int, views: object = VIEWS) -> Path:
+    """Write pictures of two cameras, one below the other; a success is red in both.
+
+    A failure is red in neither, or in one alone, so that no camera knows it by itself.
+    """
+    random = np.random.default_rng(0)
+    rows = ["file,label,episode"]
+    for index in range(count):
+        image = random.integers(60, 120, (72, 48, 3), dtype=np.uint8)
+        success = index % 2 == 1
+        front, wrist = (True, True) if success else [(0, 0), (1, 0), (0, 1)][index // 2 % 3]
+        image[:40, :24, 0] += np.uint8(100 * front)
+        image[40:, :24, 0] += np.uint8(100 * wrist)
+        label = "success" if success else "failure"
+        path = folder / label / f"{index:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path, compress_level=1)
+        rows.append(f"{label}/{path.name},{label},{index}")
+    (folder / "metadata.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (folder / "dataset.json").write_text(json.dumps({"views": views}), encoding="utf-8")
+    return folder
 
 
 def write_folder(folder: Path, count: int) -> Path:

@@ -61,7 +61,7 @@ class TorchBackend(Backend):
             height, width = (int(side or 0) for side in self.input.shape[1:3])
             network = build_encoder(architecture, height, width, columns)
         else:
-            network = build(architecture, columns)
+            network = build(architecture, columns, self.spec.views)
         try:
             network.load_state_dict(safetensors.torch.load(content), strict=True)
         except (safetensors.SafetensorError, RuntimeError) as error:

@@ -30,8 +30,22 @@ LEAST_WEIGHT = 1e-3
 """Added to the sum of a map; the keypoint of an empty map is then in the middle."""
 LARGEST_MAP = 32
 """Longer side, in cells, of the keypoints' maps."""
+JOINT_CHANNELS, JOINT_SIZE = 128, 64
+"""Of what several views are brought together in: features of a camera, and the last layer."""
 COARSE_CHANNELS = 16
 """Of the decoder's maps without keypoints."""
+
+
+def _start(network: nn.Module, head: nn.Module) -> None:
+    """Draw a network's initial weights: small ones in its last convolution, ``head``."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and module is not head:
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    if isinstance(head, nn.Conv2d) and head.bias is not None:
+        nn.init.normal_(head.weight, std=0.01)
+        nn.init.zeros_(head.bias)
 
 
 class SqueezeNet(nn.Module):
@@ -48,19 +62,59 @@ class SqueezeNet(nn.Module):
         self.classifier = nn.Sequential(
             nn.Conv2d(512, classes, kernel_size=1), nn.AdaptiveAvgPool2d(1)
         )
-        for module in self.features.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        head = self.classifier[0]
-        if isinstance(head, nn.Conv2d) and head.bias is not None:
-            nn.init.normal_(head.weight, std=0.01)
-            nn.init.zeros_(head.bias)
+        _start(self, self.classifier[0])
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return logits (N, classes) for normalised float pictures (N, 3, H, W)."""
         logits: Tensor = self.classifier(self.features(pictures))
+        return logits.flatten(1)
+
+
+class SeveralViews(nn.Module):
+    """One backbone for all views of a picture, and a head that sees the features of all.
+
+    Float (N, 3, sum of heights, W) to logits (N, classes). Features of one camera at several times
+    meet place by place, so that a movement can be seen; those of different cameras meet as means
+    over the picture, as their places have nothing in common. ``views`` has each view's camera and
+    height, from top to bottom.
+    """
+
+    def __init__(
+        self, features: nn.Module, channels: int, classes: int, views: Sequence[tuple[str, int]]
+    ) -> None:
+        super().__init__()
+        for name, height in views:
+            if height < LOWEST_SIDE:
+                raise ConfigError(
+                    f"the view {name!r} is {height} pixels high. Expected at least {LOWEST_SIDE}, "
+                    "as the network makes pictures sixteen times smaller; make it larger."
+                )
+        self.features = features
+        self._heights = [height for _, height in views]
+        names = [name for name, _ in views]
+        self._cameras = [
+            [index for index, name in enumerate(names) if name == camera]
+            for camera in dict.fromkeys(names)
+        ]
+        self.cameras = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(channels * len(own), JOINT_CHANNELS, 1), nn.ReLU())
+            for own in self._cameras
+        )
+        self.classifier = nn.Sequential(
+            nn.Conv2d(JOINT_CHANNELS * len(self._cameras), JOINT_SIZE, 1),
+            nn.ReLU(),
+            nn.Conv2d(JOINT_SIZE, classes, 1),
+        )
+        _start(self, self.classifier[-1])
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return logits (N, classes) for normalised float pictures (N, 3, H, W)."""
+        maps = [self.features(view) for view in torch.split(pictures, self._heights, 2)]
+        seen = [
+            camera(torch.cat([maps[index] for index in own], 1)).mean((2, 3), keepdim=True)
+            for camera, own in zip(self.cameras, self._cameras, strict=True)
+        ]
+        logits: Tensor = self.classifier(torch.cat(seen, 1))
         return logits.flatten(1)
 
 
@@ -89,8 +143,11 @@ class WithPreprocess(nn.Module):
         return output
 
 
-def build(architecture: str, classes: int = 2) -> nn.Module:
-    """Build an untrained network of one of :data:`CLASSIFIERS`; seeded by ``torch.manual_seed``."""
+def build(architecture: str, classes: int = 2, views: Sequence[tuple[str, int]] = ()) -> nn.Module:
+    """Build an untrained network of one of :data:`CLASSIFIERS`; seeded by ``torch.manual_seed``.
+
+    ``views`` are those of :class:`SeveralViews`; empty for a picture of one.
+    """
     if architecture not in CLASSIFIERS:
         raise ConfigError(
             f"there is no architecture {architecture!r}. Expected one of "
@@ -100,8 +157,8 @@ def build(architecture: str, classes: int = 2) -> nn.Module:
         raise ConfigError(f"the network has {classes} classes. Expected at least 1.")
     from torchvision.models import squeezenet
 
-    factory = getattr(squeezenet, architecture)
-    return SqueezeNet(factory(weights=None).features, classes)
+    features = getattr(squeezenet, architecture)(weights=None).features
+    return SeveralViews(features, 512, classes, views) if views else SqueezeNet(features, classes)
 
 
 def halvings(height: int, width: int) -> list[tuple[int, int]]:

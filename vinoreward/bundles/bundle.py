@@ -214,6 +214,7 @@ class Bundle(FromOthers):
             bin_sha256=spec.files.get(f"{name[:-4]}.bin")
             if name is not None and name.endswith(".xml")
             else None,
+            views=tuple((view.name, view.height) for view in picture.views),
             trusted=self.trusted,
             mean=picture.mean,
             std=picture.std,

@@ -357,11 +357,7 @@ def _picture(spec: BundleSpec) -> dict[str, Any]:
         "std": list(picture.std),
     }
     if picture.views:
-        rows["views below each other"] = [
-            f"{view.name}{f', {view.age} steps ago' if view.age else ''} ({view.source}, "
-            f"{view.height} pixels high)"
-            for view in picture.views
-        ]
+        rows["views below each other"] = [str(view) for view in picture.views]
     return rows | {f"scene: {key}": value for key, value in picture.scene.items()}
 
 

@@ -55,6 +55,10 @@ class View(Described):
         if self.source not in ("render", "obs") and key in ("", self.source):
             wrong("picture.views.source", self.source, "render, obs or obs:<key>")
 
+    def __str__(self) -> str:
+        age = f", {self.age} steps ago" if self.age else ""
+        return f"{self.name}{age} ({self.source}, {self.height} pixels high)"
+
 
 @dataclass(frozen=True)
 class Picture(Described):

@@ -104,6 +104,8 @@ def make_bundle(
         # Not the whole path: it means nothing on another machine.
         "started from": "random weights" if config.weights is None else config.weights.name,
     }
+    if dataset.views:
+        facts["views"] = ", ".join(str(view) for view in dataset.views)
     if unseen is not None:
         facts["held-out frames new to those weights"] = unseen
     facts |= {

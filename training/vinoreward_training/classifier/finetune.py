@@ -56,7 +56,7 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
         print(f"held-out frames new to the weights: {unseen}")
     train, validation, _ = parts
     prepare_torch(config)
-    net = build(config.architecture, 2)
+    net = build(config.architecture, 2, [(view.name, view.height) for view in dataset.views])
     if config.weights is not None:
         fresh = training.load_weights(net, config.weights)
         print(f"weights from {config.weights}; left fresh: {', '.join(fresh) or 'none'}")

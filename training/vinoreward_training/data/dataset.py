@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.schema import Picture
-from vinoreward.errors import DatasetError
+from vinoreward.bundles.schema import Picture, View
+from vinoreward.errors import BundleError, DatasetError
 from vinoreward_training.data.dataset_files import (
+    ABOUT,
     MAX_NAME,
     METADATA,
     SUFFIXES,
@@ -81,6 +82,8 @@ class Dataset(Pictures):
     files: tuple[str, ...]
     """Paths inside ``folder``."""
     folder: Path
+    views: tuple[View, ...] = ()
+    """From top to bottom of each picture; empty for a picture of one."""
     origin: str | None = None
     """Scene or environment and the capture's seed: with its number they identify an episode. None
     if not recorded."""
@@ -93,6 +96,10 @@ class Dataset(Pictures):
         names, frames = np.unique(self.categories, return_counts=True)
         by_category = zip(names, frames.tolist(), strict=True)
         return super().counts | labels | {f"category:{name}": count for name, count in by_category}
+
+    def picture(self, **more: Any) -> Picture:
+        """Return what a bundle records of the pictures; ``more`` are fields of ``Picture``."""
+        return super().picture(views=self.views, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +209,12 @@ def load_dataset(
             "classifier is trained on successes and failures; add pictures of the other class."
         )
     about = read_about(folder)
+    if about.get("views") and size is not None:
+        raise DatasetError(
+            f"{folder} has pictures of several views below each other, to be resized to "
+            f"{size[0]}x{size[1]}. Expected them at their own size, as each view is resized by "
+            "itself; capture them at the size that you want."
+        )
     images, resized = stack_pictures(folder, files, size)
     digest = hashlib.sha256(str(images.shape).encode())
     for file, label, image in zip(files, marks, images, strict=True):
@@ -219,6 +232,7 @@ def load_dataset(
         folder=folder,
         resized=resized or "image_size" in about,
         seed=about.get("seed"),
+        views=_views(folder, about, images.shape[1:3]),
         origin=origin_of(about) if recorded else None,
     )
 
@@ -259,6 +273,11 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
     if not files:
         raise _no_pictures(folder, "; capture some, or give another folder with --data")
     about = read_about(folder)
+    if about.get("views"):
+        raise DatasetError(
+            f"{folder} has pictures of several views below each other. Expected pictures of one "
+            "view, as an encoder looks at one; capture those of one camera."
+        )
     images, resized = stack_pictures(folder, files, size)
     return Frames.hashed(
         images,
@@ -269,6 +288,17 @@ def load_frames(folder: Path, *, size: tuple[int, int] | None = None, limit: int
         resized=resized or "image_size" in about,
         seed=about.get("seed"),
     )
+
+
+def _views(folder: Path, about: Mapping[str, Any], size: tuple[int, ...]) -> tuple[View, ...]:
+    """Return the views that ``dataset.json`` names, checked against the pictures' size."""
+    try:
+        return Picture(height=size[0], width=size[1], views=about.get("views") or ()).views
+    except BundleError as error:
+        raise DatasetError(
+            f"{folder / ABOUT}: {str(error).replace('picture.views', 'views')} Each view has a "
+            "name and a height, and may have a source and an age."
+        ) from error
 
 
 def origin_of(about: Mapping[str, Any]) -> str | None:

@@ -129,7 +129,8 @@ def compare(
 def _classifier(config: QuantizeConfig, bundle: Bundle) -> str:
     """Quantize a classifier, add the network to the bundle; return the gate's result in words."""
     picture = bundle.spec.picture
-    size = None if picture.resize == "none" else (picture.height, picture.width)
+    as_they_are = picture.resize == "none" or picture.views  # views are of their own size
+    size = None if as_they_are else (picture.height, picture.width)
     dataset = load_dataset(config.data, size=size, success_label=config.success_label)
     if bundle.spec.dataset.get("split") != SPLIT and bundle.spec.dataset.get("sha256"):
         print(
