@@ -294,30 +294,42 @@ def test_what_a_replaced_process_marks_as_ready_is_never_read(ring: TrajectoryRi
 
 
 class CommitsDuringALook:
-    """A ring's words, of which an actor fills two slots between the looks at their states."""
+    """A ring's words, of which an actor fills two slots just before one's state is read."""
 
-    def __init__(self, ring: TrajectoryRing) -> None:
+    def __init__(self, ring: TrajectoryRing, slot: int, reading: int) -> None:
         self._words, self._writer = ring.words, actor(ring, 0)
-        self._first, self._second = ring.slot_line(0), ring.slot_line(1)
-        self._passed = self._done = False
+        self._place, self._before = ring.slot_line(slot), reading
 
     def __getitem__(self, place: int) -> int:
-        if place == self._second and self._passed and not self._done:
-            self._done = True
-            assert write(self._writer, marked(1)) and write(self._writer, marked(2))
-        self._passed |= place == self._first
+        if place == self._place:
+            self._before -= 1
+            if self._before == 0:
+                assert write(self._writer, marked(1)) and write(self._writer, marked(2))
         return self._words[place]
 
     def __setitem__(self, place: int, value: int) -> None:
         self._words[place] = value
 
+    def commit(self, number: int) -> None:
+        assert write(self._writer, marked(number))
+
 
 def test_what_an_actor_commits_during_a_look_is_taken_in_order(ring: TrajectoryRing) -> None:
-    ring.words = CommitsDuringALook(ring)
+    ring.words = CommitsDuringALook(ring, slot=1, reading=1)
     for number in (1, 2):
         with ring.take(timeout=10) as batch:
             assert numbers(batch) == [number]
     assert ring.ready() == 0
+
+
+def test_what_an_actor_commits_during_the_second_look_waits_for_the_next() -> None:
+    with TrajectoryRing.create(SPEC, actors=1, slots_per_actor=3) as ring:
+        ring.words = words = CommitsDuringALook(ring, slot=2, reading=2)
+        words.commit(0)  # in the first slot, so there is a second look at the others
+        with ring.take(2, timeout=10) as batch:
+            assert numbers(batch) == [0, 1]
+        with ring.take(timeout=10) as batch:
+            assert numbers(batch) == [2]
 
 
 # Several processes
