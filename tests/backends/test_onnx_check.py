@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import tracemalloc
@@ -141,8 +142,9 @@ def content(
     constants: Mapping[str, Any],
     opset: int = 18,
     domains: Sequence[tuple[str, int]] = (),
+    rows: int | str = "N",
 ) -> bytes:
-    """A network of ``x`` (N, 3, 8, 8) float32 whose result is ``y``."""
+    """A network of ``x`` (``rows``, 3, 8, 8) float32 whose result is ``y``."""
     from onnx import TensorProto, helper, numpy_helper
 
     graph = helper.make_graph(
@@ -151,7 +153,7 @@ def content(
             for op, takes, gives, more in nodes
         ],
         "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 3, 8, 8])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
@@ -162,6 +164,20 @@ def content(
 
 def check(made: bytes) -> None:
     onnx_check.check_graph(read_graph(made), (3, 8, 8), (1, 16))
+
+
+@pytest.mark.parametrize(
+    ("rows", "products", "said"),
+    [(1 << 24, 1, "more than 67108864 numbers"), (1 << 20, 200, "its results are more than")],
+)
+def test_a_file_does_not_raise_the_limits_by_a_larger_batch(
+    rows: int, products: int, said: str
+) -> None:
+    places = ["x", *(f"x{n}" for n in range(1, products)), "y"]
+    nodes = [("MatMul", (a, "w"), (b,), {}) for a, b in itertools.pairwise(places)]
+    check(content(nodes, {"w": np.ones((8, 8), np.float32)}, rows=16))
+    with pytest.raises(ModelRefusedError, match=said):
+        check(content(nodes, {"w": np.ones((8, 8), np.float32)}, rows=rows))
 
 
 ONE = np.float32([1])
