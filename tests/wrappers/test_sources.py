@@ -8,12 +8,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import SyncVectorEnv
 from toy_environments import HEIGHT, WIDTH, Camera, save_toy_encoder
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import InputError
-from vinoreward.wrappers.sources import Inside, PictureSource
+from vinoreward.errors import ConfigError, InputError
+from vinoreward.wrappers.sources import Inside, PictureSource, default_source
+from vinoreward_training.data.dataset_files import picture_source
 
 ENVS = 3
 KINDS = ("picture", "planes", "stack", "stack_planes", "channels", "channels_first")
@@ -78,3 +80,48 @@ def test_frames_of_different_sizes_are_an_error(bundle: Bundle) -> None:
         source.batch(None, [0, 1, 2], env=drawn)
     with pytest.raises(InputError, match=r"render\(\) gave NoneType"):
         source.batch(None, [0], env=SimpleNamespace(render=lambda: [None]))
+
+
+class Nested(gym.ObservationWrapper[Any, Any, Any]):
+    """Pictures as LeRobot's environments give them, and optionally as tensors."""
+
+    def __init__(self, tensors: bool = False) -> None:
+        super().__init__(Camera("picture"))
+        picture, state = Camera("picture").observation_space, gym.spaces.Box(0, 1, (2,))
+        pixels = gym.spaces.Dict({"front": picture, "top": picture})
+        self.observation_space = gym.spaces.Dict({"agent_pos": state, "pixels": pixels})
+        self.tensors = tensors
+
+    def observation(self, observation: Any) -> Any:
+        front = torch.from_numpy(observation.copy()) if self.tensors else observation
+        return {"agent_pos": np.zeros(2, np.float32), "pixels": {"front": front, "top": 0 * front}}
+
+
+def test_a_key_with_a_dot_names_a_picture_in_a_dict_in_the_dict(bundle: Bundle) -> None:
+    envs = SyncVectorEnv([Nested] * ENVS)
+    observations, _ = envs.reset(seed=3)
+    source = source_of(bundle, "obs:pixels.front", envs.single_observation_space)
+    pictures = source.batch(observations, range(ENVS))
+    np.testing.assert_array_equal(pictures[:, 0], observations["pixels"]["front"])
+    assert np.ptp(pictures) > 0
+    with pytest.raises(ConfigError, match=r"agent_pos, pixels\.front, pixels\.top"):
+        source_of(bundle, "obs:pixels.back", envs.single_observation_space)
+    with pytest.raises(ConfigError, match=r"pictures pixels\.front, pixels\.top"):
+        default_source(envs.single_observation_space, "rgb_array")
+
+
+def test_a_picture_may_be_a_torch_tensor(bundle: Bundle) -> None:
+    plain, tensors = Nested(), Nested(tensors=True)
+    source = source_of(bundle, "obs:pixels.front", plain.observation_space)
+    expected = source.single(plain, plain.reset(seed=3)[0])
+    np.testing.assert_array_equal(source.single(tensors, tensors.reset(seed=3)[0]), expected)
+    called = PictureSource(
+        lambda _, observation: observation["pixels"]["front"],
+        Inside(plain.observation_space, None, None),
+        bundle,
+    )
+    np.testing.assert_array_equal(called.single(tensors, tensors.reset(seed=3)[0]), expected)
+    captured = picture_source(tensors, "Nested-v0", "obs:pixels.front", None)
+    np.testing.assert_array_equal(captured(tensors.reset(seed=3)[0]), expected[0, 0])
+    with pytest.raises(ConfigError, match=r"has agent_pos, pixels\.front, pixels\.top"):
+        picture_source(tensors, "Nested-v0", "obs:pixels", None)

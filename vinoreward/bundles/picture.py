@@ -146,6 +146,11 @@ def in_color(pictures: NDArray[Any], layout: Layout) -> NDArray[Any]:
     return np.repeat(pictures, 3, axis=-1) if pictures.shape[-1] == 1 else pictures
 
 
+def on_host(value: Any) -> Any:
+    """Return a torch tensor's numbers as an array, wherever it is; anything else as it is."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
 def from_grey(picture: NDArray[Any]) -> NDArray[Any]:
     """Return a grey ``(H, W)``, ``(H, W, 1)`` or ``(1, H, W)`` picture in colour, ``(H, W, 3)``.
 

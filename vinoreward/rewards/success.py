@@ -312,10 +312,8 @@ def as_truth(value: Any, said: str) -> bool:
 
     ``said`` begins the sentence of the ConfigError for anything but a single true, false, 1 or 0.
     """
-    plain = value
-    if hasattr(value, "detach"):  # a torch tensor, perhaps on a GPU and of a type unknown to NumPy
-        plain = value.detach().cpu().tolist()
-    array = np.asarray(plain)
+    # A torch tensor's numbers: it may be on a GPU, or of a type that NumPy does not know.
+    array = np.asarray(value.tolist() if hasattr(value, "detach") else value)
     if array.size != 1 or array.dtype.kind not in "buif" or array.item() not in (0, 1):
         raise ConfigError(
             f"{said} {value!r}. Expected true or false, or a single 1 or 0, for the truth about "

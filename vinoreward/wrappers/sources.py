@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import known_names
-from vinoreward.bundles.picture import Layout, check_scene, from_grey, in_color, layout_of
+from vinoreward.bundles.picture import Layout, check_scene, from_grey, in_color, layout_of, on_host
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
 from vinoreward.wrappers.render_once import layers, render_once
 
@@ -181,7 +181,9 @@ class PictureSource:
         return batch_space(self._inside.space, self._inside.num_envs)
 
     def _part(self, observation: Any) -> Any:
-        return observation if self.key is None else observation[self.key]
+        if self.key is not None:
+            observation = part_at(observation, self.key)
+        return on_host(observation)
 
     def _read_space(
         self, source: OneSource, space: gym.Space[Any], bundle: Bundle, stacked: bool
@@ -192,17 +194,18 @@ class PictureSource:
                 "(env, observation) -> picture; several only for a classifier of several views."
             )
         parts = space.spaces if isinstance(space, gym.spaces.Dict) else None
-        what = space if parts is None else f"a Dict with {', '.join(sorted(parts))}"
+        what = space if parts is None else f"a Dict with {', '.join(parts_below(space))}"
         picture = space
         if source != "obs":
             self.key = source[len("obs:") :]
-            if parts is None or self.key not in parts:
+            found = None if parts is None else part_at(parts, self.key)
+            if found is None or isinstance(found, gym.spaces.Dict):
                 raise ConfigError(
                     f"image_source is {source!r} and the observation space is {what}. Expected a "
                     f"Dict with the key {self.key!r}; name one of its pictures, or use "
                     "image_source='obs' or 'render'."
                 )
-            picture = parts[self.key]
+            picture = found
         elif parts is not None:
             raise ConfigError(
                 f"image_source is 'obs' and the observation is {what}. Expected one picture; use "
@@ -274,6 +277,31 @@ def stack_of(
     return count, layout, sizes[layout]
 
 
+def part_at(parts: Any, key: str) -> Any:
+    """Return the part of a dictionary (or of a Dict space) that a key names; None if there is none.
+
+    ``"pixels.front"`` is ``front`` in ``pixels``, unless a key has that very name.
+    """
+    while True:
+        parts = getattr(parts, "spaces", parts)
+        if not isinstance(parts, Mapping):
+            return None
+        if key in parts:
+            return parts[key]
+        first, _, key = key.partition(".")
+        parts = parts.get(first)
+
+
+def parts_below(space: gym.Space[Any], prefix: str = "") -> dict[str, gym.Space[Any]]:
+    """Return the parts of a Dict space, also of Dicts in it, by what :func:`part_at` takes."""
+    if not isinstance(space, gym.spaces.Dict):
+        return {prefix: space}
+    below: dict[str, gym.Space[Any]] = {}
+    for key in sorted(space.spaces):
+        below |= parts_below(space.spaces[key], f"{prefix}.{key}" if prefix else str(key))
+    return below
+
+
 def takes_render(source: ImageSource) -> bool:
     """Return whether a picture, or one of several views, is rendered."""
     if isinstance(source, Mapping):
@@ -306,7 +334,7 @@ def recorded(given: AnyBundle, bundle: Bundle) -> str | dict[str, Any]:
 def default_source(space: gym.Space[Any], render_mode: str | None) -> str:
     """Return where pictures are: the observation, its only picture key, else ``"render"``."""
     if isinstance(space, gym.spaces.Dict):
-        keys = [key for key, part in space.spaces.items() if _looks_like_picture(part)]
+        keys = [key for key, part in parts_below(space).items() if _looks_like_picture(part)]
         if len(keys) == 1:
             return f"obs:{keys[0]}"
         if keys:
@@ -354,6 +382,7 @@ def _checked(picture: gym.Space[Any], source: str) -> tuple[int, ...]:
 
 
 def _picture(value: Any, where: str) -> NDArray[np.uint8]:
+    value = on_host(value)
     if isinstance(value, np.ndarray):
         value = from_grey(value)
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 3:

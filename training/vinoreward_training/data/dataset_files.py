@@ -11,7 +11,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.bundles.picture import from_grey, in_color, layout_of, read_picture, shown_name
+from vinoreward.bundles.picture import (
+    from_grey,
+    in_color,
+    layout_of,
+    on_host,
+    read_picture,
+    shown_name,
+)
 from vinoreward.bundles.reader import parse, plain
 from vinoreward.errors import BundleError, ConfigError, DatasetError, InputError, RunFolderError
 from vinoreward.files import is_inside, open_plain, open_to_read, read_plain, write_text
+from vinoreward.wrappers.sources import part_at, parts_below
 from vinoreward_envs.camera.spec import resized
 
 Indices = npt.NDArray[np.int64]
@@ -252,10 +260,11 @@ def free_memory() -> int | None:
 
 def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:
     """Return a copy of the picture (H, W, 3) uint8 that an environment of that name renders."""
-    image = from_grey(np.array(env.render()))
+    image = from_grey(np.array(on_host(env.render())))
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+        what = "nothing" if image.dtype == object else f"{image.dtype} {image.shape}"
         raise ConfigError(
-            f"{name} renders {image.dtype} {image.shape}. Expected uint8 (height, width, 3) "
+            f"{name} renders {what}. Expected uint8 (height, width, 3) "
             "pictures from render_mode='rgb_array'; give another environment, or a folder of "
             "pictures with --data."
         )
@@ -292,14 +301,15 @@ def picture_source(
     space, key = env.observation_space, None
     if source.startswith("obs:"):
         key = source[len("obs:") :]
-        spaces = getattr(space, "spaces", None)
-        if not isinstance(spaces, Mapping) or key not in spaces:
-            has = f"has {', '.join(spaces)}" if isinstance(spaces, Mapping) else f"is {space}"
+        found = part_at(space, key)
+        if found is None or hasattr(found, "spaces"):
+            below = parts_below(space)
+            has = f"has {', '.join(below)}" if "" not in below else f"is {space}"
             raise ConfigError(
                 f"--image-source is {source} and the observation of {name} {has}. Expected the "
                 "name of one that is a picture; name that, or leave --image-source out to render."
             )
-        space = spaces[key]
+        space = found
     elif source != "obs":
         raise ConfigError(f"--image-source is {source!r}. Expected render, obs or obs:KEY.")
     if space.dtype != np.uint8:
@@ -310,7 +320,8 @@ def picture_source(
     layout = layout_of(space.shape, f"the observation {source} of {name}")
 
     def of(observation: Any) -> npt.NDArray[np.uint8]:
-        image = in_color(np.array(observation if key is None else observation[key]), layout)
+        part = on_host(observation if key is None else part_at(observation, key))
+        image = in_color(np.array(part), layout)
         image = np.ascontiguousarray(image)
         return image if size is None else resized(image, *size)
 
