@@ -181,7 +181,7 @@ def test_the_mix_decides_who_plays(tmp_path: Path, script: Path) -> None:
         ({"mix": {"policy": -1.0, "random": 2.0}}, "--mix policy -1 random 2"),
         ({"noise": 0.0}, "--noise 0.0. Expected a share above 0"),
         ({"policy": None, "mix": {"random": 1.0}}, "without --policy"),
-        ({"fidelity": "article"}, "--fidelity or --from-lerobot, where nothing is played"),
+        ({"fidelity": "article"}, "found --policy and --fidelity. Expected one"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(tmp_path: Path, more: Any, found: str) -> None:

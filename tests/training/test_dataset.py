@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import struct
 import zlib
@@ -485,3 +486,30 @@ def test_a_jpeg_of_very_many_scans_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=r"many\.jpg cannot be read .*: it has 2\d\d scans"):
         read_picture(tmp_path / "many.jpg")
+
+
+def test_the_documented_table_of_own_frames_makes_a_dataset(
+    project_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (project_root / "docs" / "datasets.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n# make_table\.py\n(.*?)```", text, flags=re.DOTALL)
+    won = {}
+    for episode in range(60):
+        name = f"{episode:03d}"
+        (tmp_path / "recordings" / name).mkdir(parents=True)
+        if episode % 3:
+            won[name] = 2 + episode % 2
+        for step in range(4):
+            image = Image.new("RGB", (20, 16), (episode, 60 * step, 0))
+            image.save(tmp_path / "recordings" / name / f"{step:06d}.jpg")
+    lines = "".join(f"{name} {step}\n" for name, step in won.items())
+    (tmp_path / "recordings" / "grasped.txt").write_text(lines, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(script, "make_table.py", "exec"), {})
+    data = load_dataset(Path("recordings"))
+    assert len(data.labels) == 240 and len(np.unique(data.episodes)) == 60
+    for file, label in zip(data.files, data.labels, strict=True):
+        episode, step = file.removesuffix(".jpg").split("/")
+        assert label == (int(step) >= won.get(episode, 9))
+    parts = [set(data.episodes[part].tolist()) for part in split_by_episode(data)]
+    assert sum(map(len, parts)) == 60 and not set.intersection(*parts)

@@ -35,7 +35,8 @@ from vinoreward_training.data.dataset_files import (
     read_table,
 )
 from vinoreward_training.data.lerobot import LeRobotFolder
-from vinoreward_training.data.recordings import choose_frames, fill, labels_of
+from vinoreward_training.data.recordings import choose_frames, fill, labels_of, plan_pictures
+from vinoreward_training.data.videos import check_sizes, find_videos, read_labels, take_pictures
 from vinoreward_training.runs.next_command import actions_of, after_capture, again, command
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings
@@ -151,10 +152,13 @@ def _check(config: CaptureConfig) -> None:
             f"frames={config.frames}, seed={config.seed}, image_size={config.image_size}. "
             "Expected at least 2 frames, a seed of 0 or more and pictures of 16x16 or more."
         )
-    if config.policy is not None and (config.fidelity or config.from_lerobot) is not None:
+    sources = ("fidelity", "from_lerobot", "from_video")
+    given = [f"--{name.replace('_', '-')}" for name in sources if getattr(config, name) is not None]
+    given = ["--policy", *given] if given and config.policy is not None else given
+    if len(given) > 1:
         raise ConfigError(
-            f"found --policy {config.policy} with --fidelity or --from-lerobot, where nothing is "
-            "played. Expected one of them; leave the other out."
+            f"found {' and '.join(given)}. Expected one of them, as pictures come from play, from "
+            "placed scenes or from recordings; leave the others out."
         )
     if config.per_episode < 1 or config.patience < 1 or config.save_every < 1:
         raise ConfigError(
@@ -283,6 +287,8 @@ def run(config: CaptureConfig) -> int:
     _check(config)
     if config.from_lerobot is not None:
         return _recordings(config, config.from_lerobot)
+    if config.from_video is not None:
+        return _videos(config, config.from_video)
     from tqdm import tqdm
 
     mix, policy = _mix(config), config.policy
@@ -360,6 +366,55 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
         "lerobot": {"labels": str(labels), "fps": source.fps},
         **_asked(_how(config, config.image_size)),
     }
+    _check_recorded(config, known)
+    print(
+        f"{source.frames} pictures of {len(source.episodes)} episodes in {dataset}, camera "
+        f"{source.camera}; a success is {labels or 'not asked for'}."
+    )
+    plan = choose_frames(config, source, labels)
+    total = sum(len(chosen) for _, chosen in plan)
+    table = _converted(config, known, partial(fill, config, source, plan), total)
+    if labels is None:
+        print(f"{len(table.rows)} pictures in {config.out}, without labels.")
+        print(f"next: {command('train-vae', '--data', config.out)}")
+        return 0
+    print(_summary(config, table))
+    print(f"next: {after_capture(config.out, table.count('failure'))}")
+    return 0
+
+
+def _videos(config: CaptureConfig, source: Path) -> int:
+    """Take the pictures of videos; return 0."""
+    if not (math.isfinite(config.video_fps) and 0 < config.video_fps <= 1000):
+        raise ConfigError(
+            f"found --video-fps {config.video_fps}. Expected images per second of a video, above "
+            "0 and at most 1000."
+        )
+    known = {
+        "scene": {"videos": source.resolve().name},
+        "video_fps": config.video_fps,
+        **_asked(_how(config, config.image_size)),
+    }
+    _check_recorded(config, known)
+    videos = find_videos(source)
+    if config.image_size is None:
+        check_sizes(videos)
+    marks = read_labels(source, config.labels, videos, config.video_fps)
+    plan = plan_pictures(config.frames, marks)
+    total = sum(map(len, plan))
+    seconds = sum(video.seconds for video in videos)
+    print(f"{total} pictures of {len(videos)} videos of {seconds:.0f} seconds in all")
+    fps, size = config.video_fps, config.image_size
+    table = _converted(
+        config, known, lambda table: take_pictures(videos, plan, table, fps, size), total
+    )
+    print(_summary(config, table))
+    print(f"next: {after_capture(config.out, table.count('failure'))}")
+    return 0
+
+
+def _check_recorded(config: CaptureConfig, known: Mapping[str, Any]) -> None:
+    """Refuse to resume with recordings that are read otherwise than before."""
     before = read_about(config.out) if config.resume else {}
     differing = [
         f"{key} {before.get(key)}, now {known.get(key)}"
@@ -371,24 +426,21 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
             f"{config.out} was captured with {'; '.join(differing)}. Expected the same when "
             "resuming; repeat the old options or choose another folder with --out."
         )
-    print(
-        f"{source.frames} pictures of {len(source.episodes)} episodes in {dataset}, camera "
-        f"{source.camera}; a success is {labels or 'not asked for'}."
-    )
-    plan = choose_frames(config, source, labels)
+
+
+def _converted(
+    config: CaptureConfig,
+    known: Mapping[str, Any],
+    work: Callable[[Table], Iterator[int]],
+    total: int,
+) -> Table:
+    """Write the pictures of recordings; return the table of them."""
     line = again("capture", config.out)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         table = Table(folder)
         describe = partial(_describe, config, table, known, None, "")
-        total = sum(len(chosen) for _, chosen in plan)
-        _fill(config, table, fill(config, source, plan, table), describe, total)
-    if labels is None:
-        print(f"{len(table.rows)} pictures in {config.out}, without labels.")
-        print(f"next: {command('train-vae', '--data', config.out)}")
-        return 0
-    print(_summary(config, table))
-    print(f"next: {after_capture(config.out, table.count('failure'))}")
-    return 0
+        _fill(config, table, work(table), describe, total)
+    return table
 
 
 def _summary(config: CaptureConfig, table: Table) -> str:
@@ -409,7 +461,7 @@ def _summary(config: CaptureConfig, table: Table) -> str:
         f"without one error they support a false-positive rate of {rate_supported(deciding):.1%} "
         "per episode, with 95 % confidence."
     )
-    if deciding < needed and config.from_lerobot is not None:
+    if deciding < needed and (config.from_lerobot or config.from_video) is not None:
         text += f" For 1 % it takes {needed}: record more episodes."
     elif deciding < needed:
         frames = math.ceil(len(table.rows) * needed / deciding / 1000) * 1000

@@ -22,6 +22,7 @@ class CaptureConfig:
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
             --image-size 96 128 --env-kwargs max_episode_steps 100
         vinoreward capture --out data/article --fidelity article
+        vinoreward capture --from-video recordings --labels times.csv --out data/mine
         vinoreward capture --from-lerobot recordings/pick --camera observation.images.front \\
             --out data/pick
     """
@@ -78,6 +79,15 @@ class CaptureConfig:
     """Stop after this many episodes in a row without an image to keep."""
     save_every: int = 500
     """Save the table after this many images."""
+    from_video: Path | None = None
+    """Instead of acting: take images from this video or folder of videos, --frames at most. Each
+    video is an episode."""
+    labels: Path | None = None
+    """With --from-video, a CSV table of times in seconds: video,start,end,label, with success or
+    failure. Default: labels.csv beside the videos, or else the folders success/ and failure/ that
+    they are in."""
+    video_fps: float = 5.0
+    """Images per second of a video."""
     from_lerobot: Path | None = None
     """Instead of acting: take images from this LeRobotDataset v3.0 folder, --frames at most."""
     camera: str | None = None

@@ -96,7 +96,7 @@ def choose_frames(
     every, shown = shown_by(config, source, labels)
     if labels is not None:
         _check_labels(config, labels, shown)
-    return list(zip(every, _plan(config.frames, shown), strict=True))
+    return list(zip(every, plan_pictures(config.frames, shown), strict=True))
 
 
 def fill(
@@ -142,8 +142,12 @@ def _check_labels(
         )
 
 
-def _plan(frames: int, shown: Sequence[Outcomes]) -> list[dict[int, str]]:
-    """Return of each episode which pictures to take, with their category."""
+def plan_pictures(frames: int, shown: Sequence[Outcomes]) -> list[dict[int, str]]:
+    """Return of each episode which pictures to take, with their category.
+
+    At most ``frames`` in all, half of them successes where there are as many. Without a single
+    success, pictures are taken without labels.
+    """
     plan: list[dict[int, str]] = [{} for _ in shown]
     wins = [_spread(np.flatnonzero(each == 1)) for each in shown]
     if not any(map(len, wins)):

@@ -1,0 +1,216 @@
+"""Pictures of videos: labels by time, and videos that are not what they seem."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import imageio_ffmpeg
+import numpy as np
+import pytest
+
+from vinoreward.errors import ConfigError, DatasetError
+from vinoreward_training.capture import command as capture
+from vinoreward_training.cli import main
+from vinoreward_training.configs import CaptureConfig
+from vinoreward_training.data.dataset import load_dataset
+from vinoreward_training.data.dataset_files import read_about
+
+HEAD = "video,start,end,label"
+
+
+def film(
+    path: Path, seconds: float = 4.0, size: tuple[int, int] = (32, 48), *, noise: bool = False
+) -> Path:
+    """Write a video whose red grows by 20 each half second, or is noise."""
+    fps = 10
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer: Any = imageio_ffmpeg.write_frames(
+        str(path), (size[1], size[0]), fps=fps, quality=9, macro_block_size=2
+    )
+    writer.send(None)
+    for index in range(round(seconds * fps)):
+        frame = np.full((*size, 3), 40, np.uint8)
+        frame[..., 0] = 20 * (2 * index // fps) + 40
+        if noise:
+            frame = np.random.default_rng(index).integers(0, 256, (*size, 3), dtype=np.uint8)
+        writer.send(frame)
+    writer.close()
+    return path
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metadata.csv").open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def labelled(folder: Path, lines: Sequence[str]) -> Path:
+    path = folder / "labels.csv"
+    path.write_text("\n".join([HEAD, *lines]) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    """Two videos; one succeeds after two seconds, the other in its middle."""
+    folder = tmp_path / "videos"
+    film(folder / "a.mp4")
+    film(folder / "b" / "c.mp4")
+    labelled(folder, ["a.mp4,,2,failure", "a.mp4,2,,success",
+                      "b/c.mp4,0,1,failure", "b/c.mp4,1,3,success"])  # fmt: skip
+    return folder
+
+
+def test_videos_become_episodes_with_labels_by_time(
+    tmp_path: Path, videos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "data"
+    words = ["--from-video", str(videos), "--video-fps", "4", "--image-size", "16", "24"]
+    assert main(["capture", *words, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "28 pictures of 2 videos of 8 seconds" in said
+    assert f"next: vinoreward finetune --data {out}" in said
+    rows = rows_of(out)
+    assert [row["video"] for row in rows if row["episode"] == "1"] == ["b/c.mp4"] * 12
+    times = {(row["video"], float(row["second"])): row["label"] for row in rows}
+    for second in np.arange(0, 4, 0.25):
+        assert times["a.mp4", second] == ("success" if second >= 2 else "failure")
+        wanted = None if second >= 3 else "success" if second >= 1 else "failure"
+        assert times.get(("b/c.mp4", second)) == wanted
+    # The pictures show the moments that they are said to.
+    data = load_dataset(out)
+    assert data.images.shape == (28, 16, 24, 3) and data.picture().resize == "pil_bilinear"
+    seconds = np.array([float(row["second"]) for row in rows])
+    red = data.images[..., 0].mean((1, 2))
+    # The nearest frame may be the next one, where a time lies between two.
+    early = np.minimum(
+        abs(red - 20 * (2 * seconds // 1) - 40), abs(red - 20 * (2 * seconds // 1) - 60)
+    )
+    assert early.max() < 6
+    assert read_about(out)["scene"] == {"videos": "videos"} and read_about(out)["complete"]
+    assert load_dataset(out).origin is None  # an episode is known by its first picture
+
+
+def test_a_stopped_conversion_goes_on_and_a_new_video_is_added(
+    tmp_path: Path,
+    videos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    config = CaptureConfig(out=whole, from_video=videos)
+    capture.run(config)
+    from vinoreward_training.data import dataset_files
+
+    left, save = [20], dataset_files.save_picture
+
+    def stopping(path: Path, image: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        save(path, image)
+
+    monkeypatch.setattr(dataset_files, "save_picture", stopping)
+    assert main(["capture", "--from-video", str(videos), "--out", str(out)]) == 130
+    (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)
+    assert len(rows_of(out)) == 19
+    assert main(shlex.split(line)) == 0
+    assert load_dataset(out).sha256 == load_dataset(whole).sha256
+    # A video whose name comes first gets the next number.
+    film(videos / "0.mp4", seconds=2)
+    with (videos / "labels.csv").open("a", encoding="utf-8") as stream:
+        stream.write("0.mp4,,1,failure\n0.mp4,1,,success\n")
+    assert main(shlex.split(line)) == 0
+    numbers = {row["video"]: row["episode"] for row in rows_of(out)}
+    assert numbers == {"a.mp4": "0", "b/c.mp4": "1", "0.mp4": "2"}
+    # Other labels, or other moments, are another dataset.
+    labelled(videos, ["a.mp4,,2,success", "a.mp4,2,,failure", "b/c.mp4,,,success",
+                      "0.mp4,,,failure"])  # fmt: skip
+    assert main(shlex.split(line)) == 1
+    assert "mp4 was captured with the label success at" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"video_fps 5\.0, now 2\.0"):
+        capture.run(capture.SETTINGS.of(out=out, resume=True, video_fps=2.0))
+
+
+def test_folders_label_whole_videos_and_a_table_may_lie_elsewhere(tmp_path: Path) -> None:
+    folder, out = tmp_path / "v", tmp_path / "out"
+    film(folder / "success" / "a.mp4", seconds=1)
+    film(folder / "failure" / "a.mp4", seconds=2)
+    capture.run(CaptureConfig(out=out, from_video=folder))
+    labels = [row["label"] for row in rows_of(out)]
+    assert (labels.count("success"), labels.count("failure")) == (5, 10)
+    table = tmp_path / "times.csv"
+    table.write_text(f"{HEAD}\na.mp4,0,0.5,failure\na.mp4,0.5,1,success\n")
+    one = CaptureConfig(out=tmp_path / "one", labels=table, from_video=folder / "success" / "a.mp4")
+    capture.run(one)
+    assert len(rows_of(tmp_path / "one")) == 5
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        (["a.mp4,0,1,success"], r"1 of 2 videos have no label, the first is b/c.mp4"),
+        (["a.mp4,0,1,good"], r"line 2: the label is 'good'"),
+        (["x.mp4,0,1,success"], r"line 2: there is no video 'x.mp4', but a.mp4, b/c.mp4"),
+        (["a.mp4,,,failure", "a.mp4,0,300,success"], r"line 3: 0 to 300 s is no time within a.mp4"),
+        (["a.mp4,0,2,failure", "a.mp4,1,3,success"], r"line 3: 1 to 3 s of a.mp4 has both labels"),
+        (["a.mp4,one,3,success"], r"line 2: could not convert"),
+        (["a.mp4,,,success", "b/c.mp4,,,success"], r"40 successes and 0 failures"),
+    ],
+)
+def test_labels_that_cannot_be_are_refused_before_anything_is_written(
+    tmp_path: Path, videos: Path, lines: list[str], found: str
+) -> None:
+    labelled(videos, lines)
+    with pytest.raises(DatasetError, match=found):
+        capture.run(CaptureConfig(out=tmp_path / "out", from_video=videos))
+    assert not (tmp_path / "out").exists()
+
+
+def test_broken_and_absent_videos_are_told_in_a_sentence(tmp_path: Path, videos: Path) -> None:
+    out = tmp_path / "out"
+    for source, found in (
+        (tmp_path / "none", "is not there. Expected a video or a folder"),
+        (tmp_path, "holds no videos|cannot be read as a video"),
+    ):
+        (tmp_path / "x.mp4").write_bytes(b"no video")
+        with pytest.raises(DatasetError, match=found):
+            capture.run(CaptureConfig(out=out, from_video=source))
+    (videos / "labels.csv").unlink()
+    with pytest.raises(DatasetError, match=r"2 of 2 videos have no label, the first is a.mp4"):
+        capture.run(CaptureConfig(out=out, from_video=videos))
+    film(videos / "d.mp4", size=(48, 48))
+    with pytest.raises(DatasetError, match=r"d.mp4 has 48x48 pixels.*--image-size 32 48"):
+        capture.run(CaptureConfig(out=out, from_video=videos))
+    (videos / "d.mp4").unlink()
+    content = (videos / "a.mp4").read_bytes()
+    (videos / "a.mp4").write_bytes(content[: len(content) // 2])
+    with pytest.raises(DatasetError, match=r"a.mp4 cannot be read as a video.*Expected a whole"):
+        capture.run(CaptureConfig(out=out, from_video=videos))
+    assert not out.exists()
+    # A file that was cut off: its header still says four seconds.
+    (videos / "a.mp4").unlink()
+    content = film(videos / "e.mkv", noise=True).read_bytes()
+    (videos / "e.mkv").write_bytes(content[: len(content) // 2])
+    labelled(videos, ["e.mkv,,2,failure", "e.mkv,2,,success", "b/c.mp4,,,success"])
+    with pytest.raises(DatasetError, match=r"e.mkv cannot be read.*it ends after 0?\.?\d.* of 4 s"):
+        capture.run(CaptureConfig(out=out, from_video=videos, image_size=(32, 48)))
+
+
+def test_a_playlist_in_a_videos_clothes_opens_no_other_file(tmp_path: Path, videos: Path) -> None:
+    for content in (
+        f"#EXTM3U\n#EXT-X-TARGETDURATION:4\n#EXTINF:4,\n{videos / 'a.mp4'}\n#EXT-X-ENDLIST\n",
+        f"ffconcat version 1.0\nfile '{videos / 'a.mp4'}'\n",
+    ):
+        (tmp_path / "list.mp4").write_text(content)
+        with pytest.raises(DatasetError, match=r"list.mp4 cannot be read as a video"):
+            capture.run(CaptureConfig(out=tmp_path / "out", from_video=tmp_path / "list.mp4"))
+
+
+def test_recordings_and_play_are_not_mixed(tmp_path: Path, videos: Path) -> None:
+    with pytest.raises(ConfigError, match="found --policy and --from-video"):
+        capture.run(CaptureConfig(out=tmp_path / "out", from_video=videos, policy="a.py:act"))

@@ -1,0 +1,300 @@
+"""Pictures of videos with labels by time; each video is an episode.
+
+Labels are a table of times, or the folders ``success`` and ``failure`` of whole videos. A picture
+is taken every 1 / fps seconds. FFmpeg reads plain video files only, never a playlist, whose entries
+could be other files or addresses.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.picture import MAX_PIXELS, shown_name
+from vinoreward.errors import DatasetError, needed_for
+from vinoreward.files import open_to_read
+from vinoreward.saved_state import shown
+from vinoreward_envs.camera.spec import resized
+from vinoreward_training.data.dataset_files import MAX_TABLE_BYTES, Row, Table, inside, make_row
+from vinoreward_training.data.recordings import Outcomes
+
+SUFFIXES = frozenset({".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg"})
+LABELS = "labels.csv"
+"""The table of times in a folder of videos, unless another is named."""
+_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts"
+"""FFmpeg's names of what it may open."""
+_COLUMNS = ("video", "start", "end", "label")
+_MARKS = {"success": 1, "failure": 0}
+SLACK = 1.0
+"""Seconds by which a video may differ from what its header says."""
+MOST_SECONDS = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Video:
+    """A video file and what its header says."""
+
+    name: str
+    """Relative to the folder."""
+    path: Path
+    seconds: float
+    size: tuple[int, int]
+    """Height and width."""
+
+
+def find_videos(source: Path) -> list[Video]:
+    """Return a video, or those at any depth of a folder by name.
+
+    Raises:
+        DatasetError: no video, or one that FFmpeg cannot open.
+    """
+    if source.is_file():
+        return [_opened(source.name, source)]
+    if not source.is_dir():
+        raise DatasetError(
+            f"--from-video is {source}, which is not there. Expected a video or a folder of "
+            "videos; check the path."
+        )
+    names = sorted(
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*")
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    )
+    if not names:
+        raise DatasetError(
+            f"{source} holds no videos. Expected {', '.join(sorted(SUFFIXES))} files; name their "
+            "folder with --from-video."
+        )
+    return [_opened(name, inside(source, name)) for name in names]
+
+
+def read_labels(
+    source: Path, table: Path | None, videos: Sequence[Video], fps: float
+) -> list[Outcomes]:
+    """Return of each video, for each of its pictures, 1 for success, 0, or -1 without a label.
+
+    Args:
+        source: the folder, or the only video.
+        table: a CSV file with the columns video, start, end and label; None for ``LABELS`` beside
+            the videos, or else their folders.
+        videos: as :func:`find_videos` returns them.
+        fps: pictures per second.
+
+    Raises:
+        DatasetError: a video without labels, times that contradict each other, or one label only.
+    """
+    beside = source / LABELS if source.is_dir() else source.parent / LABELS
+    table = beside if table is None and beside.is_file() else table
+    every = [np.full(_count(video, fps), -1, np.int8) for video in videos]
+    if table is None:
+        for marks, video in zip(every, videos, strict=True):
+            marks[:] = _MARKS.get(Path(video.name).parts[0], -1)
+    else:
+        by_name = {video.name: (video, marks) for video, marks in zip(videos, every, strict=True)}
+        _mark(table, by_name, fps)
+    bare = [v.name for v, marks in zip(videos, every, strict=True) if not (marks >= 0).any()]
+    if bare:
+        raise DatasetError(
+            f"{len(bare)} of {len(videos)} videos have no label, the first is {bare[0]}. Expected "
+            f"a table of times with the columns {', '.join(_COLUMNS)} (seconds; success or "
+            f"failure), as {beside} or named with --labels, or the folders success and failure "
+            f"with whole videos; label {'them' if len(bare) > 1 else 'it'}, or move them away."
+        )
+    successes = sum(int((marks == 1).sum()) for marks in every)
+    failures = sum(int((marks == 0).sum()) for marks in every)
+    if not successes or not failures:
+        raise DatasetError(
+            f"{source} shows {successes} successes and {failures} failures in pictures taken "
+            f"every {1 / fps:.3g} s. Expected both, as a classifier is trained on both; label "
+            "more, or take more pictures with --video-fps."
+        )
+    return every
+
+
+def _mark(table: Path, by_name: Mapping[str, tuple[Video, Outcomes]], fps: float) -> None:
+    """Write the labels of a table of times into the pictures' marks."""
+    line = 1
+    try:
+        with (
+            open_to_read(table, MAX_TABLE_BYTES) as content,
+            io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as stream,
+        ):
+            for row in (reader := csv.DictReader(stream, restkey="", restval="")):
+                line = reader.line_num
+                if "" in row or not set(_COLUMNS) <= set(row):
+                    raise ValueError(f"its columns are {', '.join(filter(None, row))}")
+                if row["video"] not in by_name:
+                    some = ", ".join(list(by_name)[:3])
+                    raise ValueError(f"there is no video {row['video']!r}, but {some}")
+                if row["label"] not in _MARKS:
+                    raise ValueError(f"the label is {row['label']!r}")
+                video, marks = by_name[row["video"]]
+                start, end = (float(row[name] or default) for name, default in (
+                    ("start", 0.0), ("end", video.seconds + SLACK)))  # fmt: skip
+                if not 0 <= start < end <= video.seconds + SLACK:
+                    raise ValueError(
+                        f"{start:g} to {end:g} s is no time within {video.name}, which takes "
+                        f"{video.seconds:.4g} s"
+                    )
+                # Picture k shows the moment k / fps.
+                part = marks[math.ceil(start * fps - 1e-9) : math.ceil(end * fps - 1e-9)]
+                if (part == 1 - _MARKS[row["label"]]).any():
+                    raise ValueError(f"{start:g} to {end:g} s of {video.name} has both labels")
+                part[:] = _MARKS[row["label"]]
+    except (csv.Error, ValueError, OSError) as error:
+        raise DatasetError(
+            f"{table}, line {line}: {shown(error)}. Expected the columns {', '.join(_COLUMNS)}: a "
+            "video of the folder, from and to in seconds (empty: its start and end), and success "
+            "or failure; correct the line."
+        ) from error
+
+
+def take_pictures(
+    videos: Sequence[Video],
+    plan: Sequence[dict[int, str]],
+    table: Table,
+    fps: float,
+    size: tuple[int, int] | None,
+) -> Iterator[int]:
+    """Add the chosen pictures that are not in the table; yield how many were added."""
+    done = {(row["video"], row["second"]): row["label"] for row in table.rows.values()}
+    numbers = {row["video"]: int(row["episode"]) for row in table.rows.values()}
+    free = max(numbers.values(), default=-1) + 1
+    for video, chosen in zip(videos, plan, strict=True):
+        # A video that came later gets the next number: others keep theirs, and their parts.
+        if (number := numbers.get(video.name)) is None:
+            number, free = free, free + 1
+        wanted = {}
+        for index, category in chosen.items():
+            label = done.get((video.name, _second(index, fps)))
+            if label is None:
+                wanted[index] = category
+            elif (label == "success") != (category == "success"):
+                raise DatasetError(
+                    f"{video.name} was captured with the label {label} at {_second(index, fps)} s, "
+                    "which is another now. Expected the labels as they were when resuming; capture "
+                    "into another folder with --out."
+                )
+        for index, picture in _decoded(video, fps, wanted):
+            category = wanted[index]
+            row: Row = make_row(
+                f"{number:06d}-{index:06d}.png", category == "success", category, number, 0
+            )
+            row |= {"video": video.name, "second": _second(index, fps)}
+            table.add([(picture if size is None else resized(picture, *size), row)])
+            yield 1
+
+
+def _second(index: int, fps: float) -> str:
+    return f"{index / fps:.3f}"
+
+
+def _count(video: Video, fps: float) -> int:
+    return max(1, math.ceil(video.seconds * fps - 1e-6))
+
+
+def _ffmpeg(path: Path, *output: str) -> list[str]:
+    """Return the command that writes a video's pictures to its standard output, as PPM files."""
+    with needed_for("videos", "train"):
+        from imageio_ffmpeg import get_ffmpeg_exe  # type: ignore[import-untyped]
+    # Nothing but a file of these formats: a playlist could name other files or addresses.
+    only = ["-protocol_whitelist", "file", "-format_whitelist", _FORMATS]
+    most = ["-max_pixels", str(MAX_PIXELS)]
+    command = [
+        get_ffmpeg_exe(),
+        "-nostdin",
+        "-hide_banner",
+        *only,
+        *most,
+        "-i",
+        str(path.resolve()),
+    ]
+    return [*command, *output, "-f", "image2pipe", "-vcodec", "ppm", "-"]
+
+
+def _opened(name: str, path: Path) -> Video:
+    """Read a video's header and its first picture."""
+    done = subprocess.run(_ffmpeg(path, "-frames:v", "1"), capture_output=True, check=False)
+    said = done.stderr.decode("utf-8", "replace")
+    time = re.search(r"Duration: (\d+):(\d\d):(\d\d\.\d+)", said)
+    picture = _ppm(io.BytesIO(done.stdout))
+    if picture is None or time is None:
+        raise _unreadable(path, said if picture is None else "its header says no duration")
+    hours, minutes, seconds = map(float, time.groups())
+    length = 3600 * hours + 60 * minutes + seconds
+    if not 0 < length <= MOST_SECONDS:
+        raise _unreadable(path, f"its header says {length:g} seconds")
+    return Video(name, path, length, picture.shape[:2])
+
+
+def _ppm(stream: IO[bytes]) -> npt.NDArray[np.uint8] | None:
+    """Read one picture ``(H, W, 3)`` that FFmpeg wrote; None at the end."""
+    header = [stream.readline() for _ in range(3)]
+    if header[0] != b"P6\n":
+        return None
+    width, height = map(int, header[1].split())
+    content = stream.read(width * height * 3)
+    if len(content) < width * height * 3:
+        return None
+    return np.frombuffer(content, np.uint8).reshape(height, width, 3)
+
+
+def _unreadable(path: Path, error: object) -> DatasetError:
+    said = str(error).rstrip().splitlines()
+    return DatasetError(
+        f"{shown_name(path)} cannot be read as a video: {shown(said[-1] if said else error)}. "
+        "Expected a whole video file that FFmpeg can decode; record or copy it again, or move it "
+        "away."
+    )
+
+
+def _decoded(
+    video: Video, fps: float, wanted: Mapping[int, object]
+) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+    """Yield the wanted pictures ``(H, W, 3)`` of a video with their numbers."""
+    if not wanted:
+        return
+    last, index = max(wanted), -1
+    with tempfile.TemporaryFile() as told:
+        process = subprocess.Popen(
+            _ffmpeg(video.path, "-vf", f"fps={fps!r}"),
+            stdout=subprocess.PIPE,
+            stderr=told,
+            start_new_session=True,  # Ctrl-C is for this process, which ends the other
+        )
+        try:
+            pictures = cast(IO[bytes], process.stdout)
+            while index < last and (picture := _ppm(pictures)) is not None:
+                index += 1
+                if index in wanted:
+                    yield index, picture
+        finally:
+            process.kill()
+            process.communicate()
+    # A header's length may be a little wrong; a file that was cut off lacks more.
+    if (last - index) / fps > SLACK:
+        ends = f"it ends after {(index + 1) / fps:.3g} of {video.seconds:.3g} s"
+        raise _unreadable(video.path, ends)
+
+
+def check_sizes(videos: Sequence[Video]) -> None:
+    """Raise DatasetError if videos have pictures of several sizes."""
+    first = videos[0]
+    for video in videos:
+        if video.size != first.size:
+            raise DatasetError(
+                f"{video.name} has {video.size[0]}x{video.size[1]} pixels (height x width), "
+                f"{first.name} {first.size[0]}x{first.size[1]}. Expected one size; give "
+                f"--image-size {first.size[0]} {first.size[1]} to resize them all."
+            )
