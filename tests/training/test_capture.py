@@ -367,7 +367,7 @@ def test_pictures_may_come_from_the_observation_and_be_resized(tmp_path: Path) -
         env=env,
         truth_key="there",
         frames=24,
-        image_source="obs:front",
+        image_source=("obs:front",),
         image_size=(24, 32),
         env_kwargs={"least": 3, "max_episode_steps": 30},
     )
@@ -386,7 +386,7 @@ def test_pictures_may_come_from_the_observation_and_be_resized(tmp_path: Path) -
     capture.run(capture.SETTINGS.of(out=out, frames=30, resume=True))
     assert load_dataset(out).images.shape == (30, 24, 32, 3)
     others: list[dict[str, Any]] = [
-        {"image_size": (16, 20)}, {"image_source": "render"}, {"env_kwargs": {"least": 2}},
+        {"image_size": (16, 20)}, {"image_source": ("render",)}, {"env_kwargs": {"least": 2}},
     ]  # fmt: skip
     for other in others:
         (name,) = other
@@ -407,7 +407,7 @@ def test_a_source_without_pictures_is_refused_before_anything_is_played(
 ) -> None:
     env = registered("VinorewardTestTwoCameras-v0", TwoCameras)
     with pytest.raises(ConfigError, match=found):
-        capture.run(CaptureConfig(out=tmp_path / "x", env=env, image_source=source))
+        capture.run(CaptureConfig(out=tmp_path / "x", env=env, image_source=(source,)))
     assert not (tmp_path / "x").exists()
 
 
@@ -422,8 +422,9 @@ def test_a_capture_of_a_former_version_with_a_height_goes_on(tmp_path: Path) -> 
     capture.run(CaptureConfig(out=out, frames=3, image_size=(48, 128)))
     file = out / "config.yaml"
     settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    for name in ("image_size", "image_source", "env_kwargs"):
+    for name in ("image_size", "env_kwargs", "stack"):
         del settings[name]
+    settings["image_source"] = "render"
     file.write_text(yaml.safe_dump({**settings, "height": 48, "width": None}), encoding="utf-8")
     capture.run(capture.SETTINGS.of(out=out, frames=6, resume=True))
     assert load_dataset(out).images.shape == (6, 48, 128, 3)

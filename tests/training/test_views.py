@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -14,8 +16,9 @@ from vinoreward.backends.torch_networks import WithPreprocess, build
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.capture import command as capture
 from vinoreward_training.classifier import finetune
-from vinoreward_training.configs import FinetuneConfig, QuantizeConfig
+from vinoreward_training.configs import CaptureConfig, FinetuneConfig, QuantizeConfig
 from vinoreward_training.data.dataset import load_dataset, load_frames
 from vinoreward_training.quantize import command as quantize
 from vinoreward_training.runs.fit import export_checked, predict
@@ -51,6 +54,108 @@ def test_several_views_are_not_resized_as_one_nor_encoded(tmp_path: Path) -> Non
         load_dataset(data, size=(32, 24))
     with pytest.raises(DatasetError, match="one view"):
         load_frames(data)
+
+
+class Cart(gym.Env[Any, Any]):
+    """Its place is green in one camera, its step blue in the other, its episode red in both."""
+
+    observation_space = gym.spaces.Dict(
+        {
+            "front": gym.spaces.Box(0, 255, (20, 24, 3), np.uint8),
+            "wrist": gym.spaces.Box(0, 255, (16, 24), np.uint8),
+        }
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.red, self.place, self.steps = int(self.np_random.integers(256)), 50, 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.place += 10 if action else -10
+        self.steps += 1
+        return self._observe(), 0.0, False, self.steps >= 8, {"success": self.place > 60}
+
+    def _observe(self) -> dict[str, Any]:
+        front = np.full((20, 24, 3), (self.red, self.place, 0), np.uint8)
+        return {"front": front, "wrist": np.full((16, 24), 20 * self.steps, np.uint8)}
+
+
+gym.register("VinorewardTestCart-v0", entry_point=Cart)
+
+
+def test_a_capture_of_two_cameras_and_their_last_pictures(tmp_path: Path) -> None:
+    config = CaptureConfig(
+        out=tmp_path / "cart",
+        env="VinorewardTestCart-v0",
+        frames=24,
+        image_source=("obs:front", "obs:wrist"),
+        stack=3,
+    )
+    capture.run(config)
+    dataset = load_dataset(config.out)
+    assert [(view.name, view.age, view.source) for view in dataset.views] == [
+        *(("front", age, "obs:front") for age in (2, 1, 0)),
+        *(("wrist", age, "obs:wrist") for age in (2, 1, 0)),
+    ]
+    tops = np.cumsum([0, *(view.height for view in dataset.views)][:-1])
+    assert dataset.images.shape == (24, 3 * 20 + 3 * 16, 24, 3)
+    first = dataset.images[:, tops, 0].astype(int)  # (frame, view, channel)
+    assert (np.ptp(first[:, :3, 0], axis=1) == 0).all(), "all are of one episode"
+    steps = first[:, 3:, 0] // 20
+    now = np.array([int(Path(file).stem.split("-")[1]) + 1 for file in dataset.files])
+    np.testing.assert_array_equal(
+        steps, np.stack([np.maximum(now - age, 0) for age in (2, 1, 0)], 1)
+    )
+    moved = np.diff(first[:, :3, 1], axis=1)
+    np.testing.assert_array_equal(np.abs(moved) == 10, np.diff(steps, axis=1) == 1)
+    np.testing.assert_array_equal(first[:, 2, 1] > 60, dataset.labels == 1)
+    # It goes on as it was begun, and is not mixed with other pictures.
+    capture.run(capture.SETTINGS.of(out=config.out, frames=30, resume=True))
+    assert load_dataset(config.out).images.shape[0] == 30
+    with pytest.raises(ConfigError, match="stack 3, now asked for stack 2"):
+        capture.run(capture.SETTINGS.of(out=config.out, frames=36, resume=True, stack=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_source": ("obs:front", "obs:front")}, "each camera once.*--stack"),
+        ({"image_source": ("obs:front", "obs:side")}, "has front, wrist"),
+        ({"stack": 0}, "stack 0"),
+    ],
+)
+def test_views_that_cannot_be_captured_are_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    config = CaptureConfig(out=tmp_path / "x", env="VinorewardTestCart-v0", **options)
+    with pytest.raises(ConfigError, match=message):
+        capture.run(config)
+
+
+def test_two_cameras_of_different_widths_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    class Uneven(Cart):
+        observation_space = gym.spaces.Dict(
+            {**Cart.observation_space.spaces, "wrist": gym.spaces.Box(0, 255, (16, 30), np.uint8)}
+        )
+
+        def _observe(self) -> dict[str, Any]:
+            return {**super()._observe(), "wrist": np.zeros((16, 30), np.uint8)}
+
+    gym.register("VinorewardTestUneven-v0", entry_point=Uneven)
+    config = CaptureConfig(
+        out=tmp_path / "x",
+        env="VinorewardTestUneven-v0",
+        frames=8,
+        image_source=("obs:front", "obs:wrist"),
+    )
+    with pytest.raises(ConfigError, match=r"'obs:wrist' has shape .*30.*one width.*--image-size"):
+        capture.run(config)
+    sized = dataclasses.replace(config, image_size=(16, 20), out=tmp_path / "y")
+    capture.run(sized)
+    assert load_dataset(sized.out).picture().resize == "pil_bilinear"
+    assert load_dataset(sized.out).images.shape == (8, 32, 20, 3)
 
 
 @pytest.mark.slow

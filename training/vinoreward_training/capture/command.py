@@ -7,11 +7,13 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from vinoreward.bundles.picture import read_picture
+from vinoreward.bundles.schema import MAX_VIEWS
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
 from vinoreward.rewards.calibration import negatives_needed, rate_supported
@@ -23,6 +25,7 @@ from vinoreward_envs.scene import HoverScene
 from vinoreward_training.capture.hover import hover_frame
 from vinoreward_training.capture.play import Play
 from vinoreward_training.capture.policies import open_policy
+from vinoreward_training.capture.views import SeveralViews
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import HELD_OUT_SHARES
 from vinoreward_training.data.dataset_files import (
@@ -85,7 +88,7 @@ def _make(config: CaptureConfig) -> Any:
     from gymnasium.error import Error
 
     options: dict[str, Any] = dict(config.env_kwargs)
-    if config.image_source == "render":
+    if "render" in config.image_source:
         options = {"render_mode": "rgb_array", **options}
     try:
         spec = find_spec(config.env)
@@ -127,7 +130,8 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     drawn = getattr(env.unwrapped, "picture_scene", None)
     about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
     told = config.truth is not None or config.truth_key not in (None, "true_success")
-    played = told or config.image_source != "render" or config.policy is not None
+    several = config.image_source != ("render",) or config.stack > 1
+    played = told or several or config.policy is not None
     if is_hover(env.spec) and not played:
         return env.unwrapped.scene, env, about
     return None, env, about
@@ -138,6 +142,8 @@ def _recorded(settings: dict[str, Any], path: Path) -> dict[str, Any]:
     height, width = settings.pop("height", None), settings.pop("width", None)
     if height is not None or width is not None:
         settings["image_size"] = [height or PICTURE_HEIGHT, width or PICTURE_WIDTH]
+    if isinstance(source := settings.get("image_source"), str):
+        settings["image_source"] = [source]
     return settings
 
 
@@ -159,6 +165,11 @@ def _check(config: CaptureConfig) -> None:
         raise ConfigError(
             f"found {' and '.join(given)}. Expected one of them, as pictures come from play, from "
             "placed scenes or from recordings; leave the others out."
+        )
+    if not 1 <= config.stack <= MAX_VIEWS or not 1 <= len(config.image_source) <= MAX_VIEWS:
+        raise ConfigError(
+            f"found --stack {config.stack} and {len(config.image_source)} sources. Expected 1 to "
+            f"{MAX_VIEWS} of either."
         )
     if config.per_episode < 1 or config.patience < 1 or config.save_every < 1:
         raise ConfigError(
@@ -196,7 +207,7 @@ def _check_same(
 
 
 _DEFAULTS: Mapping[str, Any] = {
-    "env_kwargs": {}, "image_source": "render", "image_size": None,
+    "env_kwargs": {}, "image_source": "render", "image_size": None, "stack": 1,
     "policy": None, "mix": {}, "noise": None,
 }  # fmt: skip
 
@@ -230,7 +241,8 @@ def _how(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
     """Return how pictures are made and who plays, as ``dataset.json`` has it."""
     return {
         "env_kwargs": config.env_kwargs,
-        "image_source": config.image_source,
+        "image_source": one[0] if len(one := config.image_source) == 1 else [*one],
+        "stack": config.stack,
         "image_size": None if size is None else [*size],
         "policy": config.policy,
         "mix": {} if config.policy is None else _mix(config),
@@ -239,7 +251,7 @@ def _how(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
 
 
 def _asked(how: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in how.items() if value != _DEFAULTS[name]}
+    return {name: value for name, value in how.items() if value != _DEFAULTS.get(name)}
 
 
 def _describe(
@@ -313,7 +325,12 @@ def run(config: CaptureConfig) -> int:
             if scene is None:
                 truth = truth_reader(config.truth_key or before.get("truth_key"), config.truth)
                 actions = actions_of(env.action_space)
-                take = picture_source(env, config.env, config.image_source, size)
+                if len(config.image_source) > 1 or config.stack > 1:
+                    env = SeveralViews(env, config.env, config.image_source, config.stack, size)
+                    how["views"] = [asdict(view) for view in env.views]
+                    take: Callable[[Any], Any] = env.picture
+                else:
+                    take = picture_source(env, config.env, config.image_source[0], size)
                 play = Play(env, take, config, truth, tqdm.write, act, mix)
                 work = play.fill(table)
             else:

@@ -21,6 +21,8 @@ class CaptureConfig:
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --truth-key at_goal
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
             --image-size 96 128 --env-kwargs max_episode_steps 100
+        vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
+            obs:wrist
         vinoreward capture --out data/article --fidelity article
         vinoreward capture --from-video recordings --labels times.csv --out data/mine
         vinoreward capture --from-lerobot recordings/pick --camera observation.images.front \\
@@ -44,8 +46,13 @@ class CaptureConfig:
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the environment: name value name value ... max_episode_steps is one of any
     environment's."""
-    image_source: str = "render"
-    """Where the images are: render, obs (the observation) or obs:KEY (one entry of it)."""
+    image_source: tuple[str, ...] = ("render",)
+    """Where the images are: render, obs (the observation) or obs:KEY (one entry of it). Several
+    cameras, as obs:front obs:wrist, are put below each other, for a classifier that sees them
+    all."""
+    stack: int = 1
+    """Images of each camera in a picture: of its last steps, for a task that a single image does
+    not show."""
     image_size: tuple[int, int] | None = None
     """HEIGHT WIDTH of an image. PandaHover draws it so (default: 96 128); images of other
     environments are resized by PIL, as the bundle then does too (default: their own size)."""

@@ -1,0 +1,99 @@
+"""Pictures of several views: of several cameras, or the last ones of each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.picture import tiled
+from vinoreward.bundles.schema import View
+from vinoreward.errors import ConfigError, InputError
+from vinoreward_training.data.dataset_files import picture_source
+
+Picture = npt.NDArray[np.uint8]
+
+
+class SeveralViews(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps the last ``stack`` pictures of each camera of an environment.
+
+    Every step is then drawn, as any may be the one before a picture that is chosen. In an episode's
+    first steps its first picture stands for those that there are not yet.
+
+    Args:
+        env: called ``name`` in messages. It is reset once, to see its pictures.
+        name: its id.
+        sources: ``"render"``, ``"obs"`` or ``"obs:KEY"``, different ones.
+        stack: pictures of each camera, one step apart.
+        size: (height, width) to resize each one to; None for its own.
+
+    Raises:
+        ConfigError: a source that is not there or is named twice, or pictures of several widths.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        name: str,
+        sources: Sequence[str],
+        stack: int,
+        size: tuple[int, int] | None,
+    ) -> None:
+        super().__init__(env)
+        if len(set(sources)) < len(sources):
+            raise ConfigError(
+                f"found --image-source {' '.join(sources)}. Expected each camera once; for the "
+                "last pictures of one give --stack."
+            )
+        self._takes = {source: picture_source(env, name, source, size) for source in sources}
+        self._last: dict[str, deque[Picture]] = {source: deque(maxlen=stack) for source in sources}
+        self._ages = range(stack - 1, -1, -1)
+        try:
+            self.picture(self.reset(seed=0)[0])
+        except InputError as error:
+            raise ConfigError(
+                f"{name}: {error} In a capture --image-size HEIGHT WIDTH makes all views alike."
+            ) from error
+        self.views = tuple(
+            View(source.removeprefix("obs:"), self._last[source][0].shape[0], source, age)
+            for source in sources
+            for age in self._ages
+        )
+        """From top to bottom of :meth:`picture`."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment and forget the pictures of the last episode."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        for pictures in self._last.values():
+            pictures.clear()
+        self._see(observation)
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment and keep its pictures."""
+        result = self.env.step(action)
+        self._see(result[0])
+        return result
+
+    def picture(self, observation: Any) -> Picture:
+        """Return the views below each other, ``(sum of heights, W, 3)`` uint8."""
+        if len(self._ages) == 1:
+            self._draw(observation)
+        sources = [source for source in self._takes for _ in self._ages]
+        parts = [pictures[-1 - age] for pictures in self._last.values() for age in self._ages]
+        return tiled(parts, sources)
+
+    def _see(self, observation: Any) -> None:
+        if len(self._ages) > 1:  # of one moment only the pictures that are asked for
+            self._draw(observation)
+
+    def _draw(self, observation: Any) -> None:
+        for source, take in self._takes.items():
+            pictures, one = self._last[source], take(observation)
+            pictures.extend([one] * (1 if pictures else len(self._ages)))
