@@ -23,7 +23,8 @@ from vinoreward.backends.base import Backend, available_backends, chunks, load_b
 from vinoreward.backends.convert import export_onnx, quantize_onnx
 from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD, NetworkSpec, TensorSpec
 from vinoreward.backends.runtime import import_openvino
-from vinoreward.backends.torch_networks import WithPreprocess, build
+from vinoreward.backends.torch_classifiers import build
+from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import (
     BundleEditedError,
     ConfigError,

@@ -21,13 +21,13 @@ from picture_folders import SIZE, pictures, write_folder
 from PIL import Image
 from safetensors.torch import save as safetensors_bytes
 
-from vinoreward.backends.torch_networks import WithPreprocess, build
+from vinoreward.backends.torch_classifiers import build
+from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import (
     ConfigError,
     DatasetError,
     ModelCorruptError,
-    ModelNotFoundError,
     RunFolderError,
     TooFewNegativesError,
     UselessClassifierError,
@@ -52,7 +52,6 @@ from vinoreward_training.classifier.training import (
     ClassifierFit,
     augment,
     check_unseen,
-    load_weights,
     loss_of,
     margin_targets,
     read_record,
@@ -223,35 +222,6 @@ def test_the_order_of_memory_does_not_change_the_network() -> None:
     images, _ = pictures(3)
     module = network()
     assert predict(module, images) == pytest.approx(predict(module.inner, images), abs=1e-4)
-
-
-def test_weights_of_another_head_are_taken_without_it(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    other = build("squeezenet1_1", classes=5)
-    save_file(other.state_dict(), tmp_path / "w.safetensors")
-    torch.save(other.state_dict(), tmp_path / "w.pt")
-    for name in ("w.safetensors", "w.pt"):
-        net = build("squeezenet1_1")
-        fresh = load_weights(net, tmp_path / name)
-        assert fresh == ["classifier.0.bias", "classifier.0.weight"]
-        key = "features.0.weight"
-        assert torch.equal(net.state_dict()[key], other.state_dict()[key])
-
-
-def test_weights_that_cannot_be_used_are_errors(tmp_path: Path) -> None:
-    net = build("squeezenet1_1")
-    with pytest.raises(ModelNotFoundError, match="--weights"):
-        load_weights(net, tmp_path / "none.pt")
-    (tmp_path / "bad.safetensors").write_bytes(b"\0" * 20)
-    with pytest.raises(ModelCorruptError, match="safetensors"):
-        load_weights(net, tmp_path / "bad.safetensors")
-    torch.save(build("squeezenet1_1"), tmp_path / "pickled.pt")  # a whole module: needs code
-    with pytest.raises(ModelCorruptError, match="plain tensors"):
-        load_weights(net, tmp_path / "pickled.pt")
-    torch.save({"a": torch.zeros(1)}, tmp_path / "foreign.pt")
-    with pytest.raises(ModelCorruptError, match="nothing in"):
-        load_weights(net, tmp_path / "foreign.pt")
 
 
 def keyed(count: int, seed: int = 0) -> Dataset:
@@ -491,10 +461,15 @@ def test_a_run_of_before_goes_on_under_its_name(tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()
     recorded = "data: data/hover\nout: elsewhere\nname: hover-classifier\nimage_size: null\n"
-    (out / "config.yaml").write_text(recorded + "resume: false\nepochs: 7\n", encoding="utf-8")
+    (out / "config.yaml").write_text(
+        recorded + "resume: false\nepochs: 7\narchitecture: squeezenet1_0\n", encoding="utf-8"
+    )
     found = finetune.SETTINGS.of(out=out, resume=True, learning_rate=0.1)
     assert (found.name, found.epochs, found.learning_rate) == ("hover-classifier", 7, 0.1)
     assert (found.data, found.out, found.resume) == (Path("data/hover"), out, True)
+    assert found.network == "squeezenet1_0"
+    with pytest.raises(ConfigError, match="network='resnet18', but the run"):
+        finetune.SETTINGS.of(out=out, resume=True, network="resnet18")
     for text, words in [
         ("bf16: sometimes", r"bf16='sometimes'.*'auto', 'on', 'off'"),
         ("image_size: [3]", r"image_size=\[3\]"),

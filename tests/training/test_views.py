@@ -12,7 +12,8 @@ import pytest
 import torch
 from picture_folders import VIEWS, write_views
 
-from vinoreward.backends.torch_networks import WithPreprocess, build
+from vinoreward.backends.torch_classifiers import build
+from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.classifier import Classifier

@@ -44,12 +44,8 @@ class TorchBackend(Backend):
             import safetensors.torch
             import torch
 
-            from vinoreward.backends.torch_networks import (
-                ENCODERS,
-                WithPreprocess,
-                build,
-                build_encoder,
-            )
+            from vinoreward.backends.torch_classifiers import rebuild
+            from vinoreward.backends.torch_networks import ENCODERS, WithPreprocess, build_encoder
         self._device = self._find_device(torch)
         columns = self.output.shape[-1]
         if columns is None or None in self.input.shape[1:]:
@@ -57,17 +53,23 @@ class TorchBackend(Backend):
                 f"the network is described as {self.input} to {self.output}. Expected a fixed "
                 "picture size and number of outputs, which the torch backend needs to build it."
             )
-        if architecture in ENCODERS:
-            height, width = (int(side or 0) for side in self.input.shape[1:3])
-            network = build_encoder(architecture, height, width, columns)
-        else:
-            network = build(architecture, columns, self.spec.views)
         try:
-            network.load_state_dict(safetensors.torch.load(content), strict=True)
+            state = safetensors.torch.load(content)
+            if architecture in ENCODERS:
+                height, width = (int(side or 0) for side in self.input.shape[1:3])
+                network = build_encoder(architecture, height, width, columns)
+                network.load_state_dict(state, strict=True)
+            else:
+                network = rebuild(architecture, columns, state, self.spec.views)
         except (safetensors.SafetensorError, RuntimeError) as error:
             raise ModelCorruptError(
                 f"{weights} does not hold the weights of {architecture} with {columns} outputs. "
                 f"Expected its complete state dict in safetensors form; save it again. {error}"
+            ) from error
+        except ConfigError as error:
+            raise ConfigError(
+                f"{weights} cannot become a network: {error} The ONNX file of the same bundle runs "
+                "without: backend='openvino' or 'onnxruntime'."
             ) from error
         module = WithPreprocess(network, self.spec.mean, self.spec.std)
         self._module = module.eval().to(self._device)

@@ -1,8 +1,8 @@
-"""The networks that training makes and the torch backend runs. Importing this imports torch.
+"""Encoders, and the preprocessing in front of every network. Importing this imports torch.
 
-A classifier maps float pictures (N, 3, H, W) to logits (N, classes); an encoder maps them to
-(N, 2 D): D means, then D natural logarithms of variances. Decoders are for training and for looking
-at reconstructions only.
+An encoder maps float pictures (N, 3, H, W) to (N, 2 D): D means, then D natural logarithms of
+variances. Decoders are for training and for looking at reconstructions only. For classifiers see
+:mod:`vinoreward.backends.torch_classifiers`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from vinoreward.errors import ConfigError
 
-CLASSIFIERS = ("squeezenet1_0", "squeezenet1_1")
 ENCODERS = ("conv_vae", "spatial_vae")
 LOWEST_SIDE, HIGHEST_SIDE = 32, 1024
 CHANNELS = (32, 64, 128, 256)
@@ -30,92 +29,8 @@ LEAST_WEIGHT = 1e-3
 """Added to the sum of a map; the keypoint of an empty map is then in the middle."""
 LARGEST_MAP = 32
 """Longer side, in cells, of the keypoints' maps."""
-JOINT_CHANNELS, JOINT_SIZE = 128, 64
-"""Of what several views are brought together in: features of a camera, and the last layer."""
 COARSE_CHANNELS = 16
 """Of the decoder's maps without keypoints."""
-
-
-def _start(network: nn.Module, head: nn.Module) -> None:
-    """Draw a network's initial weights: small ones in its last convolution, ``head``."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d) and module is not head:
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    if isinstance(head, nn.Conv2d) and head.bias is not None:
-        nn.init.normal_(head.weight, std=0.01)
-        nn.init.zeros_(head.bias)
-
-
-class SqueezeNet(nn.Module):
-    """SqueezeNet for any picture size: float (N, 3, H, W) to logits (N, classes).
-
-    The feature layers and their names are torchvision's, so that its weights can be loaded. There
-    is no dropout, which a network this small does not need for two classes, and no ReLU after the
-    last convolution, which would clip negative logits to 0 and stop their gradient.
-    """
-
-    def __init__(self, features: nn.Module, classes: int) -> None:
-        super().__init__()
-        self.features = features
-        self.classifier = nn.Sequential(
-            nn.Conv2d(512, classes, kernel_size=1), nn.AdaptiveAvgPool2d(1)
-        )
-        _start(self, self.classifier[0])
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Return logits (N, classes) for normalised float pictures (N, 3, H, W)."""
-        logits: Tensor = self.classifier(self.features(pictures))
-        return logits.flatten(1)
-
-
-class SeveralViews(nn.Module):
-    """One backbone for all views of a picture, and a head that sees the features of all.
-
-    Float (N, 3, sum of heights, W) to logits (N, classes). Features of one camera at several times
-    meet place by place, so that a movement can be seen; those of different cameras meet as means
-    over the picture, as their places have nothing in common. ``views`` has each view's camera and
-    height, from top to bottom.
-    """
-
-    def __init__(
-        self, features: nn.Module, channels: int, classes: int, views: Sequence[tuple[str, int]]
-    ) -> None:
-        super().__init__()
-        for name, height in views:
-            if height < LOWEST_SIDE:
-                raise ConfigError(
-                    f"the view {name!r} is {height} pixels high. Expected at least {LOWEST_SIDE}, "
-                    "as the network makes pictures sixteen times smaller; make it larger."
-                )
-        self.features = features
-        self._heights = [height for _, height in views]
-        names = [name for name, _ in views]
-        self._cameras = [
-            [index for index, name in enumerate(names) if name == camera]
-            for camera in dict.fromkeys(names)
-        ]
-        self.cameras = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(channels * len(own), JOINT_CHANNELS, 1), nn.ReLU())
-            for own in self._cameras
-        )
-        self.classifier = nn.Sequential(
-            nn.Conv2d(JOINT_CHANNELS * len(self._cameras), JOINT_SIZE, 1),
-            nn.ReLU(),
-            nn.Conv2d(JOINT_SIZE, classes, 1),
-        )
-        _start(self, self.classifier[-1])
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Return logits (N, classes) for normalised float pictures (N, 3, H, W)."""
-        maps = [self.features(view) for view in torch.split(pictures, self._heights, 2)]
-        seen = [
-            camera(torch.cat([maps[index] for index in own], 1)).mean((2, 3), keepdim=True)
-            for camera, own in zip(self.cameras, self._cameras, strict=True)
-        ]
-        logits: Tensor = self.classifier(torch.cat(seen, 1))
-        return logits.flatten(1)
 
 
 class WithPreprocess(nn.Module):
@@ -141,24 +56,6 @@ class WithPreprocess(nn.Module):
         planes = pictures.permute(0, 3, 1, 2).contiguous().to(torch.float32)
         output: Tensor = self.net(planes * self.scale + self.bias)
         return output
-
-
-def build(architecture: str, classes: int = 2, views: Sequence[tuple[str, int]] = ()) -> nn.Module:
-    """Build an untrained network of one of :data:`CLASSIFIERS`; seeded by ``torch.manual_seed``.
-
-    ``views`` are those of :class:`SeveralViews`; empty for a picture of one.
-    """
-    if architecture not in CLASSIFIERS:
-        raise ConfigError(
-            f"there is no architecture {architecture!r}. Expected one of "
-            f"{', '.join(CLASSIFIERS)}; choose one of these."
-        )
-    if classes < 1:
-        raise ConfigError(f"the network has {classes} classes. Expected at least 1.")
-    from torchvision.models import squeezenet
-
-    features = getattr(squeezenet, architecture)(weights=None).features
-    return SeveralViews(features, 512, classes, views) if views else SqueezeNet(features, classes)
 
 
 def halvings(height: int, width: int) -> list[tuple[int, int]]:

@@ -165,7 +165,7 @@ def article_path(joints: npt.NDArray[Any], pose: npt.NDArray[Any]) -> Callable[[
     """
     import torch
 
-    from vinoreward.backends.torch_networks import build
+    from vinoreward.backends.torch_classifiers import build
 
     camera = make_camera(
         CameraSpec(height=ARTICLE_HEIGHT, width=ARTICLE_WIDTH, renderer="tiny", mesh="full")

@@ -21,6 +21,7 @@ from vinoreward_training.classifier.evaluation import (
     sigmoid,
     still_falling,
 )
+from vinoreward_training.classifier.networks import normalization
 from vinoreward_training.classifier.training import RECORD, TrainedOn, judged_dead
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import SPLIT, Dataset
@@ -82,11 +83,12 @@ def make_bundle(
     difference = export_checked(inner, folder / "model.onnx", compared, predict(inner, compared))
     boundary = result.threshold_log_odds
     golden = test[golden_indices(result.log_odds[test], dataset.labels[test], boundary)]
+    mean, std = normalization(config)
     spec = BundleSpec(
         name=config.name,
-        picture=dataset.picture(),
+        picture=dataset.picture(mean=mean, std=std),
         decision=decision,
-        architecture=config.architecture,
+        architecture=config.network,
         metrics=result.metrics | {"export_difference": difference, "history": list(history)},
         dataset={
             "sha256": dataset.sha256,
@@ -98,14 +100,20 @@ def make_bundle(
         },
     )
     facts: dict[str, object] = {
-        "network": f"{config.architecture}, {height}x{width} pixels, FP32",
+        "network": f"{config.network}, {height}x{width} pixels, FP32",
         "trained on": f"{len(train)} frames ({dataset.counts['episodes']} episodes in all), "
         f"dataset {dataset.sha256[:12]}, seed {config.seed}",
         # Not the whole path: it means nothing on another machine.
-        "started from": "random weights" if config.weights is None else config.weights.name,
+        "started from": config.weights.name
+        if config.weights is not None
+        else f"the published weights of {config.network}"
+        if config.pretrained
+        else "random weights",
     }
     if dataset.views:
         facts["views"] = ", ".join(str(view) for view in dataset.views)
+    if config.freeze:
+        facts["trained layers"] = "the last one only"
     if unseen is not None:
         facts["held-out frames new to those weights"] = unseen
     facts |= {

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
 from vinoreward.errors import TooFewNegativesError, needed_for
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.configs import FinetuneConfig
@@ -19,7 +19,17 @@ from vinoreward_training.runs.settings import Settings, refuse
 
 USELESS = 3
 """Exit status of a training whose classifier gives no usable reward."""
-SETTINGS = Settings(FinetuneConfig)
+
+
+def _present(settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a run's settings, where ``architecture`` was the network of the first versions."""
+    before = settings.pop("architecture", None)
+    return settings if before is None else {"network": before, **settings}
+
+
+SETTINGS = Settings(
+    FinetuneConfig, fixed=("network", "freeze"), recorded=_present, old=("architecture",)
+)
 
 
 def _check(config: FinetuneConfig) -> None:
@@ -44,29 +54,31 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
     """Train, calibrate, export and save the bundle; return the exit status."""
     import torch
 
-    from vinoreward.backends.torch_networks import WithPreprocess, build
+    from vinoreward.backends.torch_networks import WithPreprocess
     from vinoreward_training.classifier import training
     from vinoreward_training.classifier.bundle import make_bundle
+    from vinoreward_training.classifier.networks import build_for, normalization
     from vinoreward_training.runs.fit import prepare_torch
 
     before, unseen = None, None
-    if config.weights is not None and config.weights.is_file():  # else load_weights says so
+    if config.weights is not None and config.weights.is_file():  # else build_for says so
         before = training.read_record(config.weights)
         unseen = training.check_unseen(before, config.weights, dataset, parts)
         print(f"held-out frames new to the weights: {unseen}")
+    elif config.pretrained:
+        unseen = "taken for granted: the weights were published for other pictures"
     train, validation, _ = parts
     prepare_torch(config)
-    net = build(config.architecture, 2, [(view.name, view.height) for view in dataset.views])
-    if config.weights is not None:
-        fresh = training.load_weights(net, config.weights)
-        print(f"weights from {config.weights}; left fresh: {', '.join(fresh) or 'none'}")
-    inner = WithPreprocess(net, IMAGENET_MEAN, IMAGENET_STD)
-    module = training.ChannelsLast(inner)
+    height, width = dataset.images.shape[1:3]
+    views = [(view.name, view.height) for view in dataset.views]
+    net = build_for(config, height, width, views)
+    inner = WithPreprocess(net, *normalization(config))
+    module = training.ChannelsLast(inner, frozen=config.freeze)
     fit = training.ClassifierFit(module, dataset, train, validation, config, folder)
     fit.show("finetune")
     net.to(memory_format=torch.contiguous_format)
     inner.eval()
-    started = config.weights is not None
+    started = config.weights is not None or config.pretrained
     record = training.record_of(dataset, train, started=started, before=before)
     verdict = make_bundle(config, dataset, parts, folder, inner, fit.history, record, unseen)
     return USELESS if verdict.level == "useless" else 0
@@ -75,8 +87,9 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
 def run(config: FinetuneConfig) -> int:
     """Train, calibrate, export and save the bundle; return 0, or ``USELESS`` after that verdict."""
     with needed_for("fine-tuning", "train"):
-        import torch  # noqa: F401 - before the data are read
+        from vinoreward_training.classifier.networks import check_network  # imports torch
     _check(config)
+    check_network(config)  # before the data are read
     config = replace(config, name=config.name or bundle_name(config.data, "classifier"))
     line = again("finetune", config.out)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vinoreward.backends.torch_networks import WithPreprocess
-from vinoreward.errors import DatasetError, ModelCorruptError, ModelNotFoundError
+from vinoreward.errors import DatasetError, ModelCorruptError
 from vinoreward.rewards.calibration import temperature
 from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_training.classifier.dead_camera import SHARE, held_out, of_step
@@ -35,7 +35,6 @@ from vinoreward_training.runs.fit import (
     predict,
     steps_per_epoch,
 )
-from vinoreward_training.runs.run_folder import read_tensors
 
 WEIGHT_DECAY = 1e-4
 MARGIN_SCALE = 0.003
@@ -55,11 +54,21 @@ Keys = npt.NDArray[np.uint64]
 
 
 class ChannelsLast(nn.Module):
-    """The network with its preprocessing, in the memory order that trains fastest on a CPU."""
+    """The network with its preprocessing, in the memory order that trains fastest on a CPU.
 
-    def __init__(self, inner: WithPreprocess) -> None:
+    ``frozen``: only the last layer is trained; the others stay in evaluation mode, or batch
+    normalization would change them all the same.
+    """
+
+    def __init__(self, inner: WithPreprocess, *, frozen: bool = False) -> None:
         super().__init__()
         self.inner = inner.to(memory_format=torch.channels_last)
+        self._frozen = frozen
+
+    def train(self, mode: bool = True) -> ChannelsLast:
+        """Set training or evaluation mode."""
+        super().train(mode and not self._frozen)
+        return self
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the logits (N, K) of uint8 pictures (N, H, W, 3)."""
@@ -103,7 +112,9 @@ class ClassifierFit(Fit):
         super().__init__(
             module,
             torch.optim.AdamW(
-                module.parameters(), lr=config.learning_rate, weight_decay=WEIGHT_DECAY
+                [one for one in module.parameters() if one.requires_grad],
+                lr=config.learning_rate,
+                weight_decay=WEIGHT_DECAY,
             ),
             train,
             config,
@@ -263,42 +274,6 @@ def sampling_shares(targets: Floats, boost: float) -> npt.NDArray[np.float64]:
             weights[side] = boost * near.sum() / (2 * side.sum())
     shares: npt.NDArray[np.float64] = weights / weights.sum()
     return shares
-
-
-def load_weights(net: nn.Module, path: Path) -> list[str]:
-    """Load weights from a ``.safetensors`` or ``.pt`` file; return the names left untrained.
-
-    Layers whose shape differs (a head for other classes) keep their fresh values.
-    """
-    if not path.is_file():
-        raise ModelNotFoundError(
-            f"there are no weights at {path}. Expected a .safetensors or .pt file; correct "
-            "--weights or leave it out to train from scratch."
-        )
-    state = read_tensors(path)
-    inner = state.get("state_dict", state)
-    values = inner.items() if isinstance(inner, dict) else ()
-    given = {name: value for name, value in values if isinstance(value, Tensor)}
-    if not given:
-        raise ModelCorruptError(f"{path} holds no tensors. Expected a state dict; save one anew.")
-    own = net.state_dict()
-    # torchvision's head is a Sequential with dropout first, ours starts with the convolution.
-    renamed = {
-        name.replace("classifier.1.", "classifier.0.").removeprefix("net."): value
-        for name, value in given.items()
-    }
-    fits = {
-        name: value
-        for name, value in renamed.items()
-        if name in own and own[name].shape == value.shape
-    }
-    if not fits:
-        raise ModelCorruptError(
-            f"nothing in {path} fits the network ({len(given)} tensors, {len(own)} wanted). "
-            "Expected a state dict of the same architecture; choose it with --architecture."
-        )
-    net.load_state_dict({**own, **fits})
-    return sorted(set(own) - set(fits))
 
 
 @dataclass(frozen=True)

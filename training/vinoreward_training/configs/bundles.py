@@ -119,6 +119,7 @@ class FinetuneConfig:
         vinoreward finetune --data data/mine --success-label good --out runs/mine-classifier
         vinoreward finetune --data data/more --out runs/better \\
             --weights runs/hover-classifier/bundle/model.safetensors
+        vinoreward finetune --data data/mine --network resnet18 --pretrained --out runs/resnet
     """
 
     data: Path = Path("data/hover")
@@ -127,10 +128,17 @@ class FinetuneConfig:
     """Run folder; the bundle is written to OUT/bundle."""
     name: str = ""
     """Name of the bundle; default: from the data's folder, as hover-classifier from data/hover."""
-    architecture: Literal["squeezenet1_1", "squeezenet1_0"] = "squeezenet1_1"
-    """Network."""
+    network: str = "squeezenet1_1"
+    """squeezenet1_1, any other classifier of torchvision (resnet18, mobilenet_v3_small,
+    efficientnet_b0 ...), or timm:NAME with the extra timm (timm:resnet10t)."""
     weights: Path | None = None
-    """Initial weights (.safetensors, or .pt loaded as data only); default: from scratch."""
+    """Initial weights (.safetensors, or .pt loaded as data only) of the same network; the last
+    layer may be another. Default: from scratch."""
+    pretrained: bool = False
+    """Initial weights that torchvision or timm publish for the network. They are downloaded, or
+    taken from their cache."""
+    freeze: bool = False
+    """Train the last layer only, of --weights or --pretrained: for a few hundred images."""
     epochs: int = 12
     """Passes over the training frames."""
     batch_size: int = 32

@@ -1,0 +1,241 @@
+"""The network that ``finetune`` trains, and the weights that it begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD
+from vinoreward.backends.torch_classifiers import (
+    TIMM,
+    SeveralViews,
+    SqueezeNet,
+    build,
+    check_name,
+    head_of,
+)
+from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from vinoreward_training.configs import FinetuneConfig
+from vinoreward_training.runs.run_folder import read_tensors
+
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+Weights = Mapping[str, Tensor]
+
+
+def check_network(config: FinetuneConfig) -> None:
+    """Raise ConfigError if there is no such network, or its options contradict each other."""
+    check_name(config.network)
+    if config.weights is not None and config.pretrained:
+        raise ConfigError(
+            "found --weights and --pretrained. Expected one source of initial weights; leave the "
+            "other out."
+        )
+    if config.freeze and config.weights is None and not config.pretrained:
+        raise ConfigError(
+            "--freeze trains the last layer only, and the layers before it are random. Expected "
+            "initial weights; give --pretrained or --weights, or leave --freeze out."
+        )
+
+
+def build_for(
+    config: FinetuneConfig, height: int, width: int, views: Sequence[tuple[str, int]] = ()
+) -> nn.Module:
+    """Return the network of a training with its initial weights, for pictures of this size.
+
+    ``views`` are names and heights of the views in a picture; empty for a picture of one.
+
+    Raises:
+        ConfigError: the network does not take pictures of this size.
+        ModelNotFoundError, ModelCorruptError: no initial weights, or of another network.
+    """
+    net = build(config.network, 2, views)
+    check_size(config.network, net, height, width)
+    weights = _initial(config)
+    if weights is not None:
+        source = config.weights if config.weights is not None else f"{config.network}, pretrained"
+        fresh = load_weights(config.network, net, weights, source)
+        print(f"weights from {source}; left fresh: {', '.join(fresh) or 'none'}")
+    if config.freeze:
+        layers = tuple(f"{name}." for name in head_of(config.network, net))
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad = name.startswith(layers)
+    return net
+
+
+def check_size(architecture: str, net: nn.Module, height: int, width: int) -> None:
+    """Raise ConfigError unless a network takes pictures of this size and gives two logits."""
+    training = net.training
+    net.eval()
+    try:
+        with torch.inference_mode():
+            logits = net(torch.zeros(1, 3, height, width))
+    except (RuntimeError, AssertionError, ValueError, IndexError) as error:
+        size = _fixed_size(architecture, net)
+        wanted = "larger ones" if size is None else f"{size[0]} x {size[1]}, its only size"
+        option = "--image-size with larger numbers" if size is None else "--image-size {} {}"
+        raise ConfigError(
+            f"{architecture} does not take pictures of {height} x {width} pixels "
+            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}). Expected "
+            f"{wanted}; give {option.format(*(size or ()))}, or choose another --network."
+        ) from error
+    finally:
+        net.train(training)
+    if not isinstance(logits, Tensor) or logits.shape != (1, 2):
+        raise ConfigError(
+            f"{architecture} gives no logits for two labels. Expected a classifier; choose another "
+            "--network."
+        )
+
+
+def _fixed_size(architecture: str, net: nn.Module) -> tuple[int, int] | None:
+    """Return the only picture size (height, width) of a network; None if it takes others too."""
+    if architecture.startswith(TIMM):
+        about: Mapping[str, Any] = getattr(net, "pretrained_cfg", {})
+        size = about.get("input_size")
+        return (size[1], size[2]) if size and about.get("fixed_input_size") else None
+    # torchvision's vision transformers, and MaxViT, whose only one is made for 224 pixels.
+    side = getattr(net, "image_size", 224 if architecture == "maxvit_t" else None)
+    return None if side is None else (side, side)
+
+
+def normalization(config: FinetuneConfig) -> Normalization:
+    """Return mean and standard deviation of a channel, in units of 0 to 1, as weights want them.
+
+    Those of timm's pretrained weights; ImageNet's of all others.
+    """
+    about = _timm_config(config.network) if config.pretrained else None
+    return (IMAGENET_MEAN, IMAGENET_STD) if about is None else (about.mean, about.std)
+
+
+def _timm_config(architecture: str) -> Any:
+    if not architecture.startswith(TIMM):
+        return None
+    import timm
+
+    return timm.get_pretrained_cfg(architecture.removeprefix(TIMM))
+
+
+def _initial(config: FinetuneConfig) -> Weights | None:
+    """Return the initial weights; None for a network that begins at random."""
+    if config.weights is not None:
+        return read_weights(config.weights)
+    return pretrained_weights(config.network) if config.pretrained else None
+
+
+def read_weights(path: Path) -> Weights:
+    """Read a state dict from a ``.safetensors`` or ``.pt`` file."""
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"there are no weights at {path}. Expected a .safetensors or .pt file; correct "
+            "--weights or leave it out to train from scratch."
+        )
+    state = read_tensors(path)
+    inner = state.get("state_dict", state)
+    values = inner.items() if isinstance(inner, dict) else ()
+    given = {name: value for name, value in values if isinstance(value, Tensor)}
+    if not given:
+        raise ModelCorruptError(f"{path} holds no tensors. Expected a state dict; save one anew.")
+    return given
+
+
+def pretrained_weights(architecture: str) -> Weights:
+    """Return the weights that torchvision or timm publish, from their cache or downloaded.
+
+    ModelNotFoundError if there are none, or they can not be downloaded.
+    """
+    if architecture.startswith(TIMM):
+        about = _timm_config(architecture)
+        if about is None or not about.hf_hub_id:
+            raise _none_published(architecture, "timm")
+        from huggingface_hub import hf_hub_download
+
+        name = about.hf_hub_filename or "model.safetensors"
+        url = f"https://huggingface.co/{about.hf_hub_id}/resolve/main/{name}"
+        try:
+            return read_weights(Path(hf_hub_download(about.hf_hub_id, name)))
+        except ModelCorruptError:
+            raise
+        except Exception as error:  # of the client's HTTP library
+            raise ModelNotFoundError(
+                f"the weights of {architecture} are neither in the cache of huggingface_hub nor "
+                f"can they be downloaded here ({_first_line(error)}). Expected {url}; download it "
+                "on a machine with internet and give the file with --weights in place of "
+                "--pretrained."
+            ) from error
+    from torchvision.models import get_model_weights
+
+    try:
+        published = get_model_weights(architecture).DEFAULT
+    except AttributeError:
+        raise _none_published(architecture, "torchvision") from None
+    place = Path(torch.hub.get_dir()) / "checkpoints" / published.url.rpartition("/")[2]
+    try:
+        weights: Weights = published.get_state_dict(
+            progress=False, check_hash=True, weights_only=True
+        )
+    except Exception as error:  # of the download, or of torch.load
+        if place.is_file():
+            raise ModelCorruptError(
+                f"{place} cannot be read as the weights of {architecture}. Expected the file of "
+                f"{published.url}; remove it, or put the right one there."
+            ) from error
+        raise ModelNotFoundError(
+            f"the weights of {architecture} cannot be downloaded here ({_first_line(error)}). "
+            f"Expected {published.url} at {place}; download it on a machine with internet and put "
+            "it there."
+        ) from error
+    return weights
+
+
+def _none_published(architecture: str, library: str) -> ModelNotFoundError:
+    return ModelNotFoundError(
+        f"{library} publishes no weights of {architecture}. Expected a network with some; leave "
+        "--pretrained out to train from scratch, give --weights, or choose another --network."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0][:200]
+
+
+def load_weights(
+    architecture: str, net: nn.Module, given: Weights, source: Path | str
+) -> list[str]:
+    """Load weights into a network; return the names left untrained.
+
+    The last layer keeps its fresh values where its shape differs (it was for other classes), and so
+    does what ``given`` does not name. ModelCorruptError if nothing fits, or another layer has
+    another shape.
+    """
+    own = net.state_dict()
+    head = tuple(f"{name}." for name in head_of(architecture, net))
+    renamed = {_name_in(own, name, net): value for name, value in given.items()}
+    known = {name: value for name, value in renamed.items() if name in own}
+    fits = {name: value for name, value in known.items() if own[name].shape == value.shape}
+    wrong = [name for name in known if name not in fits and not name.startswith(head)]
+    if wrong or not fits:
+        why = f"nothing in it fits ({len(given)} tensors, {len(own)} wanted)"
+        if wrong:
+            has, wants = ("x".join(map(str, part[wrong[0]].shape)) for part in (known, own))
+            why = f"{len(wrong)} layers have other shapes: {wrong[0]} is {has} and not {wants}"
+        raise ModelCorruptError(
+            f"{source} does not hold weights of {architecture}: {why}. Expected a state dict of "
+            "the same network; name that network with --network, or leave the weights out."
+        )
+    net.load_state_dict({**own, **fits})
+    return sorted(set(own) - set(fits))
+
+
+def _name_in(own: Weights, name: str, net: nn.Module) -> str:
+    """Return the network's name for a tensor of a file."""
+    name = name.removeprefix("net.")
+    if isinstance(net, SeveralViews):
+        return name if name in own else f"features.{name}"
+    if name not in own and isinstance(net, SqueezeNet):
+        # torchvision's head is a Sequential with dropout first, ours starts with the convolution.
+        return name.replace("classifier.1.", "classifier.0.")
+    return name

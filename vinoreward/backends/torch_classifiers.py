@@ -1,0 +1,264 @@
+"""Classifier networks by name: SqueezeNet, torchvision's and timm's. Importing this imports torch.
+
+Each maps float pictures (N, 3, H, W) to logits (N, classes). Nothing is downloaded: weights are a
+matter of the caller. Names of torchvision's and timm's layers are theirs, so that their weights can
+be loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vinoreward.errors import ConfigError, needed_for
+
+SQUEEZENETS = ("squeezenet1_1", "squeezenet1_0")
+TIMM = "timm:"
+"""Begins the name of a network of timm, as in ``timm:resnet10t``."""
+LOWEST_SIDE = 32
+"""Pixels of a view."""
+JOINT_CHANNELS, JOINT_SIZE = 128, 64
+"""Of what several views are brought together in: features of a camera, and the last layer."""
+MOMENTUM = 0.1
+"""Least momentum of batch normalization. MobileNetV3's 0.01 is for a million steps: after the few
+hundred of a small data set its running statistics are still half random."""
+
+
+def _start(network: nn.Module, head: nn.Module | None = None) -> None:
+    """Draw initial weights of convolutions: small ones in a network's last one, ``head``."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and module is not head:
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    if isinstance(head, nn.Conv2d) and head.bias is not None:
+        nn.init.normal_(head.weight, std=0.01)
+        nn.init.zeros_(head.bias)
+
+
+class SqueezeNet(nn.Module):
+    """SqueezeNet for any picture size: float (N, 3, H, W) to logits (N, classes).
+
+    The feature layers and their names are torchvision's, so that its weights can be loaded. There
+    is no dropout, which a network this small does not need for two classes, and no ReLU after the
+    last convolution, which would clip negative logits to 0 and stop their gradient.
+    """
+
+    def __init__(self, features: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.features = features
+        self.classifier = nn.Sequential(
+            nn.Conv2d(512, classes, kernel_size=1), nn.AdaptiveAvgPool2d(1)
+        )
+        _start(self, self.classifier[0])
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return logits (N, classes) for normalised float pictures (N, 3, H, W)."""
+        logits: Tensor = self.classifier(self.features(pictures))
+        return logits.flatten(1)
+
+
+class SeveralViews(nn.Module):
+    """One backbone for all views of a picture, and a head that sees the features of all.
+
+    Float (N, 3, sum of heights, W) to logits (N, classes). Features of one camera at several times
+    meet place by place, so that a movement can be seen; those of different cameras meet as means
+    over the picture, as their places have nothing in common. ``views`` has each view's camera and
+    height, from top to bottom.
+    """
+
+    def __init__(
+        self, features: nn.Module, channels: int, classes: int, views: Sequence[tuple[str, int]]
+    ) -> None:
+        super().__init__()
+        for name, height in views:
+            if height < LOWEST_SIDE:
+                raise ConfigError(
+                    f"the view {name!r} is {height} pixels high. Expected at least {LOWEST_SIDE}, "
+                    "as the network makes pictures sixteen times smaller; make it larger."
+                )
+        self.features = features
+        self._heights = [height for _, height in views]
+        names = [name for name, _ in views]
+        self._cameras = [
+            [index for index, name in enumerate(names) if name == camera]
+            for camera in dict.fromkeys(names)
+        ]
+        self.cameras = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(channels * len(own), JOINT_CHANNELS, 1), nn.ReLU())
+            for own in self._cameras
+        )
+        self.classifier = nn.Sequential(
+            nn.Conv2d(JOINT_CHANNELS * len(self._cameras), JOINT_SIZE, 1),
+            nn.ReLU(),
+            nn.Conv2d(JOINT_SIZE, classes, 1),
+        )
+        _start(self.cameras)
+        _start(self.classifier, self.classifier[-1])
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return logits (N, classes) for normalised float pictures (N, 3, H, W)."""
+        maps = [self.features(view) for view in torch.split(pictures, self._heights, 2)]
+        seen = [
+            camera(torch.cat([maps[index] for index in own], 1)).mean((2, 3), keepdim=True)
+            for camera, own in zip(self.cameras, self._cameras, strict=True)
+        ]
+        logits: Tensor = self.classifier(torch.cat(seen, 1))
+        return logits.flatten(1)
+
+
+def build(architecture: str, classes: int = 2, views: Sequence[tuple[str, int]] = ()) -> nn.Module:
+    """Build an untrained network; seeded by ``torch.manual_seed``.
+
+    Args:
+        architecture: ``squeezenet1_1``, any other classifier of torchvision (``resnet18``,
+            ``mobilenet_v3_small``, ...), or ``timm:NAME``.
+        classes: outputs, at least 1.
+        views: those of :class:`SeveralViews`; empty for a picture of one.
+
+    Raises:
+        ConfigError: no such network.
+        MissingExtraError: torchvision or timm is not installed.
+    """
+    if classes < 1:
+        raise ConfigError(f"the network has {classes} classes. Expected at least 1.")
+    if views:
+        return SeveralViews(*backbone(architecture), classes, views)
+    check_name(architecture)
+    if architecture in SQUEEZENETS:
+        return SqueezeNet(_squeezenet_features(architecture), classes)
+    if architecture.startswith(TIMM):
+        network = _build_timm(architecture, classes)
+    else:
+        from torchvision.models import get_model
+
+        # Their second outputs, for training, are not of use to one class or two.
+        single = architecture in ("googlenet", "inception_v3")
+        more: dict[str, Any] = {"aux_logits": False, "init_weights": True} if single else {}
+        network = get_model(architecture, weights=None, num_classes=classes, **more)
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
+            module.momentum = max(module.momentum, MOMENTUM)
+    return network
+
+
+def _squeezenet_features(architecture: str) -> nn.Module:
+    from torchvision.models import squeezenet
+
+    features: nn.Module = getattr(squeezenet, architecture)(weights=None).features
+    return features
+
+
+def _build_timm(architecture: str, classes: int) -> nn.Module:
+    import timm
+
+    try:
+        network: nn.Module = timm.create_model(
+            architecture.removeprefix(TIMM), pretrained=False, num_classes=classes
+        )
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        if isinstance(error, NotImplementedError):
+            raise
+        raise ConfigError(
+            f"timm cannot build {architecture!r} with {classes} outputs: {error}. Expected the "
+            "name of a classifier; choose another network."
+        ) from error
+    return network
+
+
+def check_name(architecture: str) -> None:
+    """Raise ConfigError unless there is such a network, MissingExtraError without its library."""
+    if architecture in SQUEEZENETS:
+        return
+    name = architecture.removeprefix(TIMM)
+    if name != architecture:
+        with needed_for(f"the network {architecture!r}", "timm"):
+            import timm
+        # Not is_model alone: create_model would look up hf-hub:, and is_model cuts off tags.
+        if timm.is_model(name) and (name.isidentifier() or name in timm.list_pretrained()):
+            return
+        known, library = [TIMM + each for each in timm.list_models()], "timm's (timm:NAME)"
+    else:
+        with needed_for(f"the network {architecture!r}", "train"):
+            from torchvision import models
+        known = models.list_models(module=models)
+        if architecture in known:
+            return
+        library = "SqueezeNet, torchvision's classifiers or timm's (timm:NAME)"
+    near = difflib.get_close_matches(architecture, known, 3)
+    others = near or ["squeezenet1_1", "resnet18", "mobilenet_v3_small", "timm:resnet10t"]
+    raise ConfigError(
+        f"there is no network {architecture!r}. Expected one of {library}; choose for example "
+        f"{', '.join(others)}."
+    )
+
+
+def head_of(architecture: str, network: nn.Module) -> tuple[str, ...]:
+    """Return the name of the last layer, which turns features into logits, or of several views'.
+
+    ConfigError if there is no such layer, or there are two.
+    """
+    if isinstance(network, SeveralViews):
+        return ("cameras", "classifier")
+    if isinstance(network, SqueezeNet):
+        return ("classifier.0",)
+    modules = list(network.named_modules())
+    if architecture.startswith(TIMM):
+        last = getattr(network, "get_classifier", lambda: None)()
+    else:
+        last = next((module for _, module in modules[::-1] if isinstance(module, nn.Linear)), None)
+    names: list[str] = [name for name, module in modules if module is last]
+    if not names:
+        raise ConfigError(
+            f"{architecture} has no single last layer. Expected one, which is replaced and trained "
+            "for the labels; choose another network."
+        )
+    return (names[0],)
+
+
+def backbone(architecture: str) -> tuple[nn.Module, int]:
+    """Return an untrained network without its last layer, and its number of channels.
+
+    The module maps float pictures (N, 3, H, W) to features (N, channels, h, w): SqueezeNet's place
+    by place, those of others pooled, so that h = w = 1. Errors as :func:`build`.
+    """
+    if architecture in SQUEEZENETS:
+        features = _squeezenet_features(architecture)
+        _start(features)
+        return features, 512
+    network = build(architecture, 1)
+    (name,) = head_of(architecture, network)
+    head = network.get_submodule(name)
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"the last layer of {architecture} is a {type(head).__name__}. Expected a linear "
+            "layer, whose inputs are the features; choose another network."
+        )
+    parent, _, last = name.rpartition(".")
+    setattr(network.get_submodule(parent), last, nn.Unflatten(1, (head.in_features, 1, 1)))
+    return network, head.in_features
+
+
+def rebuild(
+    architecture: str,
+    classes: int,
+    state: Mapping[str, Tensor],
+    views: Sequence[tuple[str, int]] = (),
+) -> nn.Module:
+    """Build the network that a state dict belongs to, with its values.
+
+    ``views`` are those of :class:`SeveralViews`. RuntimeError if the values do not fit; other
+    errors as of :func:`build`.
+    """
+    # A stranger may name a network of gigabytes: its shapes are compared before it takes memory.
+    # The RegNets cannot be built without (NotImplementedError); the largest takes 2.6 GB.
+    with contextlib.suppress(NotImplementedError), torch.device("meta"):
+        build(architecture, classes, views).load_state_dict(state, strict=True, assign=True)
+    network = build(architecture, classes, views)
+    network.load_state_dict(state, strict=True)
+    return network
