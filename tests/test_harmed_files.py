@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_network import SPEC, expected_logits, forge, golden_images, network
 
@@ -152,6 +153,15 @@ def test_golden_frames_that_cannot_be_read(bundle: Bundle, content: bytes) -> No
 def test_golden_frames_that_unpack_to_too_much(bundle: Bundle) -> None:
     forge(bundle, "golden.npz", zipped(bytes(65 << 20)))
     with pytest.raises(BundleError, match="unpacks to"):
+        _ = Bundle.load(bundle.path).golden
+
+
+@pytest.mark.parametrize("names", [("images", "logits", "more"), ("images",), ("logits_int8",)])
+def test_golden_frames_of_other_names(bundle: Bundle, names: tuple[str, ...]) -> None:
+    stream = io.BytesIO()
+    np.savez(stream, **dict.fromkeys(names, np.zeros((2, 2), np.float32)))
+    forge(bundle, "golden.npz", stream.getvalue())
+    with pytest.raises(BundleError, match=r"golden\.npz holds .*Expected images, logits"):
         _ = Bundle.load(bundle.path).golden
 
 
