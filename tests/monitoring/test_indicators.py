@@ -209,6 +209,19 @@ def test_no_rows_and_other_heads_give_no_reading(spec: PolicySpec) -> None:
     assert math.isnan(Entropy().update(full)) == (spec.head == "tanh")
 
 
+def test_a_batch_without_new_rows_gives_no_reading_of_the_old_ones() -> None:
+    seen = batch(LOGITS, outputs(LOGITS, 0), outputs(LOGITS, 1))
+    full = batch(LOGITS, seen.pi, seen.mu, network=np.zeros(ROWS, dtype=int))
+    divergence = KL("max")
+    before = divergence.update(seen)
+    assert math.isnan(divergence.update(full))
+    assert divergence.update(seen) == before
+    gap = ReturnGap("mean")
+    pairs = PairedReturns(np.array([3.0, 5.0]), np.array([1.0, 4.0]))
+    assert gap.update(MonitorBatch.of_returns(LOGITS, pairs, 3)) == 1.5
+    assert math.isnan(gap.update(full))
+
+
 def test_entropy_is_scipys() -> None:
     pi, mu = outputs(LOGITS, 0), outputs(LOGITS, 1)
     powers = np.exp(pi.astype(np.float64))
