@@ -171,9 +171,19 @@ def test_a_capture_cannot_be_resumed_as_another(tmp_path: Path) -> None:
         capture.run(CaptureConfig(out=tmp_path / "a", frames=6, seed=5, resume=True))
 
 
-def test_any_environment_with_a_truth_is_captured_balanced(tmp_path: Path, line_id: str) -> None:
+def test_any_environment_with_a_truth_is_captured_balanced(
+    tmp_path: Path, line_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = CaptureConfig(out=tmp_path / "line", env=line_id, truth_key="at_goal", frames=20)
     capture.run(config)
+    assert abs(int(rows_of(config.out)[0]["obs_0"])) <= 5
+    assert "warning" not in capsys.readouterr().out  # too few episodes to tell
+    capture.run(CaptureConfig(out=tmp_path / "b", env=line_id, truth_key="at_goal", frames=120))
+    warned = "warning: obs_0 alone tells the label of 100% of the pictures"
+    assert warned in capsys.readouterr().out
+    words = ["--data", str(tmp_path / "b"), "--out", str(tmp_path / "run")]
+    assert main(["finetune", *words, "--target-fpr", "0.001"]) == 1  # too few for that rate
+    assert warned in capsys.readouterr().out
     dataset = load_dataset(config.out)
     assert dataset.labels.sum() == 10 and len(dataset.labels) == 20
     assert (dataset.images[dataset.labels == 1] == 103).all()

@@ -11,6 +11,7 @@ import re
 import shutil
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,12 @@ from PIL import Image
 
 from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import DatasetError, InputError
-from vinoreward_training.data.dataset import load_dataset, load_frames, split_by_episode
+from vinoreward_training.data.dataset import (
+    load_dataset,
+    load_frames,
+    split_by_episode,
+    telling_numbers,
+)
 from vinoreward_training.data.dataset_files import free_memory, stack_pictures
 
 
@@ -513,3 +519,37 @@ def test_the_documented_table_of_own_frames_makes_a_dataset(
         assert label == (int(step) >= won.get(episode, 9))
     parts = [set(data.episodes[part].tolist()) for part in split_by_episode(data)]
     assert sum(map(len, parts)) == 60 and not set.intersection(*parts)
+
+
+def table_of(count: int, numbers: Callable[[int, bool], dict[str, float]]) -> list[dict[str, str]]:
+    """Rows of episodes, each with two successes and two failures."""
+    return [
+        {"file": f"{e}-{k}.png", "label": "success" if k > 1 else "failure", "episode": str(e)}
+        | {name: f"{value:.6g}" for name, value in numbers(e, k > 1).items()}
+        for e in range(count)
+        for k in range(4)
+    ]
+
+
+def test_a_number_that_tells_the_label_is_warned_of() -> None:
+    random = np.random.default_rng(0)
+
+    def numbers(episode: int, success: bool) -> dict[str, float]:
+        return {"goal": episode % 7, "height": success + random.uniform(), "noise": random.normal()}
+
+    (warned,) = telling_numbers(table_of(60, numbers))
+    assert warned.startswith("height alone tells the label of 100% of the pictures; if that is not")
+    # Far fewer episodes than numbers: one of them fits by chance.
+    few = table_of(8, lambda episode, success: {f"n{i}": random.normal() for i in range(200)})
+    assert telling_numbers(few) == []
+    # The goal of an episode is the trap: easy goals succeed, hard ones fail.
+    table = table_of(60, numbers)
+    easy = [
+        row
+        for row in table
+        if (row["label"] == "success") == (float(row["goal"]) < 4) or int(row["episode"]) % 6 == 0
+    ]
+    trap = next(sentence for sentence in telling_numbers(easy) if sentence.startswith("goal"))
+    assert re.search(r"goal alone tells the label of [89]\d% of the pictures; it is the same", trap)
+    labels = [{**row, "label": {"success": "good", "failure": "bad"}[row["label"]]} for row in easy]
+    assert telling_numbers(labels, "good") == telling_numbers(easy)

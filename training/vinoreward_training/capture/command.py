@@ -27,7 +27,7 @@ from vinoreward_training.capture.play import Play
 from vinoreward_training.capture.policies import open_policy
 from vinoreward_training.capture.views import SeveralViews
 from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data.dataset import HELD_OUT_SHARES
+from vinoreward_training.data.dataset import HELD_OUT_SHARES, telling_numbers
 from vinoreward_training.data.dataset_files import (
     ABOUT,
     METADATA,
@@ -466,7 +466,8 @@ def _summary(config: CaptureConfig, table: Table) -> str:
     episodes = table.episodes("failure")
     deciding = round(HELD_OUT_SHARES[0] * episodes)
     needed = negatives_needed(0.01)
-    text = (
+    told = [f"warning: {sentence}\n" for sentence in telling_numbers(table.rows.values())]
+    text = "".join(told) + (
         f"{len(table.rows)} pictures in {config.out}: {table.count('success')} successes from "
         f"{table.episodes('success')} episodes, {table.count('failure')} failures from {episodes} "
         f"({free:.0f} GB free).\n"

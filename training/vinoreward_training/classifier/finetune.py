@@ -11,8 +11,13 @@ from typing import Any
 from vinoreward.errors import TooFewNegativesError, needed_for
 from vinoreward.rewards.calibration import negatives_needed
 from vinoreward_training.configs import FinetuneConfig
-from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
-from vinoreward_training.data.dataset_files import Indices, say_parts
+from vinoreward_training.data.dataset import (
+    Dataset,
+    load_dataset,
+    split_by_episode,
+    telling_numbers,
+)
+from vinoreward_training.data.dataset_files import METADATA, Indices, read_table, say_parts
 from vinoreward_training.runs.next_command import again, bundle_name
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings, refuse
@@ -96,6 +101,10 @@ def run(config: FinetuneConfig) -> int:
         dataset = load_dataset(
             config.data, size=config.image_size, success_label=config.success_label
         )
+        if (config.data / METADATA).is_file():
+            rows = (row for _, row in read_table(config.data))
+            for sentence in telling_numbers(rows, config.success_label):
+                print(f"warning: {sentence}")
         parts = split_by_episode(dataset)
         _enough(config, dataset, parts[1])
         say_parts(dataset.images, parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,15 @@ HELD_OUT_SHARES = (0.15, 0.15)
 """Shares of a dataset's episodes for validation and test."""
 FRAME_SHARES = (0.05, 0.1)
 """The same for frames without labels; at least one episode each."""
+NO_STATE = frozenset(
+    {"file", "label", "category", "episode", "seed", "distance", "player", "video", "second"}
+)
+"""Columns of ``metadata.csv`` that are not numbers of the state."""
+FIXED_TELLS, CHANGING_TELLS = 0.8, 0.97
+"""How often a number must tell the label for a warning, by whether it is fixed in an episode."""
+LEAST_TELLING = 5
+"""Episodes with either label, in each half, without which nothing is said."""
+MOST_TOLD = 3
 LOWEST_COUNT = 64
 """Fewest frames to train an encoder on."""
 
@@ -235,6 +244,71 @@ def load_dataset(
         views=_views(folder, about, images.shape[1:3]),
         origin=origin_of(about) if recorded else None,
     )
+
+
+def telling_numbers(rows: Iterable[Mapping[str, str]], success_label: str = "success") -> list[str]:
+    """Return a warning for each recorded number that tells the label by itself.
+
+    A number that stays the same through an episode, such as a goal's place, tells nothing about
+    success within it: a classifier that learns it has learned nothing. One that changes may be what
+    success is measured by.
+
+    Args:
+        rows: of ``metadata.csv``. Columns that every picture has a number in are looked at, but for
+            those with a meaning of their own; see ``NO_STATE``.
+        success_label: the label of a success.
+
+    Returns:
+        Sentences, the most telling number first.
+    """
+    table = list(rows)
+    success = np.array([row["label"] == success_label for row in table], dtype=np.bool_)
+    episodes = np.unique([int(row["episode"]) for row in table], return_inverse=True)[1]
+    # Half of the episodes say which values mean success; the others tell how well they do.
+    half = episodes % 2 == 0
+    parts = [half & success, half & ~success, ~half & success, ~half & ~success]
+    if min(len(np.unique(episodes[part])) for part in parts) < LEAST_TELLING:
+        return []
+    found: list[tuple[float, str]] = []
+    for name in table[0]:
+        values = None if name in NO_STATE else _column(table, name)
+        if values is None or len(np.unique(values)) < 2:
+            continue
+        edges = np.unique(np.quantile(values, np.linspace(0, 1, 17)[1:-1]))
+        bins = np.searchsorted(edges, values, side="right")
+        rate = (_told(bins, success, half) + _told(bins, success, ~half)) / 2
+        order = np.argsort(episodes, kind="stable")
+        same = np.diff(values[order])[np.diff(episodes[order]) == 0]
+        fixed = len(same) > 0 and not same.any()
+        if rate < (FIXED_TELLS if fixed else CHANGING_TELLS):
+            continue
+        what = (
+            "it is the same through an episode, as a goal's place is, so the pictures may show "
+            "that instead of success: take failures from the episodes that succeed"
+            if fixed
+            else "if that is not what success is measured by, the classifier may learn it instead"
+        )
+        found.append((rate, f"{name} alone tells the label of {rate:.0%} of the pictures; {what}."))
+    return [sentence for _, sentence in sorted(found, reverse=True)[:MOST_TOLD]]
+
+
+def _column(table: Sequence[Mapping[str, str]], name: str) -> Floats | None:
+    """Return a column of numbers; None if a cell has none."""
+    try:
+        values = np.array([float(row[name]) for row in table])
+    except (ValueError, LookupError):
+        return None
+    return values if np.isfinite(values).all() else None
+
+
+def _told(bins: Indices, success: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> float:
+    """Return how often a bin's usual label among the ``known`` is that of the others, balanced."""
+    most = bins.max() + 1
+    weights = np.where(success, 1 / (success & known).sum(), -1 / (~success & known).sum())
+    guess = np.bincount(bins[known], weights[known], minlength=most)[bins] > 0
+    others = ~known
+    right = guess == success
+    return float((right[others & success].mean() + right[others & ~success].mean()) / 2)
 
 
 def _recorded(folder: Path, limit: int | None) -> tuple[list[str], list[int], dict[str, Floats]]:
