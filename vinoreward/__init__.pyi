@@ -10,7 +10,8 @@ from .rewards.classifier import Classifier
 from .rewards.success import SuccessDetector
 from .wrappers.encoded import EncodedObservation
 from .wrappers.learned_reward import LearnedReward
-from .wrappers.sb3 import VecEncodedObservation, VecLearnedReward
+from .wrappers.render_once import PictureInInfo
+from .wrappers.sb3 import ClaimedVsTrue, VecEncodedObservation, VecLearnedReward
 from .wrappers.true_success import TrueSuccess
 from .wrappers.vector import VectorEncodedObservation, VectorLearnedReward
 
@@ -20,11 +21,13 @@ __all__ = [
     "ActorLearner",
     "ActorLearnerConfig",
     "Bundle",
+    "ClaimedVsTrue",
     "Classifier",
     "CompressorChain",
     "EncodedObservation",
     "Encoder",
     "LearnedReward",
+    "PictureInInfo",
     "Player",
     "SuccessDetector",
     "TrueSuccess",

@@ -34,6 +34,7 @@ ObjectPosition = Literal["fixed", "random"] | tuple[float, float]
 
 DEFAULT_BUNDLE = "panda-hover-classifier"
 ORACLE = "oracle"
+UNJUDGED = "none"
 # With motion="dynamics" the arm may come to rest slightly outside of the workspace.
 _SLACK = 0.05
 # Rounding (0.1 in float32, a pose reached to 1e-6 m) must not refuse a move to the very edge.
@@ -74,7 +75,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
 
     Args:
         backend: ``"openvino"``, ``"onnxruntime"``, ``"torch"`` or another registered one runs the
-            classifier; ``"oracle"`` judges by the truth and needs no picture.
+            classifier; ``"oracle"`` judges by the truth and needs no picture; ``"none"`` leaves
+            the judging to a wrapper: no ``is_success``, no reward for success and no end by it.
         bundle: name or folder of the classifier's bundle, or a loaded one; None is the shipped
             one. With the oracle it only describes the picture.
         precision: ``"auto"`` takes INT8 where the bundle's gate passed; else ``"fp32"`` and so on.
@@ -151,7 +153,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         self._classifier: Classifier | None = None
         self._network_size: tuple[int, int] | None = None
         threshold = 0.5 if success_threshold is None else success_threshold
-        if backend != ORACLE and loaded is not None:
+        self._judged = backend != UNJUDGED
+        if backend not in (ORACLE, UNJUDGED) and loaded is not None:
             if not accept_foreign_pictures:
                 check_origin(loaded)
             if fidelity == "article":
@@ -227,7 +230,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         probability, odds = self._look(info)
         scores = self._core.transition(_SCORED, probability, odds, _NO_REWARD, _NO_END)
         claimed, reward = bool(scores.claimed[0]), float(scores.rewards[0])
-        info["is_success"] = claimed
+        if self._judged:
+            info["is_success"] = claimed
         if refused and not claimed:
             reward = c.REWARD_REFUSED
         self._show()
@@ -285,7 +289,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
     def _look(self, info: dict[str, Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return probability and log-odds of success: the classifier's, or the oracle's 0 or 1."""
         if self._classifier is None:
-            truth = np.array([info["true_success"]], np.float32)
+            truth = np.array([info["true_success"] and self._judged], np.float32)
             return truth, truth
         frame = self._picture()
         if self._network_size is not None:

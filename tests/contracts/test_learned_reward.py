@@ -20,8 +20,8 @@ from reward_rollouts import (
     vector_rollout,
 )
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
-from toy_environments import Corridor, cell_log_odds, save_toy_bundle
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from toy_environments import Corridor, cell_log_odds, rendered_corridor, save_toy_bundle
 
 from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
@@ -132,6 +132,17 @@ def test_the_hold_counter_is_in_the_observation(bundle: Bundle, mode: AutoresetM
     assert_same(
         sb3_rollout(VecLearnedReward(DummyVecEnv([Corridor] * ENVS), bundle, **options)), expected
     )
+
+
+@pytest.mark.parametrize("name", ["sparse", "potential", "goes-on-after-success"])
+@pytest.mark.parametrize("kind", [DummyVecEnv, SubprocVecEnv])
+def test_sb3_form_scores_what_each_environment_rendered(
+    bundle: Bundle, kind: type[VecEnv], name: str
+) -> None:
+    options = {"image_source": "render", **OPTIONS[name]}
+    expected = one_after_another(bundle, {"render_mode": "rgb_array"}, **options)
+    found = sb3_rollout(VecLearnedReward(kind([rendered_corridor] * ENVS), bundle, **options))
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -16,7 +16,13 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 from toy_environments import Camera, Corridor, save_toy_bundle, save_toy_encoder, toy_latents
 
-from vinoreward import EncodedObservation, LearnedReward, VecLearnedReward, VectorLearnedReward
+from vinoreward import (
+    EncodedObservation,
+    LearnedReward,
+    PictureInInfo,
+    VecLearnedReward,
+    VectorLearnedReward,
+)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
 
@@ -29,8 +35,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def test_render_is_refused_where_the_frame_is_of_the_next_episode(bundle: Bundle) -> None:
     with pytest.raises(ConfigError, match="NEXT_STEP"):
         VectorLearnedReward(sync(AutoresetMode.SAME_STEP, render_mode="rgb_array"), bundle)
-    with pytest.raises(ConfigError, match="LearnedReward around each"):
+    with pytest.raises(
+        ConfigError, match=r"PictureInInfo or vinoreward\.LearnedReward around each"
+    ):
         VecLearnedReward(DummyVecEnv([Corridor]), bundle, image_source="render")
+    with pytest.raises(ConfigError, match=r"render_mode is None.*render_mode='rgb_array'"):
+        PictureInInfo(Corridor())
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,13 @@ def test_the_hover_tasks_example_runs(project_root: Path) -> None:
     names["env"].close()
 
 
+@pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="needs Stable-Baselines3")
+def test_the_callback_example_records_both_rates(project_root: Path, tmp_path: Path) -> None:
+    code = block(project_root / "docs" / "your-own-robot.md", "ClaimedVsTrue(")
+    said = run_example(code.replace(', tensorboard_log="logs"', ""), tmp_path)
+    assert "'claimed': " in said and "'true': " in said
+
+
 def test_the_encoders_example_gives_latents(project_root: Path) -> None:
     names = ran(block(project_root / "docs" / "encoders.md", "EncodedObservation("))
     (latents,) = names["observation"].shape

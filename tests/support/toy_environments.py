@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from vinoreward import PictureInInfo
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Picture, View
@@ -129,6 +130,11 @@ gym.register("ToyCorridor-v0", entry_point="toy_environments:Corridor")
 def recorded_corridor() -> gym.Env[Any, Any]:
     """A corridor of pictures whose episodes are recorded; here, where other processes import it."""
     return gym.wrappers.RecordEpisodeStatistics(Corridor("picture"))
+
+
+def rendered_corridor() -> gym.Env[Any, Any]:
+    """A corridor whose pictures travel in its infos; here, where other processes import it."""
+    return PictureInInfo(Corridor(render_mode="rgb_array"))
 
 
 def save_toy_network(path: Path, *, probabilities: bool = False) -> Path:

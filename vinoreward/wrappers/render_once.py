@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vinoreward.wrappers.sources import PictureSource
     from vinoreward.wrappers.views import ViewSource
 
+PICTURE = "picture"
+"""Key of ``info`` under which a picture travels."""
 ENDS = 8
 """Episodes in a row that must end with the next one's first picture before an error is raised."""
 
@@ -87,6 +89,44 @@ class VectorRenderOnce(VectorWrapper[Any, Any, Any, Any, Any]):
         if self._frames is None:
             self._frames = self.env.render()
         return None if self._frames is None else tuple(_own(frame) for frame in self._frames)
+
+
+class PictureInInfo(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Render after every step and reset and put the picture into ``info["picture"]``.
+
+    Vector environments of Stable-Baselines3 reset an environment at the end of its episode, before
+    anyone can render it. With this wrapper around each environment, the last picture of an episode
+    travels in the ``info`` of its last step, so that ``VecLearnedReward`` takes
+    ``image_source="render"``, also from environments in other processes.
+
+    Args:
+        env: an environment made with ``render_mode="rgb_array"``.
+
+    Raises:
+        ConfigError: another render mode.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        if env.render_mode != "rgb_array":
+            raise ConfigError(
+                f"the environment's render_mode is {env.render_mode!r}. Expected 'rgb_array', as "
+                "every step is rendered; make the environment with render_mode='rgb_array'."
+            )
+        gym.utils.RecordConstructorArgs.__init__(self)
+        gym.Wrapper.__init__(self, env)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment; ``info["picture"]`` is the episode's first picture."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation, {**info, PICTURE: _own(self.env.render())}
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step the environment; ``info["picture"]`` is the picture that the step ended with."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        picture = _own(self.env.render())
+        return observation, reward, terminated, truncated, {**info, PICTURE: picture}
 
 
 def render_once(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:

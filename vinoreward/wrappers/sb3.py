@@ -1,6 +1,7 @@
-"""LearnedReward and EncodedObservation for Stable-Baselines3's vector environments. Imports SB3.
+"""What trains with Stable-Baselines3: both wrappers for its vector environments, and a callback.
 
-``vinoreward`` has them as ``VecLearnedReward`` and ``VecEncodedObservation``.
+This module imports SB3. ``vinoreward`` has the wrappers as ``VecLearnedReward`` and
+``VecEncodedObservation``, and the callback ``ClaimedVsTrue``.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError, needed_for
-from vinoreward.rewards.success import Scores
+from vinoreward.rewards.success import Scores, Truth, claim_of
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold, strict_monitor
-from vinoreward.wrappers.render_once import LastPictures, own_last
+from vinoreward.wrappers.render_once import PICTURE, LastPictures, PictureInInfo, own_last
 from vinoreward.wrappers.sources import Form, ImageSource, Inside, PictureSource, takes_render
 from vinoreward.wrappers.views import ViewSource
 
 with needed_for("vinoreward.wrappers.sb3", "train"):
+    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 
-__all__ = ["EncodedObservation", "LearnedReward"]
+__all__ = ["ClaimedVsTrue", "EncodedObservation", "LearnedReward"]
 
 
 class SB3Form(Form[VecEnv], VecEnvWrapper):
@@ -34,6 +36,8 @@ class SB3Form(Form[VecEnv], VecEnvWrapper):
 
     _single: ClassVar[str]
     """Name of the wrapper for one environment, which can render."""
+    _takes_rendered: ClassVar[bool] = False
+    """Whether pictures that the environments rendered themselves can be read from ``infos``."""
 
     def _inside(self, env: VecEnv) -> Inside:
         known = env.has_attr("picture_scene")
@@ -41,13 +45,14 @@ class SB3Form(Form[VecEnv], VecEnvWrapper):
         return Inside(env.observation_space, env.render_mode, scene, env.num_envs)
 
     def _enclose(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
-        if takes_render(source):
+        if takes_render(source) and not (self._takes_rendered and _rendered_in_time(env)):
+            rendered = "vinoreward.PictureInInfo or " if self._takes_rendered else ""
             raise ConfigError(
                 "image_source is 'render' in a VecEnv, which resets an environment before it can "
                 "be rendered, so that the frame shows the next episode. Expected the picture in "
                 "the observation (image_source='obs' or 'obs:<key>'), or "
-                f"vinoreward.{self._single} around each environment before it is vectorised "
-                "(make_vec_env's wrapper_class)."
+                f"{rendered}vinoreward.{self._single} around each environment before it is "
+                "vectorised (make_vec_env's wrapper_class)."
             )
         VecEnvWrapper.__init__(self, env)
         self._last: LastPictures | None = None
@@ -82,6 +87,22 @@ class SB3Form(Form[VecEnv], VecEnvWrapper):
         if self._last is not None:
             self._last.check(source, last, observations)
         return last
+
+
+def _rendered_in_time(env: VecEnv) -> bool:
+    """Return whether each environment renders before it is reset."""
+    return all(env.env_is_wrapped(PictureInInfo))
+
+
+class _Rendered:
+    """Stands for a vector environment whose environments have put their pictures into infos."""
+
+    def __init__(self, infos: Sequence[Mapping[str, Any]]) -> None:
+        self._infos = infos
+
+    def render(self) -> list[Any]:
+        """Return each environment's picture, None where there is none."""
+        return [info.get(PICTURE) for info in self._infos]
 
 
 class EncodedObservation(EncodedObservationBase[VecEnv], SB3Form):
@@ -152,10 +173,10 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
     """:class:`~vinoreward.LearnedReward` for an SB3 ``VecEnv``, with one batched call per step.
 
     Where an episode ended, ``terminal_observation`` is scored: the observation that SB3 returns
-    there belongs to the next episode. ``image_source="render"`` is refused, because SB3 has reset
-    the environment before it can be rendered. An environment that returns the same array every time
-    overwrites ``terminal_observation``: a ``DummyVecEnv``'s is copied in time, elsewhere such an
-    environment is refused once that is seen.
+    there belongs to the next episode. SB3 has reset an environment before it can be rendered, so
+    ``image_source="render"`` needs :class:`~vinoreward.PictureInInfo` around each environment. An
+    environment that returns the same array every time overwrites ``terminal_observation``: a
+    ``DummyVecEnv``'s is copied in time, elsewhere such an environment is refused once that is seen.
 
     ``terminate_on_success``: a claimed success resets the sub-environment at once, as SB3 does at
     any end of an episode. So put this wrapper directly around a ``DummyVecEnv`` or
@@ -174,6 +195,7 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
 
     _default_source = "obs"
     _single = "LearnedReward"
+    _takes_rendered = True
 
     def _enclose(self, env: VecEnv, source: ImageSource, arguments: dict[str, Any]) -> None:
         if self._core.options.terminate_on_success:
@@ -201,7 +223,9 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
         self.reset_infos = list(self.venv.reset_infos)
         last = self._finals(self._source, dones, observations, infos)
         everyone = np.ones(self.num_envs, np.bool_)
-        probability, odds, _ = self._score(self.venv, observations, everyone, ~everyone, last)
+        probability, odds, _ = self._score(
+            _Rendered(infos), observations, everyone, ~everyone, last
+        )
         truncated = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
         terminated = dones & ~np.array(truncated, np.bool_)
         guarded = self._guarded(observations, last)
@@ -250,7 +274,8 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
 
     def _begin(self, observations: Any, mask: NDArray[np.bool_]) -> None:
         """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
-        first = self._score(self.venv, observations, np.zeros_like(mask), mask)[2]
+        rendered = _Rendered(self.reset_infos)
+        first = self._score(rendered, observations, np.zeros_like(mask), mask)[2]
         self._core.begin(mask, first)
 
 
@@ -266,6 +291,90 @@ def _check_restarts(venv: VecEnv) -> None:
     for i, monitored in enumerate(venv.env_is_wrapped(Monitor)):
         if monitored and not venv.get_attr("allow_early_resets", indices=[i])[0]:
             raise strict_monitor()
+
+
+class ClaimedVsTrue(BaseCallback):
+    """Draw claimed and true success as two curves, wherever SB3 logs.
+
+    At the end of each training episode it reads both from the last step's ``info``, and logs
+    ``rollout/claimed_success`` and ``rollout/true_success``, from 0 to 1, over the last ``window``
+    episodes. Where the two part, the policy has found what fools the classifier. A curve is missing
+    where its side is not known: the claim without a learned reward, the truth where the environment
+    does not tell. The truth is only recorded, the policy never sees it.
+
+    Works with one environment and with many, on-policy and off-policy::
+
+        from stable_baselines3 import SAC
+        from vinoreward import ClaimedVsTrue
+
+        record = ClaimedVsTrue()
+        SAC("MlpPolicy", "PandaHover-v0", tensorboard_log="logs").learn(200, callback=record)
+        print(record.rates(), record.episodes[-1])
+
+    Args:
+        truth_key: key of the truth in ``info``; None finds the usual ones, see
+            :class:`~vinoreward.rewards.success.Truth`.
+        window: episodes behind a logged rate, at least 1.
+        verbose: 1 prints once where the truth is read from, or that it is not known.
+
+    Raises:
+        ConfigError: a window below 1; while training, a named key that is not there.
+    """
+
+    def __init__(self, truth_key: str | None = None, *, window: int = 50, verbose: int = 0) -> None:
+        super().__init__(verbose)
+        if window < 1:
+            raise ConfigError(f"window is {window}. Expected a number of episodes, at least 1.")
+        self.window = window
+        self.truth = Truth(truth_key)
+        """Reads the truth; its ``key`` is the one in use."""
+        self.episodes: list[Mapping[str, float | int | None]] = []
+        """One row per finished episode: ``step`` (of the training, at its end), ``reward`` (its
+        return) and ``length`` (None without a ``Monitor`` or a learned reward), ``claimed`` and
+        ``true`` (1, 0, or None where not known)."""
+        self._said = False
+
+    def rates(self) -> dict[str, float]:
+        """Return ``claimed`` and ``true`` over the last ``window`` episodes, where known."""
+        found: dict[str, float] = {}
+        for name in ("claimed", "true"):
+            recent = [row[name] for row in self.episodes[-self.window :]]
+            known = [value for value in recent if value is not None]
+            if known:
+                found[name] = float(np.mean(known))
+        return found
+
+    def say(self, text: str) -> None:
+        """Print where the truth is read from, if ``verbose``."""
+        if self.verbose:
+            print(text)
+
+    def _on_step(self) -> bool:
+        steps = zip(self.locals["infos"], self.locals["dones"], strict=True)
+        ended = [info for info, done in steps if done]
+        for info in ended:
+            self._note(info)
+        if ended:
+            for name, value in self.rates().items():
+                self.logger.record(f"rollout/{name}_success", value)
+        return True
+
+    def _note(self, info: Mapping[str, Any]) -> None:
+        claimed, true = claim_of(info), self.truth(info)
+        if not self._said and self.truth.key != "true_success":
+            self._said = True
+            read = f"true success is read from info[{self.truth.key!r}]"
+            self.say(self.truth.missing(info) if true is None else read)
+        recorded = info.get("episode", {})
+        self.episodes.append(
+            {
+                "step": self.num_timesteps,
+                "reward": round(float(recorded["r"]), 6) if "r" in recorded else None,
+                "length": int(recorded["l"]) if "l" in recorded else None,
+                "claimed": None if claimed is None else int(claimed),
+                "true": None if true is None else int(true),
+            }
+        )
 
 
 # As vinoreward names them.

@@ -173,7 +173,7 @@ class PictureSource:
 
     def stored(self, observation: Any) -> list[NDArray[Any]]:
         """Return the arrays that hold the pictures of one or more observations, if there are."""
-        part = self._part(observation)
+        part = None if self.renders else self._part(observation)
         return [part] if isinstance(part, np.ndarray) else []
 
     @functools.cached_property

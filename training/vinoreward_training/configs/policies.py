@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import tyro
+
+from vinoreward.rewards.success import RewardMode
 
 Scalar = bool | int | float | str
 
@@ -21,6 +24,7 @@ class TrainConfig:
         vinoreward train --resume --out runs/hover
         vinoreward train --env CartPole-v1 --algorithm DQN --out runs/cartpole
         vinoreward train --env my_package:MyEnv-v0 --wrap-bundle --bundle my-bundle --out runs/mine
+        vinoreward train --env PandaHoverRandom-v0 --num-envs 4 --out runs/four
         vinoreward train --config my.yaml --algorithm-kwargs gamma 0.95 batch_size 128
     """
 
@@ -45,6 +49,24 @@ class TrainConfig:
     """fp32, int8, or auto: INT8 if the bundle's gate passed."""
     wrap_bundle: bool = False
     """Wrap an environment that has no learned reward in LearnedReward with --bundle."""
+    image_source: tuple[str, ...] = ()
+    """What the classifier looks at, with --wrap-bundle: render, obs (the observation is the
+    picture) or obs:KEY (one of its entries); for a bundle of several cameras one for each. None:
+    those that the bundle names, else render."""
+    reward_mode: RewardMode = "sparse"
+    """What a step pays, with --wrap-bundle. sparse: --success-reward or --step-reward; potential:
+    that and a shaping that keeps the best policy. probability and log_odds pay the network's number
+    at every step, so a claimed success does not end the episode."""
+    hold: int = 1
+    """Steps in a row that must look like success before it is claimed. Above 1, an observation of
+    one row gets the number of such steps appended, with --wrap-bundle."""
+    num_envs: int = 1
+    """Environments that are stepped together, with one classification of all their pictures per
+    step. --timesteps counts the steps of all; off-policy algorithms make as many gradient steps per
+    environment step as with one, unless --algorithm-kwargs gradient_steps says otherwise."""
+    vec_env: Literal["subproc", "dummy"] = "subproc"
+    """With --num-envs: subproc, one process per environment, for slow ones; or dummy, all in this
+    process, for those that take less than a millisecond per step."""
     success_reward: float = 1.0
     """Reward of a claimed success, with --wrap-bundle."""
     step_reward: float = 0.0

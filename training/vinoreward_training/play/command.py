@@ -29,7 +29,7 @@ from vinoreward_training.actors import settings as actors_settings
 from vinoreward_training.actors.build import evaluation_options
 from vinoreward_training.configs import ActorsConfig, PlayConfig
 from vinoreward_training.play.film import Filmer, check_film_path, save_film
-from vinoreward_training.policy.checkpoint import OF_ENV, load_policy, read_description
+from vinoreward_training.policy.checkpoint import OF_ENV, discount, load_policy, read_description
 from vinoreward_training.policy.evaluate import Evaluation, Moment, Policy, evaluate, rate_row
 from vinoreward_training.runs.next_command import after_play
 from vinoreward_training.runs.report import Section, write_report
@@ -188,6 +188,7 @@ def _make(config: PlayConfig, description: dict[str, Any], render_mode: str | No
     for name in ("backend", "bundle", "encoder", "accept_foreign_pictures"):
         settings[name] = getattr(config, name) or settings.get(name)
     settings["truth_key"], settings["truth"] = _truth(config, description)
+    settings["gamma"] = discount(description["algorithm_kwargs"])
     env = description["env"] if config.env is None else config.env
     options = description["env_kwargs"] if env == description["env"] else {}
     return make_env(env, {**options, **config.env_kwargs}, render_mode=render_mode, **settings)

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback
 from tqdm import tqdm
 
 from vinoreward.errors import RunFolderError
 from vinoreward.files import read_json, write_json
-from vinoreward.rewards.success import claim_of
 from vinoreward.saved_state import shown
+from vinoreward.wrappers.sb3 import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint
 from vinoreward_training.policy.evaluate import Evaluation, evaluate
@@ -29,8 +27,6 @@ from vinoreward_training.runs.report import (
 )
 from vinoreward_training.tasks.environments import truth_reader
 
-RECENT = 50
-"""Episodes behind the rates of the progress bar and of TensorBoard."""
 EVAL_SEED = 10_000
 """First seed of evaluations, far from those of training."""
 CLOCK = "clock.json"
@@ -58,7 +54,7 @@ class Solved(Exception):
     """Ends a training whose task is solved."""
 
 
-class RunCallback(BaseCallback):
+class RunCallback(ClaimedVsTrue):
     """Writes the run folder while an SB3 model learns; ``start`` is the steps before a resume.
 
     ``check_interrupt`` comes from :func:`~vinoreward.processes.interrupt_between`.
@@ -73,9 +69,8 @@ class RunCallback(BaseCallback):
         check_interrupt: Callable[[Callable[[], None]], None],
         start: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(config.truth_key)
         self.folder = folder
-        self.episodes: list[Row] = []
         self.episodes += read_table(folder / "episodes.csv", EPISODE_COLUMNS, until=start)
         self.evaluations: list[Row] = []
         self.evaluations += read_table(folder / "evaluations.csv", EVALUATION_COLUMNS, until=start)
@@ -89,8 +84,7 @@ class RunCallback(BaseCallback):
         self._next_evaluation = _next_multiple(start, config.eval_every)
         self._next_checkpoint = _next_multiple(start, config.checkpoint_every)
         self._last_checkpoint: int | None = start if start else None
-        self._truth = truth_reader(config.truth_key, config.truth)
-        self._key_reported = False
+        self.truth = truth_reader(config.truth_key, config.truth)
         self._bar = tqdm(
             total=config.timesteps, initial=start, unit="step", disable=not config.progress,
             desc="train",
@@ -108,35 +102,16 @@ class RunCallback(BaseCallback):
     def _on_step(self) -> bool:
         """Note finished episodes; stopping here would lose the step, which SB3 stores later."""
         self._bar.update(self.training_env.num_envs)
-        for info, done in zip(self.locals["infos"], self.locals["dones"], strict=True):
-            if done:
-                self._note_episode(info)
+        before = len(self.episodes)
+        super()._on_step()
+        if len(self.episodes) > before:
+            rates = {name: f"{value:.0%}" for name, value in self.rates().items()}
+            self._bar.set_postfix(rates, refresh=False)
         return True
 
-    def _note_episode(self, info: dict[str, Any]) -> None:
-        monitor = info["episode"]
-        claimed, true = claim_of(info), self._truth(info)
-        if not self._key_reported and self._truth.key != "true_success":
-            self._key_reported = True
-            read = f"true success is read from info[{self._truth.key!r}]"
-            tqdm.write(self._truth.missing(info) if true is None else read)
-        self.episodes.append(
-            {
-                "step": self.num_timesteps,
-                "reward": round(float(monitor["r"]), 6),
-                "length": int(monitor["l"]),
-                "claimed": None if claimed is None else int(claimed),
-                "true": None if true is None else int(true),
-            }
-        )
-        rates = {}
-        for name in ("claimed", "true"):
-            recent = (row[name] for row in self.episodes[-RECENT:])
-            values = [value for value in recent if value is not None]
-            if values:
-                rates[name] = f"{np.mean(values):.0%}"
-                self.logger.record(f"rollout/{name}_success", float(np.mean(values)))
-        self._bar.set_postfix(rates, refresh=False)
+    def say(self, text: str) -> None:
+        """Print above the progress bar."""
+        tqdm.write(text)
 
     def _on_rollout_start(self) -> None:
         """Evaluate, write a checkpoint or stop when due; every transition is in the buffer now."""
@@ -179,7 +154,7 @@ class RunCallback(BaseCallback):
         return result
 
     def _evaluated(self, episodes: int, seed: int) -> Evaluation:
-        return evaluate(self.model, self._evaluation_env, episodes, seed, truth=self._truth)
+        return evaluate(self.model, self._evaluation_env, episodes, seed, truth=self.truth)
 
     def reaches_goal(self, result: Evaluation) -> bool:
         """Return whether the true success is high enough to stop."""

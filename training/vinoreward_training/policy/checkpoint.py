@@ -7,6 +7,7 @@ file, see :mod:`vinoreward.saved_state`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -27,12 +28,14 @@ from vinoreward_training.runs.settings import typed
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
+    from stable_baselines3.common.vec_env import VecEnv
 
 ALGORITHMS = ("SAC", "TD3", "DDPG", "DQN", "PPO", "A2C")
 OFF_POLICY = ("SAC", "TD3", "DDPG", "DQN")
 OF_ENV = (
     "backend", "bundle", "precision", "wrap_bundle", "encoder", "encoder_sha256", "frame_stack",
     "accept_foreign_pictures", "success_reward", "step_reward", "truth", "truth_key",
+    "image_source", "reward_mode", "hold",
 )  # fmt: skip
 """Settings that ``make_env`` takes by the same name, and a policy's description records."""
 _DESCRIBED = (
@@ -59,7 +62,7 @@ def algorithm_class(name: str) -> type[BaseAlgorithm]:
 
 def build_model(
     algorithm: str,
-    env: gym.Env[Any, Any],
+    env: gym.Env[Any, Any] | VecEnv,
     arguments: Mapping[str, Any],
     *,
     seed: int,
@@ -70,7 +73,9 @@ def build_model(
 
     ``arguments`` are the algorithm's, as YAML holds them; ``policy`` may name SB3's policy and
     ``action_noise`` may be a standard deviation. ``replay_size`` is the replay capacity unless
-    ``buffer_size`` is given: SB3's default of a million transitions is slow to allocate.
+    ``buffer_size`` is given: SB3's default of a million transitions is slow to allocate. With N
+    environments off-policy algorithms make N gradient steps where they would make one, unless
+    ``gradient_steps`` is given.
     """
     kind: Any = algorithm_class(algorithm)
     # A deep copy: SB3 writes into policy_kwargs.
@@ -87,6 +92,8 @@ def build_model(
     _check_simple(kind, algorithm, given)
     if algorithm in OFF_POLICY and replay_size is not None:
         given.setdefault("buffer_size", replay_size)
+    if algorithm in OFF_POLICY and (together := getattr(env, "num_envs", 1)) > 1:
+        given.setdefault("gradient_steps", together)
     try:
         model: BaseAlgorithm = kind(policy, env, seed=seed, device=device, **given)
         return model
@@ -122,6 +129,12 @@ def policy_for(space: gym.Space[Any]) -> str:
     if isinstance(space, gym.spaces.Dict):
         return "MultiInputPolicy"
     return "CnnPolicy" if space.shape is not None and len(space.shape) == 3 else "MlpPolicy"
+
+
+def discount(algorithm_kwargs: Mapping[str, Any]) -> float:
+    """Return the learner's discount; SB3's default is the same for all of :data:`ALGORITHMS`."""
+    gamma = algorithm_kwargs.get("gamma")
+    return float(gamma) if isinstance(gamma, int | float) else 0.99
 
 
 def save_checkpoint(path: Path, model: BaseAlgorithm, *, replay: bool = True) -> None:
@@ -221,13 +234,21 @@ def _restore_replay(model: BaseAlgorithm, arrays: Mapping[str, Any]) -> None:
     buffer.full = count == buffer.buffer_size
 
 
-def _generators(model: BaseAlgorithm) -> dict[str, np.random.Generator]:
-    generators = {"action_space": model.action_space.np_random}
+def _generators(model: BaseAlgorithm) -> dict[str, Any]:
+    """Return the states of the action space's generator and of each environment's, by name."""
+    return {
+        "action_space": model.action_space.np_random.bit_generator.state,
+        **{name: one.bit_generator.state for name, one in _of_environments(model).items()},
+    }
+
+
+def _of_environments(model: BaseAlgorithm) -> dict[str, np.random.Generator]:
+    """Return the environments' generators; those of other processes are copies, if they live."""
     env = model.get_env()
-    inner = getattr(env, "envs", [None])[0]
-    if inner is not None:
-        generators["env"] = inner.unwrapped.np_random
-    return generators
+    found: list[Any] = []
+    with contextlib.suppress(EOFError, OSError):
+        found = [] if env is None else env.get_attr("np_random")
+    return {"env" if i == 0 else f"env{i}": generator for i, generator in enumerate(found)}
 
 
 def _rng_state(model: BaseAlgorithm) -> dict[str, Any]:
@@ -237,7 +258,7 @@ def _rng_state(model: BaseAlgorithm) -> dict[str, Any]:
     return {
         "numpy": numpy_state,
         "python": [version, list(internal), following],
-        "generators": {k: g.bit_generator.state for k, g in _generators(model).items()},
+        "generators": _generators(model),
     }
 
 
@@ -250,10 +271,14 @@ def _restore_rng(model: BaseAlgorithm, state: Mapping[str, Any]) -> None:
     env = model.get_env()
     if env is not None:
         # Building the model requested a seeded reset, which would repeat the first episodes.
-        env._reset_seeds()
-    for key, generator in _generators(model).items():
-        if key in state["generators"]:
-            generator.bit_generator.state = state["generators"][key]
+        env.unwrapped._reset_seeds()
+    states = state["generators"]
+    if "action_space" in states:
+        model.action_space.np_random.bit_generator.state = states["action_space"]
+    for i, (key, generator) in enumerate(_of_environments(model).items()):
+        if env is not None and key in states:
+            generator.bit_generator.state = states[key]
+            env.set_attr("np_random", generator, indices=[i])
 
 
 def save_policy(folder: Path, model: BaseAlgorithm, description: Mapping[str, Any]) -> None:

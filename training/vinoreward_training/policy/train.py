@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, UnknownDeviceError, needed_for
+from vinoreward.errors import ConfigError, UnknownDeviceError, VinorewardError, needed_for
 from vinoreward.files import read_json, write_json
 from vinoreward.processes import interrupt_between
 from vinoreward_training.classifier.evaluation import refuse_useless
@@ -19,6 +19,7 @@ from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import (
     OF_ENV,
     build_model,
+    discount,
     policy_for,
     read_description,
     restore_checkpoint,
@@ -32,8 +33,10 @@ from vinoreward_training.runs.settings import PRESETS, Settings, read_yaml, type
 from vinoreward_training.tasks.environments import (
     check_bundle_used,
     dependencies_named,
+    has_own_reward,
     load_encoder,
     make_env,
+    make_envs,
     naming,
     network_sha256,
 )
@@ -49,6 +52,7 @@ _RATES = ("claimed", "true")
 _SUMMARISED = ("steps", "solved_at", "seconds", "evaluation_seconds")
 _POSITIVE = (
     "timesteps", "eval_every", "eval_episodes", "final_episodes", "checkpoint_every", "frame_stack",
+    "num_envs", "hold",
 )  # fmt: skip
 
 
@@ -79,7 +83,7 @@ def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
 SETTINGS: Settings[TrainConfig] = Settings(
     TrainConfig,
     limits={**dict.fromkeys(_POSITIVE, (1, math.inf)), "threads": (1, 1000)},
-    fixed=("env", "algorithm", "seed", "frame_stack"),
+    fixed=("env", "algorithm", "seed", "frame_stack", "num_envs", "hold"),
     preset=_preset,
     check=_checked,
 )
@@ -115,6 +119,7 @@ def train(config: TrainConfig) -> TrainResult:
         encoder = load_encoder(config.encoder, config.encoder_sha256)
         config = dataclasses.replace(config, encoder_sha256=network_sha256(encoder))
     check_bundle_used(config.env, config.bundle, wrap_bundle=config.wrap_bundle)
+    _check_reward_used(config)
     if config.bundle is not None and config.backend != "oracle":
         metrics = Bundle.load(config.bundle).spec.metrics
         refuse_useless(config.bundle, metrics, force=config.force)
@@ -132,13 +137,36 @@ def train(config: TrainConfig) -> TrainResult:
             return _train(config, folder)
 
 
+def _check_reward_used(config: TrainConfig) -> None:
+    """Refuse options of the learned reward that would be ignored."""
+    own = has_own_reward(config.env)
+    if config.wrap_bundle and not own:
+        return
+    for name in ("image_source", "reward_mode", "hold"):
+        value = getattr(config, name)
+        if value != getattr(TrainConfig, name) and not (own and name == "hold"):
+            option = f"--{name.replace('_', '-')}"
+            value = " ".join(value) if isinstance(value, tuple) else value
+            what = "pays its own reward and looks at its own pictures" if own else "has none"
+            cure = "leave it out" if own else "add --wrap-bundle and --bundle, or leave it out"
+            raise ConfigError(
+                f"found {option} {value}, an option of a learned reward, but {config.env} {what}. "
+                f"Expected a reward that --wrap-bundle puts around the environment; {cure}."
+            )
+
+
 def _train(config: TrainConfig, folder: Path) -> TrainResult:
     from stable_baselines3.common.logger import configure
 
     from vinoreward_training.policy.callbacks import RunCallback, Solved
 
     total = config.timesteps or 0
-    env, evaluation_env = _make(config), _make(config)
+    evaluation_env = _make(config)
+    try:
+        env = _make_all(config) if config.num_envs > 1 else _make(config)
+    except VinorewardError:
+        evaluation_env.close()
+        raise
     callback: RunCallback | None = None
     closing = contextlib.ExitStack()
     try:
@@ -175,16 +203,27 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
         if callback is not None:
             callback.close()
         closing.close()
-        env.close()
+        with contextlib.suppress(EOFError, OSError):  # processes that a stop has ended
+            env.close()
         evaluation_env.close()
     _write_summary(config, callback, result)
     return result
 
 
 def _make(config: TrainConfig) -> Any:
-    return make_env(
-        config.env, config.env_kwargs, **{name: getattr(config, name) for name in OF_ENV}
+    return make_env(config.env, config.env_kwargs, **_of_env(config))
+
+
+def _make_all(config: TrainConfig) -> Any:
+    processes = config.vec_env == "subproc"
+    return make_envs(
+        config.num_envs, config.env, config.env_kwargs, processes=processes, **_of_env(config)
     )
+
+
+def _of_env(config: TrainConfig) -> dict[str, Any]:
+    named = {name: getattr(config, name) for name in OF_ENV}
+    return {**named, "gamma": discount(config.algorithm_kwargs)}
 
 
 def _say_policy(config: TrainConfig, env: gym.Env[Any, Any]) -> None:

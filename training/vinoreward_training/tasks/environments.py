@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
+import multiprocessing
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
 import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError
-from vinoreward.rewards.success import Truth
+from vinoreward.processes import starting_processes
+from vinoreward.rewards.success import RewardMode, Truth
+from vinoreward.saved_state import shown
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.learned_reward import LearnedReward
-from vinoreward.wrappers.sources import default_source
+from vinoreward.wrappers.render_once import PictureInInfo
+from vinoreward.wrappers.sources import ImageSource, default_source, located, takes_render
 from vinoreward.wrappers.true_success import TrueSuccess
-from vinoreward_envs.panda_hover import PandaHoverEnv
+from vinoreward.wrappers.views import sources_of
+from vinoreward_envs.constants import REWARD_STEP, REWARD_SUCCESS
+from vinoreward_envs.panda_hover import DEFAULT_BUNDLE, ORACLE, UNJUDGED, PandaHoverEnv
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv
 
 OURS = ("vinoreward", "vinoreward_envs", "vinoreward_training")
+STOP_SECONDS = 30
+"""After a SIGTERM an environment's process waits so long for its training to end."""
+_OF_JUDGE = (
+    "backend", "bundle", "precision", "device", "threads", "success_threshold",
+    "success_hold_steps", "accept_foreign_pictures",
+)  # fmt: skip
+"""Arguments of our environments that ``LearnedReward`` takes by the same name."""
 _ID = re.compile(r"[\w:./-]+")
 
 
@@ -238,6 +256,11 @@ def make_env(
     step_reward: float = 0.0,
     truth: str | None = None,
     truth_key: str | None = None,
+    image_source: ImageSource | None = None,
+    reward_mode: RewardMode = "sparse",
+    hold: int = 1,
+    gamma: float = 0.99,
+    judged: bool = True,
 ) -> gym.Env[Any, Any]:
     """Make one environment.
 
@@ -254,11 +277,17 @@ def make_env(
             ``backend`` (OpenVINO if that is the oracle) with ``precision``.
         encoder_sha256: hash that the encoder's network must have; see :func:`network_sha256`.
         frame_stack: latents of so many steps; with an encoder only.
-        accept_foreign_pictures: as ``LearnedReward``'s, like the two rewards.
+        accept_foreign_pictures: as ``LearnedReward``'s, like all of the following but the last.
         success_reward: see there.
         step_reward: see there.
         truth: a function of the environment, see :class:`~vinoreward.TrueSuccess`.
         truth_key: key of the truth in ``info``, for the oracle; None: found automatically.
+        image_source: see there; a sequence of one is that one, an empty one is None.
+        reward_mode: see there. In the modes that pay the network's number, claims end no episode.
+        hold: ``success_hold_steps``. Above 1 an observation of one row gets the count appended,
+            if the environment is wrapped.
+        gamma: the learner's discount, for ``reward_mode="potential"``.
+        judged: False leaves learned reward and encoder to :func:`make_envs`.
     """
     read = truth_reader(truth_key, truth)
     if frame_stack != 1 and encoder is None:
@@ -267,6 +296,18 @@ def make_env(
             "own observation is used; add --encoder, or leave --frame-stack out."
         )
     arguments = {key: _tupled(value) for key, value in (env_kwargs or {}).items()}
+    options: dict[str, Any] = {
+        "backend": backend,
+        "precision": precision,
+        "encoder": encoder,
+        "accept_foreign_pictures": accept_foreign_pictures,
+        "success_reward": success_reward,
+        "step_reward": step_reward,
+        "image_source": _unpacked(image_source),
+        "reward_mode": reward_mode,
+        "hold": hold,
+        "gamma": gamma,
+    }
 
     def told(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         return env if truth is None else TrueSuccess(env, truth)
@@ -274,11 +315,9 @@ def make_env(
     def made(mode: str | None) -> gym.Env[Any, Any]:
         given = arguments if mode is None else {**arguments, "render_mode": mode}
         if has_own_reward(env_id):
-            own: dict[str, Any] = {} if bundle is None else {"bundle": bundle}
-            if accept_foreign_pictures:
-                own["accept_foreign_pictures"] = True
-            own |= {"backend": backend, "precision": precision}
-            return told(_made(env_id, {**own, **given}))
+            own = _own_arguments(given, bundle=bundle, **options)
+            whole = judged or own["backend"] == ORACLE
+            return told(_made(env_id, own) if whole else unjudged(own))
         if not wrap_bundle:
             return told(_made(env_id, given))
         if backend == "oracle":
@@ -289,17 +328,25 @@ def make_env(
                 f"{env_id} has no learned reward of its own and no bundle was named. Expected the "
                 "name or folder of a bundle to wrap it with; add --bundle."
             )
-        return LearnedReward(
-            told(_made(env_id, {"render_mode": "rgb_array", **given})),
-            Path(bundle) if Path(bundle).exists() else bundle,
-            backend=backend,
-            precision=precision,
-            success_reward=success_reward,
-            step_reward=step_reward,
-            accept_foreign_pictures=accept_foreign_pictures,
-        )
+        env = told(_made(env_id, {"render_mode": "rgb_array", **given}))
+        if not judged:
+            renders = image_source is not None and takes_render(image_source)
+            return PictureInInfo(env) if renders else env
+        try:
+            arguments_of_reward = _reward_arguments(env.observation_space, **options)
+            return LearnedReward(env, _found(bundle), **arguments_of_reward)
+        except VinorewardError:
+            env.close()
+            raise
 
-    if encoder is None:
+    def unjudged(own: Mapping[str, Any]) -> gym.Env[Any, Any]:
+        scene = {name: value for name, value in own.items() if name not in _OF_JUDGE}
+        scene["bundle"] = own.get("bundle")  # says how the pictures are drawn
+        env = _made(env_id, {**scene, "backend": UNJUDGED, "render_mode": "rgb_array"})
+        rendered = default_source(env.observation_space, "rgb_array") == "render"
+        return PictureInInfo(env) if rendered else env
+
+    if encoder is None or not judged:
         return made(render_mode)
     loaded = load_encoder(encoder, encoder_sha256)
     env = made(render_mode)
@@ -310,16 +357,180 @@ def make_env(
             # Its observation is no picture, so it has to render one.
             env.close()
             env = made("rgb_array")
-        return EncodedObservation(
-            env,
-            loaded,
-            backend="openvino" if backend == "oracle" else backend,
-            precision=precision,
-            frame_stack=frame_stack,
-        )
+        encoding = _encoder_arguments(backend=backend, precision=precision, frame_stack=frame_stack)
+        return EncodedObservation(env, loaded, **encoding)
     except VinorewardError:
         env.close()
         raise
+
+
+def make_envs(
+    count: int,
+    env_id: str,
+    env_kwargs: Mapping[str, Any] | None = None,
+    *,
+    processes: bool = True,
+    **options: Any,
+) -> VecEnv:
+    """Make many environments whose pictures are classified, and encoded, in one call per step.
+
+    Args:
+        count: of environments.
+        env_id: as :func:`make_env`, like all others but:
+        env_kwargs: see there.
+        processes: step each environment in a process of its own.
+        options: see there.
+
+    Raises:
+        ConfigError: the environment cannot be made several times, or would have to be rendered for
+            the encoder.
+    """
+    from vinoreward.wrappers.sb3 import VecEncodedObservation, VecLearnedReward
+
+    encoder = options.get("encoder")
+    loaded = None if encoder is None else load_encoder(encoder, options.get("encoder_sha256"))
+    wrapped = options.get("wrap_bundle") and not has_own_reward(env_id)
+    if wrapped and options.get("backend") != ORACLE and options.get("bundle") is not None:
+        judge_bundle = located(_found(options["bundle"]))
+        given = _unpacked(options.get("image_source"))
+        options["image_source"] = sources_of(given, judge_bundle, "render")
+    env = _together(count, env_id, env_kwargs or {}, processes, options)
+    try:
+        if options.get("backend") == ORACLE:
+            pass
+        elif has_own_reward(env_id):
+            own = _own_arguments(env_kwargs or {}, **options)
+            judge = {name: own[name] for name in _OF_JUDGE if name in own}
+            bundle = judge.pop("bundle", DEFAULT_BUNDLE)
+            judge["image_source"] = default_source(env.observation_space, "rgb_array")
+            # The environment pays for the move, also for the one that succeeds.
+            judge |= {"success_reward": REWARD_SUCCESS - REWARD_STEP, "env_reward_weight": 1.0}
+            env = VecLearnedReward(env, _found(bundle), **judge)
+        elif wrapped:
+            arguments = _reward_arguments(env.observation_space, **options)
+            env = VecLearnedReward(env, judge_bundle, **arguments)
+        if loaded is not None:
+            if default_source(env.observation_space, "rgb_array") == "render":
+                raise ConfigError(
+                    f"found {count} environments {env_id}, whose pictures are rendered, and the "
+                    f"encoder {encoder}. Expected pictures in the observation to encode them "
+                    "together; use --num-envs 1."
+                )
+            env = VecEncodedObservation(env, loaded, **_encoder_arguments(**options))
+    except VinorewardError:
+        env.close()
+        raise
+    return env
+
+
+def _together(
+    count: int, env_id: str, env_kwargs: Mapping[str, Any], processes: bool, options: dict[str, Any]
+) -> VecEnv:
+    """Make many environments without learned reward."""
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+    make = functools.partial(_one_of_many, env_id, dict(env_kwargs), processes, options)
+    before = set(multiprocessing.active_children())
+    cure = "use --num-envs 1"
+    if processes:
+        cure = f"try --vec-env dummy, which needs no other process, or {cure}"
+    try:
+        with starting_processes():
+            return (SubprocVecEnv if processes else DummyVecEnv)([make] * count)
+    except Exception as error:  # anything that the environment raises
+        for child in set(multiprocessing.active_children()) - before:
+            child.kill()
+        if isinstance(error, VinorewardError):
+            raise
+        raise ConfigError(
+            f"{count} environments {env_id} cannot be made"
+            f"{' in processes of their own' if processes else ''}: "
+            f"{shown(error) or type(error).__name__}. Expected one that can be made several times"
+            f"{', by what its package registers' if processes else ''}; {cure}."
+        ) from error
+
+
+def _one_of_many(
+    env_id: str, env_kwargs: dict[str, Any], own_process: bool, options: dict[str, Any]
+) -> gym.Env[Any, Any]:
+    from stable_baselines3.common.monitor import Monitor
+
+    if own_process:
+        # A stop often reaches all processes. The training's own needs this one for its checkpoint.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(STOP_SECONDS))
+    return Monitor(make_env(env_id, env_kwargs, **options, judged=False))
+
+
+def _own_arguments(
+    env_kwargs: Mapping[str, Any],
+    *,
+    backend: str = "openvino",
+    precision: str = "auto",
+    bundle: str | None = None,
+    accept_foreign_pictures: bool = False,
+    hold: int = 1,
+    **_: Any,
+) -> dict[str, Any]:
+    """Return the arguments of an environment that has a learned reward itself."""
+    own: dict[str, Any] = {} if bundle is None else {"bundle": bundle}
+    if accept_foreign_pictures:
+        own["accept_foreign_pictures"] = True
+    if hold != 1:
+        own["success_hold_steps"] = hold
+    given = {key: _tupled(value) for key, value in env_kwargs.items()}
+    return {**own, "backend": backend, "precision": precision, **given}
+
+
+def _reward_arguments(
+    space: gym.Space[Any],
+    *,
+    backend: str = "openvino",
+    precision: str = "auto",
+    encoder: str | None = None,
+    accept_foreign_pictures: bool = False,
+    success_reward: float = 1.0,
+    step_reward: float = 0.0,
+    image_source: ImageSource | None = None,
+    reward_mode: RewardMode = "sparse",
+    hold: int = 1,
+    gamma: float = 0.99,
+    **_: Any,
+) -> dict[str, Any]:
+    """Return the arguments of ``LearnedReward``, or of its form for many environments."""
+    row = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+    return {
+        "backend": backend,
+        "precision": precision,
+        "accept_foreign_pictures": accept_foreign_pictures,
+        "success_reward": success_reward,
+        "step_reward": step_reward,
+        "image_source": image_source,
+        "reward_mode": reward_mode,
+        "success_hold_steps": hold,
+        "hold_in_observation": hold > 1 and row and encoder is None,
+        # Else an agent that is paid for looking like success would stay just short of it.
+        "terminate_on_success": reward_mode in ("sparse", "potential"),
+        "gamma": gamma,
+    }
+
+
+def _encoder_arguments(
+    *, backend: str = "openvino", precision: str = "auto", frame_stack: int = 1, **_: Any
+) -> dict[str, Any]:
+    backend = "openvino" if backend == ORACLE else backend
+    return {"backend": backend, "precision": precision, "frame_stack": frame_stack}
+
+
+def _unpacked(image_source: ImageSource | None) -> ImageSource | None:
+    """Return None for no source and the only one of a sequence of one, as a command gives them."""
+    if isinstance(image_source, list | tuple):
+        return tuple(image_source) if len(image_source) > 1 else next(iter(image_source), None)
+    return image_source
+
+
+def _found(bundle: str) -> Path | str:
+    return Path(bundle) if Path(bundle).exists() else bundle
 
 
 def network_sha256(bundle: Bundle) -> str | None:

@@ -1,0 +1,351 @@
+"""Training with many environments at once: one classification per step, the same rewards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import toy_environments
+from stable_baselines3 import DQN
+from stable_baselines3.common.env_util import make_vec_env
+from train_runs import config
+
+from vinoreward import ClaimedVsTrue, VecLearnedReward
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.configs import PlayConfig, TrainConfig
+from vinoreward_training.play.command import play
+from vinoreward_training.policy.checkpoint import build_model, restore_checkpoint, save_checkpoint
+from vinoreward_training.policy.train import SETTINGS, train
+from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
+from vinoreward_training.tasks.environments import make_env, make_envs
+
+TOY = "toy_environments:ToyCorridor-v0"
+SMALL_DQN: dict[str, Any] = {
+    "learning_starts": 20,
+    "batch_size": 8,
+    "policy_kwargs": {"net_arch": [8]},
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return toy_environments.save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
+
+
+def toy_config(out: Path, bundle: Bundle, **changes: Any) -> TrainConfig:
+    settings: dict[str, Any] = {
+        "env": TOY,
+        "backend": "openvino",
+        "bundle": str(bundle.path),
+        "wrap_bundle": True,
+        "algorithm": "DQN",
+        "algorithm_kwargs": SMALL_DQN,
+        "num_envs": 3,
+        "vec_env": "dummy",
+        "stop_when_solved": None,
+    }
+    return config(out, **{**settings, **changes})
+
+
+def one_by_one(count: int, actions: Any, *arguments: Any, **options: Any) -> list[list[Any]]:
+    """The oracle: what each of ``count`` single environments pays and claims in a plain loop."""
+    found = []
+    for index in range(count):
+        with contextlib.closing(make_env(*arguments, **options)) as env:
+            env.reset(seed=7 + index)
+            steps = []
+            for action in actions[:, index]:
+                observation, reward, terminated, truncated, info = env.step(action)
+                over = terminated or truncated
+                steps.append((observation, reward, over, info["is_success"], info["reward_prob"]))
+                if over:
+                    env.reset()
+            found.append(steps)
+    return found
+
+
+def together(count: int, actions: Any, *arguments: Any, **options: Any) -> list[list[Any]]:
+    found: list[list[Any]] = [[] for _ in range(count)]
+    with contextlib.closing(make_envs(count, *arguments, **options)) as env:
+        env.seed(7)
+        env.reset()
+        for row in actions:
+            observations, rewards, dones, infos = env.step(row)
+            for i, info in enumerate(infos):
+                rows = observations
+                last = info["terminal_observation"] if dones[i] else row_of(rows, i)
+                claim = info["is_success"], info["reward_prob"]
+                found[i].append((last, rewards[i], dones[i], *claim))
+    return found
+
+
+def row_of(observations: Any, i: int) -> Any:
+    if isinstance(observations, dict):
+        return {key: values[i] for key, values in observations.items()}
+    return observations[i]
+
+
+def assert_equal(found: list[list[Any]], expected: list[list[Any]]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, two in zip(ours, theirs, strict=True):
+            np.testing.assert_equal(one[0], two[0])
+            assert one[1] == pytest.approx(two[1], rel=1e-5, abs=1e-5)
+            assert (bool(one[2]), one[3]) == (two[2], two[3])
+            assert one[4] == pytest.approx(two[4], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hold": 2, "step_reward": -0.5},
+        {"reward_mode": "potential", "gamma": 0.9},
+        {"reward_mode": "probability"},
+        {"image_source": "obs:image", "env_kwargs": {"observation": "dict"}},
+        pytest.param({"processes": True}, marks=pytest.mark.slow),
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_environments_in_one_batch_pay_what_single_ones_pay(
+    bundle: Bundle, options: dict[str, Any]
+) -> None:
+    given = {"bundle": str(bundle.path), "wrap_bundle": True, **options}
+    processes = given.pop("processes", False)
+    actions = (np.random.default_rng(3).random((30, 3)) < 0.65).astype(int)
+    expected = one_by_one(3, actions, TOY, **given)
+    found = together(3, actions, TOY, processes=processes, **given)
+    assert_equal(found, expected)
+    assert any(step[3] for steps in found for step in steps)
+    ends = options.get("reward_mode") != "probability"
+    assert any(step[3] and not step[2] for steps in found for step in steps) is not ends
+
+
+def test_a_step_of_all_environments_is_one_classification(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    score = Classifier.score
+    monkeypatch.setattr(
+        Classifier,
+        "score",
+        lambda self, pictures: (sizes.append(len(pictures)), score(self, pictures))[1],
+    )
+    env = make_envs(4, TOY, bundle=str(bundle.path), wrap_bundle=True, processes=False)
+    env.reset()
+    sizes.clear()
+    env.step(np.ones(4, int))
+    assert [size for size in sizes if size] == [4]
+    env.close()
+
+
+def test_hover_scenes_in_one_batch_pay_what_single_ones_pay() -> None:
+    actions = np.random.default_rng(0).uniform(-0.1, 0.1, (14, 2, 2)).astype(np.float32)
+    actions[:4] = (0.05, -0.09)  # towards the object at its fixed place
+    arguments: dict[str, Any] = {
+        "env_id": "PandaHover-v0",
+        "env_kwargs": {"success_threshold": 0.4},
+    }
+    expected = one_by_one(2, actions, **arguments)
+    found = together(2, actions, processes=False, **arguments)
+    assert_equal(found, expected)
+    paid = {round(float(step[1])) for steps in found for step in steps}
+    assert paid == {100, -1, -5}
+
+
+@pytest.mark.parametrize("algorithm", ["DQN", "PPO"])
+def test_training_in_many_environments_counts_all_steps_and_resumes(
+    tmp_path: Path, bundle: Bundle, algorithm: str
+) -> None:
+    kwargs = SMALL_DQN if algorithm == "DQN" else {"n_steps": 10, "batch_size": 10}
+    out = tmp_path / "run"
+    result = train(toy_config(out, bundle, algorithm=algorithm, algorithm_kwargs=kwargs))
+    assert result.steps == 120
+    rows = read_table(out / "episodes.csv", EPISODE_COLUMNS)
+    assert all(row["claimed"] is not None and row["true"] is not None for row in rows)
+    # A step of three environments at a time: no episode ends between.
+    assert all(row["step"] % 3 == 0 for row in rows if row["step"] is not None)
+    assert 120 - 3 * 6 <= sum(int(row["length"] or 0) for row in rows) <= 120
+    more = train(SETTINGS.of(out=out, resume=True, timesteps=180, progress=False))
+    assert more.steps == 180
+    assert read_table(out / "episodes.csv", EPISODE_COLUMNS)[: len(rows)] == rows
+    with pytest.raises(ConfigError, match="num_envs"):
+        train(SETTINGS.of(out=out, resume=True, num_envs=2))
+    played = play(PlayConfig(run=out, env=TOY, episodes=3, film=0, progress=False))
+    assert played.evaluation.claimed is not None and played.evaluation.true is not None
+
+
+@pytest.mark.slow
+def test_a_checkpoint_restores_the_generators_of_all_environments(
+    tmp_path: Path, bundle: Bundle
+) -> None:
+    def learned(env: Any, steps: int, seed: int) -> Any:
+        model = build_model("DQN", env, SMALL_DQN, seed=seed, replay_size=100)
+        return model.learn(steps)
+
+    given: dict[str, Any] = {"bundle": str(bundle.path), "wrap_bundle": True}
+    with (
+        contextlib.closing(make_envs(2, TOY, processes=True, **given)) as elsewhere,
+        contextlib.closing(make_envs(2, TOY, processes=False, **given)) as here,
+    ):
+        save_checkpoint(tmp_path / "c.pt", learned(elsewhere, 30, 0))
+        two = learned(here, 16, 5)
+        restore_checkpoint(tmp_path / "c.pt", two)
+        assert (two.num_timesteps, two.replay_buffer.pos) == (30, 15)
+        np.testing.assert_array_equal(elsewhere.reset(), here.reset())
+
+
+def test_as_many_gradient_steps_as_with_one_environment(bundle: Bundle) -> None:
+    def updates(env: Any, **more: Any) -> int:
+        model = build_model("DQN", env, {**SMALL_DQN, **more}, seed=0, replay_size=100)
+        model.learn(120)
+        env.close()
+        return int(model._n_updates)  # type: ignore[attr-defined]
+
+    def many() -> Any:
+        return make_envs(3, TOY, bundle=str(bundle.path), wrap_bundle=True, processes=False)
+
+    single = updates(make_env(TOY, bundle=str(bundle.path), wrap_bundle=True))
+    assert updates(many()) == pytest.approx(single, abs=3)
+    assert updates(many(), gradient_steps=1) == pytest.approx(single / 3, abs=1)
+
+
+class OnlyOne(gym.Env[Any, Any]):
+    """Holds something that exists once, such as a robot's port."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    held = 0
+
+    def __init__(self) -> None:
+        if OnlyOne.held > 1:
+            raise OSError("the port is in use")
+        OnlyOne.held += 1
+
+
+@pytest.fixture
+def only_one() -> Iterator[str]:
+    gym.register("OnlyOne-v0", entry_point=OnlyOne)
+    yield "OnlyOne-v0"
+    gym.registry.pop("OnlyOne-v0")
+
+
+def test_an_environment_that_cannot_be_made_several_times_is_refused(
+    tmp_path: Path, only_one: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"3 environments OnlyOne-v0 .*port is in use.*--num-envs 1"
+    ):
+        train(config(tmp_path / "a", env=only_one, algorithm="DQN", num_envs=3, vec_env="dummy"))
+    # Other processes have not registered it.
+    OnlyOne.held = 0
+    with pytest.raises(ConfigError, match=r"processes of their own.*--vec-env dummy"):
+        train(config(tmp_path / "b", env=only_one, algorithm="DQN", num_envs=2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"image_source": ("obs:camera",), "env_kwargs": {"observation": "dict"}},
+            "image, position",
+        ),
+        ({"image_source": ("obs",)}, "uint8"),
+        ({"algorithm": "SAC"}, r"SAC cannot be set up.*Box.*Discrete"),
+        ({"algorithm_kwargs": {"policy": "CnnPolicy"}}, r"DQN cannot be set up.*image"),
+        # SB3's convolutions need 36 pixels.
+        ({"image_source": ("obs:image",), "env_kwargs": {"observation": "dict"}}, "set up.*Kernel"),
+        ({"hold": 0}, "hold"),
+        ({"num_envs": 0}, "num_envs"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_a_step(
+    tmp_path: Path, bundle: Bundle, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(toy_config(tmp_path / "run", bundle, **changes))
+    assert not (tmp_path / "run" / "episodes.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_source": ("obs",)}, r"--image-source obs.*CartPole-v1 has none.*--wrap-bundle"),
+        ({"reward_mode": "potential", "env": "PandaHover-v0"}, "--reward-mode potential.*its own"),
+        ({"hold": 2}, r"--hold 2"),
+    ],
+)
+def test_options_of_a_reward_that_is_not_there_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(config(tmp_path / "run", **{"env": "CartPole-v1", "algorithm": "DQN", **changes}))
+
+
+class Goals(toy_environments.Corridor):
+    """Observations as goal-conditioned environments have them."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__("vector", render_mode)
+        vector = self.observation_space
+        self.observation_space = gym.spaces.Dict({"observation": vector, "desired_goal": vector})
+
+    def _observe(self) -> Any:
+        goal = np.array([toy_environments.LAST_CELL, 0], np.float32)
+        return {"observation": super()._observe(), "desired_goal": goal}
+
+
+@pytest.fixture
+def goals() -> Iterator[str]:
+    gym.register("Goals-v0", entry_point=Goals)
+    yield "Goals-v0"
+    gym.registry.pop("Goals-v0")
+
+
+def test_dictionaries_of_observations_train_with_many_environments(
+    tmp_path: Path, bundle: Bundle, goals: str
+) -> None:
+    out = tmp_path / "run"
+    assert train(toy_config(out, bundle, env=goals, timesteps=60)).steps == 60
+    assert SETTINGS.of(out=out, resume=True).num_envs == 3
+    more = train(SETTINGS.of(out=out, resume=True, timesteps=96, progress=False))
+    assert more.steps == 96
+    assert play(PlayConfig(run=out, episodes=2, film=1, progress=False)).film is not None
+
+
+def test_the_callback_records_claimed_and_true_success_in_any_training(bundle: Bundle) -> None:
+    envs = make_vec_env(lambda: toy_environments.Corridor("picture"), n_envs=2)
+    env = VecLearnedReward(envs, bundle, image_source="obs", terminate_on_success=False)
+    record = ClaimedVsTrue(window=5)
+    arguments: dict[str, Any] = {"policy_kwargs": {"net_arch": [8]}, "buffer_size": 100, "seed": 0}
+    model = DQN("MlpPolicy", env, learning_starts=1000, **arguments)
+    model.learn(200, callback=record)
+    rows = record.episodes
+    assert [row["step"] for row in rows] == sorted(int(row["step"] or 0) for row in rows)
+    recent = rows[-5:]
+    for name in ("claimed", "true"):
+        values = [row[name] for row in recent]
+        assert record.rates()[name] == np.mean([value for value in values if value is not None])
+    # The claim is made one cell before the truth, so the two are different in some episode.
+    assert any(row["claimed"] != row["true"] for row in rows)
+    assert all(row["reward"] is not None and row["length"] for row in rows)
+    env.close()
+    with pytest.raises(ConfigError, match="window is 0"):
+        ClaimedVsTrue(window=0)
+
+
+def test_the_callback_leaves_out_what_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    record = ClaimedVsTrue(verbose=1)
+    model = DQN("MlpPolicy", gym.make("CartPole-v1"), learning_starts=1000, buffer_size=100, seed=0)
+    model.learn(120, callback=record)
+    assert record.rates() == {}
+    assert {row["claimed"] for row in record.episodes} == {None}
+    assert "true success is not known" in capsys.readouterr().out
+    named = ClaimedVsTrue("at_goal")
+    with pytest.raises(ConfigError, match="without 'at_goal'"):
+        model.learn(120, callback=named)
