@@ -38,12 +38,14 @@ from vinoreward_training.classifier.bundle import golden_indices
 from vinoreward_training.classifier.evaluation import (
     Verdict,
     average_precision,
+    finer,
     judge,
     per_category,
     raised_threshold,
     rates,
     refuse_useless,
     roc_curve,
+    saved_by,
     still_falling,
 )
 from vinoreward_training.classifier.training import (
@@ -302,7 +304,13 @@ def test_raising_the_threshold_keeps_the_claims() -> None:
 
 
 def verdict_of(
-    hits: int, false: int, *, dead: int = 0, episodes: int = 400, falling: bool = True
+    hits: int,
+    false: int,
+    *,
+    dead: int = 0,
+    episodes: int = 400,
+    falling: bool = True,
+    **more: Any,
 ) -> Verdict:
     """Judge a classifier that claims ``hits`` of 100 successes and ``false`` of 400 failures."""
     labels = np.array([1] * 100 + [0] * 400)
@@ -311,7 +319,13 @@ def verdict_of(
     probabilities = np.where(np.arange(500) < 100, 0.9, 0.1)
     chosen = threshold_for_fpr(probabilities, labels, np.arange(500) % (episodes + 100), 0.02)
     return judge(
-        found, chosen, dead=500, dead_claimed=dead, rate_of_good_recall=0.25, falling=falling
+        found,
+        chosen,
+        dead=500,
+        dead_claimed=dead,
+        rate_of_good_recall=0.25,
+        falling=falling,
+        **more,
     )
 
 
@@ -327,6 +341,24 @@ def test_the_verdict_says_what_a_classifier_is_good_for() -> None:
     assert verdict_of(95, 30).level == "weak"  # more false claims than asked for
     few = verdict_of(95, 4, episodes=0)
     assert few.level == "weak" and "support a false-positive rate of 0.03" in str(few)
+
+
+def test_the_verdict_says_whether_a_network_sees_too_little_or_has_seen_too_few() -> None:
+    random = np.random.default_rng(0)
+    labels = np.arange(400) % 3 // 2
+    clear = np.where(labels == 1, 4.0, -4.0) + random.normal(size=400)
+    assert saved_by(np.stack([0 * clear, clear], 1), labels) > 0.9
+    assert saved_by(random.normal(size=(400, 2)), labels) < 0.1
+    assert saved_by(np.zeros((400, 2)), np.zeros(400, dtype=np.int64)) >= 0  # all alike
+    for network, words in [("resnet18", "--network squeezenet1_1"), ("squeezenet1_1", "closer")]:
+        advice = finer(network, 64, 96, resized=False)
+        blind = verdict_of(0, 0, falling=False, learnt=(0.05, 0.02), finer=advice)
+        assert "not learnt even its training frames: it saves 5%" in str(blind)
+        assert blind.advice[0].startswith("larger pictures: --image-size 128 192")
+        assert any(words in each for each in blind.advice)
+    heart = verdict_of(0, 0, falling=False, learnt=(0.9, 0.1), finer=advice)
+    assert "by heart: it saves 90%" in str(heart) and "--pretrained --freeze" in heart.advice[0]
+    assert verdict_of(95, 4, learnt=(0.1, 0.1), finer=advice) == Verdict("usable")
 
 
 @pytest.mark.parametrize("dead", [0, 40])
@@ -554,6 +586,7 @@ def test_a_classifier_of_nothing_is_useless_and_says_so(
     said = capsys.readouterr().out
     assert "verdict: useless" in said and "next:" not in said
     assert "more --epochs" in said  # of one epoch nobody knows
+    assert "not learnt even its training frames" in said and "--image-size 64 80" in said
     assert "foreign.safetensors carries no record" in said
     path = tmp_path / "run" / "bundle"
     assert "foreign.safetensors carries no record" in (path / "README.md").read_text()

@@ -32,6 +32,8 @@ from vinoreward_training.runs.report import Section, new_figure, publish, save_f
 
 GOLDEN_FRAMES = 8
 SHOWN_MISTAKES = 12
+SEEN_FRAMES = 400
+"""About as many training frames show whether the network has learnt them."""
 
 
 def golden_indices(log_odds: Floats, labels: Labels, threshold: float) -> Indices:
@@ -69,14 +71,16 @@ def make_bundle(
     """
     train, validation, test = parts
     held_out = np.concatenate([validation, test])
-    logits = np.zeros((len(dataset.labels), 2))  # of training frames never read
+    logits = np.zeros((len(dataset.labels), 2))  # of most training frames never read
     logits[held_out] = predict(inner, dataset.images[held_out])
+    seen = train[:: max(1, len(train) // SEEN_FRAMES)]
+    logits[seen] = predict(inner, dataset.images[seen])
     dead = (
         judged_dead(inner, dataset, validation, 1, config.seed),
         judged_dead(inner, dataset, test, 2, config.seed),
     )
     falling = still_falling([record["val_loss"] for record in history], config.epochs)
-    result = evaluate(config, dataset, logits, parts, dead, falling=falling)
+    result = evaluate(config, dataset, logits, parts, dead, falling=falling, seen=seen)
     decision, rates, dead_camera = result.decision, result.test, result.metrics["dead_camera"]
     height, width = dataset.images.shape[1:3]
     compared = spread(dataset.images, np.arange(len(dataset.images)), 64)

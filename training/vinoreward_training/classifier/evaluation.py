@@ -35,6 +35,8 @@ GOOD_RECALL = 0.8
 """A classifier that claims fewer of the successes is weak."""
 LEAST_RECALL = 0.05
 """One that claims fewer than this is useless: a learner would hardly ever see the reward."""
+NOT_LEARNT = 0.2
+"""A network that saves less of the cross-entropy of guessing on training frames sees too little."""
 DEAD_CLAIMED = 0.01
 """A classifier that claims more of the dead-camera frames is weak."""
 Dead = Mapping[str, npt.NDArray[np.float64]]
@@ -52,6 +54,25 @@ def log_loss(log_odds: Floats, labels: Labels) -> float:
     """Return the mean cross-entropy of labels (1 = success) under log-odds."""
     signs = np.where(labels == 1, 1.0, -1.0)
     return float(np.mean(np.logaddexp(0.0, -signs * log_odds)))
+
+
+def saved_by(logits: Floats, labels: Labels) -> float:
+    """Return the share of the cross-entropy of guessing that calibrated logits (N, 2) save."""
+    share = float(np.clip(np.mean(labels == 1), 1e-6, 1 - 1e-6))
+    guessing = -share * np.log(share) - (1 - share) * np.log(1 - share)
+    log_odds = (logits[:, 1] - logits[:, 0]) / temperature(logits, labels)
+    return float(max(0.0, 1 - log_loss(log_odds, labels) / guessing))
+
+
+def finer(network: str, height: int, width: int, *, resized: bool) -> tuple[str, ...]:
+    """Return what helps a network that sees too little of a small target, the best first."""
+    larger = f"larger pictures: --image-size {2 * height} {2 * width}"
+    larger += " (or the images' own size)" if resized else ", better captured at that size"
+    cells = "a target of a few pixels is lost in cells of 16 x 16 (SqueezeNet) or 32 x 32 (others)"
+    advice = [f"{larger}: {cells}", "a camera closer to the target, or pictures cut out around it"]
+    if not network.startswith("squeezenet"):
+        advice.append("--network squeezenet1_1, whose cells are finer")
+    return tuple(advice)
 
 
 def _cumulative(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
@@ -289,6 +310,8 @@ def judge(
     dead_claimed: int,
     rate_of_good_recall: float,
     falling: bool,
+    learnt: tuple[float, float] = (1.0, 1.0),
+    finer: Sequence[str] = (),
 ) -> Verdict:
     """Return the verdict on a classifier.
 
@@ -300,6 +323,8 @@ def judge(
         rate_of_good_recall: upper bound of the false-positive rate at a threshold that claims
             ``GOOD_RECALL`` of the validation successes.
         falling: whether the validation loss was still falling when training ended.
+        learnt: :func:`saved_by` it on (training, test) frames.
+        finer: advice for a network that has not learnt its training frames.
     """
     positives = test.true_positives + test.false_negatives
     negatives = test.false_positives + test.true_negatives
@@ -312,6 +337,19 @@ def judge(
     misses, blind = test.recall < GOOD_RECALL, dead_claimed > DEAD_CLAIMED * dead
     if falling and (misses or blind):
         advice.append("more --epochs: the validation loss was still falling")
+    if misses and learnt[0] < NOT_LEARNT:
+        reasons.append(
+            "it has not learnt even its training frames: it saves "
+            f"{learnt[0]:.0%} of the cross-entropy of guessing on them"
+        )
+        advice.extend(finer)
+    elif misses and learnt[1] < learnt[0] / 2:
+        reasons.append(
+            "it knows its training frames by heart: it saves "
+            f"{learnt[0]:.0%} of the cross-entropy of guessing on them, {learnt[1]:.0%} on test "
+            "frames"
+        )
+        advice.append("frames from more episodes, or --pretrained --freeze")
     if useless:
         advice.append("a look at the labels and at mistakes.png")
     if few:
@@ -377,12 +415,14 @@ def evaluate(
     dead: tuple[Dead, Dead],
     *,
     falling: bool,
+    seen: Labels | None = None,
 ) -> Evaluation:
     """Calibrate and choose the threshold on validation frames, then measure on test frames.
 
     ``logits`` are (N, 2), ``parts`` the indices of (train, validation, test). The dead-camera
     frames ``dead`` of (validation, test) are counted apart: among the failures they would dilute
-    the false-positive rate, as they are easy. They only raise the threshold.
+    the false-positive rate, as they are easy. They only raise the threshold. ``seen`` are indices
+    of training frames with logits, to tell what was learnt from what was seen.
     """
     _, validation, test = parts
     labels, test_labels = dataset.labels[validation], dataset.labels[test]
@@ -409,6 +449,10 @@ def evaluate(
     dead_labels = np.zeros(len(dead_claimed), dtype=np.int64)
     test_rates, dead_rates = rates(claimed, test_labels), rates(dead_claimed, dead_labels)
     good = np.quantile(successes, 1 - GOOD_RECALL, method="lower")
+    height, width = dataset.images.shape[1:3]
+    learnt = (1.0, 1.0)
+    if seen is not None:
+        learnt = (saved_by(logits[seen], dataset.labels[seen]), saved_by(logits[test], test_labels))
     verdict = judge(
         test_rates,
         chosen,
@@ -416,6 +460,8 @@ def evaluate(
         dead_claimed=dead_rates.false_positives,
         rate_of_good_recall=rates(probabilities >= good, labels).fpr_high,
         falling=falling,
+        learnt=learnt,
+        finer=finer(config.network, height, width, resized=dataset.resized),
     )
     return Evaluation(
         decision=Decision(threshold=value, temperature=heat, chosen_for=details),
