@@ -201,3 +201,27 @@ def test_recorded_corridors_in_other_processes(bundle: Bundle) -> None:
     inner = AsyncVectorEnv([recorded_corridor] * ENVS, context="spawn")
     env = VectorLearnedReward(inner, bundle, image_source="obs", **REWARDS)
     check_vector(env, lambda infos: infos)
+
+
+class Noting(gym.Wrapper[Any, Any, Any, Any]):
+    """Puts a key into every info."""
+
+    def step(self, action: Any) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {**info, "note": 7}
+
+
+def test_a_claimed_success_has_no_infos_of_another_sub_environment(bundle: Bundle) -> None:
+    makers = [
+        lambda: Noting(Corridor("picture", first_cells=(1,))),
+        lambda: Corridor("picture", first_cells=(3,)),
+    ]
+    parts = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = VectorLearnedReward(parts, bundle, image_source="obs")
+    env.reset(seed=SEED)
+    terminated, infos = np.zeros(2, bool), {}
+    while not terminated[1]:
+        _, _, terminated, _, infos = env.step(np.array([1, 1]))
+    env.close()
+    assert not terminated[0] and infos["_note"].tolist() == [True, False]
+    assert not infos["final_info"].get("_note", np.zeros(2, bool)).any()
