@@ -136,10 +136,14 @@ def test_a_blob_is_used_if_it_fits_and_ignored_if_not(name: str, batch: int) -> 
             backend.refresh(policy.replace(blob=each))
             assert not used()
             agrees(backend, policy)
-        # A blob of other weights would act with them, and nobody would know.
-        backend.refresh(other.replace(blob=blob))
-        assert not used()
-        agrees(backend, other)
+        # A blob of other weights or ranges would act with them, and nobody would know.
+        ranges = {
+            key: ActivationRange(each.low, 2 * each.high) for key, each in policy.ranges.items()
+        }
+        for acting in (other, policy.replace(ranges=ranges)):
+            backend.refresh(acting.replace(blob=blob))
+            assert not used()
+            agrees(backend, acting)
     if name == "openvino":
         with OpenVINOBackend(batch + 1) as pair:
             pair.refresh(policy.replace(blob=blob))
