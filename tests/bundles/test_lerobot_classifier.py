@@ -1,0 +1,109 @@
+"""LeRobot's reward classifiers, rebuilt: the same logits, and no code from elsewhere.
+
+The folders in tests/data/lerobot were written by LeRobot 0.4.4, with random weights: HIL-SERL's
+ResNet-10 with one camera, and Transformers' ResNet with two. ``logits.npy`` is what LeRobot's own
+classifier returned, after its normaliser, for the pictures below.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vinoreward.bundles.foreign_encoder import load_state
+from vinoreward.bundles.lerobot_classifier import (
+    PREPROCESSOR,
+    is_reward_classifier,
+    read_reward_classifier,
+)
+from vinoreward.errors import ModelRefusedError
+
+FOLDERS = Path(__file__).parents[1] / "data" / "lerobot"
+
+
+def pictures(cameras: int) -> np.ndarray:
+    """200 moments, (200, cameras * 128, 128, 3): the cameras' pictures below each other."""
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (200, cameras, 8, 8, 3), dtype=np.uint8)
+    large = blocks.repeat(16, 2).repeat(16, 3)
+    return large.reshape(200, cameras * 128, 128, 3)
+
+
+@pytest.mark.parametrize(("name", "cameras"), [("resnet10", 1), ("two-cameras", 2)])
+def test_logits_are_lerobots(name: str, cameras: int) -> None:
+    import torch
+
+    found = read_reward_classifier(FOLDERS / name)
+    keys = ["observation.images.front", "observation.images.wrist"][:cameras]
+    assert [camera.key for camera in found.cameras] == keys
+    assert found.size == (128 * cameras, 128)
+    module = found.module().eval()
+    module.load_state_dict(load_state(found.weights))  # every name, and no other
+    inputs = torch.from_numpy(pictures(cameras)).permute(0, 3, 1, 2).float() / 255
+    with torch.no_grad():
+        logits = torch.cat([module(part) for part in inputs.split(50)]).numpy()
+    expected = np.load(FOLDERS / name / "logits.npy")
+    assert logits.shape == (200, 1)
+    assert expected.std() > 0.05  # else any number would agree
+    assert np.abs(logits[:, 0] - expected).max() < 1e-4
+
+
+def changed(file: str, /, **values: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / file
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return change
+
+
+def link_out(folder: Path) -> None:
+    shutil.move(folder / "model.safetensors", folder.parent / "model.safetensors")
+    (folder / "model.safetensors").symlink_to(folder.parent / "model.safetensors")
+
+
+def other_encoder(folder: Path) -> None:
+    import safetensors.torch
+
+    state = load_state(folder / "model.safetensors")
+    renamed = {key.replace("encoder.embedder", "encoder.patch"): t for key, t in state.items()}
+    safetensors.torch.save_file(renamed, folder / "model.safetensors")
+
+
+REMOTE = [{"registry_name": "normalizer_processor", "config": {}}, {"class": "pkg.mine.Crop"}]
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (changed("config.json", name="sac"), "type 'sac'. Expected 'reward_classifier'"),
+        (changed("config.json", model_type="transformer"), "export others as ONNX"),
+        (changed("config.json", num_classes=3), "export others as ONNX"),
+        (changed("config.json", num_cameras=2), "1 pictures in input_features and num_cameras 2"),
+        (
+            changed("config.json", input_features={"observation.image": {"shape": [1, 9, 9]}}),
+            "has the shape [1, 9, 9]. Expected [3, height, width]",
+        ),
+        (changed(PREPROCESSOR, steps=REMOTE), "other code is not run here"),
+        (
+            lambda folder: (folder / "classifier_preprocessor.json").unlink(),
+            "there is no such file",
+        ),
+        (link_out, "there is no such file in the folder"),
+        (other_encoder, "neither a ResNet of Transformers nor HIL-SERL's ResNet-10"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_refused(
+    tmp_path: Path, harm: Callable[[Path], None], says: str
+) -> None:
+    folder = shutil.copytree(FOLDERS / "resnet10", tmp_path / "classifier")
+    assert is_reward_classifier(folder)
+    harm(folder)
+    with pytest.raises(ModelRefusedError) as error:
+        read_reward_classifier(folder).module()
+    assert says in str(error.value)
