@@ -16,6 +16,7 @@ OUTSIDE = (
     "SECURITY.md",
     "CHANGELOG.md",
     "examples/rl_zoo/sac.yml",
+    "examples/two_cameras/compare.py",
     "assets/vinoreward_assets/licences/NOTICE.md",
 )
 """Files that the site shows or links to, by their paths in the repository."""

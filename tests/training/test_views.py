@@ -119,6 +119,20 @@ def test_a_capture_of_two_cameras_and_their_last_pictures(tmp_path: Path) -> Non
         capture.run(capture.SETTINGS.of(out=config.out, frames=36, resume=True, stack=2))
 
 
+def test_the_example_of_two_cameras_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples" / "two_cameras")
+    config = CaptureConfig(
+        out=tmp_path / "two",
+        env="two_cameras:TwoCameras-v0",
+        frames=16,
+        image_source=("obs:front", "obs:top"),
+    )
+    capture.run(config)
+    assert load_dataset(config.out).images.shape == (16, 2 * 48, 64, 3)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
