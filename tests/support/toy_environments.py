@@ -197,7 +197,7 @@ def save_toy_bundle(
         picture=Picture(
             height=HEIGHT, width=WIDTH, mean=(0, 0, 0), std=(1, 1, 1), scene=scene or {}
         ),
-        decision=decision or Decision(threshold=0.5),
+        decision=decision or Decision(threshold=0.5, chosen_for={"target_fpr": 0.1}),
         output="probabilities" if probabilities else "logits",
     )
     logits = logits.astype(np.float32)

@@ -18,6 +18,8 @@ from vinoreward_training.runs.machine import extra_of
 COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "capture": ("capture.command", configs.CaptureConfig),
     "finetune": ("classifier.finetune", configs.FinetuneConfig),
+    "import-classifier": ("classifier.import_classifier", configs.ImportClassifierConfig),
+    "calibrate": ("classifier.calibrate", configs.CalibrateConfig),
     "quantize": ("quantize.command", configs.QuantizeConfig),
     "score": ("classifier.score", configs.ScoreConfig),
     "train-vae": ("encoder.train_vae", configs.TrainVaeConfig),
@@ -37,7 +39,7 @@ def usage() -> str:
     """Return the top-level help text."""
     lines = ["usage: vinoreward COMMAND [options]", "", "commands:"]
     for name, (_, config) in COMMANDS.items():
-        lines.append(f"  {name:<14} {(config.__doc__ or '').splitlines()[0]}")
+        lines.append(f"  {name:<17} {(config.__doc__ or '').splitlines()[0]}")
     lines += ["", "vinoreward COMMAND --help shows a command's options with examples."]
     return "\n".join(lines)
 
@@ -45,8 +47,8 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    That is 0, 1 (an error the message explains), 2 (usage), 3 (finetune made a useless classifier)
-    or 130 (Ctrl-C).
+    That is 0, 1 (an error the message explains), 2 (usage), 3 (finetune or calibrate found the
+    classifier useless) or 130 (Ctrl-C).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in {"-h", "--help", "help"}:

@@ -20,9 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.backends.network import NetworkFile, check_network, read_bytes
+from vinoreward.backends.network import NetworkFile, Preprocess, check_network, read_bytes
+from vinoreward.backends.onnxruntime import preprocess_numpy
 from vinoreward.backends.runtime import import_nncf
-from vinoreward.errors import InputError, ModelCorruptError, needed_for
+from vinoreward.errors import (
+    InputError,
+    ModelCorruptError,
+    QuantizationRefusedError,
+    needed_for,
+)
 from vinoreward.files import atomic_path
 
 if TYPE_CHECKING:
@@ -106,26 +112,45 @@ MAX_CALIBRATION_FRAMES = 300
 
 
 def quantize_onnx(
-    model: Path, out: Path, frames: NDArray[np.uint8], *, exact_bias: bool = False
+    model: Path,
+    out: Path,
+    frames: NDArray[np.uint8],
+    *,
+    exact_bias: bool = False,
+    preprocess: Preprocess | None = None,
 ) -> None:
     """Quantize ``model`` into ``out``; deterministic for the same file and frames.
 
     Args:
-        model: FP32 ``.onnx`` file whose one input is uint8 ``(N, H, W, 3)``.
+        model: FP32 ``.onnx`` file whose one input is uint8 ``(N, H, W, 3)``, or what
+            ``preprocess`` makes of that.
         out: the ``.onnx`` file to write, atomically.
         frames: calibration pictures ``(N, H, W, 3)`` uint8 of every kind that the network will
             see. The first 300 are used.
         exact_bias: correct each layer's bias by running the network quantized so far, instead of
             estimating the shift per layer. Slower to quantize, equally fast to run; for encoders.
+        preprocess: how pictures become the input of a network that takes floats.
 
     Raises:
         InputError: the frames are not uint8 pictures of the network's size.
         ModelNotFoundError, ModelCorruptError, ModelRefusedError: as of ``Bundle.from_model``.
+        QuantizationRefusedError: NNCF cannot quantize this network.
         MissingExtraError: NNCF or onnx is not installed.
         RunFolderError: the file cannot be written.
     """
+    if model.suffix != ".onnx":
+        raise QuantizationRefusedError(
+            f"{model.name} is not an ONNX file. Expected one to quantize; it stays FP32. Import "
+            "the .onnx instead, or have INT8 made where the network comes from."
+        )
+    _check_frames(frames)
+
+    def prepared(frame: NDArray[np.uint8]) -> NDArray[Any]:
+        return frame if preprocess is None else preprocess_numpy(frame, preprocess)
+
     content = read_bytes(model, None)
-    check_network(model, NetworkFile(content), frames.shape[1:], (1,))
+    shape = prepared(frames[:1]).shape
+    check_network(model, NetworkFile(content), shape[1:], (1,))
     nncf = import_nncf()
     with needed_for("quantizing", "train"):
         import onnx
@@ -139,21 +164,32 @@ def quantize_onnx(
         ) from error
     source = network.graph.input[0]
     in_floats = nncf.IgnoredScope(names=_left_in_floats(network), validate=False)
-    _check_frames(frames, [axis.dim_value for axis in source.type.tensor_type.shape.dim])
+    sizes = [axis.dim_value for axis in source.type.tensor_type.shape.dim]  # 0 where it is open
+    if len(sizes) != 4 or any(size not in (0, shape[at]) for at, size in enumerate(sizes) if at):
+        raise InputError(
+            f"the calibration frames have shape {frames.shape}, {shape[1:]} for the network. "
+            f"Expected pictures of its size, {tuple(sizes[1:])}; prepare them as the bundle does."
+        )
     calibration = nncf.Dataset(
         [frames[index : index + 1] for index in range(min(len(frames), MAX_CALIBRATION_FRAMES))],
-        lambda frame: {source.name: frame},
+        lambda frame: {source.name: np.repeat(prepared(frame), max(1, sizes[0]), axis=0)},
     )
     # The second warns of a missing GPU, which is not used.
     with _quiet("nncf", "torch.utils.cpp_extension"):
-        quantized: Any = nncf.quantize(
-            network,
-            calibration,
-            preset=nncf.QuantizationPreset.PERFORMANCE,
-            subset_size=MAX_CALIBRATION_FRAMES,
-            fast_bias_correction=not exact_bias,
-            ignored_scope=in_floats,
-        )
+        try:
+            quantized: Any = nncf.quantize(
+                network,
+                calibration,
+                preset=nncf.QuantizationPreset.PERFORMANCE,
+                subset_size=MAX_CALIBRATION_FRAMES,
+                fast_bias_correction=not exact_bias,
+                ignored_scope=in_floats,
+            )
+        except Exception as error:  # NNCF's errors have no base class
+            raise QuantizationRefusedError(
+                f"NNCF cannot quantize {model.name}: {str(error)[:300]}. Expected a graph of usual "
+                "layers; it stays FP32. Export it again with a newer operator set (opset 17, say)."
+            ) from error
     with atomic_path(out) as part:
         onnx.save(quantized, str(part))
 
@@ -168,14 +204,11 @@ def _left_in_floats(network: Any) -> list[str]:
     return [node.name for node in outer if node.name]
 
 
-def _check_frames(frames: NDArray[np.uint8], shape: list[int]) -> None:
+def _check_frames(frames: NDArray[np.uint8]) -> None:
     if not isinstance(frames, np.ndarray) or frames.dtype != np.uint8 or frames.ndim != 4:
         raise InputError(
             f"the calibration frames are {getattr(frames, 'dtype', type(frames).__name__)} of "
             f"shape {getattr(frames, 'shape', None)}. Expected uint8 pictures (N, H, W, 3)."
         )
-    if len(frames) == 0 or list(frames.shape[1:]) != shape[1:]:
-        raise InputError(
-            f"the calibration frames have shape {frames.shape}. Expected at least one picture of "
-            f"the network's size {tuple(shape[1:])}; prepare them as the bundle does."
-        )
+    if len(frames) == 0:
+        raise InputError("there are no calibration frames. Expected at least one picture.")

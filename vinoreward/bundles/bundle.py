@@ -288,7 +288,12 @@ class Bundle(FromOthers):
                 f"the bundle {self.path} is saved already. Expected one made from a model file; "
                 "copy the folder instead."
             )
-        images = self.prepare(golden_images)
+        return self.save_prepared(path, self.prepare(golden_images), overwrite=overwrite)
+
+    def save_prepared(
+        self, path: str | Path, images: NDArray[np.uint8], *, overwrite: bool = False
+    ) -> Bundle:
+        """Write the bundle as :meth:`save` does, with pictures as :meth:`prepare` returns them."""
         with self.backend("openvino", precision="fp32", verify=False) as backend:
             logits = backend.infer(images)
         files: dict[str, Path | bytes] = {f"model{self.path.suffix}": self.path}

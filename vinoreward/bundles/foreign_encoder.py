@@ -152,7 +152,9 @@ def check_golden(bundle: Bundle, golden: tuple[Any, Any]) -> None:
     vector = run(spec, picture)
     if _same(vector, expected):
         return
-    remedies = [name for name, other in _others(spec) if _same(run(other, picture), expected)]
+    remedies = [
+        name for name, other in other_pictures(spec) if _same(run(other, picture), expected)
+    ]
     if spec.picture.in_graph and _same(run(spec, picture[..., ::-1]), expected):
         remedies.append("red and blue swapped in the graph (export it with the other colour order)")
     cause = (
@@ -167,8 +169,11 @@ def check_golden(bundle: Bundle, golden: tuple[Any, Any]) -> None:
     )
 
 
-def _others(spec: BundleSpec) -> Iterator[tuple[str, BundleSpec]]:
-    """Yield a float network's description with each usual mistake corrected, and its arguments."""
+def other_pictures(spec: BundleSpec) -> Iterator[tuple[str, BundleSpec]]:
+    """Yield a float network's description with each usual mistake corrected, and its arguments.
+
+    Nothing for a network that converts pictures in its graph.
+    """
     picture = spec.picture
     if picture.in_graph:
         return

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -16,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.backends.base import CHUNKS
-from vinoreward.backends.network import check_ends, check_network, openvino_model, read_files
+from vinoreward.backends.network import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    check_ends,
+    check_network,
+    openvino_model,
+    read_files,
+)
 from vinoreward.backends.onnx_graph import read_metadata
 from vinoreward.backends.runtime import import_openvino, shared_core
 from vinoreward.bundles import foreign_encoder
@@ -140,14 +147,18 @@ class FromOthers:
         also = {"labels": names or None, "success_label": success_label}
         picture = read_picture_facts(path, model, info, given, "from_model", also)
         output = _head(path, model.output(output_index), output, names)
-        threshold = info.threshold if threshold is None else threshold
         with describing(path):
+            decision = Decision()
+            if threshold is not None:
+                decision = Decision(threshold=threshold, chosen_for={"chosen by": "the caller"})
+            elif info.threshold is not None:
+                decision = Decision(threshold=info.threshold)
             spec = BundleSpec(
                 name=name or path.stem,
                 labels=names,
                 success_label=cast("str", success_label),
                 picture=picture,
-                decision=Decision() if threshold is None else Decision(threshold=threshold),
+                decision=decision,
                 output=output,
                 output_index=output_index,
             )
@@ -271,15 +282,66 @@ class FromOthers:
             ConfigError: the module's output or an argument cannot work.
             MissingExtraError: torch or onnxscript is not installed.
         """
+        given = {"mean": mean, "std": std, "scale": scale, "color_order": color_order}
+        return cls._exported(
+            cls.from_encoder, module, weights, onnx_path, (height, width), given, facts
+        )
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        weights: str | Path,
+        onnx_path: str | Path,
+        *,
+        height: int,
+        width: int,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        scale: float = 255.0,
+        color_order: Literal["RGB", "BGR"] = "RGB",
+        **facts: Any,
+    ) -> Self:
+        """Export somebody else's torch classifier, with its preprocessing inside.
+
+        As :meth:`from_encoder_module`, with the facts of :meth:`from_model`.
+
+        Args:
+            module: takes floats ``(N, 3, H, W)`` and returns one row of numbers per picture.
+            weights: its state dict, ``.safetensors`` or as ``torch.save`` writes it.
+            onnx_path: the ``.onnx`` file to write.
+            facts: other arguments of :meth:`from_model`: ``labels``, ``success_label``, ``output``,
+                ``threshold``, ``crop``, ``resize``, ``name``, ``trusted``.
+
+        Raises:
+            ModelNotFoundError, ModelCorruptError, ConfigError, MissingExtraError: as
+                :meth:`from_encoder_module`.
+        """
+        given = {"mean": mean, "std": std, "scale": scale, "color_order": color_order}
+        return cls._exported(
+            cls.from_model, module, weights, onnx_path, (height, width), given, facts
+        )
+
+    @classmethod
+    def _exported(
+        cls,
+        make: Callable[..., Self],
+        module: nn.Module,
+        weights: str | Path,
+        onnx_path: str | Path,
+        size: tuple[int, int],
+        given: dict[str, Any],
+        facts: dict[str, Any],
+    ) -> Self:
+        """Export a module for pictures as ``given``; return what ``make`` makes of the file."""
+        height, width = size
         # A mistyped argument fails before the export.
-        inspect.signature(cls.from_encoder).bind(onnx_path, height=height, width=width, **facts)
-        given: dict[str, Any] = {"mean": mean, "std": std, "scale": scale}
-        given["color_order"] = color_order
+        inspect.signature(make).bind(onnx_path, height=height, width=width, **facts)
         with describing(Path(onnx_path)):
             picture = Picture(height, width, **given)
         if foreign_encoder.export_module(module, Path(weights), Path(onnx_path), picture):
             facts["posterior"] = True
-        bundle = cls.from_encoder(onnx_path, height=height, width=width, **facts)
+        bundle = make(onnx_path, height=height, width=width, **facts)
         given = {name: getattr(picture, name) for name in given}
         picture = dataclasses.replace(bundle.spec.picture, **given)
         return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))

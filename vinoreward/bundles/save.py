@@ -133,27 +133,15 @@ def add_int8(
             again, and one written by hand is kept.
     """
     golden = bundle.golden
+    files, pictures = _own_files(bundle)
     source = Path(int8_path)
     if source.suffix not in (".onnx", ".xml"):
         raise ConfigError(
             f"the INT8 network is {source}. Expected an .onnx or .xml file; export it as one."
         )
-    files: dict[str, Path | bytes] = {
-        name: bundle.path / name
-        for name in bundle.spec.files
-        if name != "golden.npz" and not name.startswith("model.int8.")
-    }
     files[f"model.int8{source.suffix}"] = source
     if source.suffix == ".xml":
         files["model.int8.bin"] = source.with_suffix(".bin")
-    readme, folder = bundle.path / "README.md", bundle.path / "pictures"
-    _refuse_links(bundle.path, [*(bundle.path / name for name in bundle.spec.files), readme])
-    _refuse_links(bundle.path, [folder, *folder.glob("*")])
-    pictures = {
-        item.name: item
-        for item in sorted(folder.glob("*"))
-        if item.is_file() and item.name != "golden.png"
-    }
     existing = card_of(bundle.path)
     if card is None and existing != model_card(bundle.spec, ["golden.png", *pictures]):
         card = existing
@@ -172,6 +160,52 @@ def add_int8(
         golden_logits_int8=golden_logits_int8,
         overwrite=True,
     )
+
+
+def replace_fp32(
+    bundle: Bundle,
+    spec: BundleSpec,
+    golden_images: NDArray[Any],
+    golden_logits: NDArray[Any],
+    card: str,
+    card_pictures: Mapping[str, Path],
+) -> Path:
+    """Give a saved bundle another description, golden frames and card; return the folder.
+
+    Its INT8 network goes, as its gate compared decisions at the old threshold. The arguments and
+    errors are those of :func:`save_bundle`.
+    """
+    files, pictures = _own_files(bundle)
+    return save_bundle(
+        bundle.path,
+        dataclasses.replace(
+            spec, quantization=None, decision=dataclasses.replace(spec.decision, int8_band=None)
+        ),
+        files,
+        golden_images,
+        golden_logits,
+        card,
+        {**pictures, **card_pictures},
+        overwrite=True,
+    )
+
+
+def _own_files(bundle: Bundle) -> tuple[dict[str, Path | bytes], dict[str, Path]]:
+    """Return a bundle's FP32 files and its card's pictures, to save it again; refuse links."""
+    readme, folder = bundle.path / "README.md", bundle.path / "pictures"
+    _refuse_links(bundle.path, [*(bundle.path / name for name in bundle.spec.files), readme])
+    _refuse_links(bundle.path, [folder, *folder.glob("*")])
+    files: dict[str, Path | bytes] = {
+        name: bundle.path / name
+        for name in bundle.spec.files
+        if name != "golden.npz" and not name.startswith("model.int8.")
+    }
+    pictures = {
+        item.name: item
+        for item in sorted(folder.glob("*"))
+        if item.is_file() and item.name != "golden.png"
+    }
+    return files, pictures
 
 
 def card_of(folder: Path) -> str | None:

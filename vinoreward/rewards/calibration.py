@@ -57,11 +57,16 @@ class Threshold:
         }
 
 
-def temperature(logits: NDArray[np.floating[Any]], labels: NDArray[np.integer[Any]]) -> float:
+def temperature(
+    logits: NDArray[np.floating[Any]],
+    labels: NDArray[np.integer[Any]],
+    success: int | None = None,
+) -> float:
     """Return the T that makes ``softmax(logits / T)`` most likely (Guo et al. 2017, ICML).
 
     ``logits`` are ``(N, K)``, of data that the network was not trained on; ``labels`` are ``(N,)``
-    column numbers. T is within 0.05 and 20, at an end if the data are separated perfectly. With two
+    column numbers, or with ``success``, the column of success, 1 for success and 0 for a failure of
+    any kind. T is within 0.05 and 20, at an end if the data are separated perfectly. With two
     classes no decision at a correspondingly moved threshold changes.
     """
     values = np.asarray(logits, dtype=np.float64)
@@ -81,13 +86,18 @@ def temperature(logits: NDArray[np.floating[Any]], labels: NDArray[np.integer[An
             f"found labels from {targets.min()} to {targets.max()}. Expected 0 to "
             f"{values.shape[1] - 1}, the columns of the logits."
         )
-    rows = np.arange(len(values))
+    columns = np.arange(values.shape[1])
+    possible = columns == targets[:, None]
+    if success is not None:
+        possible = (columns == success) == (targets[:, None] == 1)
+
+    def total(scaled: NDArray[np.float64]) -> NDArray[np.float64]:
+        highest = scaled.max(axis=1)
+        return np.asarray(np.log(np.exp(scaled - highest[:, None]).sum(axis=1)) + highest)
 
     def loss(log_t: float) -> float:
         scaled = values / math.exp(log_t)
-        highest = scaled.max(axis=1)
-        total = np.log(np.exp(scaled - highest[:, None]).sum(axis=1)) + highest
-        return float((total - scaled[rows, targets]).mean())
+        return float((total(scaled) - total(np.where(possible, scaled, -np.inf))).mean())
 
     low, high = (math.log(bound) for bound in TEMPERATURES)
     # The loss is convex in 1 / T, hence it has one minimum in log T: a bounded search finds it.

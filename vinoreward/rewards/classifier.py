@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -243,6 +244,19 @@ def unsure(log_odds: NDArray[np.float64], threshold: float, band: float) -> NDAr
     Threshold and half-width are in log-odds; an infinite threshold means none.
     """
     return np.asarray(np.abs(log_odds - threshold) < band)
+
+
+def warn_uncalibrated(bundle: Bundle) -> None:
+    """Warn of a threshold that nobody chose for an error rate."""
+    decision = bundle.spec.decision
+    if not decision.chosen_for:
+        warnings.warn(
+            f"the bundle {bundle.spec.name!r} is not calibrated: its threshold of "
+            f"{decision.threshold:g} was chosen for no false-positive rate. Choose one on labelled "
+            "pictures with vinoreward calibrate, or give success_threshold.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def check_origin(bundle: Bundle) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.classifier import Classifier, check_origin
+from vinoreward.rewards.classifier import Classifier, check_origin, warn_uncalibrated
 from vinoreward.rewards.success import Guard, RewardCore, RewardMode, RewardOptions, Scores
 from vinoreward.wrappers.render_once import layers
 from vinoreward.wrappers.sources import (
@@ -82,6 +82,8 @@ class LearnedRewardBase(Form[AnyEnv]):
             threshold=success_threshold,
         )
         source = sources_of(image_source, self._classifier.bundle, self._default_source)
+        if success_threshold is None:
+            warn_uncalibrated(self._classifier.bundle)
         arguments = {
             "bundle": recorded(bundle, self._classifier.bundle),
             "backend": backend,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.schema import BundleSpec
+from vinoreward_training.classifier.dead_camera import judged
 from vinoreward_training.classifier.evaluation import (
     Evaluation,
     Floats,
@@ -22,7 +24,7 @@ from vinoreward_training.classifier.evaluation import (
     still_falling,
 )
 from vinoreward_training.classifier.networks import normalization
-from vinoreward_training.classifier.training import RECORD, TrainedOn, judged_dead
+from vinoreward_training.classifier.training import RECORD, TrainedOn
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import SPLIT, Dataset
 from vinoreward_training.data.dataset_files import Indices, read_about
@@ -76,22 +78,29 @@ def make_bundle(
     seen = train[:: max(1, len(train) // SEEN_FRAMES)]
     logits[seen] = predict(inner, dataset.images[seen])
     dead = (
-        judged_dead(inner, dataset, validation, 1, config.seed),
-        judged_dead(inner, dataset, test, 2, config.seed),
+        judged(partial(predict, inner), dataset, validation, 1, config.seed),
+        judged(partial(predict, inner), dataset, test, 2, config.seed),
     )
     falling = still_falling([record["val_loss"] for record in history], config.epochs)
-    result = evaluate(config, dataset, logits, parts, dead, falling=falling, seen=seen)
-    decision, rates, dead_camera = result.decision, result.test, result.metrics["dead_camera"]
+    result = evaluate(
+        config.target_fpr,
+        dataset,
+        logits,
+        parts[1:],
+        dead,
+        falling=falling,
+        seen=seen,
+        network=config.network,
+    )
     height, width = dataset.images.shape[1:3]
     compared = spread(dataset.images, np.arange(len(dataset.images)), 64)
     difference = export_checked(inner, folder / "model.onnx", compared, predict(inner, compared))
-    boundary = result.threshold_log_odds
-    golden = test[golden_indices(result.log_odds[test], dataset.labels[test], boundary)]
+    golden = golden_of(dataset, test, result)
     mean, std = normalization(config)
     spec = BundleSpec(
         name=config.name,
         picture=dataset.picture(mean=mean, std=std),
-        decision=decision,
+        decision=result.decision,
         architecture=config.network,
         metrics=result.metrics | {"export_difference": difference, "history": list(history)},
         dataset={
@@ -124,6 +133,50 @@ def make_bundle(
         "epochs": len(history),
         "exported network's largest difference from torch": f"{difference:.2g} in logits",
     }
+    drawn = draw(folder / "pictures", dataset, test, result)
+    drawn.append(_draw_history(folder / "pictures" / "history.png", history))
+    saved = publish(
+        folder,
+        "Success classifier",
+        "A success classifier: one camera picture in, the probability of success out. Made by "
+        "`vinoreward finetune`; use it with `vinoreward.LearnedReward(env, path)`.",
+        sections_of(result, facts, drawn),
+        spec,
+        {
+            "model.onnx": folder / "model.onnx",
+            "model.safetensors": weights_of(inner.net, {RECORD: record.to_text()}),
+        },
+        (dataset.images[golden], logits[golden].astype(np.float32)),
+    )
+    say(result)
+    if result.verdict.level != "useless":
+        print(f"next: {after_bundle(saved, config.data, config.success_label)}")
+    return result.verdict
+
+
+def golden_of(dataset: Dataset, test: Indices, result: Evaluation) -> Indices:
+    """Return the indices of the test frames to record as golden."""
+    boundary = result.threshold_log_odds
+    return test[golden_indices(result.log_odds[test], dataset.labels[test], boundary)]
+
+
+def say(result: Evaluation) -> None:
+    """Print rates and verdict."""
+    rates, dead_camera = result.test, result.metrics["dead_camera"]
+    print(
+        f"test: recall {rates.recall:.2%} ({rates.recall_low:.2%} to "
+        f"{rates.recall_high:.2%}), false positives {rates.false_positive_rate:.2%} "
+        f"(at most {rates.fpr_high:.2%}), threshold {result.decision.threshold:.4f}"
+    )
+    print(f"dead camera: {dead_camera['claimed']} of {dead_camera['frames']} frames claimed")
+    print(f"verdict: {result.verdict}")
+
+
+def sections_of(
+    result: Evaluation, facts: Mapping[str, object], pictures: Sequence[Path]
+) -> list[Section]:
+    """Return the sections of a classifier's report; ``facts`` say what it is."""
+    decision, rates, dead_camera = result.decision, result.test, result.metrics["dead_camera"]
     chosen: dict[str, object] = {
         "threshold": f"{decision.threshold:.6f} (calibrated probability)",
         "temperature": f"{decision.temperature:.3f}",
@@ -135,71 +188,40 @@ def make_bundle(
             ("failure", rates.false_positives, rates.true_negatives),
         )
     ]
-    saved = publish(
-        folder,
-        "Success classifier",
-        "A success classifier: one camera picture in, the probability of success out. Made by "
-        "`vinoreward finetune`; use it with `vinoreward.LearnedReward(env, path)`.",
-        [
-            Section(f"Verdict: {result.verdict.level}", result.verdict.bullets()),
-            Section("What it is", facts=facts),
-            Section(
-                "On held-out test frames",
-                f"Recall {rates.recall:.2%} (95 % interval {rates.recall_low:.2%} to "
-                f"{rates.recall_high:.2%}); false-positive rate {rates.false_positive_rate:.2%} "
-                f"(95 % upper bound {rates.fpr_high:.2%}); precision {rates.precision:.2%}. "
-                f"Clopper-Pearson, counted in frames.\n\nOf {dead_camera['frames']} frames as a "
-                "failing camera gives them (black, noise, lost rows and others, the categories "
-                f"`dead_camera`) it claims {dead_camera['claimed']} (95 % upper bound "
-                f"{dead_camera['claimed_high']:.2%}). They are easy and not counted in the rates "
-                "above.",
-                confusion,
-            ),
-            Section("By category", rows=result.categories),
-            Section("The threshold", facts=chosen),
-            Section(
-                "Pictures", pictures=_draw(folder / "pictures", dataset, test, result, history)
-            ),
-            Section(
-                "Limits",
-                "It knows the pictures it was trained on: another camera, size, light or object "
-                "needs a new capture. Frames close to the success distance are the ones it gets "
-                "wrong.",
-            ),
-        ],
-        spec,
-        {
-            "model.onnx": folder / "model.onnx",
-            "model.safetensors": weights_of(inner.net, {RECORD: record.to_text()}),
-        },
-        (dataset.images[golden], logits[golden].astype(np.float32)),
-    )
-    print(
-        f"test: recall {rates.recall:.2%} ({rates.recall_low:.2%} to "
-        f"{rates.recall_high:.2%}), false positives {rates.false_positive_rate:.2%} "
-        f"(at most {rates.fpr_high:.2%}), threshold {decision.threshold:.4f}"
-    )
-    print(f"dead camera: {dead_camera['claimed']} of {dead_camera['frames']} frames claimed")
-    print(f"verdict: {result.verdict}")
-    if result.verdict.level != "useless":
-        print(f"next: {after_bundle(saved, config.data, config.success_label)}")
-    return result.verdict
+    return [
+        Section(f"Verdict: {result.verdict.level}", result.verdict.bullets()),
+        Section("What it is", facts=facts),
+        Section(
+            "On held-out test frames",
+            f"Recall {rates.recall:.2%} (95 % interval {rates.recall_low:.2%} to "
+            f"{rates.recall_high:.2%}); false-positive rate {rates.false_positive_rate:.2%} "
+            f"(95 % upper bound {rates.fpr_high:.2%}); precision {rates.precision:.2%}. "
+            f"Clopper-Pearson, counted in frames.\n\nOf {dead_camera['frames']} frames as a "
+            "failing camera gives them (black, noise, lost rows and others, the categories "
+            f"`dead_camera`) it claims {dead_camera['claimed']} (95 % upper bound "
+            f"{dead_camera['claimed_high']:.2%}). They are easy and not counted in the rates "
+            "above.",
+            confusion,
+        ),
+        Section("By category", rows=result.categories),
+        Section("The threshold", facts=chosen),
+        Section("Pictures", pictures=pictures),
+        Section(
+            "Limits",
+            "It knows the pictures it was trained on: another camera, size, light or object "
+            "needs a new capture. Frames close to the success distance are the ones it gets "
+            "wrong.",
+        ),
+    ]
 
 
-def _draw(
-    folder: Path,
-    dataset: Dataset,
-    test: Indices,
-    result: Evaluation,
-    history: Sequence[Mapping[str, float]],
-) -> list[Path]:
-    """Draw the model card's pictures; return their paths."""
+def draw(folder: Path, dataset: Dataset, test: Indices, result: Evaluation) -> list[Path]:
+    """Draw the model card's curves and mistakes; return their paths."""
     folder.mkdir(exist_ok=True)
     scores, boundary = result.log_odds[test], result.threshold_log_odds
     return [
         *draw_curves(folder, scores, dataset.labels[test], boundary, "held-out frames"),
         _draw_mistakes(folder / "mistakes.png", dataset, test, result),
-        _draw_history(folder / "history.png", history),
     ]
 
 

@@ -7,9 +7,13 @@ damaged, so that the label is true however much of the picture is left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from vinoreward_training.data.dataset import Dataset
 
 Picture = npt.NDArray[np.uint8]
 Values = npt.NDArray[np.float64]
@@ -298,3 +302,22 @@ def held_out(
     for number, family in enumerate(families):
         random = np.random.default_rng([_SALT, seed, part, number])
         yield family, dead_frames([family] * count, images, failures, random)
+
+
+def judged(
+    score: Callable[[Picture], npt.NDArray[np.floating[Any]]],
+    dataset: Dataset,
+    part: npt.NDArray[np.int64],
+    number: int,
+    seed: int,
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Return logits (M, K) of a held-out part's dead-camera frames, by family.
+
+    ``score`` returns the logits of pictures (M, H, W, 3); ``part`` are indices; ``number`` is that
+    of :func:`held_out`.
+    """
+    failures = part[dataset.labels[part] == 0]
+    return {
+        family: score(images).astype(np.float64)
+        for family, images in held_out(number, dataset.images, failures, seed=seed)
+    }

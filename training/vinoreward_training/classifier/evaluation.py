@@ -17,11 +17,11 @@ from vinoreward.rewards.calibration import (
     temperature,
     threshold_for_fpr,
 )
+from vinoreward.rewards.classifier import log_odds as log_odds_of
 
 if TYPE_CHECKING:
     from vinoreward.rewards.calibration import Threshold
     from vinoreward.rewards.classifier import Classifier
-    from vinoreward_training.configs import FinetuneConfig
     from vinoreward_training.data.dataset import Dataset
 
 LOWEST_THRESHOLD = 0.5
@@ -40,7 +40,7 @@ NOT_LEARNT = 0.2
 DEAD_CLAIMED = 0.01
 """A classifier that claims more of the dead-camera frames is weak."""
 Dead = Mapping[str, npt.NDArray[np.float64]]
-"""Family of dead-camera frames to their log-odds (M,), not calibrated."""
+"""Family of dead-camera frames to their logits (M, K)."""
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
@@ -101,6 +101,15 @@ def roc_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
         np.concatenate([[0.0], false / max(1.0, false[-1])]),
         np.concatenate([[0.0], true / max(1.0, true[-1])]),
     )
+
+
+def ranking(scores: Floats, labels: Labels) -> float:
+    """Return the share of the pairs of a success and a failure that the scores rank right.
+
+    That is the area under the ROC curve; equal scores are half right.
+    """
+    false, true = roc_curve(scores, labels)
+    return float(np.sum(np.diff(false) * (true[1:] + true[:-1])) / 2)
 
 
 def pr_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
@@ -309,7 +318,7 @@ def judge(
     dead: int,
     dead_claimed: int,
     rate_of_good_recall: float,
-    falling: bool,
+    falling: bool | None,
     learnt: tuple[float, float] = (1.0, 1.0),
     finer: Sequence[str] = (),
 ) -> Verdict:
@@ -322,7 +331,8 @@ def judge(
         dead_claimed: how many of them it claims.
         rate_of_good_recall: upper bound of the false-positive rate at a threshold that claims
             ``GOOD_RECALL`` of the validation successes.
-        falling: whether the validation loss was still falling when training ended.
+        falling: whether the validation loss was still falling when training ended; None for a
+            network that was not trained here.
         learnt: :func:`saved_by` it on (training, test) frames.
         finer: advice for a network that has not learnt its training frames.
     """
@@ -352,6 +362,8 @@ def judge(
         advice.append("frames from more episodes, or --pretrained --freeze")
     if useless:
         advice.append("a look at the labels and at mistakes.png")
+    if falling is None and (useless or misses):
+        advice.append("training one on these pictures, with vinoreward finetune")
     if few:
         advice.append(
             f"failures from more episodes ({needed} are needed in validation), or "
@@ -361,7 +373,8 @@ def judge(
         reasons.append(
             f"it claims {test.true_positives} of {positives} test successes ({test.recall:.1%})"
         )
-        advice.append("more frames of successes and near misses")
+        if falling is not None:
+            advice.append("more frames of successes and near misses")
         if rate_of_good_recall > chosen.target_fpr:
             advice.append(
                 f"a higher --target-fpr: a recall of {GOOD_RECALL:.0%} comes with a "
@@ -386,7 +399,9 @@ def judge(
         )
     if blind:
         reasons.append(f"it claims {dead_claimed} of {dead} dead-camera frames")
-        advice.append("a look at which those are, in report.html: can the camera fail so?")
+        advice.append(
+            "a look at which those are, in the bundle's README.md: can the camera fail so?"
+        )
     if useless:
         return Verdict("useless", tuple(reasons), tuple(advice))
     return Verdict("weak" if reasons else "usable", tuple(reasons), tuple(advice))
@@ -408,32 +423,34 @@ class Evaluation:
 
 
 def evaluate(
-    config: FinetuneConfig,
+    target_fpr: float,
     dataset: Dataset,
     logits: Floats,
     parts: Sequence[Labels],
     dead: tuple[Dead, Dead],
     *,
-    falling: bool,
+    success: int = 1,
+    falling: bool | None,
     seen: Labels | None = None,
+    network: str | None = None,
 ) -> Evaluation:
     """Calibrate and choose the threshold on validation frames, then measure on test frames.
 
-    ``logits`` are (N, 2), ``parts`` the indices of (train, validation, test). The dead-camera
-    frames ``dead`` of (validation, test) are counted apart: among the failures they would dilute
-    the false-positive rate, as they are easy. They only raise the threshold. ``seen`` are indices
-    of training frames with logits, to tell what was learnt from what was seen.
+    ``logits`` are (N, K) with the column ``success``, ``parts`` the indices of (validation, test).
+    The dead-camera frames ``dead`` of both are counted apart: among the failures they would dilute
+    the false-positive rate, as they are easy. They only raise the threshold. ``falling`` is as in
+    :func:`judge`. Of a ``network`` trained here, ``seen`` are indices of training frames with
+    logits, to tell what was learnt from what was seen.
     """
-    _, validation, test = parts
+    validation, test = parts
     labels, test_labels = dataset.labels[validation], dataset.labels[test]
-    heat = temperature(logits[validation], labels)
-    log_odds = (logits[:, 1] - logits[:, 0]) / heat
+    heat = temperature(logits[validation], labels, success)
+    log_odds = log_odds_of(logits, success, heat)
     probabilities = sigmoid(log_odds[validation])
-    chosen = threshold_for_fpr(
-        probabilities, labels, dataset.episodes[validation], config.target_fpr
-    )
+    chosen = threshold_for_fpr(probabilities, labels, dataset.episodes[validation], target_fpr)
     successes = probabilities[labels == 1]
-    dead_probabilities = sigmoid(np.concatenate([*dead[0].values()]) / heat)
+    dead_logits = np.concatenate([*dead[0].values()])
+    dead_probabilities = sigmoid(log_odds_of(dead_logits, success, heat))
     value = raised_threshold(float(chosen.value), successes, dead_probabilities)
 
     def claims(these: Floats) -> npt.NDArray[np.bool_]:
@@ -444,7 +461,10 @@ def evaluate(
         raised = rates(claims(probabilities), labels)
         details |= {"raised_to": value, "at_raised": asdict(raised)}
     claimed = claims(sigmoid(log_odds[test]))
-    by_family = {family: claims(sigmoid(values / heat)) for family, values in dead[1].items()}
+    by_family = {
+        family: claims(sigmoid(log_odds_of(each, success, heat)))
+        for family, each in dead[1].items()
+    }
     dead_claimed = np.concatenate([*by_family.values()])
     dead_labels = np.zeros(len(dead_claimed), dtype=np.int64)
     test_rates, dead_rates = rates(claimed, test_labels), rates(dead_claimed, dead_labels)
@@ -461,7 +481,7 @@ def evaluate(
         rate_of_good_recall=rates(probabilities >= good, labels).fpr_high,
         falling=falling,
         learnt=learnt,
-        finer=finer(config.network, height, width, resized=dataset.resized),
+        finer=() if network is None else finer(network, height, width, resized=dataset.resized),
     )
     return Evaluation(
         decision=Decision(threshold=value, temperature=heat, chosen_for=details),
@@ -502,7 +522,7 @@ def refuse_useless(name: str, metrics: Mapping[str, Any], *, force: bool) -> Non
     reasons = verdict.get("reasons")
     why = "; ".join(map(str, reasons)) if isinstance(reasons, list) else ""
     raise UselessClassifierError(
-        f"the training of {name} ended with the verdict useless{': ' * bool(why)}{why}. Expected "
+        f"the verdict on {name} was useless{': ' * bool(why)}{why}. Expected "
         "a classifier that claims successes; train a better one (its README.md says what to try), "
         "or use this one all the same with --force."
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from vinoreward.errors import TooFewNegativesError, needed_for
 from vinoreward.rewards.calibration import negatives_needed
-from vinoreward_training.configs import FinetuneConfig
+from vinoreward_training.configs import CalibrateConfig, FinetuneConfig
 from vinoreward_training.data.dataset import (
     Dataset,
     load_dataset,
@@ -106,13 +106,13 @@ def run(config: FinetuneConfig) -> int:
             for sentence in telling_numbers(rows, config.success_label):
                 print(f"warning: {sentence}")
         parts = split_by_episode(dataset)
-        _enough(config, dataset, parts[1])
+        enough(config, dataset, parts[1])
         say_parts(dataset.images, parts)
         return _train(config, dataset, parts, folder)
 
 
-def _enough(config: FinetuneConfig, dataset: Dataset, validation: Indices) -> None:
-    """Refuse before training an error rate that the validation frames could not support."""
+def enough(config: FinetuneConfig | CalibrateConfig, dataset: Dataset, validation: Indices) -> None:
+    """Refuse at once an error rate that the frames ``validation`` could not support."""
     needed = negatives_needed(config.target_fpr)
     deciding = int((dataset.labels[validation] == 0).sum())
     if deciding >= needed:

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.errors import DatasetError, ModelCorruptError
 from vinoreward.rewards.calibration import temperature
 from vinoreward_envs.constants import SUCCESS_DISTANCE
-from vinoreward_training.classifier.dead_camera import SHARE, held_out, of_step
+from vinoreward_training.classifier.dead_camera import SHARE, judged, of_step
 from vinoreward_training.classifier.evaluation import average_precision, log_loss
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import SPLIT, Dataset
@@ -170,8 +171,10 @@ class ClassifierFit(Fit):
         # Calibrated, as the bundle will be: else training stops at the first overconfidence.
         heat = temperature(logits, labels)
         log_odds = (logits[:, 1] - logits[:, 0]) / heat
-        claims = judged_dead(self.module, self._data, self._validation, 1, self.config.seed)
-        dead = np.concatenate([*claims.values()]) / heat
+        claims = judged(
+            partial(predict, self.module), self._data, self._validation, 1, self.config.seed
+        )
+        dead = np.diff(np.concatenate([*claims.values()]))[:, 0] / heat
         record = {
             "epoch": float(self._epoch()),
             "train_loss": float(np.mean([parts["loss"] for parts in losses])),
@@ -184,20 +187,6 @@ class ClassifierFit(Fit):
         }
         # Weighted as in a batch.
         return record, record["val_loss"] + self._dead_camera * record["val_dead_loss"]
-
-
-def judged_dead(
-    module: nn.Module, dataset: Dataset, part: Indices, number: int, seed: int
-) -> dict[str, npt.NDArray[np.float64]]:
-    """Return log-odds (M,), not calibrated, of a held-out part's dead-camera frames, by family.
-
-    ``part`` are indices; ``number`` is that of ``dead_camera.held_out``.
-    """
-    failures = part[dataset.labels[part] == 0]
-    return {
-        family: np.diff(predict(module, images).astype(np.float64))[:, 0]
-        for family, images in held_out(number, dataset.images, failures, seed=seed)
-    }
 
 
 def augment(pictures: Tensor, strength: float, random: torch.Generator) -> Tensor:
@@ -308,7 +297,7 @@ class TrainedOn:
         return float(np.isin(judged, self.sample).mean()) if len(judged) else 0.0
 
 
-def _picture_keys(images: npt.NDArray[np.uint8]) -> Keys:
+def picture_keys(images: npt.NDArray[np.uint8]) -> Keys:
     """Return a hash (N,) uint64 of the content of each picture (N, H, W, 3)."""
     size = repr(images.shape[1:]).encode()
     digests = [
@@ -325,7 +314,7 @@ def record_of(
 
     ``started`` is False for random initial weights.
     """
-    keys = np.unique(_picture_keys(dataset.images[train]))
+    keys = np.unique(picture_keys(dataset.images[train]))
     datasets = [dataset.sha256]
     limit = 2**64 - 1
     if before is not None:
@@ -370,7 +359,11 @@ def read_record(path: Path) -> TrainedOn | None:
 
 
 def check_unseen(
-    record: TrainedOn | None, path: Path, dataset: Dataset, parts: Sequence[Indices]
+    record: TrainedOn | None,
+    path: Path,
+    dataset: Dataset,
+    parts: Sequence[Indices],
+    remedy: str = "capture with another --seed, or leave --weights out",
 ) -> str:
     """Return a sentence on whether held-out frames are new to the weights at ``path``, or refuse.
 
@@ -382,16 +375,15 @@ def check_unseen(
             f"not known: {path.name} carries no record of what it was trained on. If it has seen "
             "these pictures, the rates here are too good"
         )
-    held_out = _picture_keys(dataset.images[np.concatenate(parts[1:])])
-    trained = _picture_keys(dataset.images[parts[0]])
+    held_out = picture_keys(dataset.images[np.concatenate(parts[1:])])
+    trained = picture_keys(dataset.images[parts[0]])
     share = record.share_of(held_out[~np.isin(held_out, trained)])
     if share > TOLERATED:
         raise DatasetError(
             f"{path} was trained on {share:.0%} of the pictures that {dataset.folder} holds out "
             "for validation and test, so their rates would not be those of new pictures. Expected "
             "weights that have not seen them: give the capture that the weights were trained on "
-            "(the split is the same however it grows), capture with another --seed, or leave "
-            "--weights out."
+            f"(the split is the same however it grows), {remedy}."
         )
     if not record.complete:
         return (

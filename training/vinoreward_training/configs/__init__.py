@@ -1,10 +1,12 @@
 """Options of each command: one dataclass per command, without imports of this project."""
 
 from vinoreward_training.configs.bundles import (
+    CalibrateConfig,
     CaptureConfig,
     DemoConfig,
     DoctorConfig,
     FinetuneConfig,
+    ImportClassifierConfig,
     ImportEncoderConfig,
     QuantizeConfig,
     ScoreConfig,
@@ -21,10 +23,12 @@ from vinoreward_training.configs.policies import (
 __all__ = [
     "ActorsConfig",
     "BenchConfig",
+    "CalibrateConfig",
     "CaptureConfig",
     "DemoConfig",
     "DoctorConfig",
     "FinetuneConfig",
+    "ImportClassifierConfig",
     "ImportEncoderConfig",
     "PlayConfig",
     "ProfileConfig",

@@ -170,6 +170,94 @@ class FinetuneConfig:
 
 
 @dataclass(frozen=True)
+class ImportClassifierConfig:
+    """Make a bundle from a classifier that was trained elsewhere.
+
+    Accepts an ONNX file, an OpenVINO .xml, or a state dict of a torchvision network. What the file
+    defines (size, layout, softmax or sigmoid at the end, Intel model_api's model_info) need not be
+    given. The bundle's threshold is a guess until vinoreward calibrate chooses it.
+
+    Examples:
+        vinoreward import-classifier --model resnet18.onnx --labels failure success \\
+            --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --out bundles/mine
+        vinoreward import-classifier --model weights.pt --architecture resnet18 --size 224 224 \\
+            --labels failure success --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 \\
+            --out bundles/mine
+    """
+
+    model: Path
+    """An .onnx, an .xml (with its .bin), or a state dict (.pt or .safetensors, read as data)."""
+    out: Path
+    """The new bundle's folder."""
+    name: str | None = None
+    """Name of the bundle; default: the model file's name."""
+    labels: tuple[str, ...] = ()
+    """One per output, in order; for a network with one output two, that of a low output first.
+    Default: the file's."""
+    success_label: str = "success"
+    """Which label means success."""
+    architecture: str | None = None
+    """For a state dict: torchvision's name of the network, such as resnet18 or
+    mobilenet_v3_small."""
+    module: str | None = None
+    """For a state dict of another network: PACKAGE.MODULE:FUNCTION or FILE.py:FUNCTION, which
+    builds the module."""
+    size: tuple[int, int] | None = None
+    """HEIGHT WIDTH of the network's input, if the file does not define it."""
+    mean: tuple[float, float, float] | None = None
+    """Per channel, in units of pixel / scale; 0 0 0 for none. Default: the file's."""
+    std: tuple[float, float, float] | None = None
+    """Per channel, in units of pixel / scale; 1 1 1 for none. Default: the file's."""
+    scale: float | None = None
+    """Divisor of pixels: 255 (the default) for a network trained on 0 to 1, 1 for 0 to 255."""
+    color_order: Literal["RGB", "BGR"] | None = None
+    """Colour order in the network's training; default: the file's, or RGB."""
+    layout: Literal["NCHW", "NHWC"] | None = None
+    """Layout of the network's input, if the file does not define it."""
+    output: Literal["logits", "probabilities", "logit", "probability"] | None = None
+    """What it returns: one column per label, or a single one for the second label; before or after
+    the softmax or sigmoid. Default: from the file."""
+    output_index: int = 0
+    """Which output of the graph."""
+    crop: tuple[int, int, int, int] | None = None
+    """TOP LEFT HEIGHT WIDTH: crop each image first, as in training."""
+    resize: bool = True
+    """Resize images to the network's size; otherwise another size is an error."""
+    threshold: float | None = None
+    """Lowest probability of success until it is calibrated; default: the file's, or 0.5."""
+    overwrite: bool = False
+    """Replace an existing bundle."""
+
+
+@dataclass(frozen=True)
+class CalibrateConfig:
+    """Choose a bundle's threshold and temperature on labelled images, and measure its error rates.
+
+    For classifiers from elsewhere, and for any other camera or place: the bundle gets what finetune
+    gives its own (threshold with its bound, metrics, verdict, golden frames, model card). An INT8
+    network is removed: run quantize again.
+
+    Exits with 3 if the classifier is useless on these images.
+
+    Examples:
+        vinoreward calibrate --bundle bundles/mine --data data/mine
+        vinoreward calibrate --bundle bundles/mine --data data/mine --target-fpr 0.05
+    """
+
+    bundle: Path
+    """The bundle's folder. An installed bundle is read-only: copy it first."""
+    data: Path
+    """A capture, or any folder with one sub-folder of images per class, that the classifier was not
+    trained on."""
+    target_fpr: float = 0.01
+    """False-positive rate of the threshold, with 95 % confidence."""
+    success_label: str = "success"
+    """Sub-folder of the data with the successes."""
+    seed: int = 0
+    """Seed of the dead-camera frames; not of the split."""
+
+
+@dataclass(frozen=True)
 class QuantizeConfig:
     """Add an INT8 network to a bundle, if it makes the same decisions.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.picture import prepare
 from vinoreward.bundles.schema import Picture, View
 from vinoreward.errors import BundleError, DatasetError
 from vinoreward_training.data.dataset_files import (
@@ -244,6 +246,24 @@ def load_dataset(
         views=_views(folder, about, images.shape[1:3]),
         origin=origin_of(about) if recorded else None,
     )
+
+
+def size_for(picture: Picture) -> tuple[int, int] | None:
+    """Return the (height, width) to read pictures for a network in; None for their own.
+
+    Views are of their own size, and what is cropped first cannot be resized as it is read.
+    """
+    resized = picture.resize != "none" and picture.crop is None and not picture.views
+    return (picture.height, picture.width) if resized else None
+
+
+def load_labelled(folder: Path, picture: Picture, success_label: str) -> Dataset:
+    """Return :func:`load_dataset` with its pictures as a bundle's network takes them.
+
+    PictureMismatchError if they cannot be.
+    """
+    dataset = load_dataset(folder, size=size_for(picture), success_label=success_label)
+    return dataclasses.replace(dataset, images=prepare(dataset.images, picture))
 
 
 def telling_numbers(rows: Iterable[Mapping[str, str]], success_label: str = "success") -> list[str]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,11 +13,12 @@ import numpy.typing as npt
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Encoding, Picture
 from vinoreward.entry_points import named_function
-from vinoreward.errors import ConfigError, PictureMismatchError, VinorewardError
+from vinoreward.errors import ConfigError, PictureMismatchError
 from vinoreward_training.configs import ImportEncoderConfig
 from vinoreward_training.data.dataset import LOWEST_COUNT, load_frames
 from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.encoder.probe import bounds, mean_std
+from vinoreward_training.runs.imports import in_options
 from vinoreward_training.runs.next_command import after_bundle, origin
 
 MAX_PICTURES = 500
@@ -28,43 +26,7 @@ MAX_PICTURES = 500
 GOLDEN_PICTURES = 8
 MAX_BYTES = 2**28
 """Of typical pictures in memory, if they cannot be resized as they are read."""
-_IN_OPTIONS = (
-    (r"give Bundle\.from_encoder the arguments ", "give "),
-    (r"give Bundle\.from_encoder ", "give "),
-    (r"height=, width=|height=|width=", "--size HEIGHT WIDTH"),
-    (r"correct height and width", "correct --size"),
-    (r"layout=", "--layout"),
-    (r"correct outputs=|with outputs=", "with --outputs"),
-    (r"\boutputs is", "--outputs is"),
-    (r"posterior=True", "--posterior"),
-    (r"posterior=False", "--no-posterior"),
-    (r"posterior=None", "no --posterior or --no-posterior"),
-    (r"latent_size=None", "no --latent"),
-    (r"latent_size= ", "--latent "),
-    (r"latent_size=", "--latent "),
-    (r"color_order='(\w+)'", r"--color-order \1"),
-    (r"\bscale=(\d+)", r"--scale \1"),
-    (r"mean (0|0\.5) and std (1|0\.5)", r"--mean \1 \1 \1 and --std \2 \2 \2"),
-    (r"ImageNet's mean and std", "--mean 0.485 0.456 0.406 and --std 0.229 0.224 0.225"),
-    (r"look at mean, std and scale", "look at --mean, --std and --scale"),
-    (r"; give --image-size \d+ \d+ to resize them all", "; bring them to one"),
-    (r"capture more, or raise --frames", "put more into --pictures"),
-    (r"with --data", "with --pictures"),
-)
-"""The library's names of arguments, and this command's options."""
 FACTORY = "a function without arguments that builds the encoder"
-
-
-@contextmanager
-def _in_options() -> Iterator[None]:
-    """Name this command's options in errors that name the library's arguments."""
-    try:
-        yield
-    except VinorewardError as error:
-        text = str(error)
-        for pattern, option in _IN_OPTIONS:
-            text = re.sub(pattern, option, text)
-        raise type(error)(text) from error
 
 
 def _measured(bundle: Bundle, pictures: npt.NDArray[np.uint8]) -> Encoding:
@@ -169,7 +131,7 @@ def _described(config: ImportEncoderConfig, onnx_path: Path) -> Bundle:
 
 def run(config: ImportEncoderConfig) -> int:
     """Describe, check, measure bounds and save; return 0."""
-    with tempfile.TemporaryDirectory() as folder, _in_options():
+    with tempfile.TemporaryDirectory() as folder, in_options():
         bundle = _described(config, Path(folder) / "model.onnx")
         dataset = {**bundle.spec.dataset, **origin(read_about(config.pictures))}
         pictures = _typical(config, bundle.spec.picture)

@@ -16,7 +16,6 @@ from vinoreward.backends.base import load_backend
 from vinoreward.backends.convert import quantize_onnx
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import means
-from vinoreward.bundles.locate import find, known_names
 from vinoreward.bundles.save import add_int8, card_of
 from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import ConfigError, DatasetError, QuantizationRefusedError
@@ -25,8 +24,9 @@ from vinoreward_training.classifier.evaluation import refuse_useless
 from vinoreward_training.configs import QuantizeConfig
 from vinoreward_training.data.dataset import (
     SPLIT,
-    load_dataset,
     load_frames,
+    load_labelled,
+    size_for,
     split_by_episode,
     split_frames,
 )
@@ -44,7 +44,7 @@ from vinoreward_training.quantize.gate import (
     halves,
 )
 from vinoreward_training.runs.next_command import to_train
-from vinoreward_training.runs.report import bullets
+from vinoreward_training.runs.report import bullets, own_bundle
 
 if TYPE_CHECKING:
     from vinoreward.backends.network import NetworkSpec
@@ -103,7 +103,9 @@ def _quantized(bundle: Bundle, images: Images, *, exact_bias: bool) -> Iterator[
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.int8.onnx"
         print(f"NNCF on {len(images)} frames ...", flush=True)
-        quantize_onnx(network.path, path, images, exact_bias=exact_bias)
+        quantize_onnx(
+            network.path, path, images, exact_bias=exact_bias, preprocess=network.preprocess
+        )
         yield dataclasses.replace(network, path=path, sha256=None)
 
 
@@ -128,10 +130,7 @@ def compare(
 
 def _classifier(config: QuantizeConfig, bundle: Bundle) -> str:
     """Quantize a classifier, add the network to the bundle; return the gate's result in words."""
-    picture = bundle.spec.picture
-    as_they_are = picture.resize == "none" or picture.views  # views are of their own size
-    size = None if as_they_are else (picture.height, picture.width)
-    dataset = load_dataset(config.data, size=size, success_label=config.success_label)
+    dataset = load_labelled(config.data, bundle.spec.picture, config.success_label)
     if bundle.spec.dataset.get("split") != SPLIT and bundle.spec.dataset.get("sha256"):
         print(
             "note: this bundle was trained when data were split otherwise. If it was trained on "
@@ -139,9 +138,9 @@ def _classifier(config: QuantizeConfig, bundle: Bundle) -> str:
         )
     calibration, held_out = _split(config, "classifier", split_by_episode(dataset))
     held_out = np.sort(held_out)
-    images = bundle.prepare(dataset.images)
+    images, episodes = dataset.images, dataset.episodes
     with _quantized(bundle, images[calibration], exact_bias=False) as int8:
-        result = compare(config, bundle, int8, images[held_out], dataset.episodes[held_out])
+        result = compare(config, bundle, int8, images[held_out], episodes[held_out])
         add_int8(
             bundle,
             int8.path,
@@ -178,9 +177,7 @@ def _classifier(config: QuantizeConfig, bundle: Bundle) -> str:
 
 def _encoder(config: QuantizeConfig, bundle: Bundle, encoding: Encoding) -> str:
     """Quantize an encoder, add the network to the bundle; return the gate's result in words."""
-    picture = bundle.spec.picture
-    resized = picture.resize != "none" and picture.crop is None
-    frames = load_frames(config.data, size=(picture.height, picture.width) if resized else None)
+    frames = load_frames(config.data, size=size_for(bundle.spec.picture))
     parts = split_frames(frames, seed=int(bundle.spec.dataset.get("split_seed", config.seed)))
     calibration, held_out = _split(config, "encoder", parts)
     held_out = _some(held_out, MOST_HELD_OUT, config.seed, 0x4E1D)
@@ -267,14 +264,7 @@ def run(config: QuantizeConfig) -> int:
             f"{config.boundary}, calibration={config.calibration}. Expected shares below 1 and "
             "positive numbers of frames."
         )
-    if not config.bundle.exists() and str(config.bundle) in known_names():
-        installed = find(str(config.bundle))
-        raise ConfigError(
-            f"{config.bundle} is an installed bundle, which is only read. Expected a folder of "
-            f"your own to put the INT8 network into; copy it, cp -r {installed} my-bundle, "
-            "and give the copy with --bundle."
-        )
-    bundle = Bundle.load(config.bundle)
+    bundle = own_bundle(config.bundle)
     try:
         if bundle.spec.encoding is not None:
             print(_encoder(config, bundle, bundle.spec.encoding))

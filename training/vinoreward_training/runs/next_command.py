@@ -120,6 +120,13 @@ def after_bundle(bundle: Path, data: Path, success_label: str = "success") -> st
     return command("quantize", "--bundle", _from_here(bundle), "--data", data, *more)
 
 
+def after_import(bundle: Path) -> str:
+    """Return the command that calibrates an imported classifier on pictures of its user's."""
+    data = "data/mine"
+    line = command("calibrate", "--bundle", _from_here(bundle), "--data", data)
+    return f"{line}\n({data} stands for your pictures: a capture, or one folder per class)"
+
+
 def to_train(bundle: Path, spec: BundleSpec) -> str:
     """Return the command that trains a policy in the environment of a bundle's pictures.
 

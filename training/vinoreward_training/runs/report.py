@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import find, known_names
 from vinoreward.bundles.reader import shown as short
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec
@@ -259,6 +261,17 @@ def publish(
             file.unlink()
     print(f"bundle {saved}, report {folder / 'report.html'}")
     return saved
+
+
+def own_bundle(path: Path) -> Bundle:
+    """Load the bundle that a command will write to; an installed one is refused."""
+    if not path.exists() and str(path) in known_names():
+        raise ConfigError(
+            f"{path} is an installed bundle, which is only read. Expected a folder of your own to "
+            f"write to; copy it, cp -r {find(str(path))} my-bundle, and give the copy with "
+            "--bundle."
+        )
+    return Bundle.load(path)
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:

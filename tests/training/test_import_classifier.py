@@ -1,0 +1,370 @@
+"""Classifiers trained elsewhere become calibrated bundles, and what was told wrongly shows."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny_network as tiny
+import torch
+import torchvision
+from PIL import Image
+from torch import nn
+
+from vinoreward import LearnedReward
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import (
+    ConfigError,
+    PictureMismatchError,
+    QuantizationRefusedError,
+    TooFewNegativesError,
+    VinorewardError,
+)
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.classifier import calibrate, import_classifier
+from vinoreward_training.classifier.finetune import USELESS
+from vinoreward_training.configs import CalibrateConfig, ImportClassifierConfig, QuantizeConfig
+from vinoreward_training.data.dataset import load_dataset, split_by_episode
+from vinoreward_training.quantize import command as quantize
+
+SIZE = (32, 40)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+LABELS = ("failure", "success")
+# The exporter that names inputs and axes is an old one.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def normalised(images: np.ndarray) -> np.ndarray:
+    """Prepare pictures by hand, as the training of the foreign network did."""
+    floats = (images.astype(np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
+    return np.ascontiguousarray(floats.transpose(0, 3, 1, 2))
+
+
+def draw(folder: Path, count: int) -> Path:
+    """Write noise pictures: a success has a red half, a failure a blue, a green or a dark one."""
+    random = np.random.default_rng(0)
+    for index in range(count):
+        image = random.integers(60, 120, (*SIZE, 3), dtype=np.uint8)
+        kind = 0 if index % 2 else 1 + index // 2 % 3
+        if kind < 3:
+            image[:, :20, [0, 2, 1][kind]] += 90
+        path = folder / ("failure" if kind else "success") / f"{index:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path, compress_level=1)
+    return folder
+
+
+def to_onnx(net: nn.Module, path: Path, batch: int | None = None) -> Path:
+    torch.onnx.export(
+        net,
+        (torch.zeros(batch or 2, 3, *SIZE),),
+        str(path),
+        dynamo=False,
+        input_names=["x"],
+        output_names=["y"],
+        dynamic_axes=None if batch else {"x": {0: "n"}},
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures, and torchvision's resnet18 trained on them with a head of two and one of one."""
+    folder = tmp_path_factory.mktemp("foreign")
+    data = load_dataset(draw(folder / "data", 720))
+    train = split_by_episode(data)[0]
+    torch.manual_seed(0)
+    net = torchvision.models.resnet18(num_classes=2)
+    two, one = net.fc, nn.Linear(512, 1)
+    net.fc = nn.Identity()
+    parameters = [*net.parameters(), *two.parameters(), *one.parameters()]
+    optimiser = torch.optim.AdamW(parameters, 5e-4)
+    labels = torch.from_numpy(data.labels)
+    for batch in np.array_split(np.random.default_rng(0).permutation(train), 16):
+        found = net(torch.from_numpy(normalised(data.images[batch])))
+        loss = nn.functional.cross_entropy(two(found), labels[batch])
+        loss = loss + nn.functional.binary_cross_entropy_with_logits(
+            one(found)[:, 0], labels[batch].float()
+        )
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    for name, head in (("two", two), ("one", one)):
+        whole = copy.deepcopy(net).eval()
+        whole.fc = copy.deepcopy(head)
+        torch.save(whole.state_dict(), folder / f"{name}.pt")
+        to_onnx(whole, folder / f"{name}.onnx")
+        if name == "one":
+            to_onnx(whole, folder / "batch1.onnx", 1)
+    return folder
+
+
+def config_of(foreign: Path, out: Path, model: str, **changes: Any) -> ImportClassifierConfig:
+    given = {"labels": LABELS, "mean": MEAN, "std": STD, **changes}
+    return ImportClassifierConfig(model=foreign / model, out=out, **given)
+
+
+def calibrated(foreign: Path, out: Path, model: str = "two.onnx", **changes: Any) -> int:
+    import_classifier.run(config_of(foreign, out, model, **changes))
+    return calibrate.run(CalibrateConfig(bundle=out, data=foreign / "data", target_fpr=0.02))
+
+
+def by_hand(foreign: Path, model: str, images: np.ndarray) -> np.ndarray:
+    """Return ONNX Runtime's probability of success for pictures prepared by hand."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(foreign / model, providers=["CPUExecutionProvider"])
+    rows = [session.run(None, {"x": normalised(image[None])})[0][0] for image in images]
+    outputs = np.array(rows, np.float64)
+    if outputs.shape[1] == 1:
+        return 1 / (1 + np.exp(-outputs[:, 0]))
+    powers = np.exp(outputs)
+    return powers[:, 1] / powers.sum(axis=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "output", "more"),
+    [
+        ("two.onnx", "logits", {}),
+        ("batch1.onnx", "logit", {}),
+        ("one.pt", "logit", {"architecture": "resnet18", "size": SIZE}),
+    ],
+)
+def test_an_imported_classifier_gives_the_probabilities_of_the_original(
+    foreign: Path, tmp_path: Path, model: str, output: str, more: dict[str, Any]
+) -> None:
+    import_classifier.run(config_of(foreign, tmp_path / "bundle", model, **more))
+    bundle = Bundle.load(tmp_path / "bundle")
+    assert bundle.spec.output == output
+    images = load_dataset(foreign / "data").images[::90]
+    expected = by_hand(foreign, model.replace(".pt", ".onnx"), images)
+    for backend in ("openvino", "onnxruntime"):
+        with Classifier(bundle, backend=backend) as classifier:
+            assert classifier.probability(images) == pytest.approx(expected, abs=1e-4)
+
+
+class Shown(gym.Env[np.ndarray, int]):
+    """Shows the pictures of a data set one after the other; the observation is the picture."""
+
+    observation_space = gym.spaces.Box(0, 255, (*SIZE, 3), np.uint8)
+    action_space = gym.spaces.Discrete(1)
+
+    def __init__(self, images: np.ndarray) -> None:
+        self.images = images
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.at = -1
+        return self.images[0], {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.at += 1
+        return self.images[self.at], 0.0, False, False, {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["two.onnx", "one.onnx"])
+def test_import_calibrate_quantize_and_wrap(
+    foreign: Path, tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bundle"
+    assert calibrated(foreign, out, model) == 0
+    said = capsys.readouterr().out
+    assert f"next: vinoreward calibrate --bundle {out}" in said
+    assert f"next: vinoreward quantize --bundle {out}" in said
+    bundle = Bundle.load(out)
+    decision, test = bundle.spec.decision, bundle.spec.metrics["test"]
+    assert decision.chosen_for["target_fpr"] == 0.02
+    assert decision.chosen_for["episodes_reach_target"]
+    assert test["recall"] > 0.9
+    assert len(bundle.golden.images) == 8
+    level = bundle.spec.metrics["verdict"]["level"]
+    assert f"Verdict: {level}" in (out / "README.md").read_text()
+    quantize.run(QuantizeConfig(bundle=out, data=foreign / "data", max_second_looks=1.0))
+    quantized = Bundle.load(out)
+    assert quantized.resolve_precision("openvino") == "int8"
+    data = load_dataset(foreign / "data")
+    raw = by_hand(foreign, model, data.images[::90])
+    with Classifier(out, precision="fp32") as classifier:
+        expected = np.log(raw / (1 - raw)) / decision.temperature
+        found = classifier.log_odds(data.images[::90])
+        assert found == pytest.approx(expected, abs=1e-3, rel=1e-3)
+    shown = split_by_episode(data)[2]
+    env = LearnedReward(Shown(data.images[shown]), out, image_source="obs",
+                        terminate_on_success=False)  # fmt: skip
+    env.reset()
+    claims = [env.step(0)[1] for _ in shown]
+    env.close()
+    truth = data.labels[shown]
+    assert np.mean(np.array(claims)[truth == 1]) > 0.9
+    assert np.mean(np.array(claims)[truth == 0]) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"color_order": "BGR"}, "import-classifier with --color-order RGB"),
+        ({"success_label": "failure"}, "--success-label success (the label is inverted)"),
+        ({"scale": 1.0}, "import-classifier with --scale 255"),
+    ],
+)
+def test_what_was_told_wrongly_shows_in_the_numbers_and_is_named(
+    foreign: Path,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    cause: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert calibrated(foreign, tmp_path / "bundle", **changes) == USELESS
+    said = capsys.readouterr().out
+    assert "verdict: useless" in said
+    assert cause in said
+    assert "next: vinoreward quantize" not in said
+    assert Bundle.load(tmp_path / "bundle").spec.metrics["verdict"]["level"] == "useless"
+
+
+def harmed(folder: Path, how: str) -> Path:
+    """Write a network that cannot be imported."""
+    import onnx
+
+    path = tiny.network(folder / f"{how}.onnx", float_input=True)
+    model = onnx.load(path)
+    if how == "external":
+        onnx.save_model(
+            model, path, save_as_external_data=True, location="data.bin", size_threshold=0
+        )
+        return path
+    if how == "custom":
+        model.graph.node[0].domain = "com.mine"
+        model.opset_import.append(onnx.helper.make_opsetid("com.mine", 1))
+    elif how == "nan":
+        broken = np.full((3, 2), np.nan, np.float32)
+        weights = next(item for item in model.graph.initializer if item.name == "weights")
+        weights.CopyFrom(onnx.numpy_helper.from_array(broken, "weights"))
+    elif how == "planes":
+        model.graph.node.pop(), model.graph.node.pop()
+        model.graph.node[-1].output[0] = "logits"
+        sizes = model.graph.output[0].type.tensor_type.shape
+        sizes.dim[1].dim_value = 3
+        sizes.dim.add().dim_value = sizes.dim.add().dim_value = 1
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("external", "external data.*with its weights inside the file"),
+        ("custom", "domain 'com.mine'.*from usual operators"),
+        ("nan", "NaN or infinity for 4 of 4 inputs.*weights are broken"),
+        ("planes", "Expected pictures .* flattened at its end"),
+    ],
+)
+def test_a_network_that_cannot_be_imported_is_named_with_the_remedy(
+    tmp_path: Path, how: str, words: str
+) -> None:
+    path = harmed(tmp_path, how)
+    out = tmp_path / "bundle"
+    with pytest.raises(VinorewardError, match=words):
+        import_classifier.run(config_of(tmp_path, out, path.name))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"labels": (), "mean": None}, "does not say labels, mean.*give --labels, --mean"),
+        ({"labels": ("success",)}, "2 outputs, but there are 1 labels.*give --labels"),
+        ({"success_label": "done"}, "success_label is 'done'. Expected one of failure, success"),
+        ({"output": "logit"}, "Expected one output for 'logit'.*correct --output"),
+        ({"output_index": 3}, "Expected one input and output number 3"),
+    ],
+)
+def test_options_that_do_not_fit_the_file_are_named(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    tiny.network(tmp_path / "net.onnx", float_input=True)
+    with pytest.raises(ConfigError, match=words):
+        import_classifier.run(config_of(tmp_path, tmp_path / "bundle", "net.onnx", **changes))
+
+
+class Runs:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return eval, ("open('was-here', 'w').close()",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "cannot be read as a state dict.*Expected names and tensors only"),
+        ({"architecture": "resnet19"}, "torchvision has no classifier 'resnet19'"),
+        ({"architecture": None}, "Expected also --architecture"),
+        ({"size": None}, "Expected also --size HEIGHT WIDTH"),
+    ],
+)
+def test_a_file_of_weights_runs_no_code_and_needs_its_network(
+    tmp_path: Path, changes: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weights": Runs()}, tmp_path / "weights.pt")
+    given = {"architecture": "resnet18", "size": SIZE} | changes
+    with pytest.raises(VinorewardError, match=words):
+        import_classifier.run(config_of(tmp_path, tmp_path / "bundle", "weights.pt", **given))
+    assert not (tmp_path / "was-here").exists()
+
+
+def imported(tmp_path: Path, **changes: Any) -> CalibrateConfig:
+    """Import the tiny network; return the command that calibrates it."""
+    tiny.network(tmp_path / "net.onnx", float_input=True)
+    import_classifier.run(config_of(tmp_path, tmp_path / "bundle", "net.onnx", **changes))
+    return CalibrateConfig(bundle=tmp_path / "bundle", data=tmp_path / "data", target_fpr=0.02)
+
+
+def test_too_few_failures_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    config = imported(tmp_path)
+    draw(tmp_path / "data", 120)
+    before = tiny.snapshot(tmp_path / "bundle")
+    with pytest.raises(TooFewNegativesError, match="Expected at least 149"):
+        calibrate.run(config)
+    assert tiny.snapshot(tmp_path / "bundle") == before
+
+
+def test_pictures_of_another_size_are_refused_without_resize(tmp_path: Path) -> None:
+    config = imported(tmp_path, resize=False)
+    draw(tmp_path / "data", 40)
+    with pytest.raises(PictureMismatchError, match="Expected 6 x 8"):
+        calibrate.run(config)
+
+
+def test_squeezed_pictures_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = imported(tmp_path)
+    for path in draw(tmp_path / "data", 120).rglob("*.png"):
+        Image.open(path).crop((0, 0, 16, 32)).save(path)
+    with pytest.raises(TooFewNegativesError):
+        calibrate.run(config)
+    assert "pictures of 32 x 16 are squeezed to 6 x 8" in capsys.readouterr().out
+
+
+def test_an_ir_is_not_quantized_and_says_so(tmp_path: Path) -> None:
+    import openvino as ov
+
+    path = tiny.network(tmp_path / "net.onnx", float_input=True)
+    ov.save_model(ov.convert_model(path), tmp_path / "net.xml", compress_to_fp16=False)
+    import_classifier.run(config_of(tmp_path, tmp_path / "bundle", "net.xml"))
+    draw(tmp_path / "data", 720)
+    with pytest.raises(QuantizationRefusedError, match=r"is not an ONNX file.*stays FP32"):
+        quantize.run(QuantizeConfig(bundle=tmp_path / "bundle", data=tmp_path / "data"))
+
+
+def test_a_threshold_that_nobody_chose_is_said_when_the_bundle_is_wrapped(tmp_path: Path) -> None:
+    imported(tmp_path)
+    env = Shown(np.zeros((2, *SIZE, 3), np.uint8))
+    with pytest.warns(UserWarning, match="threshold of 0.5 was chosen for no .* calibrate"):
+        LearnedReward(env, tmp_path / "bundle", image_source="obs").close()
+    # A threshold of the user's own needs no calibration; a warning would fail the test.
+    LearnedReward(env, tmp_path / "bundle", image_source="obs", success_threshold=0.7).close()

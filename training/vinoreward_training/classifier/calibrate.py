@@ -1,0 +1,237 @@
+"""``vinoreward calibrate``: threshold, temperature and error rates of any classifier's bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.backends.base import Backend
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.foreign_encoder import other_pictures
+from vinoreward.bundles.picture import read_picture
+from vinoreward.bundles.save import replace_fp32
+from vinoreward.bundles.schema import BundleSpec, Picture
+from vinoreward.errors import ConfigError, InputError, needed_for
+from vinoreward.rewards.classifier import log_odds, scores_of
+from vinoreward_training.classifier.dead_camera import judged
+from vinoreward_training.classifier.evaluation import (
+    Evaluation,
+    Floats,
+    evaluate,
+    ranking,
+)
+from vinoreward_training.classifier.finetune import USELESS, enough
+from vinoreward_training.configs import CalibrateConfig
+from vinoreward_training.data.dataset import (
+    SPLIT,
+    Dataset,
+    Images,
+    load_labelled,
+    split_by_episode,
+)
+from vinoreward_training.data.dataset_files import Indices, read_about
+from vinoreward_training.runs.imports import as_options
+from vinoreward_training.runs.next_command import after_bundle, origin
+from vinoreward_training.runs.report import markdown, own_bundle
+
+SAMPLE = 100
+"""Frames of each class on which other descriptions of the network are tried."""
+WELL, CLEARLY = 0.75, 0.05
+"""Another description is named if it ranks so many pairs right, so many more than this one, and
+halves the wrong ones."""
+BATCH = 32
+
+
+def _logits(backend: Backend, spec: BundleSpec, images: Images, progress: str = "") -> Floats:
+    """Return the network's logits (N, K) of pictures (N, H, W, 3)."""
+    from tqdm import tqdm
+
+    starts = tqdm(range(0, len(images), BATCH), desc=progress, unit="batch", disable=not progress)
+    outputs = [backend.infer(images[start : start + BATCH]) for start in starts]
+    return scores_of(np.concatenate(outputs), spec)
+
+
+def _parts(
+    config: CalibrateConfig, bundle: Bundle, dataset: Dataset
+) -> tuple[Indices, Indices, str]:
+    """Return the indices that choose the threshold, those that test it, and what was seen before.
+
+    A network that has not seen the training part chooses the threshold on that too.
+    """
+    from vinoreward_training.classifier import training
+
+    parts = split_by_episode(dataset)
+    train, validation, test = parts
+    weights = bundle.path / "model.safetensors"
+    record = training.read_record(weights) if weights.name in bundle.spec.files else None
+    remedy = f"capture with another --seed, and give that as --data instead of {config.data}"
+    seen = training.check_unseen(record, weights, dataset, parts, remedy)
+    if record is None:
+        known = bool(bundle.spec.dataset.get("sha256"))  # trained by finetune, before records
+        seen = (
+            "not known: nothing says what it was trained on. If it has seen these pictures, the "
+            "rates here are too good"
+        )
+    else:
+        known = record.share_of(training.picture_keys(dataset.images[train])) > training.TOLERATED
+    choosing = validation if known else np.sort(np.concatenate([train, validation]))
+    return choosing, test, seen
+
+
+def _causes(bundle: Bundle, dataset: Dataset, logits: Floats, part: Indices) -> Iterator[str]:
+    """Yield what would make the network separate the frames ``part`` better, in options."""
+    spec = bundle.spec
+    some = np.concatenate([_some(part[dataset.labels[part] == label]) for label in (0, 1)])
+    images, truth = dataset.images[some], dataset.labels[some]
+
+    def ranked(values: Floats, column: int) -> float:
+        return ranking(log_odds(values, column), truth)
+
+    def after(described: BundleSpec, pictures: Images) -> float:
+        other = dataclasses.replace(bundle, spec=described)
+        with other.backend("openvino", precision="fp32", verify=False) as backend:
+            return ranked(_logits(backend, spec, pictures), spec.success_index)
+
+    by_label = [ranked(logits[some], column) for column in range(len(spec.labels))]
+    before, best = by_label[spec.success_index], int(np.argmax(by_label))
+    tried = {name: after(other, images) for name, other in other_pictures(spec)}
+    if spec.picture.in_graph:
+        swapped = np.ascontiguousarray(images[..., ::-1])
+        tried["red and blue swapped before the export"] = after(spec, swapped)
+    name = max(tried, key=lambda each: tried[each])
+    for cause, share in (
+        (f"--success-label {spec.labels[best]} (the label is inverted)", by_label[best]),
+        (name, tried[name]),
+    ):
+        if share > max(WELL, before + CLEARLY) and 1 - share < (1 - before) / 2:
+            yield (
+                f"import-classifier with {cause}: {share:.0%} of the pairs of a success and a "
+                f"failure are then ranked right, instead of {before:.0%}"
+            )
+
+
+def _some(indices: Indices) -> Indices:
+    """Return up to ``SAMPLE`` of the indices, evenly chosen."""
+    places = np.linspace(0, len(indices) - 1, min(SAMPLE, len(indices))).astype(np.int64)
+    return np.asarray(indices[places])
+
+
+def _squeezed(dataset: Dataset, picture: Picture) -> str | None:
+    """Return a note if the pictures lose their aspect ratio, None otherwise."""
+    if not dataset.resized or picture.crop is not None:
+        return None
+    height, width = read_picture(dataset.folder / dataset.files[0]).shape[:2]
+    rows, columns = picture.height, picture.width
+    # Within a pixel: sides are whole numbers.
+    if abs(height * columns / width - rows) < 1 or abs(width * rows / height - columns) < 1:
+        return None
+    return (
+        f"note: pictures of {height} x {width} are squeezed to {rows} x {columns} (height x width)."
+        " If the network was trained on cut ones, import it with --crop."
+    )
+
+
+def run(config: CalibrateConfig) -> int:
+    """Calibrate, measure and write the bundle; return 0, or ``USELESS`` after that verdict."""
+    if not 0 < config.target_fpr < 1 or config.seed < 0:
+        raise ConfigError(
+            f"--target-fpr is {config.target_fpr} and --seed is {config.seed}. Expected a rate "
+            "between 0 and 1, and a whole number of at least 0."
+        )
+    with needed_for("calibration", "train"):
+        # Here, as it imports torch; and before the data are read.
+        from vinoreward_training.classifier.bundle import golden_of, say
+    bundle = own_bundle(config.bundle)
+    spec = bundle.spec
+    if spec.kind != "classifier":
+        raise ConfigError(
+            f"the bundle {spec.name!r} is an encoder, which has no threshold. Expected a "
+            "classifier's bundle; look at the next command that import-encoder printed."
+        )
+    dataset = load_labelled(config.data, spec.picture, config.success_label)
+    if note := _squeezed(dataset, spec.picture):
+        print(note)
+    choosing, test, seen = _parts(config, bundle, dataset)
+    enough(config, dataset, choosing)
+    print(f"{len(choosing)} frames choose the threshold, {len(test)} test it")
+    print(f"frames new to the network: {seen}")
+    logits = np.zeros((len(dataset.labels), len(spec.labels)))  # of other frames never read
+    with bundle.backend("openvino", precision="fp32") as backend:
+        for part, what in ((choosing, "choose"), (test, "test")):
+            logits[part] = _logits(backend, spec, dataset.images[part], what)
+        score = partial(_logits, backend, spec)
+        dead = (
+            judged(score, dataset, choosing, 1, config.seed),
+            judged(score, dataset, test, 2, config.seed),
+        )
+        causes = tuple(map(as_options, _causes(bundle, dataset, logits, choosing)))
+        try:
+            result = evaluate(
+                config.target_fpr,
+                dataset,
+                logits,
+                (choosing, test),
+                dead,
+                success=spec.success_index,
+                falling=None,
+            )
+        except InputError as error:
+            why = f" Try {'; '.join(causes)}." if causes else ""
+            raise InputError(f"{error}{why}") from error
+        verdict = dataclasses.replace(result.verdict, advice=(*causes, *result.verdict.advice))
+        metrics = result.metrics | {"verdict": verdict.as_dict()}
+        result = dataclasses.replace(result, verdict=verdict, metrics=metrics)
+        golden = dataset.images[golden_of(dataset, test, result)]
+        outputs = backend.infer(golden)
+    _write(config, bundle, dataset, test, result, (golden, outputs), seen)
+    say(result)
+    if verdict.level == "useless":
+        return USELESS
+    print(f"next: {after_bundle(bundle.path, config.data, config.success_label)}")
+    return 0
+
+
+def _write(
+    config: CalibrateConfig,
+    bundle: Bundle,
+    dataset: Dataset,
+    test: Indices,
+    result: Evaluation,
+    golden: tuple[Images, npt.NDArray[np.float32]],
+    seen: str,
+) -> None:
+    """Write the bundle with its new decision, metrics, golden frames and card."""
+    from vinoreward_training.classifier.bundle import draw, sections_of
+
+    spec, counts = bundle.spec, dataset.counts
+    on = {"sha256": dataset.sha256, "counts": counts, "split": SPLIT}
+    facts: dict[str, object] = {
+        "network": f"{spec.architecture or 'from elsewhere'}, {spec.picture.height}x"
+        f"{spec.picture.width} pixels, {spec.output}, FP32",
+        "calibrated on": f"{counts['frames']} frames ({counts['episodes']} episodes in all), "
+        f"dataset {dataset.sha256[:12]}",
+        "frames new to the network": seen,
+    }
+    new = dataclasses.replace(
+        spec,
+        decision=result.decision,
+        metrics=spec.metrics | result.metrics,
+        # The rates hold for what drew these pictures.
+        picture=dataclasses.replace(spec.picture, scene=dataset.scene or spec.picture.scene),
+        dataset=spec.dataset | origin(read_about(config.data)) | {"calibrated_on": on},
+    )
+    intro = (
+        "A success classifier: one camera picture in, the probability of success out. Calibrated by"
+        " `vinoreward calibrate`; use it with `vinoreward.LearnedReward(env, path)`."
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = draw(Path(folder), dataset, test, result)
+        card = markdown(spec.name, intro, sections_of(result, facts, drawn))
+        replace_fp32(bundle, new, *golden, card, {path.name: path for path in drawn})
+    print(f"bundle {bundle.path}")

@@ -1,0 +1,137 @@
+"""``vinoreward import-classifier``: a classifier trained elsewhere becomes a bundle."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.foreign_encoder import load_state
+from vinoreward.bundles.schema import ONE_COLUMN, Picture
+from vinoreward.entry_points import named_function
+from vinoreward.errors import ConfigError, needed_for
+from vinoreward_training.configs import ImportClassifierConfig
+from vinoreward_training.runs.imports import in_options
+from vinoreward_training.runs.next_command import after_import
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FACTORY = "a function without arguments that builds the network"
+GOLDEN_PICTURES = 4
+"""Made up: until the bundle is calibrated, no picture of its camera is known."""
+
+
+def torchvision_network(name: str, state: Path, labels: int, output: str | None) -> nn.Module:
+    """Return an untrained classifier of torchvision's, with the outputs that a state dict has."""
+    with needed_for("building a torchvision network", "train"):
+        import torchvision
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        raise ConfigError(
+            f"torchvision has no classifier {name!r}. Expected one of {', '.join(known)}; for "
+            "another network give --module, or export it as ONNX."
+        )
+    # They fill fresh weights with a slow SciPy distribution, and warn of it.
+    more = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+
+    def build(outputs: int) -> nn.Module:
+        module: nn.Module = torchvision.models.get_model(
+            name, weights=None, num_classes=outputs, **more
+        )
+        return module
+
+    single = output in ONE_COLUMN
+    net = build(1 if single else labels)
+    if output is None and labels == 2:
+        shapes = {key: value.shape for key, value in load_state(state).items()}
+        one = build(1)
+        if shapes == {key: value.shape for key, value in one.state_dict().items()}:
+            return one
+    return net
+
+
+def _described(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
+    """Return the bundle in memory; a module is exported to ``onnx_path``."""
+    height, width = config.size or (None, None)
+    facts: dict[str, Any] = {
+        "labels": config.labels or None,
+        "success_label": config.success_label,
+        "mean": config.mean,
+        "std": config.std,
+        "scale": config.scale,
+        "color_order": config.color_order,
+        "output": config.output,
+        "threshold": config.threshold,
+        "crop": config.crop,
+        "resize": "pil_bilinear" if config.resize else "none",
+        "name": config.name or config.model.stem,
+    }
+    if config.model.suffix in (".onnx", ".xml"):
+        return Bundle.from_model(
+            config.model,
+            height=height,
+            width=width,
+            layout=config.layout,
+            output_index=config.output_index,
+            **facts,
+        )
+    if config.model.suffix not in (".pt", ".pth", ".bin", ".safetensors"):
+        raise ConfigError(
+            f"{config.model} is no network that can be imported. Expected an .onnx, an OpenVINO "
+            ".xml, or a state dict (.pt, .pth, .safetensors); export the network as ONNX."
+        )
+    needed = {
+        "--architecture (a torchvision name such as resnet18) or --module": config.architecture
+        or config.module,
+        "--size HEIGHT WIDTH": config.size,
+        "--labels": config.labels,
+        "--mean": config.mean,
+        "--std": config.std,
+    }
+    if missing := [name for name, value in needed.items() if not value]:
+        raise ConfigError(
+            f"{config.model} is a state dict, which does not say what it belongs to. Expected also "
+            f"{', '.join(missing)}."
+        )
+    if config.module is not None:
+        module = named_function(config.module, "module", FACTORY)()
+    else:
+        module = torchvision_network(
+            str(config.architecture), config.model, len(config.labels), config.output
+        )
+    given = {name: value for name, value in facts.items() if value is not None}
+    return Bundle.from_module(
+        module, config.model, onnx_path, height=int(height or 0), width=int(width or 0), **given
+    )
+
+
+def made_up_pictures(picture: Picture) -> npt.NDArray[np.uint8]:
+    """Return coloured pictures (N, H, W, 3) of the network's size, each with a tint of its own."""
+    random = np.random.default_rng(0)
+    shape = (GOLDEN_PICTURES, picture.height, picture.width, 3)
+    tints = random.integers(40, 216, (GOLDEN_PICTURES, 1, 1, 3))
+    return (tints + random.integers(-40, 40, shape)).astype(np.uint8)
+
+
+def run(config: ImportClassifierConfig) -> int:
+    """Describe, check and save; return 0."""
+    with tempfile.TemporaryDirectory() as folder, in_options():
+        bundle = _described(config, Path(folder) / "model.onnx")
+        picture = bundle.spec.picture
+        # A picture of its own size is neither cropped nor resized: these are the network's input.
+        saved = bundle.save_prepared(
+            config.out, made_up_pictures(picture), overwrite=config.overwrite
+        )
+    spec = saved.spec
+    print(
+        f"bundle {saved.path}: {picture.height} x {picture.width} pixels, {picture.color_order}, to"
+        f" {spec.output} of {', '.join(spec.labels)}; {spec.success_label!r} means success."
+    )
+    print(f"its threshold of {spec.decision.threshold:g} is not calibrated yet.")
+    print(f"next: {after_import(saved.path)}")
+    return 0
