@@ -46,7 +46,10 @@ from vinoreward_training.capture.hover import (
 from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
 from vinoreward_training.classifier.evaluation import evaluate_classifier
 from vinoreward_training.configs import BenchConfig
+from vinoreward_training.tasks.environments import make_envs
 
+TOGETHER = (4, 8)
+"""Environments that are stepped together, as by ``train --num-envs``."""
 DEAD_PART = 3
 """Dead-camera frames of the bench: neither validation's (1) nor test's (2)."""
 ARTICLE_SHORT_SIDE = 224
@@ -199,7 +202,7 @@ def reward_path_rows(config: BenchConfig) -> list[Row]:
 
 
 def step_rows(config: BenchConfig) -> list[Row]:
-    """Time a step of our default environment against the article's, and the oracle's."""
+    """Time a step of our default environment against the article's, the oracle's, and together."""
     one_thread()
     with contextlib.ExitStack() as stack:
 
@@ -207,14 +210,22 @@ def step_rows(config: BenchConfig) -> list[Row]:
             made = gym.make("PandaHover-v0", bundle=config.bundle, **arguments)
             return Stepper(stack.enter_context(contextlib.closing(made)), config.seed)
 
+        def together(count: int) -> Callable[[], object]:
+            made = make_envs(count, "PandaHover-v0", bundle=config.bundle, processes=False)
+            envs = stack.enter_context(contextlib.closing(made))
+            envs.seed(config.seed)
+            envs.reset()
+            return lambda: envs.step(np.stack([envs.action_space.sample() for _ in range(count)]))
+
         times = interleaved(
             {
                 "ours": stepper(),
                 "oracle": stepper(backend="oracle"),
                 "article": stepper(backend="torch", fidelity="article"),
+                **{str(count): together(count) for count in TOGETHER},
             },
             rounds=config.rounds,
-            calls={"ours": 40, "oracle": 40, "article": 10},
+            calls={"ours": 40, "oracle": 40, "article": 10, **{str(n): 10 for n in TOGETHER}},
         )
     what = "time of a PandaHover-v0 step, resets included: "
     article = f'{what}fidelity="article" with PyTorch over our default'
@@ -222,6 +233,16 @@ def step_rows(config: BenchConfig) -> list[Row]:
     return [
         speed_row("step", article, times["article"], times["ours"]),
         speed_row("step", oracle, times["ours"], times["oracle"]),
+        *(
+            speed_row(
+                "step",
+                f"{what}our default over one of {count} environments stepped together in one "
+                "process, with one classification",
+                times["ours"],
+                times[str(count)] / count,
+            )
+            for count in TOGETHER
+        ),
     ]
 
 
