@@ -39,6 +39,7 @@ from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.data.dataset_files import read_about
+from vinoreward_training.runs.next_command import origin
 from vinoreward_training.tasks.environments import has_own_reward
 
 
@@ -351,9 +352,16 @@ class TwoCameras(Goals):
         place=gymnasium.spaces.Box(-15, 15, (1,), np.float32),
     )
 
-    def __init__(self, render_mode: str | None = None, least: int = 1) -> None:
+    def __init__(
+        self,
+        render_mode: str | None = None,
+        least: int = 1,
+        lamp: dict[str, Any] | None = None,
+        size: tuple[int, ...] = (16, 20),
+    ) -> None:
         super().__init__(render_mode)
-        self.least = least
+        assert type(size) is tuple and not isinstance(lamp, str)
+        self.least = least if lamp is None else lamp["least"]
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         place, info = super().reset(seed=seed, options=options)
@@ -419,6 +427,18 @@ def test_a_source_without_pictures_is_refused_before_anything_is_played(
     with pytest.raises(ConfigError, match=found):
         capture.run(CaptureConfig(out=tmp_path / "x", env=env, image_source=(source,)))
     assert not (tmp_path / "x").exists()
+
+
+def test_arguments_may_be_lists_and_tables_and_are_given_again(tmp_path: Path) -> None:
+    env, out = registered("VinorewardTestTwoCameras-v0", TwoCameras), tmp_path / "a"
+    words = ["--env", env, "--truth-key", "there", "--frames", "12", "--out", str(out)]
+    arguments = ["--env-kwargs", "lamp", "{'least': 5, 'on': True}", "size", "(16, 20)"]
+    assert main(["capture", *words, *arguments]) == 0
+    assert main(["capture", "--resume", "--frames", "16", "--out", str(out)]) == 0
+    assert load_dataset(out).images[:, 0, 0, 1].min() >= 5
+    recorded = {"lamp": {"least": 5, "on": True}, "size": [16, 20]}
+    assert read_about(out)["env_kwargs"] == recorded
+    assert origin(read_about(out))["env_kwargs"] == recorded
 
 
 def test_an_argument_that_the_environment_does_not_take_is_named(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ from vinoreward_training.tasks.environments import (
     naming,
     not_importable,
     truth_reader,
+    tupled,
 )
 
 FORMAT = "vinoreward image folder 1"
@@ -87,7 +88,7 @@ def _make(config: CaptureConfig) -> Any:
     import gymnasium
     from gymnasium.error import Error
 
-    options: dict[str, Any] = dict(config.env_kwargs)
+    options: dict[str, Any] = {name: tupled(item) for name, item in config.env_kwargs.items()}
     if "render" in config.image_source:
         options = {"render_mode": "rgb_array", **options}
     try:

@@ -44,8 +44,8 @@ class CaptureConfig:
     """Import the package of an environment that only the run names, as in package:Id-v0. This runs
     its code. Without this option, you are asked."""
     env_kwargs: dict[str, Scalar] = field(default_factory=dict)
-    """Arguments of the environment: name value name value ... max_episode_steps is one of any
-    environment's."""
+    """Arguments of the environment: name value name value ... A value may be a list or a table, as
+    in "{'distance': 1.2}"; max_episode_steps is one of any environment's."""
     image_source: tuple[str, ...] = ("render",)
     """Where the images are: render, obs (the observation) or obs:KEY (one entry of it). Several
     cameras, as obs:front obs:wrist, are put below each other, for a classifier that sees them

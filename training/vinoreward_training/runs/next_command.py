@@ -44,7 +44,7 @@ def origin(about: Mapping[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = {name: about[name] for name in RECORDED if _short_text(about.get(name))}
     options = about.get("env_kwargs")
     if isinstance(options, dict) and 0 < len(options) <= MAX_OPTIONS:
-        simple = all(_short_text(v) or isinstance(v, bool | int | float) for v in options.values())
+        simple = all(map(_short_text, map(str, options.values())))
         if simple and all(map(_short_text, options)):
             known["env_kwargs"] = options
     return known

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +20,7 @@ from vinoreward.bundles.reader import shown
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import MAX_DEPTH, read_plain
 from vinoreward.saved_state import shown as short
-from vinoreward_training.runs.run_folder import CONFIG, NEVER_FROM_A_FILE
+from vinoreward_training.runs.run_folder import CONFIG, NEVER_FROM_A_FILE, plain
 from vinoreward_training.tasks.environments import agree_to_import, agree_to_run
 
 PRESETS = Path(str(files("vinoreward_training") / "presets"))
@@ -167,13 +169,25 @@ def command_line(
         kind, prog=prog, description=inspect.getdoc(kind), args=list(arguments), **more
     )
     # "--env-kwargs rescale false" gives the word otherwise, which counts as true.
-    words = {"true": True, "false": False}
     tables = {
-        name: {key: words.get(str(item).lower(), item) for key, item in value.items()}
+        name: {key: _literal(item) for key, item in value.items()}
         for name, value in vars(config).items()
         if isinstance(value, dict)
     }
     return kind(**{**vars(config), **tables})
+
+
+def _literal(value: Any) -> Any:
+    """Return a word of the command line as the flag, list or table that it is written as.
+
+    A list or a tuple becomes a list, as YAML has it; :func:`make_env` makes it a tuple again.
+    """
+    if not isinstance(value, str):
+        return value
+    if value[:1] in ("[", "(", "{"):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return plain(ast.literal_eval(value))
+    return {"true": True, "false": False}.get(value.lower(), value)
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:

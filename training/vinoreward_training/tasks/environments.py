@@ -295,7 +295,7 @@ def make_env(
             f"found frame_stack={frame_stack} without an encoder. Expected 1, as the environment's "
             "own observation is used; add --encoder, or leave --frame-stack out."
         )
-    arguments = {key: _tupled(value) for key, value in (env_kwargs or {}).items()}
+    arguments = {key: tupled(value) for key, value in (env_kwargs or {}).items()}
     options: dict[str, Any] = {
         "backend": backend,
         "precision": precision,
@@ -478,7 +478,7 @@ def _own_arguments(
         own["accept_foreign_pictures"] = True
     if hold != 1:
         own["success_hold_steps"] = hold
-    given = {key: _tupled(value) for key, value in env_kwargs.items()}
+    given = {key: tupled(value) for key, value in env_kwargs.items()}
     return {**own, "backend": backend, "precision": precision, **given}
 
 
@@ -575,5 +575,6 @@ def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:
         ) from error
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(_tupled(item) for item in value) if isinstance(value, list) else value
+def tupled(value: Any) -> Any:
+    """Return an argument of an environment with its lists, as YAML has them, as tuples."""
+    return tuple(tupled(item) for item in value) if isinstance(value, list) else value
