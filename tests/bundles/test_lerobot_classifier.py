@@ -23,6 +23,8 @@ from vinoreward.bundles.lerobot_classifier import (
     read_reward_classifier,
 )
 from vinoreward.errors import ModelRefusedError
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.cli import main
 
 FOLDERS = Path(__file__).parents[1] / "data" / "lerobot"
 
@@ -52,6 +54,27 @@ def test_logits_are_lerobots(name: str, cameras: int) -> None:
     assert logits.shape == (200, 1)
     assert expected.std() > 0.05  # else any number would agree
     assert np.abs(logits[:, 0] - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize(("name", "cameras"), [("resnet10", 1), ("two-cameras", 2)])
+def test_the_command_makes_a_bundle_with_lerobots_logits(
+    tmp_path: Path, name: str, cameras: int
+) -> None:
+    out = tmp_path / "bundle"
+    assert main(["import-classifier", "--model", str(FOLDERS / name), "--out", str(out)]) == 0
+    with Classifier(out, backend="onnxruntime", precision="fp32") as classifier:
+        found = classifier.log_odds(pictures(cameras))
+        views = classifier.bundle.spec.picture.views
+    expected = np.load(FOLDERS / name / "logits.npy")
+    assert np.abs(found - expected).max() < 1e-4
+    named = [(view.name, view.height, view.source) for view in views or ()]
+    assert (
+        named
+        == [
+            ("front", 128, "obs:observation.images.front"),
+            ("wrist", 128, "obs:observation.images.wrist"),
+        ][: cameras if cameras > 1 else 0]
+    )
 
 
 def changed(file: str, /, **values: Any) -> Callable[[Path], None]:

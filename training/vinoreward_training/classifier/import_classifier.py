@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,12 @@ import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.foreign_encoder import load_state
-from vinoreward.bundles.schema import ONE_COLUMN, Picture
+from vinoreward.bundles.lerobot_classifier import (
+    LABELS,
+    is_reward_classifier,
+    read_reward_classifier,
+)
+from vinoreward.bundles.schema import ONE_COLUMN, Picture, View
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, needed_for
 from vinoreward_training.configs import ImportClassifierConfig
@@ -71,6 +77,8 @@ def _described(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
         "resize": "pil_bilinear" if config.resize else "none",
         "name": config.name or config.model.stem,
     }
+    if is_reward_classifier(config.model):
+        return _of_lerobot(config, onnx_path)
     if config.model.suffix in (".onnx", ".xml"):
         return Bundle.from_model(
             config.model,
@@ -108,6 +116,36 @@ def _described(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
     return Bundle.from_module(
         module, config.model, onnx_path, height=int(height or 0), width=int(width or 0), **given
     )
+
+
+def _of_lerobot(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
+    """Return the bundle of a LeRobot reward classifier; its folder says everything else."""
+    found = read_reward_classifier(config.model)
+    height, width = found.size
+    several = len(found.cameras) > 1
+    bundle = Bundle.from_module(
+        found.module(),
+        found.weights,
+        onnx_path,
+        height=height,
+        width=width,
+        mean=(0.0, 0.0, 0.0),  # it normalises each camera's picture itself
+        std=(1.0, 1.0, 1.0),
+        output="logit",
+        labels=LABELS,
+        success_label=LABELS[1],
+        threshold=config.threshold,
+        resize="pil_bilinear" if config.resize and not several else "none",
+        name=config.name or config.model.resolve().name,
+    )
+    if not several:
+        return bundle
+    views = tuple(
+        View(camera.key.rpartition(".")[2], camera.height, f"obs:{camera.key}")
+        for camera in found.cameras
+    )
+    picture = dataclasses.replace(bundle.spec.picture, views=views)
+    return dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, picture=picture))
 
 
 def made_up_pictures(picture: Picture) -> npt.NDArray[np.uint8]:

@@ -173,7 +173,8 @@ class FinetuneConfig:
 class ImportClassifierConfig:
     """Make a bundle from a classifier that was trained elsewhere.
 
-    Accepts an ONNX file, an OpenVINO .xml, or a state dict of a torchvision network. What the file
+    Accepts an ONNX file, an OpenVINO .xml, a state dict of a torchvision network, or the folder of
+    a LeRobot reward classifier, which defines everything itself. What the file
     defines (size, layout, softmax or sigmoid at the end, Intel model_api's model_info) need not be
     given. The bundle's threshold is a guess until vinoreward calibrate chooses it.
 
@@ -183,10 +184,12 @@ class ImportClassifierConfig:
         vinoreward import-classifier --model weights.pt --architecture resnet18 --size 224 224 \\
             --labels failure success --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 \\
             --out bundles/mine
+        vinoreward import-classifier --model lerobot/reward_classifier --out bundles/mine
     """
 
     model: Path
-    """An .onnx, an .xml (with its .bin), or a state dict (.pt or .safetensors, read as data)."""
+    """An .onnx, an .xml (with its .bin), a state dict (.pt or .safetensors, read as data), or a
+    LeRobot reward classifier's folder."""
     out: Path
     """The new bundle's folder."""
     name: str | None = None
