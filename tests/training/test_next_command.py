@@ -160,10 +160,11 @@ def test_a_bundle_is_trained_on_where_its_pictures_are_from(
     monkeypatch.chdir(tmp_path)
     bundle = Path("runs/my lift-classifier/bundle")
     recorded: dict[str, Any] = {"env": "a:B-v0", "truth_key": "ok", "actions": "discrete"}
+    recorded["image_source"] = "obs:front"
     recorded["env_kwargs"] = {"goal": "far end", "noise": 0.5, "lamp": False}
     assert shlex.split(to_train(bundle, spec(**recorded))) == [
         "vinoreward", "train", "--env", "a:B-v0", *WRAPPED, "--bundle", str(bundle),
-        "--truth-key", "ok", "--algorithm", "DQN",
+        "--image-source", "obs:front", "--truth-key", "ok", "--algorithm", "DQN",
         "--env-kwargs", "goal", "far end", "noise", "0.5", "lamp", "False",
         "--out", "runs/my lift-policy",
     ]  # fmt: skip

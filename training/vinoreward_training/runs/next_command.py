@@ -21,7 +21,7 @@ from vinoreward_training.tasks.environments import naming
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
 
-RECORDED = ("env", "truth_key", "truth", "actions")
+RECORDED = ("env", "truth_key", "truth", "actions", "image_source")
 """What a dataset and a bundle record of their pictures' environment."""
 MAX_OPTIONS = 50
 """Arguments of an environment that are passed on."""
@@ -139,6 +139,9 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
     else:
         words += [] if _judges_itself(known.get("env", YOURS)) else WRAPPED
         words += ["--bundle", _from_here(bundle)]
+        # Several sources are the bundle's views.
+        source = known.get("image_source", "render")
+        words += [] if source == "render" else ["--image-source", source]
     words += _learning(known)
     options = dict(known.get("env_kwargs", {}))
     if "drawn" in spec.picture.scene:
