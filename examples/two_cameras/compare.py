@@ -47,6 +47,7 @@ def log_odds(folder: Path, name: str, seed: int, frames: int, epochs: int) -> li
         target_fpr=0.05,
         seed=seed,
         threads=1,
+        patience=epochs,
     )
     finetune.run(config)
     fresh = load_dataset(made["fresh"].out)
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/two-cameras"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101, 102])
     parser.add_argument("--frames", type=int, default=2400, help="pictures to train on, and fresh")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=14)
     options = parser.parse_args()
     sys.path.insert(0, str(HERE))
     for name in CAMERAS:
