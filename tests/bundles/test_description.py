@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_network import SPEC
 
-from vinoreward.bundles.schema import BundleSpec, Decision, Picture, Quantization, View
+from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Picture, Quantization, View
 from vinoreward.errors import BundleError
 
 pytest.importorskip("onnx")
@@ -196,3 +196,13 @@ def test_views_that_cannot_be_right_are_refused(views: Any, message: str) -> Non
 def test_a_crop_of_several_views_is_refused() -> None:
     with pytest.raises(BundleError, match="null in a picture of several views"):
         Picture(height=64, width=16, views=(View("a", 64),), crop=(0, 0, 64, 16))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_encoding_has_the_dimensions_of_the_latent(size: int) -> None:
+    encoding = Encoding(low=(-1.0,) * size, high=(1.0,) * size)
+    with pytest.raises(BundleError, match="Expected an encoding of 2 dimensions"):
+        BundleSpec(
+            name="toy", kind="encoder", labels=(), picture=Picture(8, 8), latent_size=2,
+            encoding=encoding,
+        )  # fmt: skip
