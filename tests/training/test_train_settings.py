@@ -113,7 +113,7 @@ def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="colour"):
         train(config(tmp_path / "d", env_kwargs={"colour": 3}))
     with pytest.raises(ConfigError, match="--bundle"):
-        train(config(tmp_path / "e", env="CartPole-v1", wrap_bundle=True))
+        train(config(tmp_path / "e", env="CartPole-v1", wrap_bundle=True, backend="openvino"))
 
 
 def test_a_package_is_imported_for_its_environments(
