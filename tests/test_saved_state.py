@@ -101,11 +101,9 @@ HOSTILE = {
 
 
 def finetuned(path: Path) -> Any:
-    from torch import nn
+    from vinoreward_training.classifier.networks import read_weights
 
-    from vinoreward_training.classifier.training import load_weights
-
-    return load_weights(nn.Linear(2, 2), path)
+    return read_weights(path)
 
 
 def trained(path: Path) -> Any:

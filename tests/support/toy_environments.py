@@ -249,7 +249,8 @@ def save_views_bundle(folder: Path, *, resize: Any = "none") -> Bundle:
     picture = Picture(
         height=height, width=WIDTH, mean=(0, 0, 0), std=(1, 1, 1), views=VIEWS, resize=resize
     )
-    spec = BundleSpec(name="toy-views", picture=picture, decision=Decision(threshold=0.5))
+    decision = Decision(threshold=0.5, chosen_for={"target_fpr": 0.1})
+    spec = BundleSpec(name="toy-views", picture=picture, decision=decision)
     saved = save_bundle(folder, spec, {"model.onnx": model}, images, logits.astype(np.float32))
     return Bundle.load(saved)
 

@@ -86,7 +86,7 @@ def test_from_pictures_to_a_policy_by_what_is_printed(
         ran.append(words)
         assert main([*words, *SIZES.get(words[0], ())]) == 0, words
         words = following(capsys.readouterr().out)
-    assert ran[:5] == commands  # the tutorial's are those that are printed
+    assert ran[:5] == commands[:5]  # the tutorial's are those that are printed
     assert [each[0] for each in ran] == [
         "capture", "finetune", "quantize", "train", "play", "profile",
     ]  # fmt: skip

@@ -65,6 +65,7 @@ def test_a_run_of_actors_is_played(
         "version": 3,
         "backend": "onnxruntime" if compressed else "numpy",
         "truth_key": None,
+        "truth": None,
     }
     assert len(found["returns"]) == 4 and max(found["returns"]) <= 30
     assert "Mean return" in (cartpole / "play.html").read_text()

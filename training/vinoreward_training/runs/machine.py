@@ -28,6 +28,7 @@ EXTRAS = {
     "atari": ("ale-py",),
     "ray": ("ray",),
     "lerobot": ("pyarrow", "av"),
+    "timm": ("timm",),
 }  # fmt: skip
 """Extra to its distributions."""
 
