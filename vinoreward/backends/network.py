@@ -108,8 +108,8 @@ class NetworkSpec:
         mean: per-channel mean of the torch network's input, in units of 0 to 1.
         std: per-channel standard deviation of the same.
         bin_sha256: expected hash of the ``.bin`` beside an ``.xml``.
-        views: of a torch network that looks at several: each one's camera and height, from top to
-            bottom of the picture.
+        views: camera and height of each view, from top to bottom of the picture; only for a torch
+            network of several views.
         trusted: run any operators, of any cost. Otherwise only allowed operators of bounded cost,
             see ``SECURITY.md``.
     """

@@ -1,6 +1,6 @@
 """The cost of an ONNX network, computed without running it: shapes are inferred node by node.
 
-A graph is a program. A few hundred bytes can ask for a loop of 10^12 turns or a tensor of a
+A graph is a program. A few hundred bytes can ask for a loop of 10^12 iterations or a tensor of a
 terabyte, and runtimes obey, sometimes while they read the file. So before a runtime sees a file,
 every operator must be on the allowed list, which has no loops and no branches, and every result
 must stay within the limits. Anything that two runtimes could read differently is refused, including

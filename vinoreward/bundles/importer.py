@@ -112,8 +112,8 @@ class FromOthers:
 
         Args:
             path: the model file.
-            labels: one per output, in order; for a network with one output two, the second of
-                which it is for.
+            labels: one per output, in order. For a network with one output: two, of which it gives
+                the second.
             success_label: which label means success.
             height: pixels of the network's input.
             width: pixels of the network's input.

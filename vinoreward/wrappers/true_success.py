@@ -24,8 +24,8 @@ class TrueSuccess(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorAr
             bodies = env.get_body_com("fingertip") - env.get_body_com("target")
             return np.linalg.norm(bodies) < 0.02
 
-        told = functools.partial(TrueSuccess, truth="truth.py:at_target")
-        gym.make_vec("Reacher-v5", 4, wrappers=[told])
+        known = functools.partial(TrueSuccess, truth="truth.py:at_target")
+        gym.make_vec("Reacher-v5", 4, wrappers=[known])
 
     An ``is_success`` of the environment's own moves to ``original_is_success``.
 
@@ -51,14 +51,14 @@ class TrueSuccess(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorAr
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode; ``info["true_success"]`` is that of its first state."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return observation, self._told(info)
+        return observation, self._with_truth(info)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the environment; ``info["true_success"]`` is that of the state it ended in."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, reward, terminated, truncated, self._told(info)
+        return observation, reward, terminated, truncated, self._with_truth(info)
 
-    def _told(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _with_truth(self, info: dict[str, Any]) -> dict[str, Any]:
         try:
             value = self._truth(self.unwrapped)
         except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:

@@ -130,9 +130,9 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     # What wrappers and the environment's own judge compare with the bundle's.
     drawn = getattr(env.unwrapped, "picture_scene", None)
     about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
-    told = config.truth is not None or config.truth_key not in (None, "true_success")
+    truth_named = config.truth is not None or config.truth_key not in (None, "true_success")
     several = config.image_source != ("render",) or config.stack > 1
-    played = told or several or config.policy is not None
+    played = truth_named or several or config.policy is not None
     if is_hover(env.spec) and not played:
         return env.unwrapped.scene, env, about
     return None, env, about
@@ -467,8 +467,8 @@ def _summary(config: CaptureConfig, table: Table) -> str:
     episodes = table.episodes("failure")
     deciding = round(HELD_OUT_SHARES[0] * episodes)
     needed = negatives_needed(0.01)
-    told = [f"warning: {sentence}\n" for sentence in telling_numbers(table.rows.values())]
-    text = "".join(told) + (
+    warnings = [f"warning: {sentence}\n" for sentence in telling_numbers(table.rows.values())]
+    text = "".join(warnings) + (
         f"{len(table.rows)} pictures in {config.out}: {table.count('success')} successes from "
         f"{table.episodes('success')} episodes, {table.count('failure')} failures from {episodes} "
         f"({free:.0f} GB free).\n"

@@ -205,8 +205,8 @@ def _unlike(saved: Mapping[str, Any], space: gym.Space[Any], *, limits: bool) ->
     for name, own in (("low", space.low), ("high", space.high)) if limits else ():
         words = re.sub(r"[\[\]]", " ", str(saved.get(name))).split()
         with contextlib.suppress(ValueError):  # long ones are cut off by "..."
-            told = np.array(words, dtype=np.float64)
-            if len(told) == own.size and not np.allclose(told, own.ravel(), rtol=1e-4):
+            recorded = np.array(words, dtype=np.float64)
+            if len(recorded) == own.size and not np.allclose(recorded, own.ravel(), rtol=1e-4):
                 return f"{kind} with {name} {saved.get(name)}"
     return None
 

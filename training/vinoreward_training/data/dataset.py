@@ -43,7 +43,7 @@ FIXED_TELLS, CHANGING_TELLS = 0.8, 0.97
 """How often a number must tell the label for a warning, by whether it is fixed in an episode."""
 LEAST_TELLING = 5
 """Episodes with either label, in each half, without which nothing is said."""
-MOST_TOLD = 3
+MOST_WARNINGS = 3
 LOWEST_COUNT = 64
 """Fewest frames to train an encoder on."""
 
@@ -289,14 +289,14 @@ def telling_numbers(rows: Iterable[Mapping[str, str]], success_label: str = "suc
     parts = [half & success, half & ~success, ~half & success, ~half & ~success]
     if min(len(np.unique(episodes[part])) for part in parts) < LEAST_TELLING:
         return []
-    found: list[tuple[float, str]] = []
+    warnings: list[tuple[float, str]] = []
     for name in table[0]:
         values = None if name in NO_STATE else _column(table, name)
         if values is None or len(np.unique(values)) < 2:
             continue
         edges = np.unique(np.quantile(values, np.linspace(0, 1, 17)[1:-1]))
         bins = np.searchsorted(edges, values, side="right")
-        rate = (_told(bins, success, half) + _told(bins, success, ~half)) / 2
+        rate = (_share_explained(bins, success, half) + _share_explained(bins, success, ~half)) / 2
         order = np.argsort(episodes, kind="stable")
         same = np.diff(values[order])[np.diff(episodes[order]) == 0]
         fixed = len(same) > 0 and not same.any()
@@ -308,8 +308,10 @@ def telling_numbers(rows: Iterable[Mapping[str, str]], success_label: str = "suc
             if fixed
             else "if that is not what success is measured by, the classifier may learn it instead"
         )
-        found.append((rate, f"{name} alone tells the label of {rate:.0%} of the pictures; {what}."))
-    return [sentence for _, sentence in sorted(found, reverse=True)[:MOST_TOLD]]
+        warnings.append(
+            (rate, f"{name} alone tells the label of {rate:.0%} of the pictures; {what}.")
+        )
+    return [sentence for _, sentence in sorted(warnings, reverse=True)[:MOST_WARNINGS]]
 
 
 def _column(table: Sequence[Mapping[str, str]], name: str) -> Floats | None:
@@ -321,7 +323,9 @@ def _column(table: Sequence[Mapping[str, str]], name: str) -> Floats | None:
     return values if np.isfinite(values).all() else None
 
 
-def _told(bins: Indices, success: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> float:
+def _share_explained(
+    bins: Indices, success: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]
+) -> float:
     """Return how often a bin's usual label among the ``known`` is that of the others, balanced."""
     most = bins.max() + 1
     weights = np.where(success, 1 / (success & known).sum(), -1 / (~success & known).sum())

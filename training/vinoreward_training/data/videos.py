@@ -266,11 +266,11 @@ def _decoded(
     if not wanted:
         return
     last, index = max(wanted), -1
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as messages:
         process = subprocess.Popen(
             _ffmpeg(video.path, "-vf", f"fps={fps!r}"),
             stdout=subprocess.PIPE,
-            stderr=told,
+            stderr=messages,
             start_new_session=True,  # Ctrl-C is for this process, which ends the other
         )
         try:

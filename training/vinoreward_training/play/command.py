@@ -241,8 +241,8 @@ def _open_actors(config: PlayConfig, mode: str | None, stack: contextlib.ExitSta
             "one."
         )
     policy = policies.load_policy(config.run / file)
-    task, options, backend, told = _recorded(config)
-    truth_key, truth = _truth(config, told)
+    task, options, backend, recorded_truth = _recorded(config)
+    truth_key, truth = _truth(config, recorded_truth)
     options = {**options, **config.env_kwargs}
     env, unfilmed = _make_task(task, options, mode)
     env = env if truth is None else TrueSuccess(env, truth)
@@ -274,8 +274,8 @@ def _recorded(config: PlayConfig) -> tuple[str, dict[str, Any], str, dict[str, s
             recorded = config.run / "config.yaml"
             agree_to_import(run.truth, recorded, trusted=config.trust_run, option="--truth")
         options = evaluation_options(run) if same else {}
-        told = {"truth_key": run.truth_key, "truth": run.truth} if same else {}
-        return config.env or run.task, options, run.backend, told
+        recorded_truth = {"truth_key": run.truth_key, "truth": run.truth} if same else {}
+        return config.env or run.task, options, run.backend, recorded_truth
     if config.env is None:
         raise ConfigError(
             f"{config.run} has a policy, but no config.yaml with its task. Expected the one that "

@@ -277,13 +277,13 @@ def make_env(
             ``backend`` (OpenVINO if that is the oracle) with ``precision``.
         encoder_sha256: hash that the encoder's network must have; see :func:`network_sha256`.
         frame_stack: latents of so many steps; with an encoder only.
-        accept_foreign_pictures: as ``LearnedReward``'s, like all of the following but the last.
-        success_reward: see there.
-        step_reward: see there.
+        accept_foreign_pictures: as ``LearnedReward``'s.
+        success_reward: as ``LearnedReward``'s.
+        step_reward: as ``LearnedReward``'s.
         truth: a function of the environment, see :class:`~vinoreward.TrueSuccess`.
         truth_key: key of the truth in ``info``, for the oracle; None: found automatically.
-        image_source: see there; a sequence of one is that one, an empty one is None.
-        reward_mode: see there. In the modes that pay the network's number, claims end no episode.
+        image_source: as ``LearnedReward``'s; a sequence of one means that one, an empty one None.
+        reward_mode: as ``LearnedReward``'s. ``"probability"`` and ``"log_odds"`` end no episode.
         hold: ``success_hold_steps``. Above 1 an observation of one row gets the count appended,
             if the environment is wrapped.
         gamma: the learner's discount, for ``reward_mode="potential"``.
@@ -309,7 +309,7 @@ def make_env(
         "gamma": gamma,
     }
 
-    def told(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    def with_truth(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         return env if truth is None else TrueSuccess(env, truth)
 
     def made(mode: str | None) -> gym.Env[Any, Any]:
@@ -317,18 +317,18 @@ def make_env(
         if has_own_reward(env_id):
             own = _own_arguments(given, bundle=bundle, **options)
             whole = judged or own["backend"] == ORACLE
-            return told(_made(env_id, own) if whole else unjudged(own))
+            return with_truth(_made(env_id, own) if whole else unjudged(own))
         if not wrap_bundle:
-            return told(_made(env_id, given))
+            return with_truth(_made(env_id, given))
         if backend == "oracle":
-            env = told(_made(env_id, given))
+            env = with_truth(_made(env_id, given))
             return _TrueReward(env, read, success_reward, step_reward)
         if bundle is None:
             raise ConfigError(
                 f"{env_id} has no learned reward of its own and no bundle was named. Expected the "
                 "name or folder of a bundle to wrap it with; add --bundle."
             )
-        env = told(_made(env_id, {"render_mode": "rgb_array", **given}))
+        env = with_truth(_made(env_id, {"render_mode": "rgb_array", **given}))
         if not judged:
             renders = image_source is not None and takes_render(image_source)
             return PictureInInfo(env) if renders else env
