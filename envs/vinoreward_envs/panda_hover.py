@@ -41,8 +41,14 @@ _SLACK = 0.05
 _EDGE_TOLERANCE = 1e-4
 _SMALLEST_SIDE = 480
 """Pixels of a window."""
-# For RewardCore: every step is scored; the task itself pays nothing and ends no episode.
-_SCORED, _NO_REWARD, _NO_END = np.ones(1, np.bool_), np.zeros(1), np.zeros(1, np.bool_)
+REWARDS: dict[str, Any] = {
+    "success_reward": c.REWARD_SUCCESS,
+    "env_reward_weight": 1.0,
+    "success_replaces_env_reward": True,
+}
+"""Of a learned reward: the scene pays for the move, but for one that ends in a claimed success."""
+# For RewardCore: every step is scored; the task itself ends no episode.
+_SCORED, _NO_END = np.ones(1, np.bool_), np.zeros(1, np.bool_)
 
 
 def _check_picture(spec: CameraSpec, bundle: Bundle) -> None:
@@ -170,11 +176,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
                 threshold=success_threshold,
             )
             threshold = self._classifier.threshold
-        rewards = RewardOptions(
-            success_reward=c.REWARD_SUCCESS,
-            step_reward=c.REWARD_STEP,
-            success_hold_steps=success_hold_steps,
-        )
+        rewards = RewardOptions(success_hold_steps=success_hold_steps, **REWARDS)
         self._core = RewardCore(rewards, threshold)
         article: dict[str, Any] = {"motion": "dynamics", "ik": "article"}
         self.scene = HoverScene(camera=spec, **(article if fidelity else {"motion": motion}))
@@ -228,12 +230,11 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             "refused": refused,
         }
         probability, odds = self._look(info)
-        scores = self._core.transition(_SCORED, probability, odds, _NO_REWARD, _NO_END)
+        paid = np.array([c.REWARD_REFUSED if refused else c.REWARD_STEP])
+        scores = self._core.transition(_SCORED, probability, odds, paid, _NO_END)
         claimed, reward = bool(scores.claimed[0]), float(scores.rewards[0])
         if self._judged:
             info["is_success"] = claimed
-        if refused and not claimed:
-            reward = c.REWARD_REFUSED
         self._show()
         truncated = not claimed and self._steps >= c.MAX_EPISODE_STEPS
         return self._observe(), reward, claimed, truncated, info

@@ -31,6 +31,7 @@ MODES = list(AutoresetMode)
 OPTIONS: dict[str, dict[str, Any]] = {
     "sparse": {"step_reward": -0.25, "success_reward": 3.0},
     "with-the-environments-reward": {"env_reward_weight": 0.5},
+    "claims-alone": {"env_reward_weight": 0.5, "success_replaces_env_reward": True},
     "goes-on-after-success": {"terminate_on_success": False},
     "hold": {"success_hold_steps": 2},
     "hold-and-go-on": {"success_hold_steps": 2, "terminate_on_success": False},
@@ -47,13 +48,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
 
 
-def test_the_single_form_says_what_the_picture_says(bundle: Bundle) -> None:
+@pytest.mark.parametrize("replaces", [False, True])
+def test_the_single_form_says_what_the_picture_says(bundle: Bundle, replaces: bool) -> None:
     env = LearnedReward(
         Corridor(render_mode="rgb_array", first_cells=(3,)),
         bundle,
         success_reward=7.0,
         step_reward=-1.0,
         env_reward_weight=0.5,
+        success_replaces_env_reward=replaces,
     )
     env.reset(seed=0)
     for cell, claimed in ((4, False), (5, True)):
@@ -64,7 +67,8 @@ def test_the_single_form_says_what_the_picture_says(bundle: Bundle) -> None:
         assert info["is_success"] is claimed
         assert info["original_is_success"] is False
         assert info["original_env_rew"] == cell - 7
-        assert reward == pytest.approx((7.0 if claimed else -1.0) + 0.5 * (cell - 7))
+        own = 0.0 if claimed and replaces else 0.5 * (cell - 7)
+        assert reward == pytest.approx((7.0 if claimed else -1.0) + own)
         assert (terminated, truncated) == (claimed, False)
     env.close()
 

@@ -77,6 +77,7 @@ def test_a_picture_that_is_not_there_is_refused_at_once(
         {"terminate_on_success": 1},
         {"guard": 3},
         {"env_reward_weight": "much"},
+        {"success_replaces_env_reward": 1},
         {"hold_in_observation": True},
     ],
     ids=str,

@@ -33,6 +33,7 @@ EVERY_ARGUMENT: dict[str, Any] = {
     "success_reward": 2.0,
     "step_reward": -0.5,
     "env_reward_weight": np.float32(0.25),
+    "success_replaces_env_reward": True,
     "reward_mode": "potential",
     "success_threshold": np.float64(0.99),
     "success_hold_steps": 3,

@@ -158,6 +158,18 @@ def test_hover_scenes_in_one_batch_pay_what_single_ones_pay() -> None:
     assert paid == {100, -1, -5}
 
 
+def test_a_claim_on_a_refused_move_pays_in_one_batch_what_it_pays_alone() -> None:
+    actions = np.full((3, 2, 2), (-0.1, 0.0), np.float32)  # out of the workspace, from home
+    arguments: dict[str, Any] = {
+        "env_id": "PandaHover-v0",
+        "env_kwargs": {"object_position": (0.45, 0.0), "success_threshold": 0.1},
+        "hold": 2,
+    }
+    expected = one_by_one(2, actions, **arguments)
+    assert [(step[1], step[3]) for step in expected[0][:2]] == [(-5.0, False), (100.0, True)]
+    assert_equal(together(2, actions, processes=False, **arguments), expected)
+
+
 @pytest.mark.parametrize("algorithm", ["DQN", "PPO"])
 def test_training_in_many_environments_counts_all_steps_and_resumes(
     tmp_path: Path, bundle: Bundle, algorithm: str

@@ -157,6 +157,7 @@ class RewardOptions:
     success_reward: float = 1.0
     step_reward: float = 0.0
     env_reward_weight: float = 0.0
+    success_replaces_env_reward: bool = False
     reward_mode: RewardMode = "sparse"
     success_hold_steps: int = 1
     guard: Guard | None = None
@@ -181,7 +182,8 @@ class RewardOptions:
             raise ConfigError(
                 f"reward_mode is {self.reward_mode!r}. Expected one of {', '.join(modes)}."
             )
-        for name in ("terminate_on_success", "hold_in_observation"):
+        flags = ("success_replaces_env_reward", "terminate_on_success", "hold_in_observation")
+        for name in flags:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}. Expected true or false.")
 
@@ -273,7 +275,10 @@ class RewardCore:
             following = np.where(ended, 0.0, probability.astype(np.float64))
             rewards = rewards + shaping(self._potential, following, options.gamma)
             self._potential = np.where(mask, following, self._potential)
-        rewards = rewards + options.env_reward_weight * np.asarray(env_rewards, np.float64)
+        own = options.env_reward_weight * np.asarray(env_rewards, np.float64)
+        if options.success_replaces_env_reward:
+            own = np.where(claimed, 0.0, own)
+        rewards = rewards + own
         rewards = np.where(mask, rewards, 0.0)
         self._returns += rewards
         self._lengths += mask

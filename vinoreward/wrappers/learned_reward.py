@@ -52,6 +52,7 @@ class LearnedRewardBase(Form[AnyEnv]):
         success_reward: float = 1.0,
         step_reward: float = 0.0,
         env_reward_weight: float = 0.0,
+        success_replaces_env_reward: bool = False,
         reward_mode: RewardMode = "sparse",
         success_threshold: float | None = None,
         success_hold_steps: int = 1,
@@ -65,6 +66,7 @@ class LearnedRewardBase(Form[AnyEnv]):
             success_reward=success_reward,
             step_reward=step_reward,
             env_reward_weight=env_reward_weight,
+            success_replaces_env_reward=success_replaces_env_reward,
             reward_mode=reward_mode,
             success_hold_steps=success_hold_steps,
             guard=guard,
@@ -263,6 +265,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
         success_reward: for a claimed success.
         step_reward: for any other step.
         env_reward_weight: this times the environment's own reward is added, in every mode.
+        success_replaces_env_reward: a claimed success is paid without the environment's own reward.
         reward_mode: see above.
         success_threshold: probability from which a frame counts; None is the bundle's.
         success_hold_steps: counting frames in a row that make a success. Above 1 the task is no

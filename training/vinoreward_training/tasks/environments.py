@@ -29,8 +29,7 @@ from vinoreward.wrappers.render_once import PictureInInfo
 from vinoreward.wrappers.sources import ImageSource, default_source, located, takes_render
 from vinoreward.wrappers.true_success import TrueSuccess
 from vinoreward.wrappers.views import sources_of
-from vinoreward_envs.constants import REWARD_STEP, REWARD_SUCCESS
-from vinoreward_envs.panda_hover import DEFAULT_BUNDLE, ORACLE, UNJUDGED, PandaHoverEnv
+from vinoreward_envs.panda_hover import DEFAULT_BUNDLE, ORACLE, REWARDS, UNJUDGED, PandaHoverEnv
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import VecEnv
@@ -403,8 +402,7 @@ def make_envs(
             judge = {name: own[name] for name in _OF_JUDGE if name in own}
             bundle = judge.pop("bundle", DEFAULT_BUNDLE)
             judge["image_source"] = default_source(env.observation_space, "rgb_array")
-            # The environment pays for the move, also for the one that succeeds.
-            judge |= {"success_reward": REWARD_SUCCESS - REWARD_STEP, "env_reward_weight": 1.0}
+            judge |= REWARDS
             env = VecLearnedReward(env, _found(bundle), **judge)
         elif wrapped:
             arguments = _reward_arguments(env.observation_space, **options)
