@@ -29,6 +29,8 @@ from vinoreward_training.tasks.environments import truth_reader
 
 EVAL_SEED = 10_000
 """First seed of evaluations, far from those of training."""
+LONG_EVALUATIONS = 60.0
+"""Seconds of evaluations without which nothing is said about them."""
 CLOCK = "clock.json"
 """Seconds of a run up to its checkpoint."""
 
@@ -74,6 +76,7 @@ class RunCallback(ClaimedVsTrue):
         self.episodes += read_table(folder / "episodes.csv", EPISODE_COLUMNS, until=start)
         self.evaluations: list[Row] = []
         self.evaluations += read_table(folder / "evaluations.csv", EVALUATION_COLUMNS, until=start)
+        self._advised = False
         self.solved_at: int | None = None
         self.final: Evaluation | None = None
         self._seconds_before, self.evaluation_seconds = read_clock(folder) if start else (0.0, 0.0)
@@ -141,6 +144,19 @@ class RunCallback(ClaimedVsTrue):
                 self.solved_at, self.final = self.num_timesteps, result
         self._note_evaluation(result)
         self.evaluation_seconds += time.perf_counter() - began
+        self._advise_on_evaluations()
+
+    def _advise_on_evaluations(self) -> None:
+        """Say once that long episodes make the evaluations take most of the time."""
+        learning = self.seconds - self.evaluation_seconds
+        if self._advised or self.evaluation_seconds < max(LONG_EVALUATIONS, learning):
+            return
+        self._advised = True
+        self.say(
+            f"Evaluations took {self.evaluation_seconds:.0f} s, learning {learning:.0f} s. "
+            f"Fewer of them, or of fewer episodes: --eval-every {10 * self._config.eval_every}, "
+            f"--eval-episodes {max(1, self._config.eval_episodes // 4)}."
+        )
 
     def evaluate_finally(self, *, note: bool = False) -> Evaluation:
         """Evaluate over the final number of episodes, with seeds that no other evaluation uses.
@@ -154,7 +170,16 @@ class RunCallback(ClaimedVsTrue):
         return result
 
     def _evaluated(self, episodes: int, seed: int) -> Evaluation:
-        return evaluate(self.model, self._evaluation_env, episodes, seed, truth=self.truth)
+        def show(done: int) -> None:
+            self._bar.set_description(f"evaluate {done} of {episodes}")
+
+        show(0)
+        try:
+            return evaluate(
+                self.model, self._evaluation_env, episodes, seed, truth=self.truth, ended=show
+            )
+        finally:
+            self._bar.set_description("train")
 
     def reaches_goal(self, result: Evaluation) -> bool:
         """Return whether the true success is high enough to stop."""

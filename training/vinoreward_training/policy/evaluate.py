@@ -101,11 +101,13 @@ def evaluate(
     watch: Callable[[Moment], None] | None = None,
     *,
     truth: Truth | None = None,
+    ended: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Run the deterministic policy for ``episodes`` episodes, seeded ``seed``, ``seed + 1``, ….
 
     Success of an episode is that of its last step: an agent that passed over the goal and left it
-    did not succeed. ``watch`` is called after each reset and step, e.g. to film.
+    did not succeed. ``watch`` is called after each reset and step, e.g. to film; ``ended`` after
+    each episode, with the number of episodes so far.
     """
     if episodes < 1:
         raise ConfigError(
@@ -137,6 +139,8 @@ def evaluate(
         true.append(truth(info))
         returns.append(total)
         lengths.append(steps)
+        if ended is not None:
+            ended(len(lengths))
     return Evaluation(
         claimed=_rate_of_known(claimed),
         true=_rate_of_known(true),
