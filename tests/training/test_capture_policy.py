@@ -43,6 +43,9 @@ def broken(observation):
 
 def never(observation):
     return 0
+
+def far(observation):
+    return [3.0]
 """
 
 
@@ -133,6 +136,11 @@ def test_episodes_are_mixed_and_each_picture_says_who_played(
     (won,) = re.findall(r"success: random 0/\d+, policy (\d+)/\1, noisy \d+/\d+", said.out)
     assert int(won) >= counts["policy"]
     assert re.search(r"\d+% of \d+ episodes succeed", said.err)
+
+
+def test_an_action_beyond_the_limits_becomes_the_limit(script: Path) -> None:
+    _, actions = actions_in(f"{script}:far", named(Pushed))
+    assert all(action == [1.0] and action.dtype == np.float32 for action in actions)
 
 
 def test_a_seed_gives_the_same_pictures_of_a_policy_also_after_a_stop(
@@ -247,18 +255,26 @@ def actions_in(policy: object, env_id: str) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "env"),
-    [("DQN", Towards), ("PPO", Towards), ("A2C", Pushed), ("SAC", Pushed), ("TD3", Pushed)],
+    ("algorithm", "env", "more"),
+    [
+        ("DQN", Towards, {}),
+        ("PPO", Towards, {}),
+        ("A2C", Pushed, {}),
+        ("PPO", Pushed, {"use_sde": True}),
+        ("SAC", Pushed, {}),
+        ("SAC", Pushed, {"use_sde": True}),
+        ("TD3", Pushed, {}),
+    ],
 )
 def test_a_zip_of_sb3_acts_as_its_model_does(
-    tmp_path: Path, algorithm: str, env: type[Towards]
+    tmp_path: Path, algorithm: str, env: type[Towards], more: dict[str, Any]
 ) -> None:
     from torch import nn
 
     size = {"buffer_size": 10} if algorithm in ("DQN", "SAC", "TD3") else {}
     net = {"net_arch": [9, 7], "activation_fn": nn.Tanh}
     path = tmp_path / "model.zip"
-    model = zipped(path, algorithm, named(env), policy_kwargs=net, **size)
+    model = zipped(path, algorithm, named(env), policy_kwargs=net, **size, **more)
     seen, actions = actions_in(path, named(env))
     wanted = [model.predict(one, deterministic=True)[0] for one in seen]
     np.testing.assert_array_equal(np.array(actions), np.array(wanted))
