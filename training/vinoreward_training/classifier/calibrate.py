@@ -24,7 +24,7 @@ from vinoreward_training.classifier.evaluation import (
     Evaluation,
     Floats,
     evaluate,
-    ranking,
+    roc_area,
 )
 from vinoreward_training.classifier.finetune import USELESS, enough
 from vinoreward_training.configs import CalibrateConfig
@@ -91,7 +91,7 @@ def _causes(bundle: Bundle, dataset: Dataset, logits: Floats, part: Indices) -> 
     images, truth = dataset.images[some], dataset.labels[some]
 
     def ranked(values: Floats, column: int) -> float:
-        return ranking(log_odds(values, column), truth)
+        return roc_area(log_odds(values, column), truth)
 
     def after(described: BundleSpec, pictures: Images) -> float:
         other = dataclasses.replace(bundle, spec=described)

@@ -103,15 +103,6 @@ def roc_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
     )
 
 
-def ranking(scores: Floats, labels: Labels) -> float:
-    """Return the share of the pairs of a success and a failure that the scores rank right.
-
-    That is the area under the ROC curve; equal scores are half right.
-    """
-    false, true = roc_curve(scores, labels)
-    return float(np.sum(np.diff(false) * (true[1:] + true[:-1])) / 2)
-
-
 def pr_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
     """Return (recalls, precisions) by falling threshold."""
     true, false = _cumulative(scores, labels)
