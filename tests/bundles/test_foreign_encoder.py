@@ -293,6 +293,21 @@ def test_a_module_that_is_no_encoder_is_an_error(tmp_path: Path) -> None:
         )
 
 
+def test_a_classifier_with_a_second_output_is_refused(tmp_path: Path) -> None:
+    module = theirs("two")
+    safetensors.torch.save_file(module.state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(ConfigError, match=r"returns \(2, 5\), \(2, 5\).*give the classifier alone"):
+        Bundle.from_module(
+            module,
+            tmp_path / "w.safetensors",
+            tmp_path / "n.onnx",
+            height=HEIGHT,
+            width=WIDTH,
+            labels=("failure", "success"),
+            success_label="success",
+        )
+
+
 def test_the_names_are_there_and_light() -> None:
     code = (
         "import sys, vinoreward\n"

@@ -223,10 +223,13 @@ def _vector(given: Any, encoding: Encoding) -> NDArray[np.float64]:
     return vector[:size]
 
 
-def export_module(module: nn.Module, weights: Path, path: Path, picture: Picture) -> bool:
+def export_module(
+    module: nn.Module, weights: Path, path: Path, picture: Picture, *, pair: bool = True
+) -> bool:
     """Load the weights into the module and write it as ONNX: uint8 RGB ``(N, H, W, 3)`` to rows.
 
-    Return whether the module returned means and log variances apart, which are one output now.
+    Return whether the module returned means and log variances apart, which are one output now. Only
+    with ``pair`` it may.
     """
     with needed_for("exporting a module", "train"):
         import torch
@@ -253,7 +256,7 @@ def export_module(module: nn.Module, weights: Path, path: Path, picture: Picture
             "module from pictures to vectors; correct height and width, or give the encoder alone."
         ) from error
     parts = list(output) if isinstance(output, (tuple, list)) else [output]
-    if len(parts) > 2 or any(
+    if len(parts) > 1 + pair or any(
         not isinstance(part, torch.Tensor) or part.ndim != 2 or len(part) != 2 for part in parts
     ):
         kinds = ", ".join(
@@ -261,8 +264,9 @@ def export_module(module: nn.Module, weights: Path, path: Path, picture: Picture
             for part in parts
         )
         raise ConfigError(
-            f"{type(module).__name__} returns {kinds} for two pictures. Expected (2, D) or two of "
-            "them, (mu, logvar); give the encoder alone, wrapped in a module if necessary."
+            f"{type(module).__name__} returns {kinds} for two pictures. Expected (2, D)"
+            f"{' or two of them, (mu, logvar)' if pair else ''}; give the "
+            f"{'encoder' if pair else 'classifier'} alone, wrapped in a module if necessary."
         )
 
     class SideBySide(torch.nn.Module):

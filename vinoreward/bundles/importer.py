@@ -336,10 +336,13 @@ class FromOthers:
         """Export a module for pictures as ``given``; return what ``make`` makes of the file."""
         height, width = size
         # A mistyped argument fails before the export.
-        inspect.signature(make).bind(onnx_path, height=height, width=width, **facts)
+        signature = inspect.signature(make)
+        signature.bind(onnx_path, height=height, width=width, **facts)
         with describing(Path(onnx_path)):
             picture = Picture(height, width, **given)
-        if foreign_encoder.export_module(module, Path(weights), Path(onnx_path), picture):
+        pair = "posterior" in signature.parameters
+        paths = Path(weights), Path(onnx_path)
+        if foreign_encoder.export_module(module, *paths, picture, pair=pair):
             facts["posterior"] = True
         bundle = make(onnx_path, height=height, width=width, **facts)
         given = {name: getattr(picture, name) for name in given}
