@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from picture_folders import write_folder
 from safetensors.torch import save_file
+from torch import Tensor
 from torchvision import models
 
 from vinoreward.backends import torch_classifiers
@@ -26,6 +29,7 @@ from vinoreward_training.classifier.networks import (
     check_network,
     check_size,
     load_weights,
+    normalization,
     pretrained_weights,
     read_weights,
 )
@@ -192,6 +196,27 @@ def test_published_weights_are_taken_from_where_the_libraries_keep_them(
     path.write_bytes(b"<html>")
     with pytest.raises(ModelCorruptError, match="squeezenet1_1-b8a52dc0"):
         pretrained_weights("squeezenet1_1")
+
+
+@pytest.mark.parametrize("given", [{"pretrained": True}, {"weights": Path("downloaded")}])
+def test_pictures_are_normalised_as_for_the_published_weights(given: dict[str, Any]) -> None:
+    pixels = torch.rand(1, 3, 4, 4)
+
+    def normalised(mean: Any, std: Any) -> Tensor:
+        return (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+
+    for name in ("squeezenet1_1", "resnet18", "googlenet", "inception_v3"):
+        published: Any = models.get_model_weights(name).DEFAULT
+        theirs = published.transforms()
+        expected = normalised(theirs.mean, theirs.std)
+        if name in ("googlenet", "inception_v3"):  # with these weights it is the first layer
+            first = types.SimpleNamespace(transform_input=True)
+            expected = models.GoogLeNet._transform_input(first, expected)  # type: ignore[arg-type]
+        found = normalised(*normalization(FinetuneConfig(network=name, **given)))
+        torch.testing.assert_close(found, expected)
+    if importlib.util.find_spec("timm"):
+        config = FinetuneConfig(network="timm:test_vit", **given)
+        assert normalization(config) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def test_timms_weights_are_taken_from_the_cache_of_hugging_face(

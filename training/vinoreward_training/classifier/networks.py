@@ -24,6 +24,9 @@ from vinoreward_training.runs.run_folder import read_tensors
 
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 Weights = Mapping[str, Tensor]
+_HALVES = ("googlenet", "inception_v3")
+"""Their weights want pixels from -1 to 1, to which torchvision itself (``transform_input``) brings
+pictures that were normalised for ImageNet."""
 
 
 def check_network(config: FinetuneConfig) -> None:
@@ -103,11 +106,14 @@ def _fixed_size(architecture: str, net: nn.Module) -> tuple[int, int] | None:
 
 
 def normalization(config: FinetuneConfig) -> Normalization:
-    """Return mean and standard deviation of a channel, in units of 0 to 1, as weights want them.
+    """Return mean and standard deviation of a channel, in units of 0 to 1.
 
-    Those of timm's pretrained weights; ImageNet's of all others.
+    They are those of the network's published weights. These may come as a file too, and so may
+    weights that were trained from them; without any, all serve.
     """
-    about = _timm_config(config.network) if config.pretrained else None
+    if config.network in _HALVES:
+        return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+    about = _timm_config(config.network)
     return (IMAGENET_MEAN, IMAGENET_STD) if about is None else (about.mean, about.std)
 
 
