@@ -202,9 +202,11 @@ def test_broken_and_absent_videos_are_told_in_a_sentence(tmp_path: Path, videos:
 
 
 def test_a_playlist_in_a_videos_clothes_opens_no_other_file(tmp_path: Path, videos: Path) -> None:
+    film(tmp_path / "beside.mp4")
     for content in (
         f"#EXTM3U\n#EXT-X-TARGETDURATION:4\n#EXTINF:4,\n{videos / 'a.mp4'}\n#EXT-X-ENDLIST\n",
         f"ffconcat version 1.0\nfile '{videos / 'a.mp4'}'\n",
+        "ffconcat version 1.0\nfile beside.mp4\nduration 4\n",  # FFmpeg itself would open this one
     ):
         (tmp_path / "list.mp4").write_text(content)
         with pytest.raises(DatasetError, match=r"list.mp4 cannot be read as a video"):

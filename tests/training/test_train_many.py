@@ -126,6 +126,33 @@ def test_environments_in_one_batch_pay_what_single_ones_pay(
     assert any(step[3] and not step[2] for steps in found for step in steps) is not ends
 
 
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        ({"hold": 2}, {"success_hold_steps": 2, "hold_in_observation": True}),
+        (
+            {"success_reward": 3.0, "step_reward": -0.5},
+            {"success_reward": 3.0, "step_reward": -0.5},
+        ),
+        (
+            {"reward_mode": "potential", "gamma": 0.9},
+            {"reward_mode": "potential", "gamma": 0.9, "terminate_on_success": True},
+        ),
+        ({"reward_mode": "log_odds"}, {"reward_mode": "log_odds", "terminate_on_success": False}),
+        ({"precision": "fp32", "backend": "torch"}, {"precision": "fp32", "backend": "torch"}),
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_options_become_arguments_of_the_learned_reward(
+    bundle: Bundle, options: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    env = make_env(TOY, bundle=str(bundle.path), wrap_bundle=True, **options)
+    assert env.spec is not None
+    arguments = env.spec.additional_wrappers[-1].kwargs
+    assert arguments is not None and {name: arguments[name] for name in meant} == meant
+    env.close()
+
+
 def test_a_step_of_all_environments_is_one_classification(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
