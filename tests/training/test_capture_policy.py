@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
+import dataclasses
 import json
 import pickle
 import re
@@ -23,6 +25,7 @@ from vinoreward.policies import save_policy as save_actors_policy
 from vinoreward.policies.policy import random_policy
 from vinoreward.policies.spec import mlp
 from vinoreward_training.capture import command as capture
+from vinoreward_training.capture.policies import open_policy
 from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import load_dataset
@@ -382,3 +385,46 @@ def test_a_policy_may_be_of_a_package(
     capture.run(config(tmp_path / "a", "towards:act", frames=8))
     assert "towards" in sys.modules
     del sys.modules["towards"]
+
+
+def test_shares_of_a_recorded_mix_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("policy: model.zip\nmix: {policy: much}\n")
+    with pytest.raises(ConfigError, match=r"mix=.*Expected a table of names and values"):
+        capture.SETTINGS.of(out=tmp_path, resume=True)
+
+
+def test_pictures_too_large_to_be_read_again_are_refused(tmp_path: Path, script: Path) -> None:
+    larger = config(tmp_path / "data", f"{script}:act", image_size=(4096, 4097))
+    with pytest.raises(ConfigError, match=r"--image-size 4096 4097 .* smaller --image-size"):
+        capture.run(larger)
+    with pytest.raises(ConfigError, match=r"for 2 images in a picture"):
+        capture.run(dataclasses.replace(larger, image_size=(4096, 2049), stack=2))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("policy_kwargs", {"net_arch": [100_000, 100_000]}),
+        ("policy_kwargs", {"net_arch": [16] * 100_000}),
+        ("policy_kwargs", {"net_arch": {"pi": [16], "qf": [1_000_000]}}),
+        ("policy_kwargs", {"n_critics": 10**9}),
+        ("policy_kwargs", {"n_critics": 24}),
+        ("policy_kwargs", [1]),
+        ("policy_class", {"__module__": ["a"]}),
+        ("observation_space", {":type:": "<class 'gymnasium.spaces.box.Box'>", "_shape": 5}),
+    ],
+)
+def test_a_zip_cannot_ask_for_more_network_than_it_has_weights(
+    tmp_path: Path, part: str, value: Any
+) -> None:
+    path, other = tmp_path / "plain.zip", tmp_path / "other.zip"
+    arguments = {"policy_kwargs": {"net_arch": [24, 16]}, "buffer_size": 10}
+    zipped(path, "SAC", named(Pushed), **arguments)
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(other, "w") as target:
+        data = json.loads(source.read("data"))
+        target.writestr("data", json.dumps({**data, part: value}))
+        target.writestr("policy.pth", source.read("policy.pth"))
+    env = gymnasium.make(named(Pushed), render_mode="rgb_array")
+    with pytest.raises(ModelCorruptError, match=r"Expected a zip that Stable-Baselines3 saved"):
+        open_policy(str(other), env, contextlib.ExitStack())
+    assert open_policy(str(path), env, contextlib.ExitStack())(env.reset()[0]) is not None

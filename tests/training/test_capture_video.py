@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -216,3 +217,15 @@ def test_a_playlist_in_a_videos_clothes_opens_no_other_file(tmp_path: Path, vide
 def test_recordings_and_play_are_not_mixed(tmp_path: Path, videos: Path) -> None:
     with pytest.raises(ConfigError, match="found --policy and --from-video"):
         capture.run(CaptureConfig(out=tmp_path / "out", from_video=videos, policy="a.py:act"))
+
+
+def test_a_pipe_is_not_waited_for_and_a_name_that_no_table_takes_is_refused(
+    tmp_path: Path, videos: Path
+) -> None:
+    strange = film(tmp_path / "e\x1b[31mX.mp4")
+    with pytest.raises(DatasetError, match=r"x1b.* Expected a printable name"):
+        capture.run(CaptureConfig(from_video=strange, out=tmp_path / "out"))
+    os.mkfifo(videos / "pipe.mp4")
+    with pytest.raises(DatasetError, match=r"pipe\.mp4 .* it is no plain file"):
+        capture.run(CaptureConfig(from_video=videos, out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

@@ -207,3 +207,35 @@ def test_an_episode_counts_once() -> None:
     found = episode_rates(claims, labels, np.array([0, 0, 0, 1, 1, 2]))
     assert (found.successful, found.claimed) == (2, 1)
     assert (found.failing, found.falsely_claimed) == (2, 1)
+
+
+@pytest.mark.parametrize("link", ["scores", "scores/bundle"])
+def test_a_link_in_a_dataset_has_no_scores_written_elsewhere(
+    tmp_path: Path, recordings: Path, link: str
+) -> None:
+    bundle, outside = bundle_of(tmp_path / "bundle", name="bundle"), tmp_path / "outside"
+    outside.mkdir()
+    (recordings / link).parent.mkdir(exist_ok=True)
+    (recordings / link).symlink_to(outside)
+    with pytest.raises(DatasetError, match=r"is a link out of the folder"):
+        score.run(ScoreConfig(str(bundle), recordings))
+    assert not any(outside.iterdir())
+    score.run(ScoreConfig(str(bundle), recordings, out=outside))  # who names it may
+    assert (outside / "scores.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"success_reward": float("nan")},
+        {"step_reward": float("inf")},
+        {"label_above": float("nan")},
+        {"batch_size": 0},
+    ],
+)
+def test_rewards_that_are_no_numbers_are_refused(
+    tmp_path: Path, recordings: Path, wrong: dict[str, Any]
+) -> None:
+    bundle = bundle_of(tmp_path / "bundle")
+    with pytest.raises(ConfigError, match=r"Expected finite numbers, and at least 1 image"):
+        score.run(ScoreConfig(str(bundle), recordings, **wrong))

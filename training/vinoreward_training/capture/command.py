@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from vinoreward.bundles.picture import read_picture
+from vinoreward.bundles.picture import MAX_PIXELS, read_picture
 from vinoreward.bundles.schema import MAX_VIEWS
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
@@ -158,6 +158,14 @@ def _check(config: CaptureConfig) -> None:
         raise ConfigError(
             f"frames={config.frames}, seed={config.seed}, image_size={config.image_size}. "
             "Expected at least 2 frames, a seed of 0 or more and pictures of 16x16 or more."
+        )
+    count = config.stack * len(config.image_source)
+    if config.image_size is not None and math.prod(config.image_size) * count > MAX_PIXELS:
+        height, width = config.image_size
+        raise ConfigError(
+            f"found --image-size {height} {width} for {count} images in a picture. Expected "
+            f"pictures of at most {MAX_PIXELS} pixels in all, as no larger ones are read again; "
+            "give a smaller --image-size."
         )
     sources = ("fidelity", "from_lerobot", "from_video")
     given = [f"--{name.replace('_', '-')}" for name in sources if getattr(config, name) is not None]

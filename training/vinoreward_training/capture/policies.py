@@ -11,8 +11,10 @@ import json
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import gymnasium as gym
@@ -20,6 +22,7 @@ import numpy as np
 
 from vinoreward.actor_learner.acting.environments import as_config_error, check_actions
 from vinoreward.actor_learner.acting.evaluation import Player
+from vinoreward.bundles.picture import shown_name
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, ModelCorruptError
 from vinoreward.files import open_to_read
@@ -154,6 +157,12 @@ def _of_zip(path: Path, env: gym.Env[Any, Any]) -> Act:
         spaces = data["observation_space"], data["action_space"]
         if not all(isinstance(space, dict) for space in spaces):
             raise ValueError("its spaces are no tables")
+        if not all(isinstance(space.get("_shape", []), list | NoneType) for space in spaces):
+            raise ValueError("a space has no shape")
+        network = data.get("policy_kwargs") or {}
+        if not isinstance(kind, str) or not isinstance(network, dict):
+            raise ValueError("its policy is not described by texts and tables")
+        _check_asked(network, [tuple(tensor.shape) for tensor in state.values()])
     except (*DAMAGED, ModelCorruptError) as error:
         raise ModelCorruptError(
             f"--policy {path} cannot be read: {reason_of(error)}. Expected a zip that "
@@ -173,7 +182,7 @@ def _of_zip(path: Path, env: gym.Env[Any, Any]) -> Act:
                 f"environment are {space}. Expected the same; name a policy for this environment, "
                 "or wrap the policy in a function, FILE.py:FUNCTION."
             )
-    arguments: dict[str, Any] = {"policy_kwargs": _policy_kwargs(path, data.get("policy_kwargs"))}
+    arguments: dict[str, Any] = {"policy_kwargs": _policy_kwargs(path, network)}
     algorithm = _ALGORITHMS[kind]
     arguments |= {"buffer_size": 1} if algorithm != "A2C" else {}
     arguments |= {"use_sde": True} if data.get("use_sde") else {}
@@ -211,10 +220,34 @@ def _unlike(saved: Mapping[str, Any], space: gym.Space[Any], *, limits: bool) ->
     return None
 
 
-def _policy_kwargs(path: Path, saved: Any) -> dict[str, Any]:
+def _check_asked(arguments: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise ValueError if a network is described that these shapes of weights are not of.
+
+    It is built before the weights are compared: a few bytes could ask for gigabytes, or for hours.
+    """
+    rows = {shape[0] for shape in shapes if shape}
+    waiting: list[tuple[str, Any]] = list(arguments.items())
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(name if name == "net_arch" else key, each) for key, each in value.items()]
+        elif isinstance(value, list):
+            waiting += [(name, each) for each in value]
+            layers = [each for each in value if type(each) is int]
+            if len(value) > len(shapes) or not set(pairwise(layers)) <= {
+                (shape[1], shape[0]) for shape in shapes if len(shape) == 2
+            }:
+                raise ValueError(f"its weights are not of the layers in {shown_name(name)}")
+        elif type(value) is int and not (value <= len(shapes) or value in rows):
+            raise ValueError(f"its weights are not of {shown_name(name)} {value}")
+        if name == "n_critics" and not (type(value) is int and value <= len(shapes)):
+            raise ValueError(f"its weights are not of so many {name}")
+
+
+def _policy_kwargs(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a network as a zip has them in plain text."""
     arguments: dict[str, Any] = {}
-    for name, value in (saved or {}).items():
+    for name, value in saved.items():
         if name in (":type:", ":serialized:") or name.startswith("optimizer_"):
             continue
         if isinstance(value, str) and value.startswith("<"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -199,6 +200,13 @@ class _Column:
 
 def run(config: ScoreConfig) -> int:
     """Score every picture that has no score yet; return 0."""
+    rewards = config.success_reward, config.step_reward, config.label_above or 0.0
+    if not all(map(math.isfinite, rewards)) or config.batch_size < 1:
+        raise ConfigError(
+            f"found --success-reward {config.success_reward}, --step-reward {config.step_reward}, "
+            f"--label-above {config.label_above} and --batch-size {config.batch_size}. Expected "
+            "finite numbers, and at least 1 image per inference."
+        )
     with Classifier(
         config.bundle,
         backend=config.backend,
@@ -212,7 +220,8 @@ def run(config: ScoreConfig) -> int:
         else:
             source = _of_files(config)
         name = bundle_name(Path(spec.name), "")
-        out = config.data / "scores" / name if config.out is None else config.out
+        # A link in somebody's dataset must not have us write elsewhere.
+        out = inside(config.data, f"scores/{name}") if config.out is None else config.out
         identity = _identity(config, classifier)
         line = f"\nContinue with the same command; {COLUMN} keeps what was scored."
         with RunFolder(out, config, resume=True) as folder:

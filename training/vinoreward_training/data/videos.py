@@ -60,6 +60,11 @@ def find_videos(source: Path) -> list[Video]:
         DatasetError: no video, or one that FFmpeg cannot open.
     """
     if source.is_file():
+        if not source.name.isprintable():  # the table of the pictures could not be read again
+            raise DatasetError(
+                f"--from-video is {shown_name(source)}. Expected a printable name, as the table "
+                "of the pictures has it; rename the video."
+            )
         return [_opened(source.name, source)]
     if not source.is_dir():
         raise DatasetError(
@@ -225,6 +230,8 @@ def _ffmpeg(path: Path, *output: str) -> list[str]:
 
 def _opened(name: str, path: Path) -> Video:
     """Read a video's header and its first picture."""
+    if not path.is_file():  # FFmpeg would wait for a pipe
+        raise _unreadable(path, "it is no plain file")
     done = subprocess.run(_ffmpeg(path, "-frames:v", "1"), capture_output=True, check=False)
     said = done.stderr.decode("utf-8", "replace")
     time = re.search(r"Duration: (\d+):(\d\d):(\d\d\.\d+)", said)
