@@ -408,7 +408,7 @@ def test_pictures_too_large_to_be_read_again_are_refused(tmp_path: Path, script:
         ("policy_kwargs", {"net_arch": [16] * 100_000}),
         ("policy_kwargs", {"net_arch": {"pi": [16], "qf": [1_000_000]}}),
         ("policy_kwargs", {"n_critics": 10**9}),
-        ("policy_kwargs", {"n_critics": 24}),
+        ("policy_kwargs", {"n_critics": 2_000}),
         ("policy_kwargs", [1]),
         ("policy_class", {"__module__": ["a"]}),
         ("observation_space", {":type:": "<class 'gymnasium.spaces.box.Box'>", "_shape": 5}),
