@@ -242,8 +242,10 @@ def converted(value: Any, hint: Any) -> Any:
             return tuple(map(converted, value, each_of))
     elif kind is dict and isinstance(value, dict):
         if all(isinstance(key, str) for key in value):
+            if kinds[1] is not float:  # arguments of something else, which checks them itself
+                return value
             with contextlib.suppress(ValueError):
-                return {key: converted(item, kinds[1]) for key, item in value.items()}
+                return {key: converted(item, float) for key, item in value.items()}
     elif kind is float and type(value) in (int, float):
         return float(value)
     elif kind in (Path, str) and isinstance(value, str | Path):
