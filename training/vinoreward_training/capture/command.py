@@ -23,8 +23,9 @@ from vinoreward_envs.camera.spec import CameraSpec, resized
 from vinoreward_envs.constants import ARTICLE_HEIGHT, ARTICLE_WIDTH, PICTURE_HEIGHT, PICTURE_WIDTH
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.capture.hover import hover_frame
-from vinoreward_training.capture.play import Play
-from vinoreward_training.capture.policies import open_policy
+from vinoreward_training.capture.play import Episodes, Play
+from vinoreward_training.capture.policies import Act, open_policy
+from vinoreward_training.capture.record import Recording, described
 from vinoreward_training.capture.views import SeveralViews
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import HELD_OUT_SHARES, telling_numbers
@@ -37,10 +38,18 @@ from vinoreward_training.data.dataset_files import (
     read_about,
     read_table,
 )
-from vinoreward_training.data.lerobot import LeRobotFolder
+from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
+from vinoreward_training.data.lerobot_writer import LeRobotWriter
 from vinoreward_training.data.recordings import choose_frames, fill, labels_of, plan_pictures
 from vinoreward_training.data.videos import check_sizes, find_videos, read_labels, take_pictures
-from vinoreward_training.runs.next_command import actions_of, after_capture, again, command
+from vinoreward_training.runs.next_command import (
+    actions_of,
+    after_capture,
+    after_recording,
+    again,
+    command,
+    origin,
+)
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings
 from vinoreward_training.tasks.environments import (
@@ -55,6 +64,7 @@ from vinoreward_training.tasks.environments import (
 )
 
 FORMAT = "vinoreward image folder 1"
+RECORDED_FORMAT = "vinoreward lerobot folder 1"
 MIX: Mapping[str, float] = {"random": 1.0, "policy": 1.0, "noisy": 2.0}
 """Shares of the episodes by who plays them, where there is a policy."""
 
@@ -132,7 +142,7 @@ def _open(config: CaptureConfig) -> tuple[Any, Any, dict[str, Any]]:
     about = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
     truth_named = config.truth is not None or config.truth_key not in (None, "true_success")
     several = config.image_source != ("render",) or config.stack > 1
-    played = truth_named or several or config.policy is not None
+    played = truth_named or several or config.policy is not None or config.format == "lerobot"
     if is_hover(env.spec) and not played:
         return env.unwrapped.scene, env, about
     return None, env, about
@@ -175,6 +185,14 @@ def _check(config: CaptureConfig) -> None:
             f"found {' and '.join(given)}. Expected one of them, as pictures come from play, from "
             "placed scenes or from recordings; leave the others out."
         )
+    if config.format == "lerobot":
+        per_episode = config.per_episode != CaptureConfig.per_episode
+        given += ["--stack"] if config.stack > 1 else []
+        if given := [*given, *(["--per-episode"] if per_episode else [])]:
+            raise ConfigError(
+                f"found --format lerobot and {' and '.join(given)}. Expected whole episodes of an "
+                "environment, each moment once; leave one of both out."
+            )
     if not 1 <= config.stack <= MAX_VIEWS or not 1 <= len(config.image_source) <= MAX_VIEWS:
         raise ConfigError(
             f"found --stack {config.stack} and {len(config.image_source)} sources. Expected 1 to "
@@ -195,6 +213,7 @@ def _check_same(
 ) -> None:
     """Refuse to resume a capture of something else."""
     pairs = {name: (before.get(name), getattr(config, name)) for name in ("seed", "env")}
+    pairs["format"] = before.get("format"), _format(config)
     # "drawn" marks the article's pictures and is missing in all others.
     for name in {*scene, *({"drawn"} & set(before["scene"]))}:
         pairs[f"scene {name}"] = before["scene"].get(name), scene.get(name)
@@ -259,6 +278,10 @@ def _how(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
     }
 
 
+def _format(config: CaptureConfig) -> str:
+    return RECORDED_FORMAT if config.format == "lerobot" else FORMAT
+
+
 def _asked(how: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in how.items() if value != _DEFAULTS.get(name)}
 
@@ -298,7 +321,7 @@ def _describe(
 def _holds_nothing(folder: Path) -> bool:
     """Say whether a capture in ``folder`` ended without a picture."""
     about = read_about(folder) if folder.is_dir() else {}
-    if about.get("format") != FORMAT or about.get("frames") != 0:
+    if about.get("format") not in (FORMAT, RECORDED_FORMAT) or about.get("frames") != 0:
         return False
     return not (folder / METADATA).is_file() or not any(read_table(folder))
 
@@ -306,6 +329,11 @@ def _holds_nothing(folder: Path) -> bool:
 def run(config: CaptureConfig) -> int:
     """Capture; return 0. Ctrl-C saves the pictures so far and raises KeyboardInterrupt."""
     _check(config)
+    if is_lerobot(config.out) and not read_about(config.out):
+        raise ConfigError(
+            f"{config.out} holds a LeRobot dataset that capture did not write. Expected a new "
+            "folder; choose another with --out."
+        )
     if config.from_lerobot is not None:
         return _recordings(config, config.from_lerobot)
     if config.from_video is not None:
@@ -327,6 +355,10 @@ def run(config: CaptureConfig) -> int:
             _check_same(config, about, how, before)
         act = None if policy is None else open_policy(policy, env, closing)
         with RunFolder(config.out, config, resume=config.resume or begun, again=line) as folder:
+            if config.format == "lerobot":
+                key = config.truth_key or before.get("truth_key")
+                known = {"scene": about, "env": config.env, **_asked(how)}
+                return _record(config, env, truth_reader(key, config.truth), act, mix, known)
             for label in ("success", "failure"):
                 (folder / label).mkdir(exist_ok=True)
             truth, actions, play = None, "", None
@@ -340,13 +372,13 @@ def run(config: CaptureConfig) -> int:
                     take: Callable[[Any], Any] = env.picture
                 else:
                     take = picture_source(env, config.env, config.image_source[0], size)
-                play = Play(env, take, config, truth, tqdm.write, act, mix)
+                play = Play(take, env, config, truth, tqdm.write, act, mix)
                 work = play.fill(table)
             else:
                 work = _hover(config, scene, env, about, table)
             known = {"scene": about, "env": config.env, **_asked(how)}
             describe = partial(_describe, config, table, known, truth, actions)
-            _fill(config, table, work, describe, config.frames, play)
+            _fill(config, lambda: len(table.rows), table.save, work, describe, config.frames, play)
     if play is not None and policy is not None:
         print(play.by_player())
     print(_summary(config, table))
@@ -356,31 +388,74 @@ def run(config: CaptureConfig) -> int:
 
 def _fill(
     config: CaptureConfig,
-    table: Table,
+    count: Callable[[], int],
+    save: Callable[[], None],
     work: Iterator[int],
     describe: Callable[[bool], None],
     total: int,
-    play: Play | None = None,
+    play: Episodes | None = None,
 ) -> None:
-    """Do the work and save the table now and then; ``describe`` takes whether it is complete."""
+    """Do the work and save now and then; ``describe`` takes whether it is complete.
+
+    ``count`` says how many pictures there are.
+    """
     from tqdm import tqdm
 
     # Written first, so that a capture killed at any moment can be read and resumed.
     describe(False)
-    saved, complete = len(table.rows), False
+    saved, complete = count(), False
     try:
         with tqdm(total=total, initial=saved, desc="capture", unit="frame") as bar:
             for added in work:
                 bar.update(added)
                 if play is not None:
                     bar.set_postfix_str(play.rate, refresh=added == 0)
-                if len(table.rows) >= saved + config.save_every:
-                    table.save()
-                    saved = len(table.rows)
+                if count() >= saved + config.save_every:
+                    save()
+                    saved = count()
         complete = True
     finally:
-        table.save()
+        save()
         describe(complete)
+
+
+def _record(
+    config: CaptureConfig,
+    env: Any,
+    truth: Truth,
+    act: Act | None,
+    mix: Mapping[str, float],
+    known: Mapping[str, Any],
+) -> int:
+    """Record whole episodes as a LeRobot dataset; return 0."""
+    from tqdm import tqdm
+
+    play = Recording(env, config, truth, tqdm.write, act, mix)
+    features = play.features()
+    writer = LeRobotWriter(config.out, features, play.fps, config.env)
+    print(f"each row has {described(features)}; {play.fps} rows a second")
+
+    def describe(complete: bool) -> None:
+        about: dict[str, Any] = {"format": RECORDED_FORMAT, **known, "cameras": play.sources}
+        about["actions"] = actions_of(env.action_space)
+        if config.truth is not None:
+            about["truth"] = config.truth
+        elif truth.key is not None:
+            about["truth_key"] = truth.key
+        counts = {"seed": config.seed, "frames": writer.frames, "episodes": writer.episodes}
+        write_json(config.out / ABOUT, about | counts | {"complete": complete})
+
+    with writer:
+        work, count = play.fill(writer), lambda: writer.frames
+        _fill(config, count, writer.save, work, describe, config.frames, play)
+    print(play.by_player())
+    free = shutil.disk_usage(config.out).free / 1e9
+    print(
+        f"{writer.frames} pictures of {writer.episodes} whole episodes in {config.out} "
+        f"({free:.0f} GB free)."
+    )
+    print(f"next: {after_recording(config.out, next(iter(play.sources)))}")
+    return 0
 
 
 def _recordings(config: CaptureConfig, dataset: Path) -> int:
@@ -390,6 +465,7 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
     known = {
         "scene": source.scene,
         "lerobot": {"labels": str(labels), "fps": source.fps},
+        **_environment_of(source),
         **_asked(_how(config, config.image_size)),
     }
     _check_recorded(config, known)
@@ -407,6 +483,16 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
     print(_summary(config, table))
     print(f"next: {after_capture(config.out, table.count('failure'))}")
     return 0
+
+
+def _environment_of(source: LeRobotFolder) -> dict[str, Any]:
+    """Return what capture recorded of the environment, if it wrote the dataset."""
+    about = read_about(source.folder)
+    if about.get("format") != RECORDED_FORMAT:
+        return {}
+    cameras = about.get("cameras")
+    taken = cameras.get(source.camera) if isinstance(cameras, dict) else None
+    return origin({**about, "image_source": taken})
 
 
 def _videos(config: CaptureConfig, source: Path) -> int:
@@ -465,7 +551,7 @@ def _converted(
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         table = Table(folder)
         describe = partial(_describe, config, table, known, None, "")
-        _fill(config, table, work(table), describe, total)
+        _fill(config, lambda: len(table.rows), table.save, work(table), describe, total)
     return table
 
 

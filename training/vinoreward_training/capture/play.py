@@ -119,19 +119,29 @@ class Chosen:
     """Of its observation, by their names in the table."""
 
 
-class Play:
-    """Plays an environment and adds the chosen pictures to a table.
+@dataclass(frozen=True)
+class Step:
+    """What a step of an episode gave."""
 
-    ``picture`` takes the picture of ``env`` after a step, given the step's observation. Each
-    episode is played by one of ``mix``: at ``random``, by the ``policy`` that ``act`` is, or by
-    that policy with random steps in between (``noisy``); its chances are ``mix``'s numbers. An
-    episode depends only on ``config.seed`` and its number. ``say`` prints advice.
+    number: int
+    success: bool
+    observation: Any
+    action: Any
+    reward: float
+    ended: bool
+
+
+class Episodes:
+    """Plays episodes of an environment.
+
+    Each is played by one of ``mix``: at ``random``, by the ``policy`` that ``act`` is, or by that
+    policy with random steps in between (``noisy``); its chances are ``mix``'s numbers. An episode
+    depends only on ``config.seed`` and its number. ``say`` prints advice.
     """
 
     def __init__(
         self,
         env: Any,
-        picture: Callable[[Any], Picture],
         config: CaptureConfig,
         truth: Truth,
         say: Callable[[str], object],
@@ -139,11 +149,9 @@ class Play:
         mix: Mapping[str, float] = MappingProxyType({"random": 1.0}),
     ) -> None:
         self._env, self._name, self._config = env, config.env, config
-        self._picture = picture
         self._truth, self._say = truth, say
         self._act, self._mix = act, mix
         self._player = "random"
-        self._repeats = True
         self._info: Mapping[str, Any] = {}
         self.tried: Counter[str] = Counter()
         """Episodes played, by player."""
@@ -161,6 +169,76 @@ class Play:
         each = (f"{name} {self.won[name]}/{self.tried[name]}" for name in self._mix)
         return f"episodes with a success: {', '.join(each)}"
 
+    def _first(self) -> Any:
+        """Reset, and return the observation after trying the policy on it."""
+        first = self._env.reset(seed=0)[0]
+        if self._act is not None:
+            self._act(first)
+        return first
+
+    def _seed(self, episode: int) -> int:
+        """Choose who plays an episode; return its seed."""
+        names, chances = list(self._mix), np.array(list(self._mix.values()), dtype=np.float64)
+        random = np.random.default_rng([self._config.seed, episode, 0x9A])
+        self._player = str(random.choice(names, p=chances / chances.sum()))
+        return int(np.random.default_rng([self._config.seed, episode]).integers(2**31))
+
+    def _begin(self, seed: int) -> tuple[Any, Iterator[Step]]:
+        """Reset; return the first observation, and an iterator that makes a step each."""
+        self._env.action_space.seed(seed)
+        observation, _ = self._env.reset(seed=seed)
+        return observation, self._steps(seed, observation)
+
+    def _steps(self, seed: int, observation: Any) -> Iterator[Step]:
+        space = self._env.action_space
+        noise = {"random": 1.0, "policy": 0.0, "noisy": self._config.noise}[self._player]
+        random = np.random.default_rng([seed, 0x70])
+        for number in range(LONGEST):
+            if self._act is None or random.random() < noise:
+                action = space.sample()
+            else:
+                action = self._act(observation)
+            observation, reward, terminated, truncated, info = self._env.step(action)
+            self._info = info
+            success = self._truth(info)
+            if success is None:
+                raise ConfigError(f"{self._name}: {self._truth.missing(info)}")
+            ended = bool(terminated or truncated)
+            yield Step(number, success, observation, action, float(reward), ended)
+            if ended:
+                return
+
+    def _count(self, truths: Sequence[bool]) -> None:
+        self.tried[self._player] += 1
+        self.won[self._player] += any(truths)
+
+    def _advice(self, missing: str) -> str:
+        """Return what to try where a label is not found."""
+        if missing == "failure":
+            play = "more random play (--mix random 1), or "
+            return f"{'' if self._act is None else play}another --truth-key or --env"
+        steps = self._env.spec.max_episode_steps if self._env.spec is not None else None
+        longer = f"--env-kwargs max_episode_steps {2 * steps}" if steps else "--patience"
+        policy = (
+            "a policy that succeeds now and then, as --policy FILE.py:FUNCTION, a zip of "
+            "Stable-Baselines3 or a run folder"
+        )
+        better = policy if self._act is None else "a better --policy, or more of it in --mix"
+        return f"{better}; longer episodes ({longer}); another --truth-key or --env"
+
+
+class Play(Episodes):
+    """Plays an environment and adds the chosen pictures to a table.
+
+    ``picture`` takes the picture of ``env`` after a step, given the step's observation; for the
+    others see :class:`Episodes`.
+    """
+
+    def __init__(self, picture: Callable[[Any], Picture], env: Any, *others: Any) -> None:
+        super().__init__(env, *others)
+        self._picture = picture
+        self._repeats = True
+
     def fill(self, table: Table) -> Iterator[int]:
         """Add pictures until both labels have enough; yield after each episode how many it added.
 
@@ -169,19 +247,15 @@ class Play:
         """
         config, patience = self._config, self._config.patience
         # What has no pictures, or a policy that fails, is refused before it is played for long.
-        first = self._env.reset(seed=0)[0]
-        self._picture(first)
-        if self._act is not None:
-            self._act(first)
+        self._picture(self._first())
         wins = config.frames // 2
         kept = table.count("success"), table.count("failure")
         balance = Balance(wins, config.frames - wins, config.per_episode, *kept)
         episode = max((int(row["episode"]) + 1 for row in table.rows.values()), default=0)
         barren, advised = 0, False
         while not balance.complete:
-            seed = int(np.random.default_rng([config.seed, episode]).integers(2**31))
+            seed = self._seed(episode)
             random = np.random.default_rng([config.seed, episode, 0xC4])
-            self._player = self._drawn(episode)
             pictures = self._episode(table.folder, seed, balance, random)
             if pictures:
                 pairs: list[tuple[Picture, Row]] = []
@@ -213,18 +287,18 @@ class Play:
     ) -> dict[int, Chosen]:
         if self._repeats:
             state = random.bit_generator.state
-            truths = [truth for _, truth, _ in self._play(seed)]
+            truths = [step.success for step in self._begin(seed)[1]]
             chosen = choose(truths, balance, random)
             if not chosen:
                 self._count(truths)
                 return {}
             pictures: dict[int, Chosen] = {}
-            for step, truth, observation in self._play(seed):
-                if truth != truths[step]:
+            for step in self._begin(seed)[1]:
+                if step.success != truths[step.number]:
                     break
-                if step in chosen:
-                    image, numbers = self._picture(observation), numbers_of(observation)
-                    pictures[step] = Chosen(image, chosen[step], numbers)
+                if step.number in chosen:
+                    image, numbers = self._picture(step.observation), numbers_of(step.observation)
+                    pictures[step.number] = Chosen(image, chosen[step.number], numbers)
                 if len(pictures) == len(chosen):
                     self._count(truths)
                     return pictures
@@ -238,46 +312,16 @@ class Play:
         with tempfile.TemporaryDirectory(prefix=".episode-", dir=folder) as drawn:
             truths, seen = [], []
             # Not named as pictures: after a kill they must not become part of the dataset.
-            for step, truth, observation in self._play(seed):
-                truths.append(truth)
-                seen.append(numbers_of(observation))
-                save_picture(Path(drawn) / f"{step}.drawn", self._picture(observation))
+            for step in self._begin(seed)[1]:
+                truths.append(step.success)
+                seen.append(numbers_of(step.observation))
+                file = Path(drawn) / f"{step.number}.drawn"
+                save_picture(file, self._picture(step.observation))
             self._count(truths)
             return {
-                step: Chosen(read_picture(Path(drawn) / f"{step}.drawn"), category, seen[step])
-                for step, category in choose(truths, balance, random).items()
+                number: Chosen(read_picture(Path(drawn) / f"{number}.drawn"), why, seen[number])
+                for number, why in choose(truths, balance, random).items()
             }
-
-    def _count(self, truths: Sequence[bool]) -> None:
-        self.tried[self._player] += 1
-        self.won[self._player] += any(truths)
-
-    def _drawn(self, episode: int) -> str:
-        """Return who plays an episode."""
-        names, chances = list(self._mix), np.array(list(self._mix.values()), dtype=np.float64)
-        random = np.random.default_rng([self._config.seed, episode, 0x9A])
-        return str(random.choice(names, p=chances / chances.sum()))
-
-    def _play(self, seed: int) -> Iterator[tuple[int, bool, Any]]:
-        """Play one episode; yield each step's number, whether it is a success, and what is seen."""
-        space = self._env.action_space
-        space.seed(seed)
-        noise = {"random": 1.0, "policy": 0.0, "noisy": self._config.noise}[self._player]
-        random = np.random.default_rng([seed, 0x70])
-        observation, _ = self._env.reset(seed=seed)
-        for step in range(LONGEST):
-            if self._act is None or random.random() < noise:
-                action = space.sample()
-            else:
-                action = self._act(observation)
-            observation, _, terminated, truncated, info = self._env.step(action)
-            self._info = info
-            success = self._truth(info)
-            if success is None:
-                raise ConfigError(f"{self._name}: {self._truth.missing(info)}")
-            yield step, success, observation
-            if terminated or truncated:
-                return
 
     def _given_up(self, table: Table, barren: int, balance: Balance) -> str:
         kept = f"{balance.kept_successes} successes, {balance.kept_failures} failures"
@@ -294,20 +338,6 @@ class Play:
             f"helps: {self._advice(balance.missing)}; pictures of your own in "
             f"{table.folder}/success and {table.folder}/failure."
         )
-
-    def _advice(self, missing: str) -> str:
-        """Return what to try where a label is not found."""
-        if missing == "failure":
-            play = "more random play (--mix random 1), or "
-            return f"{'' if self._act is None else play}another --truth-key or --env"
-        steps = self._env.spec.max_episode_steps if self._env.spec is not None else None
-        longer = f"--env-kwargs max_episode_steps {2 * steps}" if steps else "--patience"
-        policy = (
-            "a policy that succeeds now and then, as --policy FILE.py:FUNCTION, a zip of "
-            "Stable-Baselines3 or a run folder"
-        )
-        better = policy if self._act is None else "a better --policy, or more of it in --mix"
-        return f"{better}; longer episodes ({longer}); another --truth-key or --env"
 
 
 def numbers_of(observation: Any) -> dict[str, str]:

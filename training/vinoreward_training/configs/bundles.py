@@ -13,7 +13,8 @@ from vinoreward_training.configs.policies import Scalar
 class CaptureConfig:
     """Write labelled images of successes, near misses and traps.
 
-    The result is an image folder (``success/``, ``failure/``) with a table, ``metadata.csv``.
+    The result is an image folder (``success/``, ``failure/``) with a table, ``metadata.csv``; or
+    with --format lerobot a LeRobotDataset v3.0 of whole episodes.
 
     Examples:
         vinoreward capture --out data/hover --frames 6000
@@ -27,15 +28,21 @@ class CaptureConfig:
         vinoreward capture --from-video recordings --labels times.csv --out data/mine
         vinoreward capture --from-lerobot recordings/pick --camera observation.images.front \\
             --out data/pick
+        vinoreward capture --format lerobot --env my_package:MyEnv-v0 --frames 20000 --out data/mine
     """
 
     out: Path = Path("data/hover")
     """Folder to write."""
+    format: Literal["images", "lerobot"] = "images"
+    """images: labelled images, chosen so that little but success tells the labels apart. lerobot:
+    each step of whole episodes, images as mp4 and numbers as parquet, a camera for each
+    --image-source."""
     env: str = "PandaHoverRandom-v0"
     """Gymnasium id. In PandaHover and environments derived from its class, the capture places arm
     and object directly; in others it acts at random."""
     frames: int = 6000
-    """Number of images."""
+    """Number of images. In whole episodes at least so many of each camera: the last one is recorded
+    to its end."""
     seed: int = 0
     """Frame i depends only on the seed and i; in other environments, episode i does."""
     resume: bool = False
@@ -83,9 +90,10 @@ class CaptureConfig:
     """Maximum images of each label per played episode. Fewer means more episodes, which support a
     lower error rate."""
     patience: int = 200
-    """Stop after this many episodes in a row without an image to keep."""
+    """Stop after this many episodes in a row without an image to keep; of --format lerobot all are
+    kept."""
     save_every: int = 500
-    """Save the table after this many images."""
+    """Save after this many images; with --format lerobot, after the episode, into a new file."""
     from_video: Path | None = None
     """Instead of acting: take images from this video or folder of videos, --frames at most. Each
     video is an episode."""

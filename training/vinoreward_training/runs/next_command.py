@@ -114,6 +114,12 @@ def after_capture(data: Path, failures: int) -> str:
     return command("finetune", "--data", data, "--out", out, *more)
 
 
+def after_recording(dataset: Path, camera: str) -> str:
+    """Return the command that takes a camera's labelled pictures from a LeRobot dataset."""
+    out = free(dataset.with_name(f"{Path(os.path.abspath(dataset)).name}-pictures"))
+    return command("capture", "--from-lerobot", dataset, "--camera", camera, "--out", out)
+
+
 def after_bundle(bundle: Path, data: Path, success_label: str = "success") -> str:
     """Return the command that quantizes a bundle with the data that it was trained on."""
     more = [] if success_label == "success" else ["--success-label", success_label]
