@@ -144,6 +144,7 @@ def test_the_specification_makes_the_same_environment(bundle: Bundle, given: Any
     [
         ("obs:front", "looks at the cameras front .*obs:front.*, wrist .*for each"),
         (("obs:front",), "Expected 2 sources"),
+        (("obs:wrist", "obs:front"), "the same order"),
         ({"front": "obs:front"}, "without wrist"),
         ({"front": "obs:front", "wrist": "obs:wrist", "side": "render"}, "with side"),
         (("obs:front", "obs:hand"), "camera 'wrist'.*obs:hand.*front, wrist"),

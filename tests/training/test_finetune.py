@@ -356,6 +356,9 @@ def test_the_verdict_says_whether_a_network_sees_too_little_or_has_seen_too_few(
         assert "not learnt even its training frames: it saves 5%" in str(blind)
         assert blind.advice[0].startswith("larger pictures: --image-size 128 192")
         assert any(words in each for each in blind.advice)
+    assert finer("squeezenet1_1", 64, 96, resized=False, views=True)[0].startswith(
+        "larger pictures: capture with --image-size 128 192 for each view"
+    )
     heart = verdict_of(0, 0, falling=False, learnt=(0.9, 0.1), finer=advice)
     assert "by heart: it saves 90%" in str(heart) and "--pretrained --freeze" in heart.advice[0]
     assert verdict_of(95, 4, learnt=(0.1, 0.1), finer=advice) == Verdict("usable")

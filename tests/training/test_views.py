@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.capture import command as capture
 from vinoreward_training.classifier import finetune
+from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig, FinetuneConfig, QuantizeConfig
 from vinoreward_training.data.dataset import load_dataset, load_frames
 from vinoreward_training.quantize import command as quantize
@@ -221,3 +223,69 @@ def test_two_cameras_become_a_bundle_that_needs_both(tmp_path: Path) -> None:
         with Classifier(bundle, backend=backend) as classifier:
             claimed = classifier.compute_reward(dataset.images) == 1.0
             assert (claimed == (dataset.labels == 1)).mean() > 0.95
+
+
+class Lamps(gym.Env[Any, Any]):
+    """In each of two cameras a lamp is on where the other of two actions was taken last."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+    observation_space = gym.spaces.Dict(
+        {name: gym.spaces.Box(0, 255, (40, 40, 3), np.uint8) for name in ("front", "wrist")}
+    )
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe(False), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        on = bool(action[0] > 0)
+        return self._observe(on), 0.0, False, self.steps >= 4, {"success": on}
+
+    def render(self) -> Any:
+        return self.seen["front"]
+
+    def _observe(self, on: bool) -> dict[str, Any]:
+        self.seen = {
+            name: self.np_random.integers(40, 80, (40, 40, 3), dtype=np.uint8)
+            for name in ("front", "wrist")
+        }
+        for picture in self.seen.values():
+            picture[:, :20, 0] += np.uint8(150 * on)
+        return self.seen
+
+
+gym.register("VinorewardTestLamps-v0", entry_point=Lamps)
+
+
+@pytest.mark.slow
+def test_two_cameras_from_pictures_to_a_policy_by_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = {
+        "capture": "--frames 720 --per-episode 2",
+        "finetune": "--epochs 2 --batch-size 16 --threads 1",
+        "quantize": "--calibration 32 --max-second-looks 1",
+        "train": "--num-envs 2 --vec-env dummy --timesteps 104 --final-episodes 2 --no-progress",
+        "play": "--episodes 2 --film 1 --no-progress",
+        "profile": "--steps 2 --no-learner",
+    }
+    said = "next: vinoreward capture --env VinorewardTestLamps-v0 --out data/lamps "
+    said += "--image-source obs:front obs:wrist"
+    for name in more:
+        (line,) = re.findall(r"^next: +vinoreward (.*)$", said, flags=re.MULTILINE)
+        assert line.split()[0] == name
+        assert main([*line.split(), *more[name].split()]) == 0, line
+        said = capsys.readouterr().out
+        if name == "play":
+            (claimed,), (true,) = (
+                re.findall(rf"{what} success: +(\d)/2", said) for what in ("claimed", "true")
+            )
+            assert claimed == true  # one environment claims what it is paid for, from both cameras
+    assert "infer" in said

@@ -114,7 +114,7 @@ def sources_of(
     """Return the source of a bundle's pictures, or by name that of each of its cameras.
 
     ``given`` is what the user gave as ``image_source``. ConfigError if it is not one for each
-    camera.
+    camera, or the bundle's own in another order.
     """
     cameras = bundle.spec.picture.cameras
     several = isinstance(given, Mapping) or (
@@ -152,7 +152,14 @@ def sources_of(
             f"image_source is {given!r} and {_looks(bundle)}. Expected {len(cameras)} sources, in "
             "this order."
         )
-    return dict(zip(cameras, given, strict=True))  # type: ignore[arg-type]
+    in_order: list[OneSource] = list(given)  # type: ignore[arg-type]
+    recorded = [camera.source for camera in cameras.values()]
+    if in_order != recorded and sorted(map(str, in_order)) == sorted(recorded):
+        raise ConfigError(
+            f"image_source is {given!r}, and {_looks(bundle)}. Expected the same order; put them "
+            "in it, or leave image_source out. A mapping from the names exchanges cameras."
+        )
+    return dict(zip(cameras, in_order, strict=True))
 
 
 def picture_source(

@@ -14,13 +14,12 @@ import numpy as np
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
-from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.bench.rewards import Stepper, one_thread
 from vinoreward_training.bench.rows import Clock, quartiles
 from vinoreward_training.configs import ProfileConfig
 from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.runs.machine import describe_machine
-from vinoreward_training.runs.next_command import actions_of, after_profile, algorithm_for
+from vinoreward_training.runs.next_command import actions_of, after_profile, algorithm_for, origin
 from vinoreward_training.runs.report import new_figure, save_figure
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.tasks.environments import (
@@ -56,7 +55,8 @@ def shares(samples: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
 def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:
     """Step an environment; return the seconds of each part, step by step.
 
-    Ours are timed inside; others are stepped, rendered and judged.
+    Ours are timed inside; others are judged by the bundle, as in training. Where the pictures are
+    in the observation, to draw them is part of the motion.
     """
     from tqdm import tqdm
 
@@ -78,20 +78,25 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
             parts = {"home": "motion", "move_gripper": "motion", "render": "render"}
             for name, part in parts.items():
                 setattr(scene, name, clock.timed(part, getattr(scene, name)))
-            step: Step = Stepper(env, config.seed)
         elif config.bundle is None:
             raise ConfigError(
                 f"{config.env} has no classifier of its own. Expected one; name it with --bundle."
             )
         else:
-            env = opened(config.env, render_mode="rgb_array")
-            classifier = stack.enter_context(Classifier(config.bundle, **chosen))
-            move = clock.timed("motion", Stepper(env, config.seed))
-            render = clock.timed("render", lambda: np.asarray(env.render()))
-
-            def step() -> None:
-                move()
-                classifier.probability(render()[None])
+            source = origin(Bundle.load(config.bundle).spec.dataset).get("image_source")
+            env = opened(
+                config.env,
+                bundle=config.bundle,
+                wrap_bundle=True,
+                image_source=source,
+                accept_foreign_pictures=True,
+                **chosen,
+            )
+            classifier = getattr(env, "classifier", None)  # the oracle has none
+            own: Any = env.unwrapped
+            for name, part in {"reset": "motion", "step": "motion", "render": "render"}.items():
+                setattr(own, name, clock.timed(part, getattr(own, name)))
+        step: Step = Stepper(env, config.seed)
 
         if classifier is not None:
             for backend in classifier.backends:  # Built here, so that loading is in no step.

@@ -263,7 +263,7 @@ def _draw_history(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
     epochs = [record["epoch"] for record in history]
     left.plot(epochs, [record["val_loss"] for record in history], "o-", color="#0068b5")
     left.set(xlabel="epoch", ylabel="validation cross-entropy, calibrated")
-    left.set_ylim(0, 1.1 * max(record["val_loss"] for record in history))
+    left.set_ylim(0, 1.1 * max(1e-9, *(record["val_loss"] for record in history)))
     right.plot(epochs, [record["val_ap"] for record in history], "o-", color="#0068b5")
     right.set(xlabel="epoch", ylabel="validation average precision")
     for axes in (left, right):

@@ -64,10 +64,16 @@ def saved_by(logits: Floats, labels: Labels) -> float:
     return float(max(0.0, 1 - log_loss(log_odds, labels) / guessing))
 
 
-def finer(network: str, height: int, width: int, *, resized: bool) -> tuple[str, ...]:
+def finer(
+    network: str, height: int, width: int, *, resized: bool, views: bool = False
+) -> tuple[str, ...]:
     """Return what helps a network that sees too little of a small target, the best first."""
-    larger = f"larger pictures: --image-size {2 * height} {2 * width}"
-    larger += " (or the images' own size)" if resized else ", better captured at that size"
+    larger = f"--image-size {2 * height} {2 * width}"
+    if views:  # finetune takes them at their own size
+        larger = f"larger pictures: capture with {larger} for each view"
+    else:
+        rest = " (or the images' own size)" if resized else ", better captured at that size"
+        larger = f"larger pictures: {larger}{rest}"
     cells = "a target of a few pixels is lost in cells of 16 x 16 (SqueezeNet) or 32 x 32 (others)"
     advice = [f"{larger}: {cells}", "a camera closer to the target, or pictures cut out around it"]
     if not network.startswith("squeezenet"):
@@ -461,6 +467,8 @@ def evaluate(
     test_rates, dead_rates = rates(claimed, test_labels), rates(dead_claimed, dead_labels)
     good = np.quantile(successes, 1 - GOOD_RECALL, method="lower")
     height, width = dataset.images.shape[1:3]
+    if dataset.views:
+        height = dataset.views[0].height
     learnt = (1.0, 1.0)
     if seen is not None:
         learnt = (saved_by(logits[seen], dataset.labels[seen]), saved_by(logits[test], test_labels))
@@ -472,7 +480,9 @@ def evaluate(
         rate_of_good_recall=rates(probabilities >= good, labels).fpr_high,
         falling=falling,
         learnt=learnt,
-        finer=() if network is None else finer(network, height, width, resized=dataset.resized),
+        finer=()
+        if network is None
+        else finer(network, height, width, resized=dataset.resized, views=bool(dataset.views)),
     )
     return Evaluation(
         decision=Decision(threshold=value, temperature=heat, chosen_for=details),

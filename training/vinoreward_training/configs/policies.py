@@ -306,7 +306,8 @@ class ProfileConfig:
     """
 
     env: str = "PandaHover-v0"
-    """Gymnasium id. For an environment other than ours, the bundle judges its renderings."""
+    """Gymnasium id. For an environment other than ours, the bundle judges its pictures, from
+    the sources that it was trained on."""
     bundle: str | None = None
     """Classifier: an installed name or a folder; None: the environment's own."""
     backend: str = "openvino"
