@@ -87,13 +87,25 @@ def test_videos_become_episodes_with_labels_by_time(
     assert data.images.shape == (28, 16, 24, 3) and data.picture().resize == "pil_bilinear"
     seconds = np.array([float(row["second"]) for row in rows])
     red = data.images[..., 0].mean((1, 2))
-    # The nearest frame may be the next one, where a time lies between two.
-    early = np.minimum(
-        abs(red - 20 * (2 * seconds // 1) - 40), abs(red - 20 * (2 * seconds // 1) - 60)
-    )
-    assert early.max() < 6
+    assert abs(red - 20 * (2 * seconds // 1) - 40).max() < 6
     assert read_about(out)["scene"] == {"videos": "videos"} and read_about(out)["complete"]
     assert load_dataset(out).origin is None  # an episode is known by its first picture
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
+def test_a_picture_is_what_the_screen_shows_at_its_moment(tmp_path: Path, name: str) -> None:
+    """Few pictures a second must not show what comes up to half a period later."""
+    folder, out = tmp_path / "videos", tmp_path / "data"
+    film(folder / name, seconds=5)
+    labelled(folder, [f"{name},0,0.4,failure", f"{name},2,,success"])
+    for fps in (0.5, 10.0):
+        run = out / str(fps)
+        capture.run(CaptureConfig(out=run, from_video=folder, video_fps=fps))
+        red = {row["second"]: image[..., 0].mean() for row, image in
+               zip(rows_of(run), load_dataset(run).images, strict=True)}  # fmt: skip
+        assert len(red) == (3 if fps == 0.5 else 34)
+        for second, value in red.items():
+            assert abs(value - 20 * (2 * float(second) // 1) - 40) < 6
 
 
 def test_a_stopped_conversion_goes_on_and_a_new_video_is_added(

@@ -201,3 +201,11 @@ def test_what_needs_no_agreement() -> None:
     for strange in (None, 3, "", "a b:C-v0", "a:B-v0\x1b[2J"):
         with pytest.raises(ConfigError, match="Expected a Gymnasium id"):
             agree_to_import(strange, Path("run"))
+
+
+@pytest.mark.parametrize(
+    "file", ["strange.py", "vinoreward.x/../strange.py", "vinoreward.py", "vinoreward_envs.a/b.py"]
+)
+def test_a_file_is_not_ours_by_its_name(tmp_path: Path, file: str) -> None:
+    with pytest.raises(ConfigError, match="Expected your agreement"):
+        agree_to_import(f"{file}:truth", tmp_path / "policy.json", option="--truth")

@@ -154,6 +154,20 @@ def test_a_truth_that_is_named_is_the_one_read() -> None:
             evaluate(Walk(3), Telling(success=lambda _, w=wrong: w), 1, seed=0)
 
 
+@pytest.mark.parametrize("cells", [2, 3])
+def test_the_environments_own_is_success_by_name_is_not_the_claim(cells: int) -> None:
+    """A capture records is_success; the classifier of its pictures claims under that name."""
+    told: dict[str, Any] = {"is_success": _not, "original_is_success": bool, "reward_prob": float}
+    found = evaluate(Walk(cells), Telling(**told), 5, seed=0, truth=Truth("is_success"))
+    assert found.true is not None and found.true.successes == (5 if cells == 3 else 0)
+    assert found.claimed is not None and found.claimed.successes == (0 if cells == 3 else 5)
+    alone = evaluate(Walk(cells), Telling(is_success=bool), 5, seed=0, truth=Truth("is_success"))
+    assert alone.true == found.true and alone.claimed is None
+    del told["original_is_success"]
+    with pytest.raises(ConfigError, match="an info without 'original_is_success'"):
+        evaluate(Walk(cells), Telling(**told), 5, seed=0, truth=Truth("is_success"))
+
+
 def test_no_episodes_is_an_error() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         evaluate(Walk(1), Corridor(), 0, seed=0)
@@ -246,8 +260,9 @@ def test_an_environment_without_a_learned_reward_trains_as_it_is(tmp_path: Path)
     assert result.final.true is None
 
 
+@pytest.mark.parametrize("key", [None, "is_success"])
 def test_both_curves_of_a_learned_reward_and_where_the_truth_is_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str | None
 ) -> None:
     """The truth is an environment's own is_success here, which the wrapper moves aside."""
 
@@ -261,6 +276,7 @@ def test_both_curves_of_a_learned_reward_and_where_the_truth_is_from(
         bundle = toy_environments.save_toy_bundle(tmp_path / "toy")
         small = {"learning_starts": 20, "batch_size": 8, "policy_kwargs": {"net_arch": [8]}}
         told = {"env": "Blind-v0", "wrap_bundle": True, "bundle": str(bundle.path)}
+        told |= {"truth_key": key}
         out = tmp_path / "run"
         found = config(out, **told, algorithm="DQN", algorithm_kwargs=small, backend="openvino")
         assert run(found) == 0

@@ -332,6 +332,7 @@ class Truth:
     """Reads from ``info`` whether the task is truly done.
 
     ``key`` names it; None takes the first of :data:`TRUTH_KEYS` that is there, and keeps it.
+    ``is_success`` is the environment's own, also where a learned reward claims under that name.
     """
 
     def __init__(self, key: str | None = None) -> None:
@@ -348,6 +349,8 @@ class Truth:
             claimed = claim_of(info) is not None
             keys = (key for key in TRUTH_KEYS if not (claimed and key == "is_success"))
             self.key = next((key for key in keys if key in info), None)
+        elif self.key == "is_success" and {"reward_prob", "original_is_success"} & set(info):
+            self.key = "original_is_success"
         if self.key is None or self.key not in info:
             if self._named and last:
                 raise ConfigError(

@@ -275,7 +275,9 @@ def _decoded(
     last, index = max(wanted), -1
     with tempfile.TemporaryFile() as messages:
         process = subprocess.Popen(
-            _ffmpeg(video.path, "-vf", f"fps={fps!r}"),
+            # The frame that is on screen at index / fps, half a millisecond for rounded times. By
+            # default it would be one of up to half a period later, which the label may not fit.
+            _ffmpeg(video.path, "-vf", f"settb=AVTB,setpts=PTS-501,fps={fps!r}:round=up"),
             stdout=subprocess.PIPE,
             stderr=messages,
             start_new_session=True,  # Ctrl-C is for this process, which ends the other

@@ -63,7 +63,8 @@ def agree_to_import(
             f"{'' if kind == 'truth' else ' PandaHover-v0'}; restore the file, or leave it out."
         )
     module = env_id.rpartition(":")[0]
-    if trusted or not module or module in sys.modules or module.partition(".")[0] in OURS:
+    ours = module.partition(".")[0] in OURS and re.fullmatch(r"[\w.]+(?<!\.py)", module)
+    if trusted or not module or module in sys.modules or ours:
         return
     asked = (
         f"{named_by} names the {kind} {env_id}, for which Python would import {module} and "
