@@ -11,13 +11,14 @@ OUT ?= runs/demo
 # One thread a process: several of them share the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-fast test-pythons check bench docs install clean
+.PHONY: help demo test test-fast test-pythons test-lerobot check bench docs install clean
 
 help:
 	@echo "make demo       a classifier and a policy from nothing, with a report (under 5 minutes)"
 	@echo "make test       the whole suite"
 	@echo "make test-fast  without the slow tests"
 	@echo "make test-pythons  make test-fast on every Python from 3.10 to 3.13 that is installed (7 GB each)"
+	@echo "make test-lerobot  against LeRobot itself: its loader, its classifier (Python 3.12; 7 GB)"
 	@echo "make check      ruff, mypy, pyright, import-linter"
 	@echo "make bench      every figure of docs/benchmarks.md (about two hours)"
 	@echo "make docs       the documentation as a site, build/site/index.html; broken links are errors"
@@ -44,21 +45,38 @@ test: $(STAMP)
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 300 -m "not slow"
 
+# Sets $$found to an interpreter of Python $$version; a shim of pyenv may be no interpreter.
+define FIND
+found=; \
+for python in python$$version $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python \
+    $${XDG_DATA_HOME:-$$HOME/.local/share}/uv/python/cpython-$$version*/bin/python; do \
+  if $$python -c 'import venv' >/dev/null 2>&1; then found=$$python; break; fi; \
+done
+endef
+
 # Each interpreter gets a virtual environment of its own, .venv-3.10 and so on.
 test-pythons:
 	@tried=; failed=; \
 	for version in $(PYTHONS); do \
-	  found=; \
-	  for python in python$$version $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python \
-	      $${XDG_DATA_HOME:-$$HOME/.local/share}/uv/python/cpython-$$version*/bin/python; do \
-	    if $$python -c 'import venv' >/dev/null 2>&1; then found=$$python; break; fi; \
-	  done; \
+	  $(FIND); \
 	  if [ -z "$$found" ]; then echo "Python $$version: not installed, skipped"; continue; fi; \
 	  tried="$$tried $$version"; \
 	  $(MAKE) --no-print-directory test-fast PYTHON=$$found VENV=.venv-$$version || failed="$$failed $$version"; \
 	done; \
 	echo "tried:$${tried:- none}; failed:$${failed:- none}"; \
 	[ -n "$$tried" ] && [ -z "$$failed" ]
+
+# LeRobot needs Python 3.12 and older libraries than `make install` takes.
+test-lerobot: .venv-lerobot/.installed
+	.venv-lerobot/bin/python -m pytest -q -s -W ignore tests/lerobot
+
+.venv-lerobot/.installed: pyproject.toml
+	@for version in 3.12 3.13; do $(FIND); [ -z "$$found" ] || break; done; \
+	[ -n "$$found" ] || { echo "no Python 3.12 or 3.13 found, which LeRobot needs: install one" >&2; exit 1; }; \
+	[ -x .venv-lerobot/bin/python ] || $$found -m venv .venv-lerobot
+	.venv-lerobot/bin/python -m pip install --disable-pip-version-check --progress-bar off -e '.[train,lerobot]' \
+	  'lerobot[dataset,transformers-dep]==0.6.*' pytest hypothesis
+	@touch $@
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -80,5 +98,5 @@ $(VENV)/.docs: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-3.* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* .venv-lerobot build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -not -path './.git/*' -exec rm -rf {} +

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lerobot_folders import moments
 
 from vinoreward.bundles.foreign_encoder import load_state
 from vinoreward.bundles.lerobot_classifier import (
@@ -29,14 +30,6 @@ from vinoreward_training.cli import main
 FOLDERS = Path(__file__).parents[1] / "data" / "lerobot"
 
 
-def pictures(cameras: int) -> np.ndarray:
-    """200 moments, (200, cameras * 128, 128, 3): the cameras' pictures below each other."""
-    rng = np.random.default_rng(0)
-    blocks = rng.integers(0, 256, (200, cameras, 8, 8, 3), dtype=np.uint8)
-    large = blocks.repeat(16, 2).repeat(16, 3)
-    return large.reshape(200, cameras * 128, 128, 3)
-
-
 @pytest.mark.parametrize(("name", "cameras"), [("resnet10", 1), ("two-cameras", 2)])
 def test_logits_are_lerobots(name: str, cameras: int) -> None:
     import torch
@@ -47,7 +40,7 @@ def test_logits_are_lerobots(name: str, cameras: int) -> None:
     assert found.size == (128 * cameras, 128)
     module = found.module().eval()
     module.load_state_dict(load_state(found.weights))  # every name, and no other
-    inputs = torch.from_numpy(pictures(cameras)).permute(0, 3, 1, 2).float() / 255
+    inputs = torch.from_numpy(moments(cameras)).permute(0, 3, 1, 2).float() / 255
     with torch.no_grad():
         logits = torch.cat([module(part) for part in inputs.split(50)]).numpy()
     expected = np.load(FOLDERS / name / "logits.npy")
@@ -63,7 +56,7 @@ def test_the_command_makes_a_bundle_with_lerobots_logits(
     out = tmp_path / "bundle"
     assert main(["import-classifier", "--model", str(FOLDERS / name), "--out", str(out)]) == 0
     with Classifier(out, backend="onnxruntime", precision="fp32") as classifier:
-        found = classifier.log_odds(pictures(cameras))
+        found = classifier.log_odds(moments(cameras))
         views = classifier.bundle.spec.picture.views
     expected = np.load(FOLDERS / name / "logits.npy")
     assert np.abs(found - expected).max() < 1e-4

@@ -12,13 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from full_disk import nearly_full_disk
-from gymnasium.spaces import Box, Dict, Discrete
-from lerobot_folders import write_lerobot
+from gymnasium.spaces import Box, Discrete
+from lerobot_folders import RENDER, TOP, WALK_FPS, Lamp, registered, scene, write_lerobot
 
 from vinoreward.errors import ConfigError, DatasetError, MissingExtraError, RunFolderError
 from vinoreward_training.capture import command as capture
@@ -29,62 +28,6 @@ from vinoreward_training.data.dataset_files import read_about
 from vinoreward_training.data.lerobot import LeRobotFolder
 from vinoreward_training.data.lerobot_writer import LeRobotWriter, camera_feature, column_feature
 from vinoreward_training.data.recordings import labels_of, shown_by
-
-RENDER, TOP = "observation.images.render", "observation.images.pixels.top"
-FPS = 12
-
-
-class Lamp(gymnasium.Env[Any, Any]):
-    """A walk that ends where the lamp turns green; the picture's left half tells the place."""
-
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": FPS}  # noqa: RUF012
-    observation_space: Any = Dict(
-        agent_pos=Box(-50, 50, (2,), np.float64),
-        pixels=Dict(top=Box(0, 255, (17, 25, 3), np.uint8)),
-        many=Box(0, 1, (2, 2), np.float32),
-    )
-    action_space: Any = Box(-1, 1, (1,), np.float32)
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.render_mode = render_mode
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.at = 0
-        self.place = np.zeros(2)  # changed in place, as some simulators do
-        return self._seen(), {}
-
-    def step(self, action: Any) -> Any:
-        self.at += 1 if action[0] > 0 else -1
-        info = {"is_success": self.at == 3}
-        return self._seen(), float(self.at) / 2, self.at == 3, abs(self.at) > 5, info
-
-    def render(self) -> Any:
-        return picture(self.at, (32, 48))
-
-    def _seen(self) -> Any:
-        self.place[:] = self.at, -self.at
-        top = picture(self.at, (17, 25))
-        return {
-            "agent_pos": self.place,
-            "pixels": {"top": top},
-            "many": np.zeros((2, 2), np.float32),
-        }
-
-
-def picture(at: int, size: tuple[int, int]) -> np.ndarray:
-    image = np.full((*size, 3), (20, 200, 20) if at == 3 else (200, 20, 20), np.uint8)
-    image[:, : size[1] // 2] = 128 + 20 * at
-    return image
-
-
-def registered(name: str = "VinorewardTestLamp-v0", entry_point: Any = Lamp) -> str:
-    if name not in gymnasium.registry:
-        # Gymnasium's checker warns of an observation that changes in place.
-        gymnasium.register(
-            name, entry_point=entry_point, max_episode_steps=30, disable_env_checker=True
-        )
-    return name
 
 
 def config(out: Path, **more: Any) -> CaptureConfig:
@@ -134,7 +77,7 @@ def test_rows_and_pictures_are_the_episodes(tmp_path: Path) -> None:
             assert rows["next.reward"][i] == at[i + 1] / 2
             assert rows["next.success"][i] == (at[i + 1] == 3)
             assert rows["next.done"][i] == (i + 1 in ends)
-            assert rows["timestamp"][i] == np.float32(rows["frame_index"][i] / FPS)
+            assert rows["timestamp"][i] == np.float32(rows["frame_index"][i] / WALK_FPS)
     assert rows["index"] == list(range(count))
     assert any(rows["next.success"]) and not all(rows["next.done"])
     # Each picture's label is what it shows.
@@ -160,9 +103,7 @@ def test_statistics_are_those_of_all_rows(tmp_path: Path) -> None:
         assert np.all(
             np.diff([stats[key][q] for q in ("q01", "q10", "q50", "q90", "q99")], axis=0) >= 0
         )
-    pixels = (
-        np.stack([picture(int(state[0]), (32, 48)) for state in rows["observation.state"]]) / 255
-    )
+    pixels = np.stack([scene(int(state[0]), (32, 48)) for state in rows["observation.state"]]) / 255
     for name in ("min", "max", "mean", "std"):
         expected = getattr(pixels, name)(axis=(0, 1, 2)).reshape(3, 1, 1)
         assert np.allclose(stats[RENDER][name], expected)
@@ -340,10 +281,10 @@ def test_a_picture_that_changes_its_size_is_refused(tmp_path: Path) -> None:
     features = {RENDER: camera_feature((32, 48, 3)), "action": column_feature("float32")}
     with LeRobotWriter(tmp_path, features, 10, "walk") as writer:
         for value in (0.0, 1.0):
-            writer.add({"action": value}, {RENDER: picture(0, (32, 48))})
+            writer.add({"action": value}, {RENDER: scene(0, (32, 48))})
         writer.end_episode()
         with pytest.raises(DatasetError, match=r"\(32, 50, 3\)\. Expected uint8 \(32, 48, 3\)"):
-            writer.add({"action": 0.0}, {RENDER: picture(0, (32, 50))})
+            writer.add({"action": 0.0}, {RENDER: scene(0, (32, 50))})
     assert places(tmp_path, RENDER) == [0, 0]
     with pytest.raises(ConfigError, match="the episode has no row"):
         LeRobotWriter(tmp_path, features, 10, "walk").end_episode()
