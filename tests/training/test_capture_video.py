@@ -231,6 +231,22 @@ def test_recordings_and_play_are_not_mixed(tmp_path: Path, videos: Path) -> None
         capture.run(CaptureConfig(out=tmp_path / "out", from_video=videos, policy="a.py:act"))
 
 
+@pytest.mark.parametrize("recording", ["from_video", "from_lerobot", "fidelity"])
+@pytest.mark.parametrize(
+    ("views", "found"),
+    [({"image_source": ("obs:a", "obs:b")}, "several --image-source"), ({"stack": 2}, "--stack 2")],
+)
+def test_several_views_are_of_play_alone(
+    tmp_path: Path, recording: str, views: dict[str, Any], found: str
+) -> None:
+    source: Any = "article" if recording == "fidelity" else tmp_path
+    config = CaptureConfig(out=tmp_path / "out", **{recording: source}, **views)
+    option = f"--{recording.replace('_', '-')}"
+    with pytest.raises(ConfigError, match=rf"found {option} and {found}.*dataset.json"):
+        capture.run(config)
+    assert not config.out.exists()
+
+
 def test_a_pipe_is_not_waited_for_and_a_name_that_no_table_takes_is_refused(
     tmp_path: Path, videos: Path
 ) -> None:

@@ -185,6 +185,13 @@ def _check(config: CaptureConfig) -> None:
             f"found {' and '.join(given)}. Expected one of them, as pictures come from play, from "
             "placed scenes or from recordings; leave the others out."
         )
+    if given and (config.stack != 1 or len(config.image_source) > 1):
+        views = f"--stack {config.stack}" if config.stack != 1 else "several --image-source"
+        raise ConfigError(
+            f"found {given[0]} and {views}. Expected one view, as several are of an environment "
+            "that is played; leave them out, or put the pictures below each other yourself and "
+            "name the views in dataset.json (docs/datasets.md)."
+        )
     if config.format == "lerobot":
         per_episode = config.per_episode != CaptureConfig.per_episode
         given += ["--stack"] if config.stack > 1 else []

@@ -56,7 +56,7 @@ class CaptureConfig:
     image_source: tuple[str, ...] = ("render",)
     """Where the images are: render, obs (the observation) or obs:KEY (one entry of it). Several
     cameras, as obs:front obs:wrist, are put below each other, for a classifier that sees them
-    all."""
+    all; not of recordings."""
     stack: int = 1
     """Images of each camera in a picture: of its last steps, for a task that a single image does
     not show."""
