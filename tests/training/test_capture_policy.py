@@ -283,6 +283,35 @@ def test_a_zip_of_sb3_acts_as_its_model_does(
     np.testing.assert_array_equal(np.array(actions), np.array(wanted))
 
 
+def test_a_zip_trained_on_scaled_observations_is_refused_and_the_docs_say_what_plays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project_root: Path
+) -> None:
+    from stable_baselines3 import PPO, SAC
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+    env = "Pendulum-v1"
+    monkeypatch.chdir(tmp_path)
+    scaling = VecNormalize(DummyVecEnv([lambda: gymnasium.make(env)]))
+    net: dict[str, Any] = {"policy_kwargs": {"net_arch": [8]}}
+    model = PPO("MlpPolicy", scaling, n_steps=16, batch_size=16, seed=1, **net).learn(16)
+    model.save("policy.zip")
+    with pytest.raises(ConfigError, match=r"with VecNormalize, as it keeps an unscaled.*FILE.py"):
+        actions_in("policy.zip", env)
+    SAC("MlpPolicy", scaling, buffer_size=10, **net).save("sac.zip")
+    assert actions_in("sac.zip", env)
+    scaling.save("vecnormalize.pkl")
+    with pytest.raises(ConfigError, match=r"vecnormalize.pkl is beside it"):
+        actions_in("sac.zip", env)
+    page = (project_root / "docs" / "datasets.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(# scaled.py.*?)```", page, flags=re.DOTALL)
+    Path("scaled.py").write_text(code, encoding="utf-8")
+    seen, actions = actions_in("scaled.py:act", env)
+    wanted = [model.predict(scaling.normalize_obs(one), deterministic=True)[0] for one in seen]
+    np.testing.assert_array_equal(np.array(actions), np.array(wanted))
+    unscaled = [model.predict(one, deterministic=True)[0] for one in seen]
+    assert not np.allclose(np.array(actions), np.array(unscaled))
+
+
 def test_nothing_pickled_in_a_zip_is_run(tmp_path: Path) -> None:
     plain, loaded = tmp_path / "plain.zip", tmp_path / "loaded.zip"
     zipped(plain, "DQN", named(Towards), buffer_size=10)

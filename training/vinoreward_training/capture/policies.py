@@ -173,6 +173,12 @@ def _of_zip(path: Path, env: gym.Env[Any, Any]) -> Act:
             f"--policy {path} has a policy of {kind}. Expected one of Stable-Baselines3's own, as "
             f"only plain data is read of a zip; {_ANEW}."
         )
+    if (why := _scaled(path, data)) is not None:
+        raise ConfigError(
+            f"--policy {path} was trained with VecNormalize, as {why}, whose scales the zip does "
+            "not hold. Expected a policy of the environment's own observations; write a function "
+            "that scales them first, as docs/datasets.md shows, and give FILE.py:FUNCTION."
+        )
     for name, saved, space in zip(
         ("observations", "actions"), spaces, (env.observation_space, env.action_space), strict=True
     ):
@@ -196,6 +202,18 @@ def _of_zip(path: Path, env: gym.Env[Any, Any]) -> Act:
             f"name one, or {_ANEW}."
         ) from error
     return _greedy(model)
+
+
+def _scaled(path: Path, data: Mapping[str, Any]) -> str | None:
+    """Return what says that SB3's ``VecNormalize`` scaled the observations of a training."""
+    on_policy = data["policy_class"]["__module__"] == "stable_baselines3.common.policies"
+    # SAC, TD3 and DQN keep the last observation unscaled in any case.
+    if on_policy and data.get("_last_original_obs") is not None:
+        return "it keeps an unscaled observation"
+    for folder in (path.parent, path.with_suffix("")):  # RL Zoo has the latter
+        if (beside := next(folder.glob("*vecnormalize*.pkl"), None)) is not None:
+            return f"{beside} is beside it"
+    return None
 
 
 def _unlike(saved: Mapping[str, Any], space: gym.Space[Any], *, limits: bool) -> str | None:

@@ -1,7 +1,9 @@
 """Pictures of a failing camera: no success in any task, and absent from every capture.
 
 ``vinoreward finetune`` mixes them into every batch as failures. Only pictures of failures are
-damaged, so that the label is true however much of the picture is left.
+damaged, so that the label is true however much of the picture is left. Of several cameras all fail,
+or some: where the others still show success, nothing says that they show enough of it, so such
+pictures have no label, and are in no batch.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from vinoreward.bundles.schema import View
     from vinoreward_training.data.dataset import Dataset
 
 Picture = npt.NDArray[np.uint8]
@@ -259,23 +262,51 @@ UNSEEN_FAMILIES: dict[str, Maker] = {
 """Never in training: they show whether a classifier generalises to other failures."""
 
 
+def _some_views(random: Random, source: Picture, views: Sequence[View], maker: Maker) -> Values:
+    """Damage all views of a picture, or those of some cameras since some of their steps."""
+    ages = {view.name: [one.age for one in views if one.name == view.name] for view in views}
+    since = {name: max(each) for name, each in ages.items()}
+    if random.random() < 0.5:
+        names = random.permutation(list(ages))[: random.integers(1, max(2, len(ages)))]
+        since = {str(name): int(random.choice(ages[name])) for name in names}
+    values, top = source.astype(np.float64), 0
+    for view in views:
+        if view.age <= since.get(view.name, -1):
+            part = slice(top, top + view.height)
+            values[part] = maker(random, source[part])
+        top += view.height
+    return values
+
+
 def dead_frames(
-    families: Sequence[str], images: Picture, failures: npt.NDArray[np.int64], random: Random
+    families: Sequence[str],
+    images: Picture,
+    failures: npt.NDArray[np.int64],
+    random: Random,
+    views: Sequence[View] = (),
 ) -> Picture:
     """Draw one frame of each named family: (len(families), H, W, 3).
 
-    ``images`` (N, H, W, 3) give the size; those with the indices ``failures`` may be damaged.
+    ``images`` (N, H, W, 3) give the size; those with the indices ``failures`` may be damaged. Of
+    several ``views``, all are dead in about half of the frames.
     """
     makers = FAMILIES | UNSEEN_FAMILIES
     frames = np.empty((len(families), *images.shape[1:]), dtype=np.uint8)
     for frame, family in zip(frames, families, strict=True):
-        source = images[failures[random.integers(len(failures))]]
-        frame[...] = np.clip(np.rint(makers[family](random, source)), 0, 255)
+        source, maker = images[failures[random.integers(len(failures))]], makers[family]
+        values = _some_views(random, source, views, maker) if views else maker(random, source)
+        frame[...] = np.clip(np.rint(values), 0, 255)
     return frames
 
 
 def of_step(
-    step: int, count: int, images: Picture, failures: npt.NDArray[np.int64], *, seed: int
+    step: int,
+    count: int,
+    images: Picture,
+    failures: npt.NDArray[np.int64],
+    *,
+    seed: int,
+    views: Sequence[View] = (),
 ) -> Picture:
     """Draw the ``count`` frames of a training step, from its number and the seed alone.
 
@@ -283,7 +314,8 @@ def of_step(
     """
     names = list(FAMILIES)
     chosen = [names[(step * count + index) % len(names)] for index in range(count)]
-    return dead_frames(chosen, images, failures, np.random.default_rng([_SALT, seed, 0, step]))
+    random = np.random.default_rng([_SALT, seed, 0, step])
+    return dead_frames(chosen, images, failures, random, views)
 
 
 def held_out(
@@ -294,6 +326,7 @@ def held_out(
     seed: int,
     count: int = HELD_OUT,
     families: Sequence[str] = tuple(FAMILIES),
+    views: Sequence[View] = (),
 ) -> Iterator[tuple[str, Picture]]:
     """Draw frames that no training step draws; yield each family and ``count`` frames of it.
 
@@ -301,7 +334,7 @@ def held_out(
     """
     for number, family in enumerate(families):
         random = np.random.default_rng([_SALT, seed, part, number])
-        yield family, dead_frames([family] * count, images, failures, random)
+        yield family, dead_frames([family] * count, images, failures, random, views)
 
 
 def judged(
@@ -319,5 +352,7 @@ def judged(
     failures = part[dataset.labels[part] == 0]
     return {
         family: score(images).astype(np.float64)
-        for family, images in held_out(number, dataset.images, failures, seed=seed)
+        for family, images in held_out(
+            number, dataset.images, failures, seed=seed, views=dataset.views
+        )
     }

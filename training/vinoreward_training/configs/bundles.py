@@ -78,8 +78,9 @@ class CaptureConfig:
     """Instead of a key, a function of the environment, as package.module:function or
     file.py:function. It gets the environment inside all wrappers and returns True or False."""
     policy: str | None = None
-    """Who plays: a zip of Stable-Baselines3 (only plain data is read of it), a folder of vinoreward
-    train or actors, or a function of the observation that gives the action, FILE.py:FUNCTION or
+    """Who plays: a zip of Stable-Baselines3 (only plain data is read of it; one trained with
+    VecNormalize needs a function, see docs/datasets.md), a folder of vinoreward train or actors, or
+    a function of the observation that gives the action, FILE.py:FUNCTION or
     PACKAGE.MODULE:FUNCTION, whose code is run. Default: at random."""
     mix: dict[str, float] = field(default_factory=dict)
     """With --policy, shares of the episodes, which are played at random, by the policy, or by the
