@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes.util
+
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
@@ -83,6 +85,62 @@ def test_dm_control_refuses_bad_actions_and_steps_before_a_reset() -> None:
             env.step(np.array(action, np.float32))
     with pytest.raises(ConfigError, match="rgb_array"):
         DmControlEnv("cartpole", "balance", render_mode="human")
+
+
+def test_an_action_is_repeated_and_its_rewards_are_added() -> None:
+    pytest.importorskip("dm_control")
+    once, many = (
+        DmControlEnv("cartpole", "balance"),
+        DmControlEnv("cartpole", "balance", action_repeat=300),
+    )
+    assert np.array_equal(once.reset(seed=1)[0], many.reset(seed=1)[0])
+    action = np.array([0.1], np.float32)
+    ends = []
+    for _ in range(4):
+        total = 0.0
+        for _ in range(300):
+            observation, reward, _, truncated, _ = once.step(action)
+            total += reward
+            if truncated:
+                break
+        row, paid, terminated, truncated, _ = many.step(action)
+        assert np.array_equal(row, observation) and paid == pytest.approx(total)
+        assert not terminated
+        ends.append(truncated)
+    assert ends == [False, False, False, True]  # 1000 control steps: the fourth is cut short
+
+
+def test_options_of_the_picture_that_the_task_does_not_have_are_refused() -> None:
+    pytest.importorskip("dm_control")
+    for option, value in (("action_repeat", 0), ("height", 0), ("width", 4000), ("height", 9.5)):
+        with pytest.raises(ConfigError, match=f"found {option}={value}"):
+            DmControlEnv("reacher", "easy", **{option: value})  # type: ignore[arg-type]
+    for camera in ("wrist", 2, -1, 0.5):
+        with pytest.raises(ConfigError, match=r"Expected one of the task's: 0 \(fixed\), 1 \(hand"):
+            DmControlEnv("reacher", "easy", camera=camera)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ctypes.util.find_library("OSMesa") is None, reason="needs libosmesa6")
+def test_size_camera_and_shadows_of_a_picture() -> None:
+    pytest.importorskip("dm_control")
+    code = (
+        "import os\n"
+        "os.environ['MUJOCO_GL'] = 'osmesa'\n"
+        "from vinoreward_training.tasks.environments import make_env\n"
+        "def drawn(**options):\n"
+        "    env = make_env('dm_control/reacher-easy', {'height': 48, 'width': 64, **options},\n"
+        "        render_mode='rgb_array')\n"
+        "    env.reset(seed=1)\n"
+        "    picture = env.render()\n"
+        "    env.close()\n"
+        "    assert picture.shape == (48, 64, 3) and picture.dtype == 'uint8'\n"
+        "    return picture.astype(int)\n"
+        "table, plain, hand = drawn(), drawn(shadows=False), drawn(camera='hand', shadows=False)\n"
+        "tip = hand[24, 32]\n"  # the fingertip's camera has it in its middle, the other has not
+        "print(abs(table - plain).mean() > 1, tip[0] > 2 * tip[2], plain[24, 32, 2] > 50)\n"
+    )
+    assert run_python(code).split() == ["True", "True", "True"]
 
 
 @pytest.mark.slow

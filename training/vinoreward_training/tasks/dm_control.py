@@ -29,8 +29,6 @@ from vinoreward.errors import (
 )
 
 Floats = NDArray[np.float32]
-PICTURE = (240, 320)
-"""Height and width of a rendered picture."""
 _PICTURE_LIBRARIES = ("glfw", "egl", "osmesa")
 
 
@@ -39,20 +37,44 @@ class DmControlEnv(gym.Env[Floats, Floats]):
 
     Observation: every part that the task observes, in the task's order, in one float32 row.
     Action: float32 within the bounds of the task's specification (-1 to 1 in the suite's
-    benchmarking set). Reward: the task's, 0 to 1 in each step. ``info`` is empty.
+    benchmarking set). Reward: the task's, 0 to 1 in each control step. ``info`` is empty.
 
-    ``render_mode`` is None or ``"rgb_array"``. Without it no OpenGL library is loaded, unless
-    ``MUJOCO_GL`` names one; the first environment of a process decides.
+    Without a ``render_mode`` no OpenGL library is loaded, unless ``MUJOCO_GL`` names one; the first
+    environment of a process decides.
+
+    Args:
+        domain: of the suite, such as ``"reacher"``.
+        task: of the domain, such as ``"easy"``.
+        render_mode: None or ``"rgb_array"``.
+        height: of a rendered picture, in pixels.
+        width: of a rendered picture, in pixels.
+        camera: the number or the name of the model's camera that renders.
+        shadows: False leaves shadows and reflections out of the picture: drawn by a processor
+            (OSMesa), they take most of its time.
+        action_repeat: control steps for which an action is applied in one step; their rewards are
+            added.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
 
-    def __init__(self, domain: str, task: str, render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        domain: str,
+        task: str,
+        render_mode: str | None = None,
+        height: int = 240,
+        width: int = 320,
+        camera: int | str = 0,
+        shadows: bool = True,
+        action_repeat: int = 1,
+    ) -> None:
         if render_mode not in (None, "rgb_array"):
             raise ConfigError(
                 f"found render_mode={render_mode!r}. Expected None or 'rgb_array'; record a film "
                 "of rgb_array to watch a dm_control task."
             )
+        if type(action_repeat) is not int or action_repeat < 1:
+            raise ConfigError(f"found action_repeat={action_repeat!r}. Expected 1 or more.")
         suite = _import_suite(pictures=render_mode is not None)
         if (domain, task) not in suite.ALL_TASKS:
             known = ", ".join("-".join(pair) for pair in suite.ALL_TASKS)
@@ -61,7 +83,13 @@ class DmControlEnv(gym.Env[Floats, Floats]):
         # The suite draws from this generator; a reset with a seed seeds it again.
         self._random = np.random.RandomState()
         self._env = _load(suite, domain, task, self._random)
-        self.metadata = {**self.metadata, "render_fps": round(1 / self._env.control_timestep())}
+        self._repeat = action_repeat
+        seconds = self._env.control_timestep() * action_repeat
+        self.metadata = {**self.metadata, "render_fps": max(1, round(1 / seconds))}
+        self._drawn: dict[str, Any] = {"height": height, "width": width, "camera_id": camera}
+        _check_picture(self._env.physics.model, height, width, camera)
+        if not shadows:
+            self._drawn["render_flag_overrides"] = {"shadow": False, "reflection": False}
         size = sum(int(np.prod(part.shape)) for part in self._env.observation_spec().values())
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         bounds = self._env.action_spec()
@@ -83,7 +111,7 @@ class DmControlEnv(gym.Env[Floats, Floats]):
         return _flat(self._env.reset().observation), {}
 
     def step(self, action: Floats) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
-        """Apply an action for one control step."""
+        """Apply an action for ``action_repeat`` control steps, or until the episode ends."""
         if self._over:
             raise ResetNeeded("the episode is over, or has not begun; call reset() first.")
         values = np.asarray(action)
@@ -92,22 +120,27 @@ class DmControlEnv(gym.Env[Floats, Floats]):
                 f"found the action {values}. Expected finite numbers of shape "
                 f"{self.action_space.shape}."
             )
-        time_step = self._env.step(values)
-        self._over = bool(time_step.last())
+        reward = 0.0
+        for _ in range(self._repeat):
+            time_step = self._env.step(values)
+            reward += time_step.reward
+            self._over = bool(time_step.last())
+            if self._over:
+                break
         terminated = self._over and time_step.discount == 0.0
         return (
             _flat(time_step.observation),
-            float(time_step.reward),
+            float(reward),
             terminated,
             self._over and not terminated,
             {},
         )
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Return the picture of the task's first camera, (240, 320, 3) uint8."""
+        """Return the camera's picture, (height, width, 3) uint8."""
         if self.render_mode is None:
             return None
-        picture: NDArray[np.uint8] = self._env.physics.render(*PICTURE, camera_id=0)
+        picture: NDArray[np.uint8] = self._env.physics.render(**self._drawn)
         return picture
 
     @property
@@ -123,6 +156,18 @@ class DmControlEnv(gym.Env[Floats, Floats]):
 def _flat(observation: Mapping[str, Any]) -> Floats:
     parts = [np.ravel(part) for part in observation.values()]
     return np.concatenate(parts, dtype=np.float32, casting="same_kind")
+
+
+def _check_picture(model: Any, height: int, width: int, camera: int | str) -> None:
+    """Raise ConfigError for a camera that the model lacks, or a size that MuJoCo does not draw."""
+    names = [model.id2name(number, "camera") for number in range(model.ncam)]
+    if camera not in names and camera not in range(model.ncam):
+        known = ", ".join(f"{number} ({name})" for number, name in enumerate(names))
+        raise ConfigError(f"found camera={camera!r}. Expected one of the task's: {known}.")
+    most = (model.vis.global_.offheight, model.vis.global_.offwidth)
+    for name, value, limit in zip(("height", "width"), (height, width), most, strict=True):
+        if type(value) is not int or not 1 <= value <= limit:
+            raise ConfigError(f"found {name}={value!r}. Expected 1 to {limit} pixels.")
 
 
 def _import_suite(*, pictures: bool) -> Any:
