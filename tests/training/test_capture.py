@@ -710,3 +710,25 @@ def test_the_articles_pictures_are_drawn_large_and_resized_as_its_environment_do
 def test_the_articles_pictures_are_of_the_hover_task_only(tmp_path: Path, line_id: str) -> None:
     with pytest.raises(ConfigError, match="PandaHover"):
         capture.run(CaptureConfig(out=tmp_path, env=line_id, fidelity="article"))
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"renderer": "tiny"}, "renderer='tiny' with line"),
+        ({"noise": 0.5}, "--noise, which a capture without --policy would ignore"),
+        ({"labels": Path("times.csv")}, "--labels, which a capture without --from-video would"),
+        ({"label_column": "done"}, "--label-column, which a capture without --from-lerobot"),
+        ({"from_video": Path("v"), "truth": "a.py:f"}, "--truth, which a capture with --from-v"),
+        ({"from_video": Path("v"), "mix": {"random": 1.0}}, "--mix, which a capture with"),
+        ({"from_lerobot": Path("d"), "env_kwargs": {"a": 1}}, "--env-kwargs, which a capture"),
+        ({"fidelity": "article", "image_source": ("obs",)}, "--image-source, which a capture with"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    tmp_path: Path, line_id: str, options: dict[str, Any], found: str
+) -> None:
+    played = {} if {"from_video", "from_lerobot", "fidelity"} & set(options) else {"env": line_id}
+    with pytest.raises(ConfigError, match=re.escape(found.replace("line", line_id))):
+        capture.run(CaptureConfig(out=tmp_path / "out", **played, **options))
+    assert not (tmp_path / "out").exists()

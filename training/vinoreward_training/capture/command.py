@@ -109,10 +109,10 @@ def _make(config: CaptureConfig) -> Any:
             options |= {name: value for name, value in asked.items() if value is not None}
             if is_hover(spec, "backend"):
                 options.setdefault("backend", "oracle")  # it needs no bundle to take pictures
-        elif config.fidelity is not None:
+        elif given := [name for name in _OF_HOVER if getattr(config, name) is not None]:
             raise ConfigError(
-                f"found fidelity={config.fidelity!r} with {config.env}. Expected it with a "
-                "PandaHover id, whose pictures it is about; leave --fidelity out."
+                f"found {given[0]}={getattr(config, given[0])!r} with {config.env}. Expected it "
+                f"with a PandaHover id, whose pictures it is about; leave --{given[0]} out."
             )
         env = gymnasium.make(config.env, **options)
         return env if config.truth is None else TrueSuccess(env, config.truth)
@@ -200,6 +200,8 @@ def _check(config: CaptureConfig) -> None:
                 f"found --format lerobot and {' and '.join(given)}. Expected whole episodes of an "
                 "environment, each moment once; leave one of both out."
             )
+    if not config.resume:  # an older version may have recorded what it ignored
+        _check_used(config)
     if not 1 <= config.stack <= MAX_VIEWS or not 1 <= len(config.image_source) <= MAX_VIEWS:
         raise ConfigError(
             f"found --stack {config.stack} and {len(config.image_source)} sources. Expected 1 to "
@@ -210,6 +212,35 @@ def _check(config: CaptureConfig) -> None:
             f"per_episode={config.per_episode}, patience={config.patience}, save_every="
             f"{config.save_every}. Expected numbers of at least 1."
         )
+
+
+def _check_used(config: CaptureConfig) -> None:
+    """Refuse an option that would be ignored."""
+    given = [name for name, value in vars(config).items() if value != getattr(_USUAL, name)]
+    pairs = [(name, "without", needed) for name, needed in _NEEDS.items() if needed not in given]
+    pairs += [(name, "with", other) for other, names in _IGNORES.items() for name in names]
+    for name, how, other in pairs:
+        if name in given and (how == "without" or other in given):
+            option, condition = (f"--{each.replace('_', '-')}" for each in (name, other))
+            raise ConfigError(
+                f"found {option}, which a capture {how} {condition} would ignore. Expected only "
+                f"options that it uses; leave {option} out"
+                f"{f', or add {condition}' if how == 'without' else ''}."
+            )
+
+
+_USUAL = CaptureConfig()
+_OF_HOVER = ("fidelity", "renderer", "mesh")
+_NEEDS: Mapping[str, str] = {
+    "labels": "from_video", "video_fps": "from_video", "camera": "from_lerobot",
+    "label_column": "from_lerobot", "label_above": "from_lerobot", "label_frame": "from_lerobot",
+    "noise": "policy",
+}  # fmt: skip
+_OF_PLAY = ("env_kwargs", "image_source", "stack", "truth_key", "truth")
+_OF_ENVIRONMENT = ("env", *_OF_PLAY, "per_episode", "mix", "renderer", "mesh")
+_IGNORES: Mapping[str, tuple[str, ...]] = {
+    "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT, "fidelity": (*_OF_PLAY, "mesh"),
+}  # fmt: skip
 
 
 def _check_same(

@@ -215,7 +215,7 @@ class Episodes:
     def _advice(self, missing: str) -> str:
         """Return what to try where a label is not found."""
         if missing == "failure":
-            play = "more random play (--mix random 1), or "
+            play = "more random play (--mix random 2 policy 1), or "
             return f"{'' if self._act is None else play}another --truth-key or --env"
         steps = self._env.spec.max_episode_steps if self._env.spec is not None else None
         longer = f"--env-kwargs max_episode_steps {2 * steps}" if steps else "--patience"
