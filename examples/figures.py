@@ -101,7 +101,7 @@ class Seed:
         data = self.folder / "fresh"
         bundle = value_of(self.quantize, "--bundle")
         self.run(changed(self.capture, seed=self.seed))
-        self.run(changed(self.finetune, seed=self.seed))
+        self.run(changed(self.finetune, seed=self.seed, threads=1))
         self.run(self.quantize)
         self.run(
             changed(self.capture, seed=self.seed + FRESH, out=data, frames=fresh, per_episode=1)
