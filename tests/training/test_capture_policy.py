@@ -359,6 +359,12 @@ def test_a_zip_with_a_class_of_its_own_or_a_damaged_one_is_refused(tmp_path: Pat
     zipped(path, "DQN", named(Towards), buffer_size=10, policy_kwargs={"activation_fn": Own})
     with pytest.raises(ConfigError, match=r"with activation_fn=<class 'tests.*def act"):
         actions_in(path, named(Towards))
+    unlike = {"net_arch": [8], "features_extractor_kwargs": {"features_dim": 8}}
+    model = zipped(tmp_path / "fit.zip", "DQN", named(Towards), buffer_size=10)
+    model.policy_kwargs = unlike
+    model.save(tmp_path / "unlike.zip")
+    with pytest.raises(ConfigError, match=r"unlike.zip cannot be built here.*def act"):
+        actions_in(tmp_path / "unlike.zip", named(Towards))
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises((ConfigError, ModelCorruptError), match=r"no zip|cannot be read"):

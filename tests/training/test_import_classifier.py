@@ -283,6 +283,8 @@ def test_a_network_that_cannot_be_imported_is_named_with_the_remedy(
         ({"success_label": "done"}, "success_label is 'done'. Expected one of failure, success"),
         ({"output": "logit"}, "Expected one output for 'logit'.*correct --output"),
         ({"output_index": 3}, "Expected one input and output number 3"),
+        ({"architecture": "resnet18"}, "--architecture, which a file with its graph would ignore"),
+        ({"module": "net.py:build"}, "--module, which a file with its graph would ignore"),
     ],
 )
 def test_options_that_do_not_fit_the_file_are_named(
@@ -291,6 +293,16 @@ def test_options_that_do_not_fit_the_file_are_named(
     tiny.network(tmp_path / "net.onnx", float_input=True)
     with pytest.raises(ConfigError, match=words):
         import_classifier.run(config_of(tmp_path, tmp_path / "bundle", "net.onnx", **changes))
+
+
+def test_a_lerobot_folder_says_itself_what_else_would_be_given(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[1] / "data" / "lerobot" / "resnet10"
+    for given in ({"mean": MEAN}, {"size": (64, 64)}, {"labels": ("success", "failure")}):
+        option = f"--{next(iter(given))}, which a folder of LeRobot"
+        with pytest.raises(ConfigError, match=option):
+            import_classifier.run(
+                ImportClassifierConfig(model=folder, out=tmp_path / "bundle", **given)  # type: ignore[arg-type]
+            )
 
 
 class Runs:

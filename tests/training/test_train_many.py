@@ -317,6 +317,8 @@ def test_what_cannot_be_trained_is_refused_before_a_step(
         ({"image_source": ("obs",)}, r"--image-source obs.*CartPole-v1 has none.*--wrap-bundle"),
         ({"reward_mode": "potential", "env": "PandaHover-v0"}, "--reward-mode potential.*its own"),
         ({"hold": 2}, r"--hold 2"),
+        ({"success_reward": 100.0, "env": "PandaHover-v0"}, "--success-reward 100.*its own"),
+        ({"step_reward": -1.0}, "--step-reward -1.*--wrap-bundle"),
     ],
 )
 def test_options_of_a_reward_that_is_not_there_are_refused(

@@ -51,7 +51,7 @@ from vinoreward_training.runs.next_command import (
     origin,
 )
 from vinoreward_training.runs.run_folder import RunFolder
-from vinoreward_training.runs.settings import Settings
+from vinoreward_training.runs.settings import Settings, refuse_ignored
 from vinoreward_training.tasks.environments import (
     dependencies_named,
     find_spec,
@@ -216,20 +216,14 @@ def _check(config: CaptureConfig) -> None:
 
 def _check_used(config: CaptureConfig) -> None:
     """Refuse an option that would be ignored."""
-    given = [name for name, value in vars(config).items() if value != getattr(_USUAL, name)]
-    pairs = [(name, "without", needed) for name, needed in _NEEDS.items() if needed not in given]
-    pairs += [(name, "with", other) for other, names in _IGNORES.items() for name in names]
-    for name, how, other in pairs:
-        if name in given and (how == "without" or other in given):
-            option, condition = (f"--{each.replace('_', '-')}" for each in (name, other))
-            raise ConfigError(
-                f"found {option}, which a capture {how} {condition} would ignore. Expected only "
-                f"options that it uses; leave {option} out"
-                f"{f', or add {condition}' if how == 'without' else ''}."
-            )
+    for name, needed in _NEEDS.items():
+        if getattr(config, needed) is None:
+            refuse_ignored(config, (name,), f"a capture without --{needed.replace('_', '-')}")
+    for other, names in _IGNORES.items():
+        if getattr(config, other) is not None:
+            refuse_ignored(config, names, f"a capture with --{other.replace('_', '-')}")
 
 
-_USUAL = CaptureConfig()
 _OF_HOVER = ("fidelity", "renderer", "mesh")
 _NEEDS: Mapping[str, str] = {
     "labels": "from_video", "video_fps": "from_video", "camera": "from_lerobot",

@@ -192,7 +192,13 @@ def _of_zip(path: Path, env: gym.Env[Any, Any]) -> Act:
     algorithm = _ALGORITHMS[kind]
     arguments |= {"buffer_size": 1} if algorithm != "A2C" else {}
     arguments |= {"use_sde": True} if data.get("use_sde") else {}
-    model = build_model(algorithm, env, arguments, seed=0)
+    try:
+        model = build_model(algorithm, env, arguments, seed=0)
+    except ConfigError as error:  # it names options of a training
+        raise ConfigError(
+            f"the policy of {path} cannot be built here: {str(error).split(' Expected ')[0]} "
+            f"Expected a network of Stable-Baselines3's own; {_ANEW}."
+        ) from error
     try:
         model.policy.load_state_dict(state)
     except DAMAGED as error:

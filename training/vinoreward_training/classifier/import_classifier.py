@@ -23,11 +23,16 @@ from vinoreward.errors import ConfigError, needed_for
 from vinoreward_training.configs import ImportClassifierConfig
 from vinoreward_training.runs.imports import in_options
 from vinoreward_training.runs.next_command import after_import
+from vinoreward_training.runs.settings import refuse_ignored
 
 if TYPE_CHECKING:
     from torch import nn
 
 FACTORY = "a function without arguments that builds the network"
+_OF_FILES = (
+    "labels", "success_label", "architecture", "module", "size", "mean", "std", "scale",
+    "color_order", "layout", "output", "output_index", "crop",
+)  # fmt: skip
 GOLDEN_PICTURES = 4
 """Made up: until the bundle is calibrated, no picture of its camera is known."""
 
@@ -78,8 +83,10 @@ def _described(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
         "name": config.name or config.model.stem,
     }
     if is_reward_classifier(config.model):
+        refuse_ignored(config, _OF_FILES, "a folder of LeRobot, which says it itself,")
         return _of_lerobot(config, onnx_path)
     if config.model.suffix in (".onnx", ".xml"):
+        refuse_ignored(config, ("architecture", "module"), "a file with its graph")
         return Bundle.from_model(
             config.model,
             height=height,
@@ -93,6 +100,9 @@ def _described(config: ImportClassifierConfig, onnx_path: Path) -> Bundle:
             f"{config.model} is no network that can be imported. Expected an .onnx, an OpenVINO "
             ".xml, or a state dict (.pt, .pth, .safetensors); export the network as ONNX."
         )
+    refuse_ignored(config, ("layout", "output_index"), "the import of a state dict")
+    if config.module is not None:
+        refuse_ignored(config, ("architecture",), "an import with --module")
     needed = {
         "--architecture (a torchvision name such as resnet18) or --module": config.architecture
         or config.module,

@@ -142,7 +142,12 @@ def _check_reward_used(config: TrainConfig) -> None:
     own = has_own_reward(config.env)
     if config.wrap_bundle and not own:
         return
-    for name in ("image_source", "reward_mode", "hold"):
+    names = ["image_source", "reward_mode", "hold"]
+    # Earlier versions recorded what they ignored. Printed commands wrap whatever is not ours, also
+    # what is derived from PandaHover.
+    if not (config.resume or config.wrap_bundle):
+        names += ["success_reward", "step_reward"]
+    for name in names:
         value = getattr(config, name)
         if value != getattr(TrainConfig, name) and not (own and name == "hold"):
             option = f"--{name.replace('_', '-')}"

@@ -8,7 +8,7 @@ import contextlib
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 from types import NoneType, UnionType
@@ -345,4 +345,16 @@ def refuse(command: str, config: Any, wrong: Mapping[str, bool]) -> None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} {getattr(config, name)} cannot work. Expected a "
                 f"number in the usual range; see vinoreward {command} --help."
+            )
+
+
+def refuse_ignored(config: Any, names: Collection[str], by: str) -> None:
+    """Raise ConfigError if one of these options was given; ``by`` says what would ignore it."""
+    for each in fields(config):
+        usual = each.default if each.default_factory is MISSING else each.default_factory()
+        if each.name in names and getattr(config, each.name) != usual:
+            option = f"--{each.name.replace('_', '-')}"
+            raise ConfigError(
+                f"found {option}, which {by} would ignore. Expected only options that it uses; "
+                f"leave {option} out."
             )
