@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 
 # ONNX Runtime reads this when it is first imported, which NNCF and PyTorch's exporter do too.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+# Likewise: otherwise it also asks the Hub which programs run it, and tells who did.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 # What is public, and where it is, says __init__.pyi; imported when it is first used (PEP 562).
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -48,16 +48,18 @@ def test_every_extra_is_looked_for_in_full(project_root: Path) -> None:
 def test_the_telemetry_of_each_library_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VINOREWARD_OPENVINO_TELEMETRY", "RAY_USAGE_STATS_ENABLED"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "1")
-    libraries = ("OpenVINO", "NNCF", "ONNX Runtime", "Ray")
+    for name in ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
+        monkeypatch.setenv(name, "1")
+    libraries = ("OpenVINO", "NNCF", "ONNX Runtime", "Ray", "huggingface_hub")
 
     def shown() -> list[str]:
         found = {finding.topic: finding.text for finding in doctor.surroundings()}
         return [found[f"telemetry of {library}"] for library in libraries]
 
-    assert shown() == ["off"] * 4
+    assert shown() == ["off"] * 5
     monkeypatch.setenv("VINOREWARD_OPENVINO_TELEMETRY", "1")
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "0")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "1")
     assert all(text.startswith("on, as ") for text in shown())
 

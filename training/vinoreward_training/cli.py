@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from vinoreward.bundles.hub import PREFIX, download, is_hub_name
 from vinoreward.bundles.picture import shown_name
-from vinoreward.errors import VinorewardError, install_command
+from vinoreward.errors import ConfigError, VinorewardError, install_command
 from vinoreward.processes import terminated_like_interrupted
 from vinoreward_training import configs
 from vinoreward_training.runs.machine import extra_of
@@ -33,6 +34,38 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "demo": ("demo.command", configs.DemoConfig),
 }
 """Command name to the module with its ``run``, and its options."""
+
+
+HUB_OPTIONS = ("--bundle", "--encoder")
+"""Options whose value may be a bundle on the Hugging Face Hub."""
+WRITING = ("calibrate", "quantize")
+"""Commands that write into the bundle."""
+
+
+def from_hub(name: str, words: Sequence[str]) -> list[str]:
+    """Return a command's words, with the folders of bundles that are named as on the Hub.
+
+    Only here: a name that a run or a preset records downloads nothing.
+    """
+    given: list[str] = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        if not equals:
+            option, value = (given or [""])[-1], word
+        if option in HUB_OPTIONS and is_hub_name(value):
+            if name in WRITING:
+                repository, _, revision = value.removeprefix(PREFIX).strip("/").partition("@")
+                more = f" --revision {revision}" if revision else ""
+                raise ConfigError(
+                    f"{name} writes into the bundle, and {value} is on the Hugging Face Hub. "
+                    "Expected a folder of your own; get a copy with: hf download "
+                    f"{repository}{more} --local-dir my-bundle"
+                )
+            folder = str(download(value))
+            print(f"{value} is in {folder}")
+            word = f"{option}={folder}" if equals else folder
+        given.append(word)
+    return given
 
 
 def usage() -> str:
@@ -62,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vinoreward: no command {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
     try:
+        arguments = [name, *from_hub(name, arguments[1:])]
         # Imported here, so that the top-level help appears at once.
         from vinoreward_training.runs.settings import Settings, command_line
 

@@ -8,7 +8,8 @@ also keeps it.
 
 ONNX Runtime writes a device id into the home folder and looks up a host. ``import vinoreward`` sets
 ``ORT_DISABLE_TELEMETRY=1`` unless it is set (``0`` keeps the telemetry), and for Ray likewise
-``RAY_USAGE_STATS_ENABLED=0``.
+``RAY_USAGE_STATS_ENABLED=0``; for ``huggingface_hub``, which downloads only what is asked for but
+tells the versions of other packages, ``HF_HUB_DISABLE_TELEMETRY=1``.
 
 One Core. A Core's CPU plugin installs its own signal stack in the thread that loads it, and puts
 the previous one back when released. Two Cores released in the order of their creation leave the
@@ -78,6 +79,7 @@ def telemetry_switches() -> dict[str, str | None]:
     intel = f"{_SWITCH}=1" if os.environ.get(_SWITCH) == "1" else None
     onnxruntime = os.environ.get("ORT_DISABLE_TELEMETRY", "").lower()
     ray = os.environ.get("RAY_USAGE_STATS_ENABLED", "0")
+    hub = os.environ.get("HF_HUB_DISABLE_TELEMETRY", "").lower()
     return {
         "OpenVINO": intel,
         "NNCF": intel,
@@ -85,6 +87,9 @@ def telemetry_switches() -> dict[str, str | None]:
         if onnxruntime in ("1", "true", "yes")
         else f"ORT_DISABLE_TELEMETRY={onnxruntime}",
         "Ray": None if ray == "0" else f"RAY_USAGE_STATS_ENABLED={ray}",
+        "huggingface_hub": None
+        if hub in ("1", "true", "yes", "on")
+        else f"HF_HUB_DISABLE_TELEMETRY={hub}",
     }
 
 

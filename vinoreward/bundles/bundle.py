@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vinoreward.backends.base import Backend, load_backend
 from vinoreward.backends.network import NetworkSpec, Preprocess, TensorSpec
-from vinoreward.bundles import locate
+from vinoreward.bundles import hub, locate
 from vinoreward.bundles.golden import Golden, check_parity, read_golden
 from vinoreward.bundles.importer import FromOthers
 from vinoreward.bundles.picture import prepare
@@ -74,6 +74,29 @@ class Bundle(FromOthers):
         spec = locate.read_spec(folder, recorded=verify, pinned=sha256)
         locate.check_files(folder, spec, hashes=verify or sha256 is not None)
         return cls(path=folder, spec=spec, trusted=trusted)
+
+    @classmethod
+    def from_hub(cls, name: str, *, sha256: str | None = None, trusted: bool = False) -> Bundle:
+        """Download a bundle from the Hugging Face Hub, if it was not before, and load it.
+
+        Example::
+
+            bundle = Bundle.from_hub("owner/name@revision")
+            env = LearnedReward(env, bundle)
+
+        Args:
+            name: ``owner/name`` or ``owner/name@revision``; a revision is a branch, a tag or a
+                whole commit, ``main`` by default. Only a commit, or ``sha256``, pins the bundle.
+            sha256: as in :meth:`load`.
+            trusted: as in :meth:`load`.
+
+        Raises:
+            ConfigError: the name is none.
+            ModelNotFoundError: there is no such bundle, or the Hub cannot be reached.
+            MissingExtraError: the extra ``hub`` is not installed.
+            BundleError, BundleEditedError: as :meth:`load`, or the bundle is too large.
+        """
+        return cls.load(hub.download(name), sha256=sha256, trusted=trusted)
 
     @property
     def sha256(self) -> str:

@@ -61,6 +61,12 @@ def find(path_or_name: str | Path) -> Path:
             f"{_ask(entries[str(folder)])} to a folder of your own and give that."
         )
     name = str(path_or_name)
+    if name.startswith("hf:"):
+        raise ModelNotFoundError(
+            f"the bundle {shown(name)} is one of the Hugging Face Hub, which is not asked here. "
+            "Expected a folder, as nothing that a file names is downloaded; download it with "
+            "Bundle.from_hub, or give the name with --bundle or --encoder on the command line."
+        )
     name = name if len(name) <= 70 else f"...{name[-67:]}"  # the end of a path says most
     raise ModelNotFoundError(
         f"there is no bundle {shown(name)}. Expected a folder or one of the "

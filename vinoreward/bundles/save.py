@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -143,7 +144,9 @@ def add_int8(
     if source.suffix == ".xml":
         files["model.int8.bin"] = source.with_suffix(".bin")
     existing = card_of(bundle.path)
-    if card is None and existing != model_card(bundle.spec, ["golden.png", *pictures]):
+    generated = model_card(bundle.spec, ["golden.png", *pictures])
+    # Cards had no front matter once.
+    if card is None and existing not in (generated, generated.partition("---\n\n")[2]):
         card = existing
     return save_bundle(
         bundle.path,
@@ -331,10 +334,42 @@ def _sheet(images: NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(np.concatenate(list(images[:_SHEET]), axis=1)))
 
 
+def front_matter(spec: BundleSpec) -> str:
+    """Return what the Hugging Face Hub reads at the beginning of a model card: a block of YAML."""
+    task = "image-classification" if spec.kind == "classifier" else "image-feature-extraction"
+    facts: dict[str, Any] = {
+        "license": "unknown",  # its maker's choice
+        "library_name": "vinoreward",
+        "pipeline_tag": task,
+        "tags": [
+            "reward-model" if spec.kind == "classifier" else "state-encoder",
+            "reinforcement-learning",
+            "robotics",
+            "gymnasium",
+            "openvino",
+        ],
+    }
+    test = spec.metrics.get("test")
+    rates = {
+        name: test[name]
+        for name in ("recall", "precision", "false_positive_rate")
+        if isinstance(test, Mapping) and isinstance(test.get(name), float) and 0 <= test[name] <= 1
+    }
+    if rates:
+        facts["metrics"] = [name for name in rates if name in ("recall", "precision")]
+        results = {
+            "task": {"type": task},
+            "dataset": {"type": "images", "name": "held-out frames of its own data"},
+            "metrics": [{"type": name, "value": value} for name, value in rates.items()],
+        }
+        facts["model-index"] = [{"name": spec.name, "results": [results]}]
+    return f"---\n{yaml.safe_dump(facts, sort_keys=False)}---\n\n"
+
+
 def model_card(spec: BundleSpec, pictures: Sequence[str] = ()) -> str:
     """Return the text of ``README.md`` for a bundle, with these files of ``pictures/``."""
     sections = [
-        f"# {spec.name}\n\n{_summary(spec)}",
+        f"{front_matter(spec)}# {spec.name}\n\n{_summary(spec)}",
         "## Use it\n\n```python\nimport vinoreward\n\n"
         'classifier = vinoreward.Classifier("path/to/this/folder")\n'
         "probabilities = classifier.probability(pictures)  # (N, height, width, 3) uint8 RGB\n```"

@@ -15,7 +15,7 @@ from vinoreward.backends.base import Backend
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.foreign_encoder import other_pictures
 from vinoreward.bundles.picture import read_picture
-from vinoreward.bundles.save import replace_fp32
+from vinoreward.bundles.save import front_matter, replace_fp32
 from vinoreward.bundles.schema import BundleSpec, Picture
 from vinoreward.errors import ConfigError, InputError, needed_for
 from vinoreward.rewards.classifier import log_odds, scores_of
@@ -232,6 +232,6 @@ def _write(
     )
     with tempfile.TemporaryDirectory() as folder:
         drawn = draw(Path(folder), dataset, test, result)
-        card = markdown(spec.name, intro, sections_of(result, facts, drawn))
+        card = front_matter(new) + markdown(spec.name, intro, sections_of(result, facts, drawn))
         replace_fp32(bundle, new, *golden, card, {path.name: path for path in drawn})
     print(f"bundle {bundle.path}")

@@ -318,7 +318,7 @@ class ScoreConfig:
     """
 
     bundle: str
-    """A bundle's folder, or the name of an installed one."""
+    """A bundle's folder, the name of an installed one, or hf:OWNER/NAME on the Hugging Face Hub."""
     data: Path
     """A capture, any folder of images, or a LeRobotDataset v3.0."""
     out: Path | None = None

@@ -44,7 +44,8 @@ class TrainConfig:
     """Backend of the classifier: openvino, onnxruntime, torch; oracle rewards the truth instead,
     for comparison (with --wrap-bundle also in environments that are not ours)."""
     bundle: str | None = None
-    """Name or folder of the classifier's bundle; None: the environment's own."""
+    """Name or folder of the classifier's bundle, or hf:OWNER/NAME on the Hugging Face Hub; None:
+    the environment's own."""
     precision: str = "auto"
     """fp32, int8, or auto: INT8 if the bundle's gate passed."""
     wrap_bundle: bool = False

@@ -29,6 +29,7 @@ EXTRAS = {
     "ray": ("ray",),
     "lerobot": ("pyarrow", "av"),
     "timm": ("timm",),
+    "hub": ("huggingface-hub",),
 }  # fmt: skip
 """Extra to its distributions."""
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import find, known_names
 from vinoreward.bundles.reader import shown as short
-from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.save import front_matter, save_bundle
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ConfigError, ModelNotFoundError
 from vinoreward.files import atomic_path, read_plain, write_text
@@ -253,7 +253,7 @@ def publish(
     present = {name: version for name, version in made_by.items() if version is not None}
     spec = dataclasses.replace(spec, versions={"python": platform.python_version(), **present})
     drawn = {Path(path).name: Path(path) for section in sections for path in section.pictures}
-    card = markdown(spec.name, intro, sections)
+    card = front_matter(spec) + markdown(spec.name, intro, sections)
     saved = save_bundle(folder / "bundle", spec, files, *golden, card, drawn, overwrite=True)
     write_report(folder / "report.html", f"{title} {spec.name}", sections)
     for file in files.values():

@@ -1,0 +1,157 @@
+"""Bundles from the Hugging Face Hub: downloaded once, by commit, and only when they are named.
+
+Nothing that is read from a file gets here: neither :meth:`~vinoreward.Bundle.load` nor a recorded
+run downloads. Of a repository only the files that ``bundle.json`` lists are fetched, after their
+sizes were asked for; they are then checked like those of any stranger's bundle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from vinoreward.bundles.locate import (
+    MAX_FILE_BYTES,
+    MAX_SPEC_BYTES,
+    MAX_TOTAL_BYTES,
+    SPEC_FILE,
+    SPEC_HASH_FILE,
+    check_files,
+    read_spec,
+)
+from vinoreward.bundles.reader import shown
+from vinoreward.bundles.save import MODEL_FILES
+from vinoreward.errors import (
+    BundleError,
+    ConfigError,
+    ModelNotFoundError,
+    RunFolderError,
+    needed_for,
+)
+
+PREFIX = "hf:"
+_PART = r"[A-Za-z0-9](?:[\w-]|\.(?!\.)){0,95}"
+_NAME = re.compile(rf"(?:hf:(?://)?)?({_PART}/{_PART})(?:@([\w][\w./-]{{0,99}}))?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def is_hub_name(name: object) -> bool:
+    """Return whether a bundle's name is one on the Hub, ``hf:owner/name``, and no folder's."""
+    return isinstance(name, str) and name.startswith(PREFIX) and not os.path.isdir(name)
+
+
+def download(name: str) -> Path:
+    """Return the folder of a bundle on the Hub, in the cache of ``huggingface_hub``.
+
+    A bundle that was downloaded before is not downloaded again; where the commit itself is named,
+    nothing is asked either.
+
+    Args:
+        name: ``owner/name`` or ``owner/name@revision``, with or without ``hf:`` or ``hf://`` before
+            it. A revision is a branch, a tag or a whole commit; ``main`` by default.
+
+    Raises:
+        ConfigError: the name is none.
+        ModelNotFoundError: there is no such bundle, or the Hub cannot be reached.
+        BundleError: the repository holds no valid bundle, or one that is too large.
+        MissingExtraError: ``huggingface_hub`` is not installed.
+    """
+    found = _NAME.fullmatch(name)
+    if found is None or ".." in (found[2] or ""):
+        raise ConfigError(
+            f"the bundle is called {shown(name)}. Expected hf:owner/name or hf:owner/name@revision,"
+            " as on the Hugging Face Hub; copy it from the bundle's page there."
+        )
+    with needed_for("a bundle on the Hugging Face Hub", "hub"):
+        from huggingface_hub import constants
+    repository, revision = found[1], found[2] or "main"
+    parent = Path(constants.HF_HOME) / "vinoreward" / repository.replace("/", "--")
+    if _COMMIT.fullmatch(revision) and (parent / revision).is_dir():
+        return parent / revision
+    with _asking(name):
+        size, commit = _facts(repository, revision, SPEC_FILE)
+        if (parent / commit).is_dir():
+            return parent / commit
+        _check_size(name, SPEC_FILE, size, MAX_SPEC_BYTES)
+        return _fetched(name, repository, commit, parent)
+
+
+def _fetched(name: str, repository: str, commit: str, parent: Path) -> Path:
+    """Download a commit's bundle beside its place and move it there when it is whole."""
+    from huggingface_hub import hf_hub_download
+
+    def fetch(file: str) -> None:
+        hf_hub_download(repository, file, revision=commit, local_dir=part)
+
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=parent) as beside:
+        part = Path(beside) / commit
+        fetch(SPEC_FILE)
+        _check_size(name, SPEC_HASH_FILE, _facts(repository, commit, SPEC_HASH_FILE)[0], 1024)
+        fetch(SPEC_HASH_FILE)
+        spec, total = read_spec(part, recorded=True), 0
+        for file in spec.files:
+            if file not in (*MODEL_FILES, "golden.npz"):
+                raise BundleError(
+                    f"{SPEC_FILE} of {name} lists {shown(file)}. Expected a bundle's own files, "
+                    f"{', '.join(MODEL_FILES)} and golden.npz; nothing was kept."
+                )
+            size, _ = _facts(repository, commit, file)
+            _check_size(name, file, size, MAX_FILE_BYTES)
+            total += size
+            _check_size(name, "all its files", total, MAX_TOTAL_BYTES)
+        for file in spec.files:
+            fetch(file)
+        check_files(part, spec, hashes=True)
+        shutil.rmtree(part / ".cache", ignore_errors=True)  # the downloader's own notes
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            part.rename(parent / commit)
+    return parent / commit
+
+
+def _facts(repository: str, revision: str, file: str) -> tuple[int, str]:
+    """Return a file's size and the commit that it is of, as the Hub says."""
+    from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_url
+
+    url = hf_hub_url(repository, file, revision=revision)
+    facts = get_hf_file_metadata(url, token=get_token())
+    commit = facts.commit_hash or ""
+    if facts.size is None or not _COMMIT.fullmatch(commit):
+        raise ValueError(f"{url} has no size or no commit")
+    return facts.size, commit
+
+
+def _check_size(name: str, file: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise BundleError(
+            f"{file} of {name} would be {size} bytes. Expected at most {limit}, as of any bundle; "
+            "nothing was kept."
+        )
+
+
+@contextlib.contextmanager
+def _asking(name: str) -> Iterator[None]:
+    """Turn what ``huggingface_hub`` raises into a ModelNotFoundError."""
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+
+    # Its HTTP library's own base class, which is another one in each of its versions.
+    http_error: type[Exception] = HfHubHTTPError.__bases__[0]
+    try:
+        yield
+    except (ModelNotFoundError, RunFolderError):
+        raise
+    except (EntryNotFoundError, http_error, OSError, ValueError) as error:
+        if isinstance(error, BundleError | ConfigError):
+            raise
+        reason = str(error).strip().splitlines()
+        raise ModelNotFoundError(
+            f"{name} cannot be had from the Hugging Face Hub: "
+            f"{shown(reason[0] if reason else type(error).__name__)}. Expected a repository with a "
+            "bundle's files that may be read; check the name, log in with hf auth login if it is "
+            "private, or name a commit that was downloaded before."
+        ) from error
