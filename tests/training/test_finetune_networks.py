@@ -17,12 +17,11 @@ from torch import Tensor
 from torchvision import models
 
 from vinoreward.backends import torch_classifiers
-from vinoreward.backends.base import load_backend
-from vinoreward.backends.convert import quantize_onnx
-from vinoreward.backends.network import NetworkSpec, TensorSpec
+from vinoreward.backends.network import TensorSpec
 from vinoreward.backends.torch_classifiers import backbone, build, rebuild
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.classifier import finetune
 from vinoreward_training.classifier.networks import (
     build_for,
@@ -33,8 +32,9 @@ from vinoreward_training.classifier.networks import (
     pretrained_weights,
     read_weights,
 )
-from vinoreward_training.configs import FinetuneConfig
+from vinoreward_training.configs import FinetuneConfig, QuantizeConfig
 from vinoreward_training.data.dataset import load_dataset
+from vinoreward_training.quantize import command as quantize
 from vinoreward_training.runs.run_folder import read_tensors
 
 PICTURES = TensorSpec((None, 64, 64, 3), "uint8")
@@ -42,16 +42,17 @@ LOGITS = TensorSpec((None, 2), "float32")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", ["mobilenet_v3_small", "timm:resnet10t"])
+@pytest.mark.parametrize("network", ["mobilenet_v3_small", "resnet18", "timm:resnet10t"])
 def test_any_network_becomes_a_bundle_that_runs_everywhere(network: str, tmp_path: Path) -> None:
     if network.startswith("timm:"):
         pytest.importorskip("timm")
+    side = 32 if network == "resnet18" else 64  # it is the slowest
     data, out = write_folder(tmp_path / "data", 700), tmp_path / "run"
     config = FinetuneConfig(
         data=data,
         out=out,
         network=network,
-        image_size=(64, 64),
+        image_size=(side, side),
         epochs=1,
         batch_size=16,
         target_fpr=0.1,
@@ -61,18 +62,24 @@ def test_any_network_becomes_a_bundle_that_runs_everywhere(network: str, tmp_pat
     bundle = Bundle.load(out / "bundle")
     assert bundle.spec.architecture == network
     assert bundle.spec.metrics["test"]["recall"] > 0.9
-    images = load_dataset(data, size=(64, 64)).images[:8]
+    images = load_dataset(data, size=(side, side)).images[:8]
     found = {}
     for name in ("torch", "openvino", "onnxruntime"):
         with bundle.backend(name, precision="fp32") as backend:  # golden frames are checked
             found[name] = backend.infer(images)
     assert found["openvino"] == pytest.approx(found["torch"], rel=1e-3, abs=2e-3)
     assert found["onnxruntime"] == pytest.approx(found["torch"], rel=1e-3, abs=2e-3)
-    int8 = tmp_path / "int8.onnx"
-    quantize_onnx(bundle.path / "model.onnx", int8, images)
+    # The gate lets it pass where it decides as FP32 does, on both runtimes.
+    gated = QuantizeConfig(bundle=bundle.path, data=data, max_second_looks=1.0, calibration=32)
+    assert quantize.run(gated) == 0
+    bundle = Bundle.load(bundle.path)
+    passed = bundle.spec.quantization
+    assert passed is not None and passed.passed and passed.flips <= 0.005 * passed.frames
+    labels = load_dataset(data, size=(side, side)).labels[:8]
     for name in ("openvino", "onnxruntime"):
-        with load_backend(name, NetworkSpec(int8, PICTURES, LOGITS)) as backend:
-            assert np.isfinite(backend.infer(images)).all()
+        assert bundle.resolve_precision(name) == "int8"
+        with Classifier(bundle, backend=name) as classifier:
+            np.testing.assert_array_equal(classifier.compute_reward(images) == 1, labels == 1)
 
 
 def test_a_network_that_is_not_there_is_refused_before_the_data_are_read(tmp_path: Path) -> None:

@@ -359,6 +359,36 @@ def test_dictionaries_of_observations_train_with_many_environments(
     assert play(PlayConfig(run=out, episodes=2, film=1, progress=False)).film is not None
 
 
+@pytest.mark.parametrize("source", ["render", "obs"])
+def test_many_environments_are_encoded_together_as_single_ones_are(
+    tmp_path: Path, bundle: Bundle, source: str
+) -> None:
+    encoder = str(toy_environments.save_toy_encoder(tmp_path / "encoder").path)
+    pixels = {"observation": "picture"}
+    given = {
+        "env_kwargs": pixels,
+        "encoder": encoder,
+        "frame_stack": 2,
+        "image_source": source,
+        "bundle": str(bundle.path),
+        "wrap_bundle": True,
+    }
+    actions = (np.random.default_rng(3).random((20, 2)) < 0.65).astype(int)
+    expected, found = one_by_one(2, actions, TOY, **given), together(2, actions, TOY, **given)
+    for one in (expected, found):
+        for steps in one:
+            assert all(step[0].shape == (2 * toy_environments.LATENT,) for step in steps)
+            steps[:] = [(np.round(step[0], 4), *step[1:]) for step in steps]
+    assert_equal(found, expected)
+    named = {key: given[key] for key in ("env_kwargs", "encoder", "frame_stack")}
+    out = tmp_path / "run"
+    named |= {"num_envs": 2, "image_source": (source,), "final_episodes": 2}
+    assert train(toy_config(out, bundle, timesteps=32, **named)).steps == 32
+    more = train(SETTINGS.of(out=out, resume=True, timesteps=40, progress=False))
+    assert more.steps == 40
+    assert play(PlayConfig(run=out, episodes=1, film=1, progress=False)).film is not None
+
+
 def test_the_callback_records_claimed_and_true_success_in_any_training(bundle: Bundle) -> None:
     envs = make_vec_env(lambda: toy_environments.Corridor("picture"), n_envs=2)
     env = VecLearnedReward(envs, bundle, image_source="obs", terminate_on_success=False)
