@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from picture_folders import write_views
 
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.schema import View
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.classifier.dead_camera import (
     FAMILIES,
+    PARTIAL,
     UNSEEN_FAMILIES,
     dead_frames,
     held_out,
+    judged,
     of_step,
 )
+from vinoreward_training.data.dataset import load_dataset
 
 
 def sources(height: int = 96, width: int = 128) -> np.ndarray:
@@ -56,6 +64,55 @@ def test_only_failures_are_damaged() -> None:
     for family in ("lost rows", "dead channel", "rolled"):
         frames = dead_frames([family] * 20, images, np.arange(1, 6), np.random.default_rng(0))
         assert not (frames == 77).all(axis=(2, 3)).any()
+
+
+def changed(frames: np.ndarray, source: np.ndarray, views: list[View]) -> list[tuple[bool, ...]]:
+    """Of each frame, from top to bottom, which views are not the source's."""
+    edges = np.cumsum([view.height for view in views])[:-1]
+    parts = np.split((frames != source).any(axis=(2, 3)), edges, axis=1)
+    return list(zip(*(part.any(axis=1).tolist() for part in parts), strict=True))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *UNSEEN_FAMILIES])
+def test_of_two_cameras_one_dies_or_both(family: str) -> None:
+    views = [View("front", 40), View("wrist", 24), View("side", 32)]
+    images = sources(height=96, width=48)
+    frames = dead_frames([family] * 60, images, np.array([2]), np.random.default_rng(1), views)
+    dead = changed(frames, images[2], views)
+    some = [each for each in dead if not all(each)]
+    if family in PARTIAL:  # half a picture is as one that something hides
+        assert len(some) < 10  # a few damaged rows may be as they were
+    else:
+        assert 15 < len(some) < 45
+        assert {each.index(True) for each in some} == {0, 1, 2}
+        assert {sum(each) for each in some} == {1, 2}
+
+
+def test_a_dataset_of_two_cameras_is_judged_on_one_dead_camera(tmp_path: Path) -> None:
+    dataset = load_dataset(write_views(tmp_path, 8))
+    seen: list[np.ndarray] = []
+
+    def score(images: np.ndarray) -> np.ndarray:
+        seen.append(images)
+        return np.zeros((len(images), 2))
+
+    judged(score, dataset, np.array([0, 1]), 1, seed=0)
+    views = list(dataset.views)
+    dead = Counter(one for each in seen for one in changed(each, dataset.images[0], views))
+    assert min(dead[(True, True)], dead[(True, False)], dead[(False, True)]) > 60
+
+
+def test_a_camera_that_died_is_dead_in_its_last_pictures() -> None:
+    views = [View(name, 32, age=age) for name in ("front", "wrist") for age in (2, 1, 0)]
+    images = sources(height=192, width=32)
+    random = np.random.default_rng(1)
+    frames = dead_frames(["uniform noise"] * 200, images, np.array([0]), random, views)
+    dead = {(each[:3], each[3:]) for each in changed(frames, images[0], views)}
+    alive = (False, False, False)
+    since = [(True, True, True), (False, True, True), (False, False, True)]
+    assert dead == {(since[0], since[0])} | {(x, alive) for x in since} | {
+        (alive, x) for x in since
+    }
 
 
 @pytest.mark.parametrize("precision", ["fp32", "auto"])

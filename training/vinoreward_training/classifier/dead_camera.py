@@ -2,8 +2,7 @@
 
 ``vinoreward finetune`` mixes them into every batch as failures. Only pictures of failures are
 damaged, so that the label is true however much of the picture is left. Of several cameras all fail,
-or some: where the others still show success, nothing says that they show enough of it, so such
-pictures have no label, and are in no batch.
+or some. A dead camera beside one that shows a success has no sure label, and is in no batch.
 """
 
 from __future__ import annotations
@@ -260,15 +259,19 @@ UNSEEN_FAMILIES: dict[str, Maker] = {
     "rolled": _rolled,
 }
 """Never in training: they show whether a classifier generalises to other failures."""
+PARTIAL = frozenset({"lost rows", "dead channel", "exposure", "rolled"})
+"""What leaves some of the picture. It befalls all cameras or none: a single one that shows half of
+the scene is as one that something hides, and the others may see a success then."""
 
 
-def _some_views(random: Random, source: Picture, views: Sequence[View], maker: Maker) -> Values:
+def _some_views(random: Random, source: Picture, views: Sequence[View], family: str) -> Values:
     """Damage all views of a picture, or those of some cameras since some of their steps."""
     ages = {view.name: [one.age for one in views if one.name == view.name] for view in views}
     since = {name: max(each) for name, each in ages.items()}
-    if random.random() < 0.5:
+    if family not in PARTIAL and random.random() < 0.5:
         names = random.permutation(list(ages))[: random.integers(1, max(2, len(ages)))]
         since = {str(name): int(random.choice(ages[name])) for name in names}
+    maker = (FAMILIES | UNSEEN_FAMILIES)[family]
     values, top = source.astype(np.float64), 0
     for view in views:
         if view.age <= since.get(view.name, -1):
@@ -293,8 +296,11 @@ def dead_frames(
     makers = FAMILIES | UNSEEN_FAMILIES
     frames = np.empty((len(families), *images.shape[1:]), dtype=np.uint8)
     for frame, family in zip(frames, families, strict=True):
-        source, maker = images[failures[random.integers(len(failures))]], makers[family]
-        values = _some_views(random, source, views, maker) if views else maker(random, source)
+        source = images[failures[random.integers(len(failures))]]
+        if views:
+            values = _some_views(random, source, views, family)
+        else:
+            values = makers[family](random, source)
         frame[...] = np.clip(np.rint(values), 0, 255)
     return frames
 
