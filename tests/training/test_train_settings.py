@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -20,9 +21,10 @@ from vinoreward.errors import (
     UnknownDeviceError,
 )
 from vinoreward_training.actors.settings import SETTINGS as ACTORS
-from vinoreward_training.configs import TrainConfig
+from vinoreward_training.capture import command as capture
+from vinoreward_training.configs import CaptureConfig, TrainConfig
 from vinoreward_training.policy.train import SETTINGS, check_device, train
-from vinoreward_training.tasks.environments import has_own_reward, make_env
+from vinoreward_training.tasks.environments import has_own_reward, make_env, make_envs
 
 
 def test_command_line_wins_over_file_and_file_over_preset(tmp_path: Path) -> None:
@@ -178,6 +180,85 @@ def test_what_an_environment_lacks_is_named(tmp_path: Path, when: str) -> None:
         changes |= {"backend": "openvino", "bundle": bundle, "wrap_bundle": True}
     with pytest.raises(MissingExtraError, match=r"Lacking-v0.*gymnasium\[drawing\]"):
         train(config(tmp_path / "run", env_kwargs={"when": when}, **changes))
+
+
+class Undrawn(gym.Env[Any, Any]):
+    """Has the usual arguments, and no render() of its own."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+    observation_space = gym.spaces.Box(0, 255, (6, 8, 3), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros((6, 8, 3), np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        seen, info = np.full((6, 8, 3), 200 * action, np.uint8), {"success": action == 1}
+        return seen, 0.0, False, self.steps >= 4, info
+
+
+class Modeless(Undrawn):
+    """Its pictures are in the observation alone."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+for kind in (Undrawn, Modeless):
+    gym.register(f"{kind.__name__}-v0", entry_point=kind)
+
+
+@pytest.mark.filterwarnings("ignore:.*not in the possible render_modes")
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ("Undrawn-v0", r"shows no pictures: render\(\) raises NotImplementedError.*obs:KEY"),
+        ("Modeless-v0", r"takes no render_mode, so it shows no pictures.*obs:KEY"),
+    ],
+)
+@pytest.mark.parametrize("envs", [0, 1, 2])
+def test_an_environment_without_pictures_is_refused_in_a_sentence(
+    tmp_path: Path, env: str, message: str, envs: int
+) -> None:
+    bundle = str(save_toy_bundle(tmp_path / "toy").path)
+    with pytest.raises(ConfigError, match=message):
+        if envs == 0:
+            capture.run(CaptureConfig(out=tmp_path / "data", env=env))
+        else:
+            train(
+                config(
+                    tmp_path / "run",
+                    env=env,
+                    backend="openvino",
+                    bundle=bundle,
+                    wrap_bundle=True,
+                    algorithm="A2C",
+                    algorithm_kwargs={"policy": "MlpPolicy"},
+                    num_envs=envs,
+                    vec_env="dummy",
+                )
+            )
+
+
+@pytest.mark.parametrize("envs", [1, 2])
+def test_pictures_in_the_observation_need_no_render_mode(tmp_path: Path, envs: int) -> None:
+    out, name = tmp_path / "data", "Modeless-v0"
+    capture.run(CaptureConfig(out=out, env=name, frames=8, image_source=("obs",)))
+    given = {"bundle": str(save_toy_bundle(tmp_path / "toy").path), "wrap_bundle": True}
+    made = make_envs(2, name, processes=False, image_source="obs", **given)
+    with contextlib.closing(
+        made if envs == 2 else make_env(name, image_source="obs", **given)
+    ) as env:
+        env.reset()
+        assert "reward_prob" in str(env.step([0, 0] if envs == 2 else 0))
 
 
 def test_the_help_names_environments_that_work_with_what_the_extras_install() -> None:

@@ -120,13 +120,26 @@ class PictureInInfo(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
     ) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; ``info["picture"]`` is the episode's first picture."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return observation, {**info, PICTURE: _own(self.env.render())}
+        return observation, {**info, PICTURE: _own(drawn(self.env))}
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step the environment; ``info["picture"]`` is the picture that the step ended with."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        picture = _own(self.env.render())
+        picture = _own(drawn(self.env))
         return observation, reward, terminated, truncated, {**info, PICTURE: picture}
+
+
+def drawn(env: Any) -> Any:
+    """Return what an environment renders; ConfigError if it does not draw."""
+    try:
+        return env.render()
+    except (NotImplementedError, AssertionError) as error:  # the latter is Gymnasium's checker's
+        raise ConfigError(
+            "the environment shows no pictures: render() raises "
+            f"{': '.join(filter(None, (type(error).__name__, str(error))))}. Expected one that "
+            "draws itself with render_mode='rgb_array'; write its render(), or name a picture in "
+            "its observation as image source, obs or obs:KEY."
+        ) from error
 
 
 def render_once(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:

@@ -18,7 +18,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.bundles.picture import Layout, check_scene, from_grey, in_color, layout_of, on_host
 from vinoreward.errors import ConfigError, InputError, PictureMismatchError
-from vinoreward.wrappers.render_once import layers, render_once
+from vinoreward.wrappers.render_once import drawn, layers, render_once
 
 AnyEnv = TypeVar("AnyEnv")
 Env = gym.Env[Any, Any]
@@ -124,7 +124,7 @@ class PictureSource:
         says that an episode begins.
         """
         if self.renders:
-            return _picture(env.render(), "render()")[None, None]
+            return _picture(drawn(env), "render()")[None, None]
         if self._call is not None:
             made: Any = self._call(env, observation)
             return _picture(made, "the image_source function")[None, None]
@@ -147,7 +147,7 @@ class PictureSource:
         """
         chosen = [*ends, *begins]
         if self.renders:
-            frames = env.render() if chosen else ()
+            frames = drawn(env) if chosen else ()
             return _joined([_picture(frames[i], "render()")[None, None] for i in chosen])
         if self._call is not None:
             rows = self.rows(observations)

@@ -59,6 +59,7 @@ from vinoreward_training.tasks.environments import (
     names_function,
     naming,
     not_importable,
+    takes_no_mode,
     truth_reader,
     tupled,
 )
@@ -119,6 +120,8 @@ def _make(config: CaptureConfig) -> Any:
     except (Error, ImportError, TypeError) as error:
         if missing := not_importable(config.env, error):
             raise ConfigError(f"found no {config.env!r}.{missing}") from error
+        if missing := takes_no_mode(error):
+            raise ConfigError(f"{config.env} cannot be captured.{missing}") from error
         raise ConfigError(
             f"gymnasium cannot make {config.env!r} with {options} ({error}). Expected an id as "
             "package:Name-v0 whose environment takes these arguments; change --env-kwargs. One "

@@ -30,6 +30,7 @@ from vinoreward.bundles.picture import (
 from vinoreward.bundles.reader import parse, plain
 from vinoreward.errors import BundleError, ConfigError, DatasetError, InputError, RunFolderError
 from vinoreward.files import is_inside, open_plain, open_to_read, read_plain, write_text
+from vinoreward.wrappers.render_once import drawn
 from vinoreward.wrappers.sources import part_at, parts_below
 from vinoreward_envs.camera.spec import resized
 
@@ -260,7 +261,7 @@ def free_memory() -> int | None:
 
 def rendered(env: Any, name: str) -> npt.NDArray[np.uint8]:
     """Return a copy of the picture (H, W, 3) uint8 that an environment of that name renders."""
-    image = from_grey(np.array(on_host(env.render())))
+    image = from_grey(np.array(on_host(drawn(env))))
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         what = "nothing" if image.dtype == object else f"{image.dtype} {image.shape}"
         raise ConfigError(

@@ -121,6 +121,17 @@ def not_importable(env_id: str, error: Exception) -> str:
     )
 
 
+def takes_no_mode(error: Exception) -> str:
+    """Return what to do if an environment does not take ``render_mode``, else ""."""
+    if not isinstance(error, TypeError) or "argument 'render_mode'" not in str(error):
+        return ""
+    return (
+        " It takes no render_mode, so it shows no pictures: write def __init__(self, "
+        "render_mode=None) and a render() that draws, or name a picture in its observation with "
+        "--image-source obs or obs:KEY."
+    )
+
+
 def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
     """Return an environment's registration; import the package of ``package:Id-v0`` first.
 
@@ -328,9 +339,10 @@ def make_env(
                 f"{env_id} has no learned reward of its own and no bundle was named. Expected the "
                 "name or folder of a bundle to wrap it with; add --bundle."
             )
-        env = with_truth(_made(env_id, {"render_mode": "rgb_array", **given}))
+        taken = sources_of(_unpacked(image_source), located(_found(bundle)), "render")
+        renders = takes_render(taken)
+        env = with_truth(_made(env_id, {"render_mode": "rgb_array", **given} if renders else given))
         if not judged:
-            renders = image_source is not None and takes_render(image_source)
             return PictureInInfo(env) if renders else env
         try:
             arguments_of_reward = _reward_arguments(env.observation_space, **options)
@@ -563,7 +575,7 @@ def _made(env_id: str, arguments: dict[str, Any]) -> gym.Env[Any, Any]:
     except TypeError as error:
         raise ConfigError(
             f"{env_id} does not take these arguments: {error}. Expected what its class documents; "
-            "change --env-kwargs."
+            f"change --env-kwargs.{takes_no_mode(error)}"
         ) from error
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError | VinorewardError):
