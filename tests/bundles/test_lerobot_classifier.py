@@ -91,6 +91,18 @@ def other_encoder(folder: Path) -> None:
     safetensors.torch.save_file(renamed, folder / "model.safetensors")
 
 
+def with_tensor(name: str, *shape: int) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        import safetensors.torch
+        import torch
+
+        path = folder / "model.safetensors"
+        given = {**load_state(path), name: torch.zeros(shape, dtype=torch.float16)}
+        safetensors.torch.save_file(given, path)
+
+    return change
+
+
 REMOTE = [{"registry_name": "normalizer_processor", "config": {}}, {"class": "pkg.mine.Crop"}]
 
 
@@ -111,6 +123,13 @@ REMOTE = [{"registry_name": "normalizer_processor", "config": {}}, {"class": "pk
             "there is no such file",
         ),
         (link_out, "there is no such file in the folder"),
+        # Shapes of megabytes that a network of gigabytes would be built from.
+        (with_tensor("classifier_head.0.weight", 100_000, 1), "size mismatch for classifier_head"),
+        (with_tensor("encoder.embedder.0.weight", 8, 3, 20_000, 1), "size mismatch for encoder"),
+        (
+            with_tensor("encoder.encoder.stages.1000000.norm1.weight", 1),
+            "the number 1000000 among",
+        ),
         (other_encoder, "neither a ResNet of Transformers nor HIL-SERL's ResNet-10"),
     ],
 )

@@ -66,7 +66,17 @@ class RewardClassifier:
         ``model.safetensors``.
         """
         with needed_for("LeRobot's reward classifier", "train"):
-            return _build(self.cameras, load_state(self.weights), self.model_name)
+            import torch
+        state = load_state(self.weights)
+        # A stranger's file may describe gigabytes: its shapes are compared before they are taken.
+        try:
+            with torch.device("meta"):
+                planned = _build(self.cameras, state, self.model_name)
+                planned.load_state_dict(state, strict=True, assign=True)
+        except RuntimeError as error:
+            why = str(error).splitlines()[-1].strip()[:300]
+            raise _refused(self.weights, why, "the weights of one network") from error
+        return _build(self.cameras, state, self.model_name)
 
 
 def is_reward_classifier(folder: Path) -> bool:
@@ -272,6 +282,11 @@ def _encoder(state: Mapping[str, Any], model_name: str) -> nn.Module:
 
 def _count(state: Mapping[str, Any], pattern: str) -> int:
     found = [int(match[1]) for name in state if (match := re.match(pattern, name))]
+    if max(found, default=-1) >= len(state):
+        raise ModelRefusedError(
+            f"{WEIGHTS}: a part has the number {max(found)} among {len(state)} tensors. Expected "
+            "parts that are counted from 0; save the classifier again."
+        )
     return max(found, default=-1) + 1
 
 
