@@ -23,6 +23,7 @@ from vinoreward.errors import DatasetError, InputError
 from vinoreward_training.data.dataset import (
     load_dataset,
     load_frames,
+    of_both_labels,
     split_by_episode,
     telling_numbers,
 )
@@ -553,3 +554,24 @@ def test_a_number_that_tells_the_label_is_warned_of() -> None:
     assert re.search(r"goal alone tells the label of [89]\d% of the pictures; it is the same", trap)
     labels = [{**row, "label": {"success": "good", "failure": "bad"}[row["label"]]} for row in easy]
     assert telling_numbers(labels, "good") == telling_numbers(easy)
+
+
+@pytest.mark.parametrize(("both", "said"), [(0, None), (40, "80 of 200 pictures"), (70, "refused")])
+def test_pictures_of_both_labels_are_said_before_a_training(
+    tmp_path: Path, both: int, said: str | None
+) -> None:
+    random = np.random.default_rng(0)
+    for index in range(100):
+        for label in ("failure", "success"):
+            if label == "failure" or index >= both:
+                picture = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            path = tmp_path / label / f"{index:03d}.png"
+            path.parent.mkdir(exist_ok=True)
+            Image.fromarray(picture).save(path)
+    dataset = load_dataset(tmp_path)
+    if said == "refused":
+        with pytest.raises(DatasetError, match=r"140 of 200 .* failure/000.png and success/000"):
+            of_both_labels(dataset)
+    else:
+        found = of_both_labels(dataset)
+        assert found is None if said is None else found is not None and said in found

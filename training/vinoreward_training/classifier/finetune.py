@@ -14,6 +14,7 @@ from vinoreward_training.configs import CalibrateConfig, FinetuneConfig
 from vinoreward_training.data.dataset import (
     Dataset,
     load_dataset,
+    of_both_labels,
     split_by_episode,
     telling_numbers,
 )
@@ -105,6 +106,8 @@ def run(config: FinetuneConfig) -> int:
             rows = (row for _, row in read_table(config.data))
             for sentence in telling_numbers(rows, config.success_label):
                 print(f"warning: {sentence}")
+        if (found := of_both_labels(dataset)) is not None:
+            print(f"warning: {found}")
         parts = split_by_episode(dataset)
         enough(config, dataset, parts[1])
         say_parts(dataset.images, parts)

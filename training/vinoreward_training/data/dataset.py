@@ -314,6 +314,31 @@ def telling_numbers(rows: Iterable[Mapping[str, str]], success_label: str = "suc
     return [sentence for _, sentence in sorted(warnings, reverse=True)[:MOST_WARNINGS]]
 
 
+def of_both_labels(dataset: Dataset) -> str | None:
+    """Return a warning if pictures are pixel by pixel the same as others of the other label.
+
+    DatasetError if those are most pictures: no classifier can tell them apart.
+    """
+    digests = [hashlib.sha256(np.ascontiguousarray(one).data).digest() for one in dataset.images]
+    seen = tuple(
+        {one: i for i, one in enumerate(digests) if dataset.labels[i] == label} for label in (0, 1)
+    )
+    both = [i for i, one in enumerate(digests) if one in seen[0] and one in seen[1]]
+    if not both:
+        return None
+    failure, success = (dataset.files[by[digests[both[0]]]] for by in seen)
+    found = (
+        f"{len(both)} of {len(digests)} pictures in {dataset.folder} are the same, pixel by pixel, "
+        f"as one of the other label, such as {failure} and {success}"
+    )
+    if 2 * len(both) <= len(digests):
+        return f"{found}; a classifier cannot tell these apart."
+    raise DatasetError(
+        f"{found}. Expected success to be seen in a picture; look at some, correct their labels, "
+        "or capture from another --image-source, larger, or with --stack if it is a movement."
+    )
+
+
 def _column(table: Sequence[Mapping[str, str]], name: str) -> Floats | None:
     """Return a column of numbers; None if a cell has none."""
     try:
