@@ -203,11 +203,12 @@ def test_discrete_actions_and_numbers_that_are_not_finite(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"stack": 2}, "--format lerobot and --stack. Expected whole episodes"),
+        ({"stack": 2}, "--stack, which a capture with --format would ignore"),
+        ({"patience": 9}, "--patience, which a capture with --format would ignore"),
         ({"from_lerobot": Path("x")}, "--format lerobot and --from-lerobot"),
         ({"from_video": Path("x")}, "--format lerobot and --from-video"),
         ({"fidelity": "article"}, "--format lerobot and --fidelity"),
-        ({"per_episode": 2}, "--format lerobot and --per-episode"),
+        ({"per_episode": 2}, "--per-episode, which a capture with --format would ignore"),
         ({"image_source": ("obs:top",)}, "Expected the name of one that is a picture"),
         ({"image_source": ("obs:agent_pos",)}, "Expected a uint8 picture"),
         ({"env_kwargs": {"render_mode": None}}, "Expected 'rgb_array'"),

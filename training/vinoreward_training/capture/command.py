@@ -195,14 +195,11 @@ def _check(config: CaptureConfig) -> None:
             "that is played; leave them out, or put the pictures below each other yourself and "
             "name the views in dataset.json (docs/datasets.md)."
         )
-    if config.format == "lerobot":
-        per_episode = config.per_episode != CaptureConfig.per_episode
-        given += ["--stack"] if config.stack > 1 else []
-        if given := [*given, *(["--per-episode"] if per_episode else [])]:
-            raise ConfigError(
-                f"found --format lerobot and {' and '.join(given)}. Expected whole episodes of an "
-                "environment, each moment once; leave one of both out."
-            )
+    if config.format == "lerobot" and given:
+        raise ConfigError(
+            f"found --format lerobot and {given[0]}. Expected whole episodes of an environment; "
+            "leave one of both out."
+        )
     if not config.resume:  # an older version may have recorded what it ignored
         _check_used(config)
     if not 1 <= config.stack <= MAX_VIEWS or not 1 <= len(config.image_source) <= MAX_VIEWS:
@@ -237,6 +234,7 @@ _OF_PLAY = ("env_kwargs", "image_source", "stack", "truth_key", "truth")
 _OF_ENVIRONMENT = ("env", *_OF_PLAY, "per_episode", "mix", "renderer", "mesh")
 _IGNORES: Mapping[str, tuple[str, ...]] = {
     "from_video": _OF_ENVIRONMENT, "from_lerobot": _OF_ENVIRONMENT, "fidelity": (*_OF_PLAY, "mesh"),
+    "format": ("stack", "per_episode", "patience"),
 }  # fmt: skip
 
 
