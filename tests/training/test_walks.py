@@ -18,11 +18,12 @@ ROOT = Path(__file__).parents[2]
 # A page of docs/, the packages without which it is skipped, and what it shortens in another way.
 WALKS: dict[str, tuple[tuple[str, ...], dict[str, dict[str, str]]]] = {
     "pendulum": (("pygame",), {}),
+    "dm-control": (("dm_control",), {}),
 }
 STEPS = ["capture", "finetune", "quantize", "train", "play", "train"]
 SHORT = {
     "capture": {"--frames": "120"},
-    "finetune": {"--epochs": "1", "--target-fpr": "0.2"},
+    "finetune": {"--epochs": "1", "--target-fpr": "0.3"},
     "train": {"--timesteps": "105"},
     "play": {},
 }
