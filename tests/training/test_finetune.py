@@ -24,6 +24,7 @@ from safetensors.torch import save as safetensors_bytes
 from vinoreward.backends.torch_classifiers import build
 from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.schema import View
 from vinoreward.errors import (
     ConfigError,
     DatasetError,
@@ -35,6 +36,7 @@ from vinoreward.errors import (
 from vinoreward.rewards.calibration import threshold_for_fpr
 from vinoreward_training.classifier import finetune
 from vinoreward_training.classifier.bundle import golden_indices
+from vinoreward_training.classifier.dead_camera import of_step
 from vinoreward_training.classifier.evaluation import (
     Verdict,
     average_precision,
@@ -96,6 +98,23 @@ def fit_of(
     config = FinetuneConfig(epochs=epochs, batch_size=8, bf16="off", resume=resume)
     parts = np.arange(16), np.arange(16, 24)
     return ClassifierFit(network(), data, *parts, config, folder, dead_camera=dead_camera)
+
+
+def test_a_single_camera_dies_from_the_middle_of_a_training_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[int] = []
+
+    def recorded(*arguments: Any, views: Any, **options: Any) -> Any:
+        shown.append(len(views))
+        return of_step(*arguments, views=views, **options)
+
+    monkeypatch.setattr("vinoreward_training.classifier.training.of_step", recorded)
+    data = dataclasses.replace(dataset_of(24), views=(View("front", 16), View("wrist", 16)))
+    config = FinetuneConfig(epochs=2, batch_size=8, bf16="off")
+    fit = ClassifierFit(network(), data, np.arange(16), np.arange(16, 24), config, tmp_path)
+    fit.run()
+    assert shown == [0, 0, 2, 2]
 
 
 def stop_after(steps: int) -> Callable[[int, object], None]:

@@ -157,9 +157,9 @@ class ClassifierFit(Fit):
         pictures = augment(torch.from_numpy(images[batch]), self.config.augment, random)
         if self._dead:
             # After augmentation: black stays black.
-            dead = of_step(
-                self.step, self._dead, images, self._failures, seed=seed, views=self._data.views
-            )
+            # A single dead camera only once it knows the task, which it learns worse otherwise.
+            views = self._data.views if 2 * self.step >= self.steps else ()
+            dead = of_step(self.step, self._dead, images, self._failures, seed=seed, views=views)
             pictures = torch.cat([pictures, torch.from_numpy(dead)])
             labels = torch.cat([labels, labels.new_zeros(len(dead))])
             targets = torch.cat([targets, self._dead_target.expand(len(dead))])
