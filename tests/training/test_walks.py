@@ -19,18 +19,19 @@ ROOT = Path(__file__).parents[2]
 WALKS: dict[str, tuple[tuple[str, ...], dict[str, dict[str, str]]]] = {
     "pendulum": (("pygame",), {}),
     "dm-control": (("dm_control",), {}),
+    "pusht": (
+        ("gym_pusht",),
+        {"capture": {"--frames": "80"}, "finetune": {"--target-fpr": "0.9"}},
+    ),
 }
 STEPS = ["capture", "finetune", "quantize", "train", "play", "train"]
 SHORT = {
     "capture": {"--frames": "120"},
     "finetune": {"--epochs": "1", "--target-fpr": "0.3"},
-    "train": {"--timesteps": "105"},
-    "play": {},
+    "train": {"--timesteps": "105", "--final-episodes": "2"},
+    "play": {"--episodes": "2", "--film": "1"},
 }
-MORE = {
-    "train": ["--force", "--final-episodes", "2", "--no-progress"],
-    "play": ["--episodes", "2", "--film", "1", "--no-progress"],
-}
+FLAGS = {"train": ["--force", "--no-progress"], "play": ["--no-progress"]}
 # In a process of its own: a library of OpenGL is chosen once, and a crash there is this test's.
 RUN = """
 import json, sys
@@ -60,7 +61,9 @@ def shortened(words: list[str], page: dict[str, dict[str, str]]) -> list[str]:
     for option, value in (SHORT[name] | page.get(name, {})).items():
         if option in options:
             options[options.index(option) + 1] = value
-    return [name, *options, *MORE.get(name, [])]
+        else:
+            options += [option, value]
+    return [name, *options, *FLAGS.get(name, [])]
 
 
 @pytest.mark.slow
