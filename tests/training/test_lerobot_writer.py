@@ -224,6 +224,13 @@ def test_what_cannot_be_recorded_leaves_nothing(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("options", [{"stack": 2}, {"patience": 9}, {"per_episode": 2}])
+def test_a_capture_of_images_takes_them(tmp_path: Path, options: dict[str, Any]) -> None:
+    out = tmp_path / "out"
+    assert capture.run(CaptureConfig(out=out, env=registered(), frames=8, **options)) == 0
+    assert len(list(out.glob("*/*.png"))) == 8
+
+
 @pytest.mark.parametrize("format", ["lerobot", "images"])
 def test_somebody_elses_dataset_stays_as_it_is(tmp_path: Path, format: str) -> None:
     dataset = write_lerobot(tmp_path / "pick", episodes=2)

@@ -220,7 +220,7 @@ def _check_used(config: CaptureConfig) -> None:
         if getattr(config, needed) is None:
             refuse_ignored(config, (name,), f"a capture without --{needed.replace('_', '-')}")
     for other, names in _IGNORES.items():
-        if getattr(config, other) is not None:
+        if getattr(config, other) != getattr(CaptureConfig, other):
             refuse_ignored(config, names, f"a capture with --{other.replace('_', '-')}")
 
 
