@@ -732,3 +732,37 @@ def test_an_option_that_would_be_ignored_is_refused(
     with pytest.raises(ConfigError, match=re.escape(found.replace("line", line_id))):
         capture.run(CaptureConfig(out=tmp_path / "out", **played, **options))
     assert not (tmp_path / "out").exists()
+
+
+class Guess(gymnasium.Env[Any, Any]):
+    """The goal is drawn by a reset; an action is a place."""
+
+    observation_space = action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.goal, self.steps = self.np_random.uniform(-1.0, 1.0), 0
+        return np.float32([self.goal]), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        near = abs(float(action[0]) - self.goal) < 0.1
+        return np.float32([self.goal]), 0.0, False, self.steps >= 5, {"success": near}
+
+    def render(self) -> Any:
+        return np.zeros((16, 16, 3), np.uint8)
+
+
+def test_random_play_does_not_know_what_a_reset_draws(tmp_path: Path) -> None:
+    gymnasium.register("Guess-v0", entry_point=Guess)
+    try:
+        capture.run(CaptureConfig(out=tmp_path / "a", env="Guess-v0", frames=20))
+    finally:
+        del gymnasium.registry["Guess-v0"]
+    wins = [row for row in rows_of(tmp_path / "a") if row["label"] == "success"]
+    first = sum(row["file"].endswith("-00000.png") for row in wins)
+    assert first < len({row["episode"] for row in wins})  # not the first guess of each episode

@@ -53,12 +53,12 @@ def places(folder: Path, camera: str) -> list[int]:
 
 def test_rows_and_pictures_are_the_episodes(tmp_path: Path) -> None:
     out = tmp_path / "lamp"
-    assert capture.run(config(out, image_source=("render", "obs:pixels.top"), save_every=60)) == 0
+    assert capture.run(config(out, image_source=("render", "obs:pixels.top"), save_every=50)) == 0
     rows = table_of(out)
     info = json.loads((out / "meta/info.json").read_text())
     count = len(rows["index"])
     assert 150 <= count == info["total_frames"] < 150 + 31
-    assert len(list((out / "data").glob("*/*"))) == 3  # of at least 60 rows each
+    assert len(list((out / "data").glob("*/*"))) == 3  # of at least 50 rows each
     # A row: what is seen, what is done, what it led to; the last one shows the end.
     at = [state[0] for state in rows["observation.state"]]
     assert [state[1] for state in rows["observation.state"]] == [-place for place in at]
@@ -92,7 +92,7 @@ def test_rows_and_pictures_are_the_episodes(tmp_path: Path) -> None:
 
 def test_statistics_are_those_of_all_rows(tmp_path: Path) -> None:
     out = tmp_path / "lamp"
-    capture.run(config(out, save_every=60))
+    capture.run(config(out, save_every=50))
     stats = json.loads((out / "meta/stats.json").read_text())
     rows = table_of(out)
     for key in ("observation.state", "action", "next.reward", "next.success", "index"):
@@ -113,7 +113,7 @@ def test_an_interrupted_recording_goes_on_to_the_same_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "my lamp"
-    capture.run(config(whole, save_every=60))
+    capture.run(config(whole, save_every=50))
     draw, left = Lamp.render, [100]
 
     def render(self: Any) -> Any:
@@ -123,11 +123,11 @@ def test_an_interrupted_recording_goes_on_to_the_same_episodes(
         return draw(self)
 
     monkeypatch.setattr(Lamp, "render", render)
-    words = ["--env", registered(), "--frames", "150", "--seed", "3", "--save-every", "60"]
+    words = ["--env", registered(), "--frames", "150", "--seed", "3", "--save-every", "50"]
     assert main(["capture", "--format", "lerobot", *words, "--out", str(out)]) == 130
     saved = json.loads((out / "meta/info.json").read_text())
     rows = table_of(out)
-    assert saved["total_frames"] == len(rows["index"]) > 60  # whole episodes, also unsaved ones
+    assert saved["total_frames"] == len(rows["index"]) > 50  # whole episodes, also unsaved ones
     assert places(out, RENDER) == [state[0] for state in rows["observation.state"]]
     assert read_about(out)["complete"] is False
     # A kill leaves files beyond what info.json counts, and one in progress.

@@ -185,7 +185,10 @@ class Episodes:
 
     def _begin(self, seed: int) -> tuple[Any, Iterator[Step]]:
         """Reset; return the first observation, and an iterator that makes a step each."""
-        self._env.action_space.seed(seed)
+        # Not the episode's own seed: with the same numbers, a random action would be the goal that
+        # a reset has drawn.
+        actions = int(np.random.default_rng([seed, 0xAC]).integers(2**31))
+        self._env.action_space.seed(actions)
         observation, _ = self._env.reset(seed=seed)
         return observation, self._steps(seed, observation)
 
