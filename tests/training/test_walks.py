@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes.util
-import importlib.util
 import json
 import os
 import re
@@ -70,8 +69,12 @@ def shortened(words: list[str], page: dict[str, dict[str, str]]) -> list[str]:
 @pytest.mark.parametrize("page", WALKS)
 def test_a_walk(tmp_path: Path, page: str) -> None:
     packages, short = WALKS[page]
-    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        pytest.skip(f"needs {', '.join(missing)}")
+    for name in packages:  # installed, and with the system's libraries that it needs
+        tried = subprocess.run(
+            [sys.executable, "-c", f"import {name}"], capture_output=True, text=True, check=False
+        )
+        if re.search("^(ModuleNotFound|Import)Error", tried.stderr, re.MULTILINE):
+            pytest.skip(f"needs {name}: {tried.stderr.strip().splitlines()[-1]}")
     walk, exports = commands_of(ROOT / "docs" / f"{page}.md")
     if exports.get("MUJOCO_GL") == "osmesa" and ctypes.util.find_library("OSMesa") is None:
         pytest.skip("needs the Debian package libosmesa6")
