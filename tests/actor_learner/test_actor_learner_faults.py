@@ -112,10 +112,9 @@ class TestFaults:
         assert len(events) == 1
         state = load_checkpoint(tmp_path)
         assert state is not None
-        # Each generation fills seven trajectories of 10 steps; the last may leave some unread.
-        assert state["steps"] == trainer.steps
-        assert trainer.steps in range(80, 150, 10)
-        assert state["learner"]["updates"] == trainer.steps // 20
+        # Each generation filled seven trajectories.
+        assert state["steps"] == trainer.steps == 140
+        assert state["learner"]["updates"] == 7
 
     def test_no_environment(self) -> None:
         with pytest.raises(ConfigError, match="is not a function"):
