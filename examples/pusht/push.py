@@ -1,10 +1,10 @@
-"""A policy for gym-pusht that looks at the state: push the T with one of its faces after another.
+"""A policy for gym-pusht that sees the state and pushes one face of the T after another.
 
-For ``vinoreward capture --policy examples/pusht/push.py:act``. The block has no inertia here (its
-speed is zero after each step) and no friction, so a push of a face along its normal by a length
-``d`` at a lever ``c`` from the centre of mass moves the centre by ``d / (1 + c*c/K)`` along the
-normal and turns the block by ``c / K`` for each pixel of that. Each call weighs all faces and a few
-levers: the way of the agent around the block, the push, and what error is left after it.
+For ``vinoreward capture --policy examples/pusht/push.py:act``. The block has neither inertia (its
+speed is zero after each step) nor friction. So a push against a face, along its normal, by ``d``
+pixels at a distance ``c`` from the centre of mass moves the centre by ``d / (1 + c*c/K)`` and turns
+the block by ``c / K`` for each pixel of that. Each call compares all faces at a few distances: the
+agent's way around the block, the push, and the error that is left.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Bundle(FromOthers):
 
     @classmethod
     def from_hub(cls, name: str, *, sha256: str | None = None, trusted: bool = False) -> Bundle:
-        """Download a bundle from the Hugging Face Hub, if it was not before, and load it.
+        """Load a bundle of the Hugging Face Hub; it is downloaded once.
 
         Example::
 
@@ -91,7 +91,7 @@ class Bundle(FromOthers):
             trusted: as in :meth:`load`.
 
         Raises:
-            ConfigError: the name is none.
+            ConfigError: the name has another form.
             ModelNotFoundError: there is no such bundle, or the Hub cannot be reached.
             MissingExtraError: the extra ``hub`` is not installed.
             BundleError, BundleEditedError: as :meth:`load`, or the bundle is too large.

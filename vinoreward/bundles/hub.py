@@ -56,7 +56,7 @@ def download(name: str) -> Path:
             it. A revision is a branch, a tag or a whole commit; ``main`` by default.
 
     Raises:
-        ConfigError: the name is none.
+        ConfigError: the name has another form.
         ModelNotFoundError: there is no such bundle, or the Hub cannot be reached.
         BundleError: the repository holds no valid bundle, or one that is too large.
         MissingExtraError: ``huggingface_hub`` is not installed.
