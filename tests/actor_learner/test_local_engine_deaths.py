@@ -68,6 +68,26 @@ class TestDeath:
         assert [one.generation for one in found] == [0, 0, 1, 1]
         np.testing.assert_array_equal([one.observations[0, 0, 0] for one in found], [0, 3, 0, 3])
 
+    def test_what_it_had_handed_over_is_read_before_the_error(self) -> None:
+        with started(
+            config(kwargs={"fault": "kill", "at": 9 * 2 + 5}, slots=3, restarts=0)
+        ) as engine:
+
+            def failed() -> bool:
+                try:
+                    engine.messages()
+                except EngineError:
+                    return True
+                return False
+
+            until(failed)
+            for left in (2, 1):
+                assert engine.waiting() == left
+                engine.messages(experience_first=True)
+                take(engine)
+            with pytest.raises(EngineError, match="killed by signal 9"):
+                engine.messages(experience_first=True)
+
     def test_seen_at_once(self) -> None:
         """Long before a heartbeat, which is a minute here, would tell."""
         with started(config(actors=2)) as engine:

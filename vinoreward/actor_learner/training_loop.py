@@ -123,7 +123,8 @@ class Loop:
                     trajectories = self._sampler.take(stack, totals.version)
                     totals.steps = self._before + self._sampler.steps
                     learned = trajectories is not None and self._learn(trajectories)
-                self._take_messages()
+                # With a fixed lag, experience of some actors alone cannot be learned from.
+                self._take_messages(experience_first=self._config.lag is None)
                 self._check_compressor()
                 if learned:
                     self._push(check)
@@ -362,8 +363,8 @@ class Loop:
 
     # Reports to the user
 
-    def _take_messages(self) -> None:
-        messages = self._engine.messages()
+    def _take_messages(self, *, experience_first: bool = False) -> None:
+        messages = self._engine.messages(experience_first=experience_first)
         for _, episode in messages.episodes:
             self._totals.episodes += 1
             self._totals.returns.append(episode.reward if episode.score is None else episode.score)

@@ -213,14 +213,17 @@ class Engine(Closing):
         The only method that another thread may call, until :meth:`close`.
         """
 
-    def messages(self) -> Messages:
+    def messages(self, *, experience_first: bool = False) -> Messages:
         """Return what processes sent, and what happened to them, since the last call.
+
+        ``experience_first``: after a failure, no error as long as trajectories can be taken.
 
         Raises:
             EngineError: see :meth:`take`.
         """
         messages = self._running.messages()
-        self._raise()
+        if not (experience_first and self.waiting()):
+            self._raise()
         return messages
 
     @property
