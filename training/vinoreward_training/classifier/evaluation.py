@@ -75,7 +75,7 @@ def finer(
         rest = " (or the images' own size)" if resized else ", better captured at that size"
         larger = f"larger pictures: {larger}{rest}"
     cells = "a target of a few pixels is lost in cells of 16 x 16 (SqueezeNet) or 32 x 32 (others)"
-    advice = [f"{larger}: {cells}", "a camera closer to the target, or pictures cut out around it"]
+    advice = [f"{larger}: {cells}", "a camera closer to the target, or --image-crop around it"]
     if not network.startswith("squeezenet"):
         advice.append("--network squeezenet1_1, whose cells are finer")
     return tuple(advice)

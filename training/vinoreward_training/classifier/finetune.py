@@ -39,6 +39,7 @@ SETTINGS = Settings(
 
 
 def _check(config: FinetuneConfig) -> None:
+    crop = config.image_crop or (0, 0, 1, 1)
     refuse(
         "finetune",
         config,
@@ -52,6 +53,7 @@ def _check(config: FinetuneConfig) -> None:
             "threads": config.threads < 0,
             "seed": config.seed < 0,
             "patience": config.patience < 1,
+            "image_crop": min(crop[:2]) < 0 or min(crop[2:]) < 1,
         },
     )
 
@@ -100,7 +102,10 @@ def run(config: FinetuneConfig) -> int:
     line = again("finetune", config.out)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
         dataset = load_dataset(
-            config.data, size=config.image_size, success_label=config.success_label
+            config.data,
+            size=config.image_size,
+            crop=config.image_crop,
+            success_label=config.success_label,
         )
         if (config.data / METADATA).is_file():
             rows = (row for _, row in read_table(config.data))

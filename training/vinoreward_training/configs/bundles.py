@@ -164,6 +164,8 @@ class FinetuneConfig:
     """Stop after this many epochs without a better validation loss."""
     target_fpr: float = 0.01
     """False-positive rate of the threshold, with 95 % confidence."""
+    image_crop: tuple[int, int, int, int] | None = None
+    """TOP LEFT HEIGHT WIDTH: cut this out of each image first, as the bundle does later."""
     image_size: tuple[int, int] | None = None
     """Resize images to HEIGHT WIDTH; default: the images' own size."""
     success_label: str = "success"

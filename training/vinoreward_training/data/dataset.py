@@ -20,6 +20,7 @@ from vinoreward_training.data.dataset_files import (
     MAX_NAME,
     METADATA,
     SUFFIXES,
+    Crop,
     Indices,
     number,
     pictures_below,
@@ -95,6 +96,8 @@ class Dataset(Pictures):
     folder: Path
     views: tuple[View, ...] = ()
     """From top to bottom of each picture; empty for a picture of one."""
+    crop: Crop | None = None
+    """What was cut out of the pictures as they were read."""
     origin: str | None = None
     """Scene or environment and the capture's seed: with its number they identify an episode. None
     if not recorded."""
@@ -110,7 +113,7 @@ class Dataset(Pictures):
 
     def picture(self, **more: Any) -> Picture:
         """Return what a bundle records of the pictures; ``more`` are fields of ``Picture``."""
-        return super().picture(views=self.views, **more)
+        return super().picture(views=self.views, crop=self.crop, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,14 +198,19 @@ def _from_folders(folder: Path, success_label: str) -> list[Entry]:
 
 
 def load_dataset(
-    folder: Path, *, size: tuple[int, int] | None = None, success_label: str = "success"
+    folder: Path,
+    *,
+    size: tuple[int, int] | None = None,
+    crop: Crop | None = None,
+    success_label: str = "success",
 ) -> Dataset:
     """Read a capture or an image folder (one folder per class) into memory.
 
     A capture's ``metadata.csv`` gives episodes, categories and distances. Without it every
-    picture is its own episode, and every class but ``success_label`` is a failure. ``size`` is the
-    (height, width) to resize to with PIL's bilinear filter; without it pictures of several sizes
-    are a DatasetError, like anything else that is wrong with the folder.
+    picture is its own episode, and every class but ``success_label`` is a failure. ``crop`` is
+    the (top, left, height, width) to cut out of each picture, ``size`` the (height, width) to
+    resize to after that with PIL's bilinear filter; without it pictures of several sizes are a
+    DatasetError, like anything else that is wrong with the folder.
     """
     folder = Path(folder)
     check_folder(folder, "an image folder with one folder per class")
@@ -226,7 +234,9 @@ def load_dataset(
             f"{size[0]}x{size[1]}. Expected them at their own size, as each view is resized by "
             "itself; capture them at the size that you want."
         )
-    images, resized = stack_pictures(folder, files, size)
+    if crop is not None:
+        _check_crop(folder, about)
+    images, resized = stack_pictures(folder, files, size, crop)
     digest = hashlib.sha256(str(images.shape).encode())
     for file, label, image in zip(files, marks, images, strict=True):
         digest.update(f"{file}\0{label}\0".encode())
@@ -244,7 +254,25 @@ def load_dataset(
         resized=resized or "image_size" in about,
         seed=about.get("seed"),
         views=_views(folder, about, images.shape[1:3]),
+        crop=crop,
         origin=origin_of(about) if recorded else None,
+    )
+
+
+def _check_crop(folder: Path, about: Mapping[str, Any]) -> None:
+    """Raise DatasetError where a bundle could not cut the same out of what it is given later."""
+    if about.get("views"):
+        found = "pictures of several views below each other"
+    elif "image_size" in about:
+        found = "pictures that were resized as they were captured"
+    elif about.get("scene"):
+        found = "pictures of the hover scene, which is drawn at the size that the bundle names"
+    else:
+        return
+    raise DatasetError(
+        f"{folder} has {found}, to be cut with --image-crop. Expected a camera's own pictures: a "
+        "bundle cuts first and resizes then; capture without --image-size, from one camera, or "
+        "leave --image-crop out."
     )
 
 

@@ -35,6 +35,8 @@ from vinoreward.wrappers.sources import part_at, parts_below
 from vinoreward_envs.camera.spec import resized
 
 Indices = npt.NDArray[np.int64]
+Crop = tuple[int, int, int, int]
+"""(top, left, height, width) in pixels."""
 COLUMNS = (
     "file", "label", "category", "episode", "seed",
     "gripper_x", "gripper_y", "object_x", "object_y", "distance",
@@ -178,23 +180,27 @@ def _paths(folder: Path, files: Sequence[str]) -> list[Path]:
 
 
 def stack_pictures(
-    folder: Path, files: Sequence[str], size: tuple[int, int] | None
+    folder: Path,
+    files: Sequence[str],
+    size: tuple[int, int] | None,
+    crop: Crop | None = None,
 ) -> tuple[npt.NDArray[np.uint8], bool]:
     """Read pictures, at least one; return ``(N, H, W, 3)`` uint8 RGB and whether any was resized.
 
-    ``size`` is the (height, width) to resize to; without it all must have one size.
+    ``crop`` is the (top, left, height, width) to cut out first, ``size`` the (height, width) to
+    resize to; without them all must have one size.
     """
     paths = _paths(folder, files)
     if size is not None:
         _check_memory(folder, len(files), size)
-    first, _ = _read(paths[0], size)
+    first, _ = _read(paths[0], size, crop)
     if size is None:
         _check_memory(folder, len(files), first.shape[:2])
     images = np.empty((len(files), *first.shape), dtype=np.uint8)
     any_resized = False
     # Decoding PNG releases the interpreter lock, so a few threads help.
     with ThreadPoolExecutor(max_workers=4) as pool:
-        pictures = pool.map(lambda path: _read(path, size), paths)
+        pictures = pool.map(lambda path: _read(path, size, crop), paths)
         for index, (picture, changed) in enumerate(pictures):
             if picture.shape != first.shape:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -209,11 +215,22 @@ def stack_pictures(
     return images, any_resized
 
 
-def _read(path: Path, size: tuple[int, int] | None) -> tuple[npt.NDArray[np.uint8], bool]:
+def _read(
+    path: Path, size: tuple[int, int] | None, crop: Crop | None
+) -> tuple[npt.NDArray[np.uint8], bool]:
     try:
         image = read_picture(path)
     except InputError as error:
         raise DatasetError(f"{error} (capture --resume makes its own anew.)") from error
+    if crop is not None:
+        top, left, height, width = crop
+        if image.shape[0] < top + height or image.shape[1] < left + width:
+            raise DatasetError(
+                f"{path} has {image.shape[0]}x{image.shape[1]} pixels (height x width). Expected "
+                f"at least {top + height}x{left + width} for --image-crop {top} {left} {height} "
+                f"{width} (TOP LEFT HEIGHT WIDTH)."
+            )
+        image = image[top : top + height, left : left + width]
     changed = image if size is None else resized(image, *size)
     return changed, changed is not image
 

@@ -1,0 +1,99 @@
+"""``finetune --image-crop``: a part of each picture, in training as in use."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from picture_folders import SIZE, pictures, write_folder, write_views
+from PIL import Image
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError, DatasetError, PictureMismatchError
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.classifier import calibrate, finetune
+from vinoreward_training.configs import CalibrateConfig, FinetuneConfig, QuantizeConfig
+from vinoreward_training.quantize import command as quantize
+
+TOP, LEFT, WHOLE = 10, 24, (48, 72)
+
+
+def write_whole(folder: Path, count: int, seed: int = 0) -> np.ndarray:
+    """Write what a camera shows: the part that matters is at (10, 24), noise is around it."""
+    parts, labels = pictures(count, seed)
+    whole = np.random.default_rng(1).integers(0, 256, (count, *WHOLE, 3), dtype=np.uint8)
+    whole[:, TOP : TOP + SIZE[0], LEFT : LEFT + SIZE[1]] = parts
+    for index, (image, label) in enumerate(zip(whole, labels, strict=True)):
+        path = folder / ("success" if label else "failure") / f"{index:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path, compress_level=1)
+    return whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [None, (40, 52)])
+def test_the_bundle_cuts_out_what_it_was_trained_on(
+    size: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    data, cut = tmp_path / "whole", write_folder(tmp_path / "cut", 700)
+    whole = write_whole(data, 700)
+    config = FinetuneConfig(
+        data=data,
+        out=tmp_path / "run",
+        image_crop=(TOP, LEFT, *SIZE),
+        image_size=size,
+        epochs=1,
+        batch_size=16,
+        target_fpr=0.1,
+        threads=1,
+    )
+    assert finetune.run(config) == 0
+    # The same training on pictures that somebody else has cut.
+    other = dataclasses.replace(config, data=cut, out=tmp_path / "other", image_crop=None)
+    assert finetune.run(other) == 0
+    bundle, without = (Bundle.load(each.out / "bundle") for each in (config, other))
+    assert bundle.spec.picture.crop == (TOP, LEFT, *SIZE)
+    assert (bundle.spec.picture.height, bundle.spec.picture.width) == (size or SIZE)
+    images = whole[:40]
+    parts, labels = pictures(700)
+    with Classifier(bundle) as classifier, Classifier(without) as expected:
+        probabilities = classifier.probability(images)
+        np.testing.assert_array_equal(probabilities, expected.probability(parts[:40]))
+        np.testing.assert_array_equal(probabilities > 0.5, labels[:40] == 1)
+        with pytest.raises(
+            PictureMismatchError, match=r"at least 42 x 64 .*crops 32 x 40 at row 10"
+        ):
+            classifier.probability(parts)
+    # The commands after it read the whole pictures.
+    gated = QuantizeConfig(bundle=bundle.path, data=data, max_second_looks=1.0, calibration=32)
+    assert quantize.run(gated) == 0
+    fresh = tmp_path / "fresh"
+    write_whole(fresh, 300, seed=1)
+    again = CalibrateConfig(bundle=bundle.path, data=fresh, target_fpr=0.2)
+    assert calibrate.run(again) == 0
+    assert Bundle.load(bundle.path).spec.picture.crop == (TOP, LEFT, *SIZE)
+
+
+def test_a_crop_that_cannot_be(tmp_path: Path) -> None:
+    def refused(data: Path, crop: tuple[int, int, int, int], words: str) -> None:
+        config = FinetuneConfig(data=data, out=tmp_path / "run", image_crop=crop, target_fpr=0.2)
+        with pytest.raises((ConfigError, DatasetError), match=words):
+            finetune.run(config)
+        assert not (tmp_path / "run" / "bundle").exists()
+
+    data = write_folder(tmp_path / "data", 80)
+    refused(
+        data, (0, 20, 32, 21), r"0000.png has 32x40 .*at least 32x41 for --image-crop 0 20 32 21"
+    )
+    refused(data, (-1, 0, 8, 8), "--image-crop .* cannot work")
+    refused(data, (0, 0, 0, 8), "--image-crop .* cannot work")
+    refused(write_views(tmp_path / "views", 80), (0, 0, 40, 40), "several views below each other")
+    for about, words in [
+        ({"image_size": [32, 40]}, "resized as they were captured.*without --image-size"),
+        ({"scene": {"camera": "fast"}}, "pictures of the hover scene"),
+    ]:
+        (data / "dataset.json").write_text(json.dumps(about))
+        refused(data, (0, 0, 16, 16), words)
