@@ -155,6 +155,17 @@ def test_a_bundle_that_would_be_ignored_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("option", [{"hold": 2}, {"reward_mode": "potential"}])
+def test_options_of_the_judge_are_refused_where_the_truth_pays(
+    tmp_path: Path, option: dict[str, Any]
+) -> None:
+    name = next(iter(option)).replace("_", "-")
+    oracle = {"env": "ToyCorridor-v0", "wrap_bundle": True, "backend": "oracle"}
+    with pytest.raises(ConfigError, match=f"--{name}.*--backend oracle"):
+        train(config(tmp_path / "run", **oracle, **option))
+    assert not (tmp_path / "run").exists()
+
+
 class Lacking(Corridor):
     """Needs a package that is not installed, to be made or to be drawn."""
 

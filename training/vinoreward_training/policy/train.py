@@ -29,7 +29,13 @@ from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
 from vinoreward_training.runs.next_command import again, command
 from vinoreward_training.runs.report import Section, configuration, draw_curve, write_report
 from vinoreward_training.runs.run_folder import RunFolder, made, plain, reading
-from vinoreward_training.runs.settings import PRESETS, Settings, read_yaml, typed
+from vinoreward_training.runs.settings import (
+    PRESETS,
+    Settings,
+    read_yaml,
+    refuse_ignored,
+    typed,
+)
 from vinoreward_training.tasks.environments import (
     check_bundle_used,
     dependencies_named,
@@ -141,6 +147,10 @@ def _check_reward_used(config: TrainConfig) -> None:
     """Refuse options of the learned reward that would be ignored."""
     own = has_own_reward(config.env)
     if config.wrap_bundle and not own:
+        if config.backend == "oracle" and not config.resume:
+            refuse_ignored(
+                config, ("reward_mode", "hold"), "the truth as reward, --backend oracle,"
+            )
         return
     names = ["image_source", "reward_mode", "hold"]
     # Earlier versions recorded what they ignored. Printed commands wrap whatever is not ours, also
