@@ -190,6 +190,8 @@ def test_other_commands_name_what_is_at_hand(
     assert shlex.split(after_play(run, found))[1:] == [
         "profile", "--env", "a:B-v0", "--bundle", "runs/b", "--out", "runs/lift policy-profile",
     ]  # fmt: skip
+    sized = after_play(run, {**found, "env_kwargs": {"width": 96}})
+    assert sized.endswith("--bundle runs/b --env-kwargs width 96 --out 'runs/lift policy-profile'")
     for other in ({**found, "bundle": None}, {"task": "a:B-v0"}):
         assert "play --run 'runs/lift policy' --env a:B-v0" in after_play(run, other)
     (tmp_path / "x").mkdir()
@@ -202,6 +204,8 @@ def test_a_profile_leads_to_the_training_that_its_bundle_is_for(tmp_path: Path) 
     found = shlex.split(after_profile("a:B-v0", "b", own=False, dataset=about))
     options = dict(itertools.pairwise(found))
     assert (options["--truth-key"], options["--algorithm"]) == ("goal", "DQN")
+    sized = after_profile("a:B-v0", "b", own=False, dataset=about, env_kwargs={"width": 96})
+    assert "--env-kwargs width 96 " in sized
     # In another environment what the pictures' one needs means nothing.
     assert "--truth-key" not in after_profile("a:C-v0", "b", own=False, dataset=about)
 

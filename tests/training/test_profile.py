@@ -97,6 +97,28 @@ def test_any_other_environment_is_stepped_rendered_and_judged(tmp_path: Path) ->
         assert min(seconds.values()) > 0
 
 
+def test_an_environment_is_made_with_its_arguments(tmp_path: Path) -> None:
+    import gymnasium as gym
+    import toy_environments
+
+    made: list[int] = []
+
+    class Sized(toy_environments.Corridor):
+        def __init__(self, size: int, **options: Any) -> None:
+            made.append(size)
+            super().__init__(**options)
+
+    gym.register("Sized-v0", entry_point=Sized)
+    try:
+        bundle = str(toy_environments.save_toy_bundle(tmp_path / "bundle").path)
+        config = ProfileConfig(env="Sized-v0", env_kwargs={"size": 7}, bundle=bundle, steps=1)
+        with learner_step(config) as step:
+            measured(config, step)
+    finally:
+        del gym.registry["Sized-v0"]
+    assert set(made) == {7}
+
+
 def test_the_learners_step_is_one_that_takes_the_environments_actions() -> None:
     import gymnasium as gym
     import toy_environments

@@ -52,6 +52,12 @@ def shares(samples: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     return table
 
 
+def _arguments(config: ProfileConfig) -> dict[str, Any]:
+    """Return the arguments of the profiled environment."""
+    article = {} if config.fidelity is None else {"fidelity": config.fidelity}
+    return {**config.env_kwargs, **article}
+
+
 def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[str, float]]:
     """Step an environment; return the seconds of each part, step by step.
 
@@ -62,13 +68,13 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
 
     clock = Clock()
     chosen: dict[str, Any] = {"backend": config.backend, "precision": config.precision}
+    kwargs = _arguments(config)
     with contextlib.ExitStack() as stack:
 
         def opened(*arguments: Any, **options: Any) -> Any:
             return stack.enter_context(contextlib.closing(make_env(*arguments, **options)))
 
         if has_own_reward(config.env):
-            kwargs = {} if config.fidelity is None else {"fidelity": config.fidelity}
             # Only times matter here, not the claims.
             spec = gym.spec(config.env.rpartition(":")[-1])
             if config.bundle is not None and is_hover(spec, "accept_foreign_pictures"):
@@ -86,6 +92,7 @@ def measured(config: ProfileConfig, learn: Step | None = None) -> list[Mapping[s
             source = origin(Bundle.load(config.bundle).spec.dataset).get("image_source")
             env = opened(
                 config.env,
+                kwargs,
                 bundle=config.bundle,
                 wrap_bundle=True,
                 image_source=source,
@@ -121,7 +128,8 @@ def learner_step(config: ProfileConfig) -> Iterator[Callable[[], object]]:
     """Yield a function that takes one gradient step of SAC, or of DQN for discrete actions."""
     one_thread()
     # The cheapest reward fills the buffer, as the reward does not change the time.
-    made = make_env(config.env, backend="oracle" if has_own_reward(config.env) else config.backend)
+    backend = "oracle" if has_own_reward(config.env) else config.backend
+    made = make_env(config.env, config.env_kwargs, backend=backend)
     with contextlib.closing(made) as env:
         name = algorithm_for(actions_of(env.action_space)) or "SAC"
         if name == "PPO":
@@ -165,7 +173,10 @@ def run(config: ProfileConfig) -> int:
     print(f"{config.out / 'profile.png'}\n{config.out / 'profile.json'}")
     dataset = None if config.bundle is None else Bundle.load(config.bundle).spec.dataset
     own = has_own_reward(config.env)
-    print(f"next: {after_profile(config.env, config.bundle, own=own, dataset=dataset)}")
+    line = after_profile(
+        config.env, config.bundle, own=own, dataset=dataset, env_kwargs=config.env_kwargs
+    )
+    print(f"next: {line}")
     return 0
 
 

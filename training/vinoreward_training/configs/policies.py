@@ -317,6 +317,8 @@ class ProfileConfig:
     """auto, fp32, int8 or bf16."""
     fidelity: str | None = None
     """article for the article's setting."""
+    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    """Further arguments of the environment: name value name value ..."""
     steps: int = 200
     """Number of steps."""
     learner: bool = True

@@ -152,14 +152,19 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
     options = dict(known.get("env_kwargs", {}))
     if "drawn" in spec.picture.scene:
         options["fidelity"] = "article"
-    if options:
-        words += ["--env-kwargs", *(word for pair in options.items() for word in pair)]
+    words += _arguments(options)
     run = bundle.parent if bundle.name == "bundle" else bundle
     name = run.name.removesuffix("-classifier").removesuffix("-encoder")
     words += ["--out", _from_here(free(run.with_name(f"{name}-policy")))]
     if "env" in known:
         return command(*words)
     return f"{command(*words)}\n({YOURS} stands for your environment: nothing says which it is)"
+
+
+def _arguments(env_kwargs: Mapping[str, Any]) -> list[object]:
+    """Return the option that gives an environment these arguments."""
+    pairs = [word for pair in env_kwargs.items() for word in pair]
+    return ["--env-kwargs", *pairs] if pairs else []
 
 
 def _learning(known: Mapping[str, Any]) -> list[object]:
@@ -184,18 +189,24 @@ def _judges_itself(env_id: str) -> bool:
 
 
 def after_profile(
-    env: str, bundle: str | None, *, own: bool, dataset: Mapping[str, Any] | None = None
+    env: str,
+    bundle: str | None,
+    *,
+    own: bool,
+    dataset: Mapping[str, Any] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the command that trains in the profiled environment.
 
     ``bundle`` is None for the environment's own, ``own`` whether it has a learned reward itself,
-    ``dataset`` what the bundle says of its pictures.
+    ``dataset`` what the bundle says of its pictures, ``env_kwargs`` the environment's arguments.
     """
     known = origin(dataset or {})
     words: list[object] = ["train", "--env", env]
     words += [] if own else WRAPPED
     words += [] if bundle is None else ["--bundle", bundle]
     words += _learning(known) if known.get("env") == env else []
+    words += _arguments(env_kwargs or {})
     return command(*words, "--out", free(Path("runs") / (_short(env) or "policy")))
 
 
@@ -206,10 +217,11 @@ def after_play(run: Path, description: Mapping[str, Any]) -> str:
     """
     env, bundle = description.get("env"), description.get("bundle")
     ours = isinstance(env, str) and _judges_itself(env)
-    if not isinstance(env, str) or not (ours or bundle) or description.get("env_kwargs"):
+    if not isinstance(env, str) or not (ours or bundle):
         named = naming(str(description.get("env") or description.get("task") or ""))
         named += naming(description.get("truth"), "--truth")
         return command("play", "--run", run, *named, "--episodes", 500, "--seed", 5000)
     words: list[object] = ["profile", "--env", env]
     words += [] if bundle is None else ["--bundle", bundle]
+    words += _arguments(origin(description).get("env_kwargs", {}))
     return command(*words, "--out", free(beside(run, "profile")))
