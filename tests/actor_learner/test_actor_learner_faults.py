@@ -116,6 +116,24 @@ class TestFaults:
         assert state["steps"] == trainer.steps == 140
         assert state["learner"]["updates"] == 7
 
+    def test_what_a_slow_learner_has_not_read_yet_counts_too(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # It takes one trajectory after the other, as from an actor that is slow.
+        monkeypatch.setattr("vinoreward.actor_learner.sampler.TAKE_TIMEOUT", 0.0)
+        environment = EnvironmentSpec("faulty_environments:Numbered", {"fault": "raise", "at": 75})
+        spec = mlp(2, 2, head="logits", hidden=(8,), value=True)
+        learner = Impala(spec, ImpalaConfig(trajectories=2, precision="fp32"))
+        trainer = ActorLearner(environment, learner, settings(restarts=1), folder=tmp_path)
+
+        def progressed(progress: Progress) -> None:
+            if progress.updates == 6:
+                time.sleep(3)  # the last actor hands over two more and is given up
+
+        with pytest.raises(EngineError, match="the simulator fell over"):
+            trainer.learn(1_000_000, progressed)
+        assert (trainer.steps, learner.updates) == (140, 7)
+
     def test_no_environment(self) -> None:
         with pytest.raises(ConfigError, match="is not a function"):
             ActorLearner("faulty_environments:nothing", impala())
