@@ -192,7 +192,8 @@ def test_other_commands_name_what_is_at_hand(
     ]  # fmt: skip
     sized = after_play(run, {**found, "env_kwargs": {"width": 96}})
     assert sized.endswith("--bundle runs/b --env-kwargs width 96 --out 'runs/lift policy-profile'")
-    for other in ({**found, "bundle": None}, {"task": "a:B-v0"}):
+    unprintable = {**found, "env_kwargs": {"width": "\x1b[2J"}}
+    for other in ({**found, "bundle": None}, {"task": "a:B-v0"}, unprintable):
         assert "play --run 'runs/lift policy' --env a:B-v0" in after_play(run, other)
     (tmp_path / "x").mkdir()
     (tmp_path / "x-2").mkdir()

@@ -29,13 +29,7 @@ from vinoreward_training.policy.evaluate import Evaluation, Rate, rate_row
 from vinoreward_training.runs.next_command import again, command
 from vinoreward_training.runs.report import Section, configuration, draw_curve, write_report
 from vinoreward_training.runs.run_folder import RunFolder, made, plain, reading
-from vinoreward_training.runs.settings import (
-    PRESETS,
-    Settings,
-    read_yaml,
-    refuse_ignored,
-    typed,
-)
+from vinoreward_training.runs.settings import PRESETS, Settings, read_yaml, refuse_ignored, typed
 from vinoreward_training.tasks.environments import (
     check_bundle_used,
     dependencies_named,

@@ -217,11 +217,16 @@ def after_play(run: Path, description: Mapping[str, Any]) -> str:
     """
     env, bundle = description.get("env"), description.get("bundle")
     ours = isinstance(env, str) and _judges_itself(env)
-    if not isinstance(env, str) or not (ours or bundle):
+    options = origin(description).get("env_kwargs", {})
+    if (
+        not isinstance(env, str)
+        or not (ours or bundle)
+        or options != (description.get("env_kwargs") or {})
+    ):
         named = naming(str(description.get("env") or description.get("task") or ""))
         named += naming(description.get("truth"), "--truth")
         return command("play", "--run", run, *named, "--episodes", 500, "--seed", 5000)
     words: list[object] = ["profile", "--env", env]
     words += [] if bundle is None else ["--bundle", bundle]
-    words += _arguments(origin(description).get("env_kwargs", {}))
+    words += _arguments(options)
     return command(*words, "--out", free(beside(run, "profile")))
