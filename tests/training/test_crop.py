@@ -14,6 +14,7 @@ from PIL import Image
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, DatasetError, PictureMismatchError
 from vinoreward.rewards.classifier import Classifier
+from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_training.classifier import calibrate, finetune
 from vinoreward_training.configs import CalibrateConfig, FinetuneConfig, QuantizeConfig
 from vinoreward_training.quantize import command as quantize
@@ -30,6 +31,8 @@ def write_whole(folder: Path, count: int, seed: int = 0) -> np.ndarray:
         path = folder / ("success" if label else "failure") / f"{index:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(path, compress_level=1)
+    about = {"scene": {"env": "My-v0"}, "env": "My-v0"}  # as capture writes it
+    (folder / "dataset.json").write_text(json.dumps(about))
     return whole
 
 
@@ -93,7 +96,7 @@ def test_a_crop_that_cannot_be(tmp_path: Path) -> None:
     refused(write_views(tmp_path / "views", 80), (0, 0, 40, 40), "several views below each other")
     for about, words in [
         ({"image_size": [32, 40]}, "resized as they were captured.*without --image-size"),
-        ({"scene": {"camera": "fast"}}, "pictures of the hover scene"),
+        ({"scene": dict(PandaHoverEnv().picture_scene)}, "pictures of the hover scene"),
     ]:
         (data / "dataset.json").write_text(json.dumps(about))
         refused(data, (0, 0, 16, 16), words)

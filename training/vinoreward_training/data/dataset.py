@@ -265,7 +265,7 @@ def _check_crop(folder: Path, about: Mapping[str, Any]) -> None:
         found = "pictures of several views below each other"
     elif "image_size" in about:
         found = "pictures that were resized as they were captured"
-    elif about.get("scene"):
+    elif "height" in about.get("scene", {}):  # others' say only where they are from
         found = "pictures of the hover scene, which is drawn at the size that the bundle names"
     else:
         return
