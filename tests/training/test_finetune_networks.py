@@ -109,6 +109,11 @@ def test_a_size_that_a_network_does_not_take_is_refused_with_the_one_it_does() -
     with pytest.raises(ConfigError, match="larger ones"):
         check_size("alexnet", alexnet, 32, 32)
     assert alexnet.training
+    # PyTorch fills up a pool's input where ONNX Runtime and OpenVINO refuse it.
+    squeezenet = build("squeezenet1_1")
+    with pytest.raises(ConfigError, match=r"24 x 32 pixels \(a pool .*2 x 3\)"):
+        check_size("squeezenet1_1", squeezenet, 24, 32)
+    check_size("squeezenet1_1", squeezenet, 31, 31)
     pytest.importorskip("timm")
     name = "timm:vit_tiny_patch16_224"
     with pytest.raises(ConfigError, match="--image-size 224 224"):

@@ -73,6 +73,8 @@ def check_size(architecture: str, net: nn.Module, height: int, width: int) -> No
     """Raise ConfigError unless a network takes pictures of this size and gives two logits."""
     training = net.training
     net.eval()
+    pools = [each for each in net.modules() if isinstance(each, nn.MaxPool2d)]
+    hooks = [each.register_forward_pre_hook(_check_window) for each in pools]
     try:
         with torch.inference_mode():
             logits = net(torch.zeros(1, 3, height, width))
@@ -87,11 +89,22 @@ def check_size(architecture: str, net: nn.Module, height: int, width: int) -> No
         ) from error
     finally:
         net.train(training)
+        for hook in hooks:
+            hook.remove()
     if not isinstance(logits, Tensor) or logits.shape != (1, 2):
         raise ConfigError(
             f"{architecture} gives no logits for two labels. Expected a classifier; choose another "
             "--network."
         )
+
+
+def _check_window(pool: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Raise ValueError where PyTorch fills up a pool's input and other backends refuse it."""
+    window, padding = (torch.tensor(getattr(pool, name)) for name in ("kernel_size", "padding"))
+    size = torch.tensor(inputs[0].shape[-2:])
+    if (window > size + 2 * padding).any():
+        got = " x ".join(map(str, size.tolist()))
+        raise ValueError(f"a pool is larger than its input of {got}")
 
 
 def _fixed_size(architecture: str, net: nn.Module) -> tuple[int, int] | None:
