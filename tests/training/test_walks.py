@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 WALKS: dict[str, tuple[tuple[str, ...], dict[str, dict[str, str]]]] = {
     "pendulum": (("pygame",), {}),
     "dm-control": (("dm_control",), {}),
-    "point-maze": (("gymnasium_robotics",), {}),
+    "point-maze": (("gymnasium_robotics",), {"finetune": {"--target-fpr": "0.5"}}),
     "pusht": (
         ("gym_pusht",),
         {"capture": {"--frames": "80"}, "finetune": {"--target-fpr": "0.9"}},
