@@ -80,7 +80,8 @@ def test_a_walk(tmp_path: Path, page: str) -> None:
     if exports.get("MUJOCO_GL") == "osmesa" and ctypes.util.find_library("OSMesa") is None:
         pytest.skip("needs the Debian package libosmesa6")
     assert [words[0] for words in walk] == STEPS
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for name in ("examples", "assets"):
+        (tmp_path / name).symlink_to(ROOT / name)
     # quantize refuses a classifier that is near its threshold everywhere.
     commands = [shortened(words, short) for words in walk if words[0] != "quantize"]
     result = subprocess.run(
