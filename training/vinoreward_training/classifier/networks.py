@@ -99,7 +99,7 @@ def check_size(architecture: str, net: nn.Module, height: int, width: int) -> No
 
 
 def _check_window(pool: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Raise ValueError where PyTorch fills up a pool's input and other backends refuse it."""
+    """Raise ValueError where PyTorch fills up a pool's input, which OpenVINO refuses to do."""
     window, padding = (torch.tensor(getattr(pool, name)) for name in ("kernel_size", "padding"))
     size = torch.tensor(inputs[0].shape[-2:])
     if (window > size + 2 * padding).any():
