@@ -8,7 +8,7 @@
     │   ├── UnknownDeviceError                   the backend has no such device
     │   └── PictureMismatchError                 the environment's picture is not the bundle's
     ├── MissingExtraError (ImportError)          an optional dependency is not installed
-    ├── MissingDisplayError (RuntimeError)       a window, but no display
+    ├── MissingDisplayError (RuntimeError)       no display, or no OpenGL
     ├── InputError (ValueError)                  an array of the wrong shape, dtype or range
     ├── OutputError (RuntimeError)               NaN, infinity or a wrong shape from a network
     ├── ModelNotFoundError (FileNotFoundError)   no model file or bundle at that path or name
@@ -94,7 +94,7 @@ def needed_for(what: str, extra: str) -> Iterator[None]:
 
 
 class MissingDisplayError(VinorewardError, RuntimeError):
-    """A window cannot open, because there is no display."""
+    """A window cannot open, or nothing be drawn: there is no display, or no OpenGL."""
 
 
 class InputError(VinorewardError, ValueError):

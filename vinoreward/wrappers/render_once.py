@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError
+from vinoreward.errors import ConfigError, MissingDisplayError
 
 if TYPE_CHECKING:
     from vinoreward.wrappers.sources import PictureSource
@@ -130,7 +130,10 @@ class PictureInInfo(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructor
 
 
 def drawn(env: Any) -> Any:
-    """Return what an environment renders; ConfigError if it does not draw."""
+    """Return what an environment renders.
+
+    ConfigError if it does not draw, MissingDisplayError if it finds no OpenGL to draw with.
+    """
     try:
         return env.render()
     except (NotImplementedError, AssertionError) as error:  # the latter is Gymnasium's checker's
@@ -139,6 +142,14 @@ def drawn(env: Any) -> Any:
             f"{': '.join(filter(None, (type(error).__name__, str(error))))}. Expected one that "
             "draws itself with render_mode='rgb_array'; write its render(), or name a picture in "
             "its observation as image source, obs or obs:KEY."
+        ) from error
+    except Exception as error:  # each simulator has classes of its own, mujoco.FatalError is one
+        if "OpenGL" not in str(error):
+            raise
+        raise MissingDisplayError(
+            f"the environment cannot draw ({error}). Expected OpenGL: without a display set "
+            "MUJOCO_GL=egl where there is a GPU, else install OSMesa (Debian: apt-get install "
+            "libosmesa6) and set MUJOCO_GL=osmesa."
         ) from error
 
 
