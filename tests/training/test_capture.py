@@ -557,16 +557,18 @@ def test_the_error_rate_that_the_episodes_support_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = registered("VinorewardTestGoals-v0", Goals)
-    capture.run(CaptureConfig(out=tmp_path / "g", env=env, truth_key="there", frames=400))
+    capture.run(CaptureConfig(out=tmp_path / "g", env=env, truth_key="there", frames=800))
     said = capsys.readouterr().out
     data = load_dataset(tmp_path / "g")
     count = len(set(data.episodes[data.labels == 0]))
     deciding = round(0.15 * count)
     rate = clopper_pearson(0, deciding, 0.95, "upper")[1]
-    assert f"200 failures from {count} " in said
+    assert f"400 failures from {count} " in said
     assert f"about {deciding} of the episodes" in said
     assert f"a false-positive rate of {rate:.1%} per episode" in said
     assert "For 1 % it takes 299" in said
+    (asked,) = re.findall(r"^next: .* --target-fpr (\S+)$", said, re.MULTILINE)
+    assert float(asked) >= rate
 
 
 # --- environments derived from the hover environment --------------------------------------------

@@ -415,7 +415,7 @@ def run(config: CaptureConfig) -> int:
     if play is not None and policy is not None:
         print(play.by_player())
     print(_summary(config, table))
-    print(f"next: {after_capture(config.out, table.count('failure'))}")
+    print(f"next: {after_capture(config.out, table.episodes('failure'))}")
     return 0
 
 
@@ -514,7 +514,7 @@ def _recordings(config: CaptureConfig, dataset: Path) -> int:
         print(f"next: {command('train-vae', '--data', config.out)}")
         return 0
     print(_summary(config, table))
-    print(f"next: {after_capture(config.out, table.count('failure'))}")
+    print(f"next: {after_capture(config.out, table.episodes('failure'))}")
     return 0
 
 
@@ -554,7 +554,7 @@ def _videos(config: CaptureConfig, source: Path) -> int:
         config, known, lambda table: take_pictures(videos, plan, table, fps, size), total
     )
     print(_summary(config, table))
-    print(f"next: {after_capture(config.out, table.count('failure'))}")
+    print(f"next: {after_capture(config.out, table.episodes('failure'))}")
     return 0
 
 

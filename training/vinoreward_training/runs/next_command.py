@@ -105,9 +105,9 @@ def beside(folder: Path, word: str) -> Path:
     return own.with_name(f"{own.name}-{word}")
 
 
-def after_capture(data: Path, failures: int) -> str:
-    """Return the command that trains a classifier on a capture with so many failures."""
-    supported = rate_supported(int(VALIDATION_SHARE * failures))
+def after_capture(data: Path, episodes: int) -> str:
+    """Return the command that trains a classifier on a capture with so many failing episodes."""
+    supported = rate_supported(int(VALIDATION_SHARE * episodes))
     rate = next((rate for rate in RATES if rate >= supported), RATES[-1])
     more = [] if rate == RATES[0] else ["--target-fpr", rate]
     out = free(Path("runs") / f"{Path(os.path.abspath(data)).name}-classifier")
