@@ -100,6 +100,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         observation: ``"state"`` or ``"pixels"``.
         render_mode: None, ``"rgb_array"`` or ``"human"`` (needs a display).
         success_threshold: probability from which success is claimed; None is the bundle's.
+        success_exit_threshold: probability that is enough after a step that reached it; None is
+            the same.
         success_hold_steps: steps in a row that must reach it.
         accept_foreign_pictures: take a bundle that does not say what drew the pictures it was
             trained on (a foreign model, or one trained on a folder of pictures).
@@ -131,6 +133,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         observation: Literal["state", "pixels"] = "state",
         render_mode: Literal["rgb_array", "human"] | None = None,
         success_threshold: float | None = None,
+        success_exit_threshold: float | None = None,
         success_hold_steps: int = 1,
         accept_foreign_pictures: bool = False,
     ) -> None:
@@ -174,10 +177,11 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
                 precision=precision,
                 threads=threads,
                 threshold=success_threshold,
+                exit_threshold=success_exit_threshold,
             )
             threshold = self._classifier.threshold
         rewards = RewardOptions(success_hold_steps=success_hold_steps, **REWARDS)
-        self._core = RewardCore(rewards, threshold)
+        self._core = RewardCore(rewards, threshold, exit_threshold=success_exit_threshold)
         article: dict[str, Any] = {"motion": "dynamics", "ik": "article"}
         self.scene = HoverScene(camera=spec, **(article if fidelity else {"motion": motion}))
         self._pixels = observation == "pixels"

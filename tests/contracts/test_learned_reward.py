@@ -40,6 +40,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "potential": {"reward_mode": "potential", "gamma": 0.9},
     "potential-and-go-on": {"reward_mode": "potential", "terminate_on_success": False},
     "threshold": {"success_threshold": 0.9},
+    "hysteresis": {"success_exit_threshold": 0.05, "terminate_on_success": False},
+    "hysteresis-and-hold": {"success_exit_threshold": 0.05, "success_hold_steps": 2},
 }
 
 
@@ -70,6 +72,27 @@ def test_the_single_form_says_what_the_picture_says(bundle: Bundle, replaces: bo
         own = 0.0 if claimed and replaces else 0.5 * (cell - 7)
         assert reward == pytest.approx((7.0 if claimed else -1.0) + own)
         assert (terminated, truncated) == (claimed, False)
+    env.close()
+
+
+def test_a_claim_goes_on_down_to_the_exit_threshold(bundle: Bundle) -> None:
+    env = LearnedReward(
+        Corridor(first_cells=(4,)),
+        bundle,
+        image_source=picture_of_vector,
+        success_exit_threshold=0.05,
+        terminate_on_success=False,
+        hold_in_observation=True,
+    )
+    observation, _ = env.reset(seed=0)
+    found = [(4, None, observation[2])]
+    for action in (1, 0, 0, 1, 1):
+        observation, *_, info = env.step(action)
+        found.append((observation[0], info["is_success"], observation[2]))
+    # Cell 5 has 0.57 and cell 4 has 0.07: enough to stay, too little to begin.
+    assert found == [
+        (4, None, 0), (5, True, 1), (4, True, 1), (3, False, 0), (4, False, 0), (5, True, 1),
+    ]  # fmt: skip
     env.close()
 
 
@@ -123,10 +146,14 @@ def picture_of_vector(env: Any, observation: Any) -> Any:
     return picture
 
 
+@pytest.mark.parametrize("exit_threshold", [None, 0.05])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_the_hold_counter_is_in_the_observation(bundle: Bundle, mode: AutoresetMode) -> None:
+def test_the_hold_counter_is_in_the_observation(
+    bundle: Bundle, mode: AutoresetMode, exit_threshold: float | None
+) -> None:
     options = {
         "image_source": picture_of_vector,
+        "success_exit_threshold": exit_threshold,
         "success_hold_steps": 3,
         "hold_in_observation": True,
     }

@@ -74,6 +74,9 @@ def test_a_picture_that_is_not_there_is_refused_at_once(
         {"success_reward": float("nan")},
         {"success_hold_steps": 0},
         {"success_threshold": 1.5},
+        {"success_exit_threshold": -0.1},
+        {"success_exit_threshold": 0.6},  # above the threshold, 0.5
+        {"success_exit_threshold": float("nan")},
         {"terminate_on_success": 1},
         {"guard": 3},
         {"env_reward_weight": "much"},

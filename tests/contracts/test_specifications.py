@@ -36,6 +36,7 @@ EVERY_ARGUMENT: dict[str, Any] = {
     "success_replaces_env_reward": True,
     "reward_mode": "potential",
     "success_threshold": np.float64(0.99),
+    "success_exit_threshold": np.float64(0.5),
     "success_hold_steps": 3,
     "guard": None,
     "terminate_on_success": False,

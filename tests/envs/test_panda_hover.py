@@ -245,6 +245,20 @@ def test_holding_success_takes_that_many_steps() -> None:
     env.close()
 
 
+def test_a_success_that_is_held_may_look_a_little_less_like_one() -> None:
+    arguments = {"object_position": (0.5, 0.0), "success_hold_steps": 3}
+    found = {}
+    for leave in (None, 0.0):
+        env = PandaHoverEnv(success_exit_threshold=leave, **arguments)
+        env.reset(seed=0)
+        env.step(np.array([0.5, 0.0], np.float32) - env.scene.gripper[:2].astype(np.float32))
+        far = np.array([0.1, 0.0], np.float32)
+        found[leave] = [env.step(move)[4]["is_success"] for move in (far, -far)]
+        env.close()
+    # Each second step is 10 cm off: it breaks the row, unless any probability keeps it.
+    assert found == {None: [False, False], 0.0: [False, True]}
+
+
 # --- motion, workers ------------------------------------------------------------------------
 
 

@@ -196,11 +196,31 @@ def test_the_band_follows_the_users_threshold(bundle: Bundle) -> None:
             Classifier(bundle, threshold=wrong)
 
 
-def test_a_wrappers_threshold_moves_the_band_too(bundle: Bundle) -> None:
+def test_fp32_decides_at_the_exit_threshold_too(bundle: Bundle) -> None:
+    leave = 0.01
+    with (
+        Classifier(bundle, precision="fp32") as fp32,
+        Classifier(bundle, exit_threshold=leave) as both,
+    ):
+        exact, found = fp32.log_odds(pictures()), both.log_odds(pictures())
+        for limit in (logit(leave), logit(THRESHOLD)):
+            near = np.abs(exact - limit) < BAND - SHIFT
+            assert near.any() and np.array_equal(found[near], exact[near])
+        assert both.second_looks < len(found)
+    with pytest.raises(ConfigError, match=r"0\.8.*harder to keep"):
+        Classifier(bundle, exit_threshold=0.8)
+
+
+def test_a_wrappers_thresholds_move_the_band_too(bundle: Bundle) -> None:
     env = LearnedReward(
-        Corridor(observation="picture"), bundle, image_source="obs", success_threshold=0.9
+        Corridor(observation="picture"),
+        bundle,
+        image_source="obs",
+        success_threshold=0.9,
+        success_exit_threshold=0.2,
     )
     assert (env.classifier.threshold, env.classifier.band) == (0.9, BAND)
+    assert env.classifier.exit_threshold == 0.2
     env.close()
 
 

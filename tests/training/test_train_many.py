@@ -105,6 +105,7 @@ def assert_equal(found: list[list[Any]], expected: list[list[Any]]) -> None:
     "options",
     [
         {"hold": 2, "step_reward": -0.5},
+        {"hold": 2, "exit_threshold": 0.05},
         {"reward_mode": "potential", "gamma": 0.9},
         {"reward_mode": "probability"},
         {"image_source": "obs:image", "env_kwargs": {"observation": "dict"}},
@@ -130,6 +131,14 @@ def test_environments_in_one_batch_pay_what_single_ones_pay(
     ("options", "meant"),
     [
         ({"hold": 2}, {"success_hold_steps": 2, "hold_in_observation": True}),
+        (
+            {"hold": 2, "exit_threshold": 0.05},
+            {
+                "success_hold_steps": 2,
+                "success_exit_threshold": 0.05,
+                "hold_in_observation": True,
+            },
+        ),
         (
             {"success_reward": 3.0, "step_reward": -0.5},
             {"success_reward": 3.0, "step_reward": -0.5},
@@ -300,6 +309,8 @@ def test_an_environment_that_cannot_be_made_several_times_is_refused(
         # SB3's convolutions need 36 pixels.
         ({"image_source": ("obs:image",), "env_kwargs": {"observation": "dict"}}, "set up.*Kernel"),
         ({"hold": 0}, "hold"),
+        ({"exit_threshold": 0.1}, "hold=1.*--hold above 1"),
+        ({"exit_threshold": 0.9, "hold": 2}, "0.9.*harder to keep"),
         ({"num_envs": 0}, "num_envs"),
     ],
 )
@@ -317,6 +328,7 @@ def test_what_cannot_be_trained_is_refused_before_a_step(
         ({"image_source": ("obs",)}, r"--image-source obs.*CartPole-v1 has none.*--wrap-bundle"),
         ({"reward_mode": "potential", "env": "PandaHover-v0"}, "--reward-mode potential.*its own"),
         ({"hold": 2}, r"--hold 2"),
+        ({"hold": 2, "exit_threshold": 0.1}, r"--hold 2"),
         ({"success_reward": 100.0, "env": "PandaHover-v0"}, "--success-reward 100.*its own"),
         ({"step_reward": -1.0}, "--step-reward -1.*--wrap-bundle"),
     ],

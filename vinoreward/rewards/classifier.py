@@ -47,10 +47,12 @@ class Classifier(Runner):
         threads: threads that one inference may use.
         threshold: probability from which success is claimed; ``None`` is the bundle's. Second
             looks are around it, so give it here rather than compare with another number.
+        exit_threshold: probability below which a claim ends, for hysteresis; second looks are
+            around it too. ``None`` is the threshold.
 
     Raises:
-        ConfigError: the bundle is an encoder's, the backend cannot do what is asked, or the
-            threshold is no probability.
+        ConfigError: the bundle is an encoder's, the backend cannot do what is asked, or a
+            threshold is no probability, or the exit's is above the other.
         ModelNotFoundError: there is no such bundle.
     """
 
@@ -65,6 +67,7 @@ class Classifier(Runner):
         precision: str = "auto",
         threads: int = 1,
         threshold: float | None = None,
+        exit_threshold: float | None = None,
     ) -> None:
         self._auto = precision == "auto"
         super().__init__(
@@ -78,6 +81,13 @@ class Classifier(Runner):
             )
         self.threshold: float = spec.decision.threshold if threshold is None else float(threshold)
         """Success is claimed where the probability is at least this (compared in float32)."""
+        if exit_threshold is not None and not 0.0 <= exit_threshold <= self.threshold:
+            raise ConfigError(
+                f"the exit threshold is {exit_threshold}. Expected 0 to {self.threshold:g}, the "
+                "threshold: success cannot be harder to keep than to enter."
+            )
+        self.exit_threshold = self.threshold if exit_threshold is None else float(exit_threshold)
+        """Success that is claimed goes on while the probability is at least this."""
         self.looks = 0
         """Pictures scored in this process."""
         self.second_looks = 0
@@ -132,6 +142,7 @@ class Classifier(Runner):
             precision="fp32",
             threads=self.threads,
             threshold=self.threshold,
+            exit_threshold=self.exit_threshold,
         )
         return _RewardFunction(exact, reward)
 
@@ -146,7 +157,9 @@ class Classifier(Runner):
         odds = self._odds_on(first, pictures)
         self.looks += len(odds)
         if again and self.band is not None:
-            rows = np.flatnonzero(unsure(odds, logit(self.threshold), self.band))
+            near = unsure(odds, logit(self.threshold), self.band)
+            near |= unsure(odds, logit(self.exit_threshold), self.band)
+            rows = np.flatnonzero(near)
             if len(rows):
                 odds[rows] = self._odds_on(again[0], pictures[rows])
                 self.second_looks += len(rows)

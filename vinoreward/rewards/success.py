@@ -219,10 +219,16 @@ class RewardCore:
     After a step call :meth:`transition`, then :meth:`begin` where episodes start.
     """
 
-    def __init__(self, options: RewardOptions, threshold: float, num_envs: int = 1) -> None:
+    def __init__(
+        self,
+        options: RewardOptions,
+        threshold: float,
+        num_envs: int = 1,
+        exit_threshold: float | None = None,
+    ) -> None:
         self.options = options
         self.detector = SuccessDetector(
-            enter=threshold, hold=options.success_hold_steps, guard=options.guard, num_envs=num_envs
+            threshold, exit_threshold, options.success_hold_steps, options.guard, num_envs
         )
         self._potential = np.zeros(num_envs)
         self._returns = np.zeros(num_envs)

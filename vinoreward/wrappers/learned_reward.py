@@ -55,6 +55,7 @@ class LearnedRewardBase(Form[AnyEnv]):
         success_replaces_env_reward: bool = False,
         reward_mode: RewardMode = "sparse",
         success_threshold: float | None = None,
+        success_exit_threshold: float | None = None,
         success_hold_steps: int = 1,
         guard: Guard | None = None,
         terminate_on_success: bool = True,
@@ -82,6 +83,7 @@ class LearnedRewardBase(Form[AnyEnv]):
             precision="fp32" if precision == "auto" and reward_mode != "sparse" else precision,
             threads=threads,
             threshold=success_threshold,
+            exit_threshold=success_exit_threshold,
         )
         source = sources_of(image_source, self._classifier.bundle, self._default_source)
         if success_threshold is None:
@@ -94,13 +96,18 @@ class LearnedRewardBase(Form[AnyEnv]):
             "threads": threads,
             "image_source": source,
             "success_threshold": None if success_threshold is None else self._classifier.threshold,
+            "success_exit_threshold": (
+                None if success_exit_threshold is None else self._classifier.exit_threshold
+            ),
             "accept_foreign_pictures": accept_foreign_pictures,
             **vars(options),
         }
         inside = self._inside(env)
         if isinstance(inside.scene, Mapping) and not (callable(source) or accept_foreign_pictures):
             check_origin(self._classifier.bundle)
-        self._core = RewardCore(options, self._classifier.threshold, inside.num_envs)
+        self._core = RewardCore(
+            options, self._classifier.threshold, inside.num_envs, self._classifier.exit_threshold
+        )
         self._enclose(env, source, arguments)
         self._source = picture_source(source, inside, self._classifier.bundle)
         if hold_in_observation:
@@ -268,6 +275,8 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
         success_replaces_env_reward: a claimed success is paid without the environment's own reward.
         reward_mode: see above.
         success_threshold: probability from which a frame counts; None is the bundle's.
+        success_exit_threshold: probability that is enough for a frame after one that counted
+            (hysteresis); None is ``success_threshold``. Like a hold it makes the task remember.
         success_hold_steps: counting frames in a row that make a success. Above 1 the task is no
             longer Markov unless ``hold_in_observation`` is set.
         guard: ``guard(observation, probability) -> bool``; a frame it refuses does not count.

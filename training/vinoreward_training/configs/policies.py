@@ -61,6 +61,9 @@ class TrainConfig:
     hold: int = 1
     """Steps in a row that must look like success before it is claimed. Above 1, an observation of
     one row gets the number of such steps appended, with --wrap-bundle."""
+    exit_threshold: float | None = None
+    """With --hold above 1: probability that is enough for a step after one that reached the
+    bundle's threshold, so that a flicker does not end the row. None: the threshold."""
     num_envs: int = 1
     """Environments that are stepped together, with one classification of all their pictures per
     step. --timesteps counts the steps of all; off-policy algorithms make as many gradient steps per

@@ -77,13 +77,19 @@ def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
             f"found stop_when_solved={config.stop_when_solved!r}. Expected a share of episodes "
             "above 0 and up to 1, or None to use every step; change --stop-when-solved."
         )
+    if config.exit_threshold is not None and config.hold == 1:
+        raise ConfigError(
+            f"found exit_threshold={config.exit_threshold:g} with hold=1, where the first claim "
+            "is a success and nothing follows. Expected --hold above 1; add it, or leave "
+            "--exit-threshold out."
+        )
     return config if config.timesteps else dataclasses.replace(config, timesteps=8000)
 
 
 SETTINGS: Settings[TrainConfig] = Settings(
     TrainConfig,
     limits={**dict.fromkeys(_POSITIVE, (1, math.inf)), "threads": (1, 1000)},
-    fixed=("env", "algorithm", "seed", "frame_stack", "num_envs", "hold"),
+    fixed=("env", "algorithm", "seed", "frame_stack", "num_envs", "hold", "exit_threshold"),
     preset=_preset,
     check=_checked,
 )
@@ -143,17 +149,19 @@ def _check_reward_used(config: TrainConfig) -> None:
     if config.wrap_bundle and not own:
         if config.backend == "oracle" and not config.resume:
             refuse_ignored(
-                config, ("reward_mode", "hold"), "the truth as reward, --backend oracle,"
+                config,
+                ("reward_mode", "hold", "exit_threshold"),
+                "the truth as reward, --backend oracle,",
             )
         return
-    names = ["image_source", "reward_mode", "hold"]
+    names = ["image_source", "reward_mode", "hold", "exit_threshold"]
     # Earlier versions recorded what they ignored. Printed commands wrap whatever is not ours, also
     # what is derived from PandaHover.
     if not (config.resume or config.wrap_bundle):
         names += ["success_reward", "step_reward"]
     for name in names:
         value = getattr(config, name)
-        if value != getattr(TrainConfig, name) and not (own and name == "hold"):
+        if value != getattr(TrainConfig, name) and not (own and name in ("hold", "exit_threshold")):
             option = f"--{name.replace('_', '-')}"
             value = " ".join(value) if isinstance(value, tuple) else value
             what = "pays its own reward and looks at its own pictures" if own else "has none"

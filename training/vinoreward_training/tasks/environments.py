@@ -39,7 +39,7 @@ STOP_SECONDS = 30
 """After a SIGTERM an environment's process waits so long for its training to end."""
 _OF_JUDGE = (
     "backend", "bundle", "precision", "device", "threads", "success_threshold",
-    "success_hold_steps", "accept_foreign_pictures",
+    "success_exit_threshold", "success_hold_steps", "accept_foreign_pictures",
 )  # fmt: skip
 """Arguments of our environments that ``LearnedReward`` takes by the same name."""
 _ID = re.compile(r"[\w:./-]+")
@@ -270,6 +270,7 @@ def make_env(
     image_source: ImageSource | None = None,
     reward_mode: RewardMode = "sparse",
     hold: int = 1,
+    exit_threshold: float | None = None,
     gamma: float = 0.99,
     judged: bool = True,
 ) -> gym.Env[Any, Any]:
@@ -297,6 +298,7 @@ def make_env(
         reward_mode: as ``LearnedReward``'s. ``"probability"`` and ``"log_odds"`` end no episode.
         hold: ``success_hold_steps``. Above 1 an observation of one row gets the count appended,
             if the environment is wrapped.
+        exit_threshold: ``success_exit_threshold``.
         gamma: the learner's discount, for ``reward_mode="potential"``.
         judged: False leaves learned reward and encoder to :func:`make_envs`.
     """
@@ -317,6 +319,7 @@ def make_env(
         "image_source": _unpacked(image_source),
         "reward_mode": reward_mode,
         "hold": hold,
+        "exit_threshold": exit_threshold,
         "gamma": gamma,
     }
 
@@ -481,6 +484,7 @@ def _own_arguments(
     bundle: str | None = None,
     accept_foreign_pictures: bool = False,
     hold: int = 1,
+    exit_threshold: float | None = None,
     **_: Any,
 ) -> dict[str, Any]:
     """Return the arguments of an environment that has a learned reward itself."""
@@ -489,6 +493,8 @@ def _own_arguments(
         own["accept_foreign_pictures"] = True
     if hold != 1:
         own["success_hold_steps"] = hold
+    if exit_threshold is not None:
+        own["success_exit_threshold"] = exit_threshold
     given = {key: tupled(value) for key, value in env_kwargs.items()}
     return {**own, "backend": backend, "precision": precision, **given}
 
@@ -505,6 +511,7 @@ def _reward_arguments(
     image_source: ImageSource | None = None,
     reward_mode: RewardMode = "sparse",
     hold: int = 1,
+    exit_threshold: float | None = None,
     gamma: float = 0.99,
     **_: Any,
 ) -> dict[str, Any]:
@@ -519,6 +526,7 @@ def _reward_arguments(
         "image_source": image_source,
         "reward_mode": reward_mode,
         "success_hold_steps": hold,
+        "success_exit_threshold": exit_threshold,
         "hold_in_observation": hold > 1 and row and encoder is None,
         # Else an agent that is paid for looking like success would stay just short of it.
         "terminate_on_success": reward_mode in ("sparse", "potential"),
