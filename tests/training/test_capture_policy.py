@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
+import ctypes.util
 import dataclasses
 import json
+import os
 import pickle
 import re
 import shlex
+import subprocess
 import sys
 import zipfile
 from collections import Counter
@@ -463,3 +466,33 @@ def test_a_zip_cannot_ask_for_more_network_than_it_has_weights(
     with pytest.raises(ModelCorruptError, match=r"Expected a zip that Stable-Baselines3 saved"):
         open_policy(str(other), env, contextlib.ExitStack())
     assert open_policy(str(path), env, contextlib.ExitStack())(env.reset()[0]) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("maze", "wanders"),
+    [
+        # The median of so many walls moves with the ball.
+        ("[[1,1,1,1], [1,'c','c',1], [1,'c','c',1], [1,1,1,1]]", True),
+        ("[[1,1,1,1,1], [1,1,1,1,1], [1,'c','c',1,1], [1,'c','c',1,1], [1,1,1,1,1]]", False),
+    ],
+    ids=["even", "odd"],
+)
+def test_a_camera_that_depends_on_the_first_episode_is_named(
+    tmp_path: Path, maze: str, wanders: bool
+) -> None:
+    pytest.importorskip("mujoco")
+    if ctypes.util.find_library("OSMesa") is None:
+        pytest.skip("needs the Debian package libosmesa6")
+    words = ["capture", "--env", "gymnasium_robotics:PointMaze_Open-v3", "--frames", "8"]
+    words += ["--env-kwargs", "width", "64", "height", "64", "max_episode_steps", "60"]
+    words += ["maze_map", maze, "--out", str(tmp_path / "data")]
+    result = subprocess.run(
+        [sys.executable, "-m", "vinoreward_training.cli", *words],
+        env=os.environ | {"MUJOCO_GL": "osmesa"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert (result.stdout + result.stderr).count("camera looks where the first") == wanders

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.rewards.success import Truth
+from vinoreward_training.capture.free_camera import wandering_camera
 from vinoreward_training.capture.policies import Act
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset_files import NEAR_STEPS, Row, Table, make_row, save_picture
@@ -153,6 +154,7 @@ class Episodes:
         self._act, self._mix = act, mix
         self._player = "random"
         self._info: Mapping[str, Any] = {}
+        self._noted = False
         self.tried: Counter[str] = Counter()
         """Episodes played, by player."""
         self.won: Counter[str] = Counter()
@@ -190,6 +192,9 @@ class Episodes:
         actions = int(np.random.default_rng([seed, 0xAC]).integers(2**31))
         self._env.action_space.seed(actions)
         observation, _ = self._env.reset(seed=seed)
+        if not self._noted and (note := wandering_camera(self._env)):
+            self._noted = True
+            self._say(note)
         return observation, self._steps(seed, observation)
 
     def _steps(self, seed: int, observation: Any) -> Iterator[Step]:
