@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "calibrate": ("classifier.calibrate", configs.CalibrateConfig),
     "quantize": ("quantize.command", configs.QuantizeConfig),
     "score": ("classifier.score", configs.ScoreConfig),
+    "audit": ("audit.command", configs.AuditConfig),
     "train-vae": ("encoder.train_vae", configs.TrainVaeConfig),
     "import-encoder": ("encoder.import_encoder", configs.ImportEncoderConfig),
     "train": ("policy.train", configs.TrainConfig),
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     That is 0, 1 (an error the message explains), 2 (usage), 3 (finetune or calibrate found the
-    classifier useless) or 130 (Ctrl-C).
+    classifier useless, or audit that it fails) or 130 (Ctrl-C).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in {"-h", "--help", "help"}:

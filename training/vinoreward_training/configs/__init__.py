@@ -1,6 +1,7 @@
 """Options of each command: one dataclass per command, without imports of this project."""
 
 from vinoreward_training.configs.bundles import (
+    AuditConfig,
     CalibrateConfig,
     CaptureConfig,
     DemoConfig,
@@ -22,6 +23,7 @@ from vinoreward_training.configs.policies import (
 
 __all__ = [
     "ActorsConfig",
+    "AuditConfig",
     "BenchConfig",
     "CalibrateConfig",
     "CaptureConfig",

@@ -354,6 +354,45 @@ class ScoreConfig:
 
 
 @dataclass(frozen=True)
+class AuditConfig:
+    """Try to cheat a classifier: what does it claim under other light, from a dead camera, ...?
+
+    Writes report.html with the images that fooled it, and audit.json. The exit status is 0 if it
+    passes and 3 if it fails. Images should be new to the network, from many episodes.
+
+    Examples:
+        vinoreward capture --frames 1500 --seed 7 --out data/audit
+        vinoreward audit --bundle panda-hover-classifier --data data/audit
+        vinoreward audit --bundle runs/mine-classifier/bundle --data data/mine --pairs photos
+    """
+
+    bundle: str
+    """A bundle's folder, the name of an installed one, or hf:OWNER/NAME on the Hugging Face Hub."""
+    data: Path
+    """A capture, or an image folder with one folder per class. Of what the bundle was trained on,
+    only what it kept for its test is used."""
+    pairs: Path | None = None
+    """A folder with success/01.png and, of the same scene with its cause taken away, removed/01.png
+    or moved/01.png, and so on."""
+    out: Path | None = None
+    """New folder for the report; default: runs/NAME-audit."""
+    success_label: str = "success"
+    """Label or sub-folder of the successes."""
+    backend: str = "openvino"
+    """What runs the network."""
+    device: str = "CPU"
+    """Device of the backend."""
+    precision: Literal["fp32", "auto", "int8"] = "auto"
+    """As the classifier will run; where that is INT8, its decisions are compared with FP32's."""
+    frames: int = 300
+    """At most so many images of each label, one of each episode."""
+    dead_frames: int = 3000
+    """Least number of images of a dead camera."""
+    seed: int = 0
+    """Draws images, noise, places and directions."""
+
+
+@dataclass(frozen=True)
 class TrainVaeConfig:
     """Train a state encoder (a variational autoencoder) and save it as a bundle.
 

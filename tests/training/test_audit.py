@@ -1,0 +1,298 @@
+"""vinoreward audit: claims under shifts, from dead cameras, and without a cause."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scipy.stats import beta
+from toy_environments import HEIGHT, WIDTH, save_toy_bundle
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.schema import View
+from vinoreward.errors import ConfigError, DatasetError
+from vinoreward.files import sha256
+from vinoreward_training.audit.bands import BANDS, bands, nice_step
+from vinoreward_training.audit.battery import Battery, Row, faults
+from vinoreward_training.audit.command import audit
+from vinoreward_training.audit.shifts import SHIFTS, Shift, shifted
+from vinoreward_training.cli import main
+
+CHANGES = [(shift, strength) for shift in SHIFTS for strength in shift.strengths]
+NAMES = {shift.name: shift for shift in SHIFTS}
+
+
+def red(level: int, count: int = 1) -> np.ndarray:
+    images = np.zeros((count, HEIGHT, WIDTH, 3), np.uint8)
+    images[..., 0] = level
+    return images
+
+
+def write_folder(folder: Path, count: int = 40, *, success: int = 200, failure: int = 60) -> Path:
+    """Pictures of the toy's corridor: it claims what is redder than 178."""
+    for label, level in (("success", success), ("failure", failure)):
+        (folder / label).mkdir(parents=True)
+        for index in range(count):
+            picture = red(level)[0]
+            picture[0, 0] = (0, index % 256, index // 256)  # no two alike
+            Image.fromarray(picture).save(folder / label / f"{index:03d}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return save_toy_bundle(tmp_path_factory.mktemp("audit") / "toy")
+
+
+# --- shifts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shift", "strength"), CHANGES, ids=lambda one: getattr(one, "name", one))
+def test_a_shift_depends_on_the_seed_alone(shift: Shift, strength: float) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (3, 20, 30, 3), dtype=np.uint8)
+    before = images.copy()
+    found = shifted(shift, strength, images, seed=3)
+    assert found.shape == images.shape and found.dtype == np.uint8
+    assert np.array_equal(images, before)
+    assert np.array_equal(found, shifted(shift, strength, images, seed=3))
+    assert not np.array_equal(found, images)
+
+
+def test_what_the_shifts_of_light_and_place_do() -> None:
+    images = np.random.default_rng(1).integers(0, 256, (1, 50, 60, 3), dtype=np.uint8)
+    values = images.astype(np.float64)
+    less = shifted(NAMES["less light"], 0.5, images, seed=0)
+    assert np.abs(less - values * 0.5).max() <= 0.51
+    more = shifted(NAMES["more light"], 1.6, images, seed=0)
+    assert np.abs(more - np.minimum(values * 1.6, 255)).max() <= 0.51
+    cold = shifted(NAMES["colder light"], -0.4, images, seed=0)
+    assert np.abs(cold - np.minimum(values * [0.6, 1, 1.4], 255)).max() <= 0.51
+    assert np.array_equal(
+        shifted(NAMES["red and blue swapped"], 1, images, seed=0), images[..., ::-1]
+    )
+    noisy = shifted(NAMES["noise"], 12, np.full((1, 90, 90, 3), 128, np.uint8), seed=0)
+    assert np.std(noisy) == pytest.approx(12, rel=0.05)
+    covered = shifted(NAMES["occlusion"], 0.12, images, seed=0) != images
+    assert covered.any(axis=-1).mean() == pytest.approx(0.12, rel=0.15)
+    moved = shifted(NAMES["camera moved"], 0.08, images, seed=0)[0]
+    reach = range(-5, 6)
+    inner = images[0, 5:-5, 5:-5]
+    places = [(y, x) for y in reach for x in reach if np.hypot(y, x) == pytest.approx(4.8, abs=0.8)]
+    assert any(
+        np.array_equal(moved[5 - y : 45 - y, 5 - x : 55 - x], inner)
+        for y, x in places
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("shift", "strength"), CHANGES, ids=lambda one: getattr(one, "name", one))
+def test_a_shift_befalls_each_view_alike(shift: Shift, strength: float) -> None:
+    one = np.random.default_rng(2).integers(0, 256, (2, 24, 30, 3), dtype=np.uint8)
+    both = np.concatenate([one, one], axis=1)
+    views = (View(name="front", height=24, age=1), View(name="front", height=24))
+    found = shifted(shift, strength, both, seed=0, views=views)
+    assert np.array_equal(found[:, :24], found[:, 24:])
+    assert np.array_equal(found[:, :24], shifted(shift, strength, one, seed=0))
+
+
+# --- bands -------------------------------------------------------------------------------------
+
+
+@given(st.floats(1e-6, 1e6))
+def test_a_step_is_a_nice_number_of_about_the_right_size(span: float) -> None:
+    step = nice_step(span)
+    assert span / BANDS * (1 - 1e-6) <= step <= 2.51 * span / BANDS
+    assert float(f"{step:.6e}".partition("e")[0]) in (1, 2, 5)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0, 9)), min_size=1, max_size=60))
+@settings(deadline=None)
+def test_bands_of_distance_hold_each_failure_once(rows: list[tuple[bool, bool, float]]) -> None:
+    claims, failed = (np.array([row[i] for row in rows], np.bool_) for i in (0, 1))
+    distances = np.array([row[2] for row in rows])
+    kinds = np.array(["near" if row[2] < 1 else "far" for row in rows])
+    found = bands(claims, failed, kinds, distances)
+    total, *rest = found
+    assert (total["frames"], total["claimed"]) == (failed.sum(), (claims & failed).sum())
+    groups = [
+        [row for row in rest if str(row["failures"]).endswith(("m", "more"))],
+        [row for row in rest if row["failures"] in ("near", "far")],
+    ]
+    for group in groups:
+        if group:
+            assert sum(int(str(row["frames"])) for row in group) == failed.sum()
+            assert sum(int(str(row["claimed"])) for row in group) == (claims & failed).sum()
+
+
+def test_a_band_shows_what_the_pooled_rate_hides() -> None:
+    distances = np.repeat([0.04, 0.3], [50, 950])
+    claims = np.zeros(1000, np.bool_)
+    claims[:10] = True
+    everything = np.ones(1000, np.bool_)
+    found = bands(claims, everything, np.full(1000, "x"), np.append(distances[:-1], 0.5))
+    assert [row["claimed"] for row in found] == [10, 10, 0]
+    assert found[0]["rate at most"] == pytest.approx(beta.ppf(0.95, 11, 990))
+    assert found[1]["rate at most"] == pytest.approx(beta.ppf(0.95, 11, 40))
+
+
+# --- what fails --------------------------------------------------------------------------------
+
+
+def row(shift: str, claimed: int, wrong: int, strength: float | None = 1.0) -> Row:
+    low, high = beta.ppf(0.025, claimed, 301 - claimed), beta.ppf(0.975, claimed + 1, 300 - claimed)
+    return Row(
+        shift=shift,
+        strength=strength,
+        unit="",
+        successes=300,
+        claimed=claimed,
+        recall=claimed / 300,
+        recall_low=float(low),
+        recall_high=float(high),
+        failures=300,
+        falsely_claimed=wrong,
+        false_positive_rate=wrong / 300,
+        fpr_high=float(beta.ppf(0.95, wrong + 1, 300 - wrong)),
+        flips=None,
+    )
+
+
+def test_what_is_surely_beyond_a_bar_is_a_fault_and_nothing_else() -> None:
+    good = Battery(
+        [row("", 290, 1, None), row("a", 280, 5)], {"black": (0, 2000), "grey": (4, 1000)}
+    )
+    assert faults(good) == []
+    bad = Battery(
+        [row("", 290, 1, None), row("a", 200, 1), row("b", 280, 9)],
+        {"black": (900, 1000), "grey": (0, 2000)},
+    )
+    dead, shift, blind = faults(bad)
+    assert re.search("900 of 3000 .*dead camera.*'black': 900 of 1000", dead)
+    assert re.search("9 of 300 failures under b", shift)
+    assert re.search("under a it claims 200 of 300 successes, 290 on clean", blind)
+    (unused,) = faults(Battery([row("", 150, 0, None)], {}))
+    assert "150 of 300 successes on clean pictures" in unused
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_reports_how_it_was_fooled(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = write_folder(tmp_path / "data"), tmp_path / "audit"
+    before = sha256(bundle.path / "bundle.json")
+    words = ["audit", "--bundle", str(bundle.path), "--data", str(data), "--out", str(out)]
+    assert main([*words, "--dead-frames", "220"]) == 3
+    assert sha256(bundle.path / "bundle.json") == before
+    said = capsys.readouterr().out
+    assert "toy-corridor fails: " in said and "Nothing says whether" in said
+    report = json.loads((out / "audit.json").read_text())
+    assert not report["passed"] and report["verdict"] in said
+    rows = {(one["shift"], one["strength"]): one for one in report["shifts"]}
+    assert len(rows) == 1 + len(CHANGES)
+    # It claims from 178 of red on: 200 is a success, half of it is none; 60 never is one.
+    assert (rows["", None]["claimed"], rows["", None]["falsely_claimed"]) == (40, 0)
+    assert rows["", None]["recall_low"] == pytest.approx(beta.ppf(0.025, 40, 1))
+    assert rows["less light", 0.5]["claimed"] == 0
+    assert rows["more light", 1.6]["falsely_claimed"] == 0
+    assert rows["red and blue swapped", 1]["claimed"] == 0
+    assert all(one["flips"] is None for one in report["shifts"]), "FP32 decides here"
+    dead = report["dead_camera"]
+    assert dead["frames"] == 220 and dead["by_family"]["black"] == [0, 10]
+    assert dead["claimed"] == sum(one for one, _ in dead["by_family"].values()) > 0
+    page = (out / "report.html").read_text()
+    assert html.escape(report["verdict"]) in page and page.count("<img") == 2
+    assert main(words) == 1, "an audit is not overwritten"
+    assert "already holds an audit" in capsys.readouterr().err
+
+
+def test_a_seed_gives_the_same_audit(bundle: Bundle, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data", 60)
+    first, again, other = (
+        audit(bundle, data, frames=30, dead=44, seed=seed).as_dict() for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    assert first["shifts"][0]["successes"] == first["shifts"][0]["failures"] == 30
+
+
+def test_claims_that_stay_without_their_cause(bundle: Bundle, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data")
+    pairs = tmp_path / "pairs"
+    for folder, level in (("success", 220), ("removed", 220), ("moved", 20)):
+        (pairs / folder).mkdir(parents=True)
+        for index in range(8):
+            Image.fromarray(red(level)[0]).save(pairs / folder / f"{index}.png")
+    (pairs / "moved" / "7.png").unlink()
+    report = audit(bundle, data, pairs=pairs, dead=22)
+    found = [(one.change, one.pairs, one.claimed, one.stay) for one in report.pairs]
+    assert found == [("moved", 7, 7, 0), ("removed", 8, 8, 8)]
+    assert report.faults[0] == "of 8 claims 8 stay when the cause is removed"
+    assert report.battery.fooled[0].probability > 0.9
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        ([], "the folders none"),
+        (["success"], "the folders success. Expected success"),
+        (["removed"], "the folders removed"),
+        (["success", "removed"], "no picture in .*removed has the name"),
+    ],
+)
+def test_pairs_that_are_none_are_refused(
+    bundle: Bundle, tmp_path: Path, make: list[str], message: str
+) -> None:
+    for number, name in enumerate(make):
+        (tmp_path / "pairs" / name).mkdir(parents=True)
+        Image.fromarray(red(9)[0]).save(tmp_path / "pairs" / name / f"{number}.png")
+    with pytest.raises(DatasetError, match=message):
+        audit(bundle, write_folder(tmp_path / "data"), pairs=tmp_path / "pairs")
+
+
+def test_too_few_pictures_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"29 episodes with a failure.*at least 30"):
+        audit(bundle, write_folder(tmp_path / "data", 29))
+    for wrong in ({"frames": 3}, {"dead": 0}, {"seed": -1}):
+        with pytest.raises(ConfigError, match="at least 30 frames"):
+            audit(bundle, tmp_path / "data", **wrong)  # type: ignore[arg-type]
+
+
+def test_only_what_training_kept_for_the_test_is_looked_at(bundle: Bundle, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data", 400)
+    rows = ["file,label,episode"]
+    for label in ("success", "failure"):
+        rows += [
+            f"{label}/{n:03d}.png,{label},{n + 400 * (label == 'failure')}" for n in range(400)
+        ]
+    (data / "metadata.csv").write_text("\n".join(rows) + "\n")
+    about = {"env": "Toy-v0", "seed": 5}
+    (data / "dataset.json").write_text(json.dumps(about))
+    spec = dataclasses.replace(bundle.spec, dataset=about)
+    report = audit(dataclasses.replace(bundle, spec=spec), data, dead=22)
+    assert "only its test part" in report.note
+    assert 30 <= report.battery.rows[0].successes < 100  # 15 % of 400
+    other = audit(
+        dataclasses.replace(bundle, spec=dataclasses.replace(spec, dataset=about | {"seed": 6})),
+        data,
+        dead=22,
+    )
+    assert "other episodes" in other.note and other.battery.rows[0].successes == 300
+
+
+@pytest.mark.slow
+def test_int8_is_compared_with_fp32_where_it_decides(tmp_path: Path) -> None:
+    data = tmp_path / "hover"
+    assert main(["capture", "--frames", "150", "--seed", "77", "--out", str(data)]) == 0
+    report = audit("panda-hover-classifier", data, frames=30, dead=22)
+    flips = [one.flips for one in report.battery.rows]
+    assert all(one is not None for one in flips)
+    assert flips[0] == 0, "on the pictures it was checked on"
+    assert {"all", "near_miss", "absent"} <= {str(one["failures"]) for one in report.bands}

@@ -1,0 +1,1 @@
+"""Tries to cheat a classifier: ``vinoreward audit``."""

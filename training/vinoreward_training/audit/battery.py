@@ -1,0 +1,225 @@
+"""What a classifier claims on shifted pictures and on those of a dead camera."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.schema import View
+from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.audit.shifts import SHIFTS, shifted
+from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
+
+Picture = npt.NDArray[np.uint8]
+Claims = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.int64]
+
+DEAD_CLAIMED = 0.001
+"""Largest share of a dead camera's frames that may be claimed."""
+FALSELY_CLAIMED = 0.01
+"""Largest share of failures that may be claimed under a shift."""
+KEPT = 0.9
+"""Least share of the successes claimed on clean pictures that must be claimed under a shift."""
+SHOWN = 64
+"""Pictures of wrong claims that are kept, the most certain of them."""
+GOOD_RECALL = 0.8
+"""Least share of the successes that must be claimed on clean pictures."""
+_PART = 0xA0D1
+"""Number of :func:`held_out`'s frames that only an audit draws."""
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Fooled:
+    """A picture of no success that is claimed."""
+
+    image: Picture
+    """``(H, W, 3)``."""
+    probability: float
+    by: str
+    """What was done to it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is claimed under one shift; ``low`` and ``high`` are 95 % Clopper-Pearson bounds."""
+
+    shift: str
+    strength: float | None
+    """None for clean pictures."""
+    unit: str
+    successes: int
+    claimed: int
+    """Successes that are claimed."""
+    recall: float
+    recall_low: float
+    recall_high: float
+    failures: int
+    falsely_claimed: int
+    """Failures that are claimed."""
+    false_positive_rate: float
+    fpr_high: float
+    """One-sided."""
+    flips: int | None
+    """Decisions that differ from FP32's; None where FP32 decides."""
+
+    @property
+    def name(self) -> str:
+        """What was done, in words."""
+        if self.strength is None:
+            return "nothing done"
+        return f"{self.shift} ({self.strength:g} {self.unit})" if self.unit else self.shift
+
+
+@dataclass
+class Battery:
+    """The rows, and the pictures that fooled the classifier."""
+
+    rows: list[Row] = field(default_factory=list)
+    dead: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Family of a dead camera's frames to (claimed, frames)."""
+    fooled: list[Fooled] = field(default_factory=list)
+    """The most certain first, at most ``SHOWN``."""
+
+    def show(self, images: Picture, probabilities: npt.NDArray[np.float32], by: str) -> None:
+        """Keep pictures of wrong claims, if they are among the most certain."""
+        self.fooled += [
+            Fooled(image.copy(), float(probability), by)
+            for image, probability in zip(images, probabilities, strict=True)
+        ]
+        self.fooled.sort(key=lambda each: -each.probability)
+        del self.fooled[SHOWN:]
+
+    def dead_total(self) -> tuple[int, int]:
+        """Return (claimed, frames) of all dead cameras."""
+        counts = np.array(list(self.dead.values()) or [(0, 0)])
+        return int(counts[:, 0].sum()), int(counts[:, 1].sum())
+
+
+def probabilities_of(classifier: Classifier, images: Picture) -> npt.NDArray[np.float32]:
+    """Return the probability of each picture (N, H, W, 3), as a wrapper would get it."""
+    parts = [
+        classifier.probability(images[start : start + _BATCH])
+        for start in range(0, len(images), _BATCH)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def shift_rows(
+    classifier: Classifier,
+    exact: Classifier | None,
+    images: Picture,
+    success: Claims,
+    found: Battery,
+    *,
+    seed: int,
+    views: Sequence[View] = (),
+) -> Iterator[str]:
+    """Judge pictures as they are and under each shift; add to ``found``; yield what is done next.
+
+    Args:
+        classifier: as it will judge.
+        exact: the same in FP32, if that is another.
+        images: ``(N, H, W, 3)`` uint8.
+        success: ``(N,)``.
+        found: takes the rows and the wrong claims.
+        seed: of noise, places and directions.
+        views: of the pictures.
+    """
+    changes: list[tuple[Any, float | None]] = [(None, None)]
+    changes += [(shift, strength) for shift in SHIFTS for strength in shift.strengths]
+    for shift, strength in changes:
+        name = "clean pictures" if shift is None else f"{shift.name} {strength:g}"
+        yield name
+        pictures = images
+        if shift is not None and strength is not None:
+            pictures = shifted(shift, strength, images, seed=seed, views=views)
+        probabilities = probabilities_of(classifier, pictures)
+        claims = probabilities >= np.float32(classifier.threshold)
+        flips = None
+        if exact is not None:
+            flips = int((exact.compute_reward(pictures) != claims).sum())
+        wrong = claims & ~success
+        found.show(pictures[wrong], probabilities[wrong], name)
+        hits, wins = int((claims & success).sum()), int(success.sum())
+        losses = len(success) - wins
+        low, high = clopper_pearson(hits, wins)
+        found.rows.append(
+            Row(
+                shift="" if shift is None else shift.name,
+                strength=strength,
+                unit="" if shift is None else shift.unit,
+                successes=wins,
+                claimed=hits,
+                recall=hits / max(1, wins),
+                recall_low=low,
+                recall_high=high,
+                failures=losses,
+                falsely_claimed=int(wrong.sum()),
+                false_positive_rate=float(wrong.sum()) / max(1, losses),
+                fpr_high=clopper_pearson(int(wrong.sum()), losses, 0.95, "upper")[1],
+                flips=flips,
+            )
+        )
+
+
+def dead_rows(
+    classifier: Classifier,
+    images: Picture,
+    failures: Indices,
+    found: Battery,
+    *,
+    count: int,
+    seed: int,
+    views: Sequence[View] = (),
+) -> Iterator[str]:
+    """Judge at least ``count`` frames of a dead camera, of all kinds; as :func:`shift_rows`.
+
+    ``failures`` are the indices of pictures that may be damaged.
+    """
+    names = (*FAMILIES, *UNSEEN_FAMILIES)
+    each = -(-count // len(names))
+    drawn = held_out(_PART, images, failures, seed=seed, count=each, families=names, views=views)
+    for family, pictures in drawn:
+        yield f"dead camera: {family}"
+        probabilities = probabilities_of(classifier, pictures)
+        wrong = probabilities >= np.float32(classifier.threshold)
+        found.show(pictures[wrong], probabilities[wrong], f"dead camera: {family}")
+        found.dead[family] = int(wrong.sum()), len(wrong)
+
+
+def faults(found: Battery) -> list[str]:
+    """Return a sentence for each bar that is surely missed, false claims first."""
+    sentences = []
+    claimed, frames = found.dead_total()
+    if clopper_pearson(claimed, frames, 0.95, "lower")[0] > DEAD_CLAIMED:
+        worst = max(found.dead, key=lambda family: found.dead[family][0])
+        sentences.append(
+            f"it claims {claimed} of {frames} frames of a dead camera (most of "
+            f"{worst!r}: {found.dead[worst][0]} of {found.dead[worst][1]}); at most "
+            f"{DEAD_CLAIMED:.1%} may be"
+        )
+    for row in found.rows:
+        if clopper_pearson(row.falsely_claimed, row.failures, 0.95, "lower")[0] > FALSELY_CLAIMED:
+            sentences.append(
+                f"it claims {row.falsely_claimed} of {row.failures} failures under {row.name}; "
+                f"at most {FALSELY_CLAIMED:.0%} may be"
+            )
+    clean = found.rows[0]
+    if clean.recall_high < GOOD_RECALL:
+        sentences.append(
+            f"it claims {clean.claimed} of {clean.successes} successes on clean pictures; at least "
+            f"{GOOD_RECALL:.0%} must be"
+        )
+    for row in found.rows[1:]:
+        if row.recall_high < KEPT * clean.recall:
+            sentences.append(
+                f"under {row.name} it claims {row.claimed} of {row.successes} successes, "
+                f"{clean.claimed} on clean pictures; nothing tells that it no longer sees"
+            )
+    return sentences

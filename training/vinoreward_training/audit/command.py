@@ -1,0 +1,375 @@
+"""``vinoreward audit``: tries to cheat a classifier with what may befall pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import model_name
+from vinoreward.errors import ConfigError, DatasetError, needed_for
+from vinoreward.files import write_json
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.audit.bands import bands
+from vinoreward_training.audit.battery import (
+    KEPT,
+    Battery,
+    dead_rows,
+    faults,
+    probabilities_of,
+    shift_rows,
+)
+from vinoreward_training.audit.pairs import PairRow, pair_rows
+from vinoreward_training.configs import AuditConfig
+from vinoreward_training.data.dataset import (
+    Dataset,
+    in_test_part,
+    load_dataset,
+    origin_of,
+    size_for,
+)
+from vinoreward_training.data.dataset_files import Indices
+from vinoreward_training.runs.next_command import bundle_name, free
+from vinoreward_training.runs.report import (
+    Section,
+    configuration,
+    new_figure,
+    save_figure,
+    write_report,
+)
+from vinoreward_training.runs.run_folder import plain_numbers
+
+FAILED = 3
+"""Exit status where the classifier fails."""
+LEAST = 30
+"""Fewest pictures of each label: below, no rate under a shift says anything."""
+PRINTED = 5
+"""Faults that are printed; all are in the report."""
+STAY = 0.05
+"""Largest share of claims that may stay when their cause is gone."""
+NOT_CHECKED = (
+    "Not checked: what a policy finds by search, a picture that stands still while the world moves "
+    "on, a camera that sees another room."
+)
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found."""
+
+    bundle: str
+    faults: tuple[str, ...]
+    """What fails, in sentences, the worst first; empty if the classifier passes."""
+    note: str
+    """Whether the pictures are new to the network."""
+    battery: Battery
+    bands: list[dict[str, object]]
+    """False claims on clean pictures, by kind of failure and by distance."""
+    pairs: tuple[PairRow, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing fails."""
+        return not self.faults
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.passed:
+            return f"{self.bundle} passes: nothing that was tried made it pay surely too often."
+        more = len(self.faults) - 1
+        others = f" (and {more} more fault{'s' * (more > 1)})" if more else ""
+        return f"{self.bundle} fails: {self.faults[0]}{others}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        claimed, frames = self.battery.dead_total()
+        values = {
+            "bundle": self.bundle,
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "faults": self.faults,
+            "note": self.note,
+            "not_checked": NOT_CHECKED,
+            "shifts": [dataclasses.asdict(row) for row in self.battery.rows],
+            "dead_camera": {
+                "claimed": claimed,
+                "frames": frames,
+                "by_family": {name: list(each) for name, each in self.battery.dead.items()},
+            },
+            "bands": self.bands,
+            "pairs": [dataclasses.asdict(row) for row in self.pairs],
+        }
+        return dict(plain_numbers(values))
+
+
+def unseen(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool_], str]:
+    """Return which frames (N,) the bundle's training has not seen, and a sentence on it."""
+    everything = np.ones(len(dataset.labels), np.bool_)
+    known = bundle.spec.dataset
+    of_bundle = origin_of({**known, "scene": bundle.spec.picture.scene})
+    if dataset.origin is not None and of_bundle == dataset.origin:
+        kept = in_test_part(dataset.origin, dataset.episodes)
+        return kept, "The bundle was trained on episodes of these; only its test part is looked at."
+    if dataset.origin is not None and of_bundle is not None:
+        return everything, "The bundle was trained on other episodes."
+    if known.get("sha256") == dataset.sha256:
+        return everything, (
+            "The bundle was trained on these pictures, so it does better here than on new ones."
+        )
+    return everything, (
+        "Nothing says whether the bundle was trained on these; if so, it does better than on new "
+        "ones."
+    )
+
+
+def one_each(dataset: Dataset, allowed: npt.NDArray[np.bool_], limit: int, seed: int) -> Indices:
+    """Return the indices of at most ``limit`` frames of each label, one of each episode."""
+    random = np.random.default_rng([seed, 0xA0D2])
+    chosen: list[int] = []
+    for label in (0, 1):
+        candidates = random.permutation(np.flatnonzero(allowed & (dataset.labels == label)))
+        _, first = np.unique(dataset.episodes[candidates], return_index=True)
+        chosen += random.permutation(candidates[first])[:limit].tolist()
+        if len(first) < LEAST:
+            name = ("failure", "success")[label]
+            raise DatasetError(
+                f"{dataset.folder} has {len(first)} episodes with a {name} that the network has "
+                f"not seen. Expected at least {LEAST}: frames of one episode resemble each other. "
+                "Capture others with another --seed, and give that folder with --data."
+            )
+    return np.sort(np.array(chosen, dtype=np.int64))
+
+
+def audit(
+    bundle: Bundle | str | Path,
+    data: Path,
+    *,
+    pairs: Path | None = None,
+    success_label: str = "success",
+    backend: str = "openvino",
+    device: str = "CPU",
+    precision: str = "auto",
+    frames: int = 300,
+    dead: int = 3000,
+    seed: int = 0,
+    progress: bool = False,
+) -> AuditReport:
+    """Try to cheat a classifier.
+
+    Args:
+        bundle: the classifier's bundle.
+        data: labelled pictures, as :func:`load_dataset` reads them.
+        pairs: a folder of pictures before and after a change, see :func:`pair_rows`.
+        success_label: label or sub-folder of the successes in ``data``.
+        backend: runs the network, on ``device``.
+        device: of the backend.
+        precision: as the classifier will run.
+        frames: at most so many pictures of each label, one of each episode.
+        dead: least number of dead-camera frames.
+        seed: draws pictures and changes.
+        progress: show a bar.
+
+    Raises:
+        DatasetError: too few pictures, or a folder that is not as it should be.
+        ConfigError: a number that cannot work, or a bundle that is no classifier.
+    """
+    from tqdm import tqdm
+
+    if frames < LEAST or dead < 1 or seed < 0:
+        raise ConfigError(
+            f"found frames={frames}, dead={dead} and seed={seed}. Expected at least {LEAST} frames "
+            "of each label, 1 dead-camera frame and a seed of at least 0."
+        )
+    with needed_for("an audit", "train"):
+        import scipy  # noqa: F401
+    with Classifier(bundle, backend=backend, device=device, precision=precision) as classifier:
+        spec = classifier.bundle.spec
+        dataset = load_dataset(data, size=size_for(spec.picture), success_label=success_label)
+        allowed, note = unseen(classifier.bundle, dataset)
+        some = one_each(dataset, allowed, frames, seed)
+        images, success = dataset.images[some], dataset.labels[some] == 1
+        found = Battery()
+        by_pair: list[PairRow] = []
+        if pairs is not None:
+            by_pair = pair_rows(classifier, pairs, found)
+        exact = None
+        if classifier.precision != "fp32" and model_name(spec) is not None:
+            exact = Classifier(classifier.bundle, backend=backend, device=device, precision="fp32")
+        steps = _chained(
+            shift_rows(classifier, exact, images, success, found, seed=seed, views=dataset.views),
+            dead_rows(
+                classifier,
+                images,
+                np.flatnonzero(~success),
+                found,
+                count=dead,
+                seed=seed,
+                views=dataset.views,
+            ),
+        )
+        with tqdm(steps, desc="audit", unit="test", disable=not progress) as bar:
+            for name in bar:
+                bar.set_postfix_str(name)
+        if exact is not None:
+            exact.close()
+        kept = np.flatnonzero(allowed)
+        claims = probabilities_of(classifier, dataset.images[kept])
+        by_band = bands(
+            claims >= np.float32(classifier.threshold),
+            dataset.labels[kept] == 0,
+            dataset.categories[kept],
+            dataset.distances[kept],
+        )
+        sentences = [
+            f"of {row.claimed} claims {row.stay} stay when the cause is {row.change}"
+            for row in by_pair
+            if row.stay_low > STAY
+        ]
+        return AuditReport(
+            bundle=spec.name,
+            faults=(*sentences, *faults(found)),
+            note=note,
+            battery=found,
+            bands=by_band,
+            pairs=tuple(by_pair),
+        )
+
+
+def _chained(*parts: Iterable[str]) -> Iterable[str]:
+    for part in parts:
+        yield from part
+
+
+def run(config: AuditConfig) -> int:
+    """Audit, write the report; return 0, or ``FAILED``."""
+    bundle = Bundle.load(config.bundle)
+    out = config.out or free(Path("runs") / bundle_name(Path(bundle.spec.name), "audit"))
+    if (out / "audit.json").exists():
+        raise ConfigError(
+            f"{out} already holds an audit. Expected a new folder; choose another with --out."
+        )
+    report = audit(
+        bundle,
+        config.data,
+        pairs=config.pairs,
+        success_label=config.success_label,
+        backend=config.backend,
+        device=config.device,
+        precision=config.precision,
+        frames=config.frames,
+        dead=config.dead_frames,
+        seed=config.seed,
+        progress=True,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    write_report(out / "report.html", f"Audit of {report.bundle}", _sections(report, config, out))
+    write_json(out / "audit.json", report.as_dict())
+    for fault in report.faults[:PRINTED]:
+        print(f"- {fault}")
+    if len(report.faults) > PRINTED:
+        print(f"- and {len(report.faults) - PRINTED} more, in the report")
+    print(report.note)
+    print(report.verdict)
+    print(f"report {out / 'report.html'}")
+    return 0 if report.passed else FAILED
+
+
+def _sections(report: AuditReport, config: AuditConfig, out: Path) -> list[Section]:
+    claimed, frames = report.battery.dead_total()
+    sections = [
+        Section(
+            report.verdict,
+            "\n".join([*(f"- {fault}" for fault in report.faults), report.note, NOT_CHECKED]),
+        )
+    ]
+    if report.battery.fooled:
+        sections.append(
+            Section(
+                "What fooled it",
+                "Pictures of no success that it claims, the most certain first.",
+                pictures=[_draw_fooled(out / "fooled.png", report.battery)],
+            )
+        )
+    if report.pairs:
+        rows = [dataclasses.asdict(row) for row in report.pairs]
+        sections.append(Section("Claims that stay when their cause is gone", rows=rows))
+    sections += [
+        Section(
+            "Shifts",
+            "One picture of each episode and label. Bounds are 95 % Clopper-Pearson's.",
+            rows=[
+                {
+                    "under": row.name,
+                    "recall": f"{row.recall:.1%}",
+                    "95 %": f"{row.recall_low:.1%} to {row.recall_high:.1%}",
+                    "false claims": f"{row.falsely_claimed} of {row.failures}",
+                    "rate at most": f"{row.fpr_high:.1%}",
+                    **({} if row.flips is None else {"decisions unlike FP32's": row.flips}),
+                }
+                for row in report.battery.rows
+            ],
+            pictures=[_draw_shifts(out / "shifts.png", report.battery)],
+        ),
+        Section(
+            f"Dead cameras: {claimed} of {frames} frames are claimed",
+            rows=[
+                {"kind": name, "claimed": one, "frames": count}
+                for name, (one, count) in report.battery.dead.items()
+            ],
+        ),
+        Section(
+            "False claims by kind and distance",
+            "On clean pictures, all frames.",
+            rows=[{**row, "rate at most": f"{row['rate at most']:.2%}"} for row in report.bands],
+        ),
+        configuration(config),
+    ]
+    return sections
+
+
+def _draw_fooled(path: Path, found: Battery) -> Path:
+    """Draw a grid of the pictures that fooled the classifier."""
+    columns = min(8, len(found.fooled))
+    rows = -(-len(found.fooled) // columns)
+    height, width = found.fooled[0].image.shape[:2]
+    figure = new_figure(columns * 1.5, rows * (1.5 * height / width + 0.4))
+    grid = np.atleast_1d(figure.subplots(rows, columns)).reshape(-1)
+    for axes in grid:
+        axes.axis("off")
+    for axes, one in zip(grid, found.fooled, strict=False):
+        axes.imshow(one.image, interpolation="nearest")
+        axes.set_title(f"P {one.probability:.3f}\n{one.by}", fontsize=6)
+    return save_figure(figure, path)
+
+
+def _draw_shifts(path: Path, found: Battery) -> Path:
+    """Draw recall and rate of false claims under each shift, with their intervals."""
+    clean, *rows = found.rows
+    figure = new_figure(9.0, 0.24 * len(rows) + 1.2)
+    left, right = figure.subplots(1, 2, sharey=True)
+    at = -np.arange(len(rows))
+    recall = np.array([[row.recall, row.recall_low, row.recall_high] for row in rows]).T
+    wrong = np.array([[row.false_positive_rate, row.fpr_high] for row in rows]).T
+    left.errorbar(
+        recall[0], at, xerr=[recall[0] - recall[1], recall[2] - recall[0]], fmt="o", color="#0068b5"
+    )
+    left.axvline(KEPT * clean.recall, color="#c8102e", linewidth=1)
+    left.set(xlabel="recall (line: 0.9 of clean)", xlim=(-0.02, 1.02))
+    left.set_yticks(at, [row.name for row in rows], fontsize=7)
+    right.errorbar(
+        wrong[0], at, xerr=[np.zeros(len(rows)), wrong[1] - wrong[0]], fmt="o", color="#c8102e"
+    )
+    right.axvline(0.01, color="#c8102e", linewidth=1)
+    right.set(xlabel="false claims (line: 1 %)")
+    right.set_xscale("symlog", linthresh=0.01)
+    right.set_xlim(-0.001, 1.02)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    return save_figure(figure, path)

@@ -1,0 +1,76 @@
+"""Pictures of a success, and of the same scene after somebody removed or moved its cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.picture import read_picture
+from vinoreward.errors import DatasetError
+from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward.rewards.classifier import Classifier
+from vinoreward_training.audit.battery import Battery
+from vinoreward_training.data.dataset_files import inside, pictures_below
+
+BEFORE = "success"
+"""Folder of the pictures of success; the others have pictures of the same names."""
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """Claims that stay when their cause is gone."""
+
+    change: str
+    """The folder's name, such as ``removed``."""
+    pairs: int
+    claimed: int
+    """Pairs whose picture of success is claimed."""
+    stay: int
+    """Those of them that are claimed after the change too."""
+    stay_low: float
+    """One-sided 95 % lower bound of their share."""
+
+
+def pair_rows(classifier: Classifier, folder: Path, found: Battery) -> list[PairRow]:
+    """Judge the pairs of a folder; add claims that stay to ``found``.
+
+    Raises:
+        DatasetError: there is no folder ``success``, no other, or no two pictures of one name.
+    """
+    names = sorted(one.name for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
+    changes = [name for name in names if name != BEFORE and not name.startswith(".")]
+    if BEFORE not in names or not changes:
+        raise DatasetError(
+            f"{folder} has the folders {', '.join(names) or 'none'}. Expected {BEFORE}, with "
+            "pictures of successes, and others such as removed or moved, with a picture of the "
+            "same name of the same scene without its cause."
+        )
+    before = {Path(one).stem: one for one in pictures_below(folder, BEFORE)}
+    rows = []
+    for change in changes:
+        after = {Path(one).stem: one for one in pictures_below(folder, change)}
+        both = sorted(before.keys() & after.keys())
+        if not both:
+            raise DatasetError(
+                f"no picture in {folder / change} has the name of one in {folder / BEFORE}. "
+                f"Expected pairs such as {BEFORE}/01.png and {change}/01.png."
+            )
+        pictures = [[read_picture(inside(folder, each[stem])) for each in (before, after)]
+                    for stem in both]  # fmt: skip
+        scores = np.array([[_score(classifier, one) for one in pair] for pair in pictures])
+        claims = scores >= np.float32(classifier.threshold)
+        stay = claims[:, 0] & claims[:, 1]
+        for index in np.flatnonzero(claims[:, 1]).tolist():
+            picture = pictures[index][1]
+            found.show(picture[None], scores[index, 1:], f"{change}: {both[index]}")
+        first, kept = int(claims[:, 0].sum()), int(stay.sum())
+        low = clopper_pearson(kept, first, 0.95, "lower")[0]
+        rows.append(PairRow(change, len(both), first, kept, low))
+    return rows
+
+
+def _score(classifier: Classifier, picture: npt.NDArray[np.uint8]) -> np.float32:
+    return np.float32(classifier.probability(picture[None])[0])

@@ -1,0 +1,139 @@
+"""What happens to a camera and its light in a real room, done to pictures.
+
+A shift keeps the label: a success under less light is one. Strengths are from what a working day
+brings to what somebody should notice.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.bundles.schema import View
+
+Picture = npt.NDArray[np.uint8]
+Random = np.random.Generator
+_SALT = 0xA0D17
+
+
+@dataclass(frozen=True)
+class Shift:
+    """One kind of change, at several strengths."""
+
+    name: str
+    strengths: tuple[float, ...]
+    """From weak to strong."""
+    unit: str
+    """What a strength means, for the report."""
+    apply: Callable[[Picture, float, Random], Picture]
+    """Of one picture (H, W, 3) uint8 and a strength."""
+
+
+def _rounded(values: npt.NDArray[np.float32]) -> Picture:
+    rounded: Picture = np.clip(np.rint(values), 0, 255).astype(np.uint8)
+    return rounded
+
+
+def _light(picture: Picture, gain: float, random: Random) -> Picture:
+    return _rounded(picture * np.float32(gain))
+
+
+def _cast(picture: Picture, share: float, random: Random) -> Picture:
+    """Red up and blue down, as under another lamp; a negative share does the opposite."""
+    gains = np.array([1 + share, 1, 1 - share], np.float32)
+    return _rounded(np.asarray(picture * gains, np.float32))
+
+
+def _swapped(picture: Picture, strength: float, random: Random) -> Picture:
+    return np.ascontiguousarray(picture[..., ::-1])
+
+
+def _blur(picture: Picture, share: float, random: Random) -> Picture:
+    from PIL import Image, ImageFilter
+
+    radius = share * len(picture)
+    return np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(radius)))
+
+
+def _jpeg(picture: Picture, quality: float, random: Random) -> Picture:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(picture).save(stream, "JPEG", quality=int(quality))
+    return np.asarray(Image.open(stream))
+
+
+def _noise(picture: Picture, deviation: float, random: Random) -> Picture:
+    drawn = random.standard_normal(picture.shape, dtype=np.float32)
+    return _rounded(picture + np.float32(deviation) * drawn)
+
+
+def _occlusion(picture: Picture, share: float, random: Random) -> Picture:
+    """Something of one colour before the camera, anywhere; it covers that share of the picture."""
+    height, width = picture.shape[:2]
+    stretch = float(np.exp(random.uniform(-0.5, 0.5)))
+    tall = min(height, max(1, round(height * np.sqrt(share) * stretch)))
+    wide = min(width, max(1, round(width * np.sqrt(share) / stretch)))
+    top, left = random.integers(height - tall + 1), random.integers(width - wide + 1)
+    covered = picture.copy()
+    covered[top : top + tall, left : left + wide] = random.integers(0, 256, 3)
+    return covered
+
+
+def _moved(picture: Picture, share: float, random: Random) -> Picture:
+    """The camera looks elsewhere by a share of the width; the edge is repeated."""
+    height, width = picture.shape[:2]
+    angle, length = random.uniform(0, 2 * np.pi), max(1.0, share * width)
+    down, right = round(length * np.sin(angle)), round(length * np.cos(angle))
+    rows = np.clip(np.arange(height) + down, 0, height - 1)
+    columns = np.clip(np.arange(width) + right, 0, width - 1)
+    return np.asarray(picture[rows[:, None], columns])
+
+
+def _turned(picture: Picture, degrees: float, random: Random) -> Picture:
+    """The camera is turned about its axis; the edge is repeated."""
+    from PIL import Image
+
+    height, width = picture.shape[:2]
+    edge = int(np.ceil(np.hypot(height, width) / 2))
+    padded = Image.fromarray(np.pad(picture, ((edge, edge), (edge, edge), (0, 0)), mode="edge"))
+    turned = padded.rotate(degrees * random.choice([-1, 1]), Image.Resampling.BILINEAR)
+    return np.asarray(turned)[edge : edge + height, edge : edge + width]
+
+
+SHIFTS: tuple[Shift, ...] = (
+    Shift("less light", (0.85, 0.7, 0.5), "times the light", _light),
+    Shift("more light", (1.15, 1.3, 1.6), "times the light", _light),
+    Shift("warmer light", (0.1, 0.2, 0.4), "more red, less blue", _cast),
+    Shift("colder light", (-0.1, -0.2, -0.4), "more red, less blue", _cast),
+    Shift("blur", (0.005, 0.01, 0.02), "of the height", _blur),
+    Shift("JPEG", (50, 20, 8), "quality", _jpeg),
+    Shift("noise", (5, 12, 25), "grey levels", _noise),
+    Shift("occlusion", (0.02, 0.05, 0.12), "of the picture", _occlusion),
+    Shift("camera moved", (0.01, 0.03, 0.08), "of the width", _moved),
+    Shift("camera turned", (1, 3, 8), "degrees", _turned),
+    Shift("red and blue swapped", (1,), "", _swapped),
+)
+
+
+def shifted(
+    shift: Shift, strength: float, images: Picture, *, seed: int, views: Sequence[View] = ()
+) -> Picture:
+    """Return pictures (N, H, W, 3) after a shift, drawn from the seed; the same in each view."""
+    random = np.random.default_rng(
+        [_SALT, seed, zlib.crc32(shift.name.encode()), shift.strengths.index(strength)]
+    )
+    ends = np.cumsum([view.height for view in views])[:-1].tolist()
+    changed = np.empty_like(images)
+    for picture, result in zip(images, changed, strict=True):
+        parts = np.split(picture, ends) if ends else [picture]
+        drawn = int(random.integers(2**32))  # the same befalls all views
+        result[...] = np.concatenate(
+            [shift.apply(part, strength, np.random.default_rng(drawn)) for part in parts]
+        )
+    return changed
