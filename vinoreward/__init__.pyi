@@ -7,6 +7,7 @@ from .compression.chain import CompressorChain
 from .encoders import Encoder
 from .policies.wire import load_policy, save_policy
 from .rewards.classifier import Classifier
+from .rewards.interventions import Intervention
 from .rewards.success import SuccessDetector
 from .wrappers.encoded import EncodedObservation
 from .wrappers.learned_reward import LearnedReward
@@ -26,6 +27,7 @@ __all__ = [
     "CompressorChain",
     "EncodedObservation",
     "Encoder",
+    "Intervention",
     "LearnedReward",
     "PictureInInfo",
     "Player",

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import html
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from scipy.stats import beta
-from toy_environments import HEIGHT, WIDTH, save_toy_bundle
+from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.schema import View
+from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.schema import BundleSpec, Decision, View
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
+from vinoreward.rewards.interventions import interventions_of
+from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.constants import FIXED_OBJECT, WORKSPACE_HIGH, WORKSPACE_LOW
+from vinoreward_envs.panda_hover import PandaHoverEnv
+from vinoreward_envs.scene import HoverScene
 from vinoreward_training.audit.bands import BANDS, bands, nice_step
 from vinoreward_training.audit.battery import Battery, Row, faults
+from vinoreward_training.audit.causes import Causes, Change
 from vinoreward_training.audit.command import audit
 from vinoreward_training.audit.shifts import SHIFTS, Shift, shifted
 from vinoreward_training.cli import main
+from vinoreward_training.data.dataset import Dataset, load_dataset
 
 CHANGES = [(shift, strength) for shift in SHIFTS for strength in shift.strengths]
 NAMES = {shift.name: shift for shift in SHIFTS}
@@ -285,6 +298,207 @@ def test_only_what_training_kept_for_the_test_is_looked_at(bundle: Bundle, tmp_p
         dead=22,
     )
     assert "other episodes" in other.note and other.battery.rows[0].successes == 300
+
+
+# --- causes ------------------------------------------------------------------------------------
+
+MODULE = """
+from vinoreward import Intervention
+
+def moved(env):
+    def back(random):
+        cell, env.cell = env.cell, 0
+        def undo():
+            env.cell = cell
+        return undo
+    return [Intervention("moved back", back)]
+
+def painted(env):
+    def paint(random):
+        blue, env.blue = env.blue, int(random.integers(256))
+        def undo():
+            env.blue = blue
+        return undo
+    return [Intervention("painted", paint, success=True), Intervention("cause gone", paint)]
+
+def forgetful(env):
+    def lost(random):
+        env.cell = 0
+        return lambda: None
+    return [Intervention("lost", lost)]
+
+def none(env):
+    return 3
+"""
+
+
+def words_for(bundle: Bundle, tmp_path: Path, function: str) -> list[str]:
+    (tmp_path / "changes.py").write_text(MODULE)
+    gym.register("AuditCorridor-v0", Corridor)
+    return [
+        "audit", "--bundle", str(bundle.path), "--data", str(write_folder(tmp_path / "data")),
+        "--env", "AuditCorridor-v0", "--interventions", f"{tmp_path / 'changes.py'}:{function}",
+        "--out", str(tmp_path / "out"), "--dead-frames", "22",
+    ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_environment_stays() -> Iterator[None]:
+    yield
+    gym.registry.pop("AuditCorridor-v0", None)
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        ("moved", [("moved back", 0)]),
+        # The toy looks at red alone: what changes blue leaves every claim.
+        ("painted", [("painted", 100), ("cause gone", 100)]),
+    ],
+)
+def test_claims_that_do_not_need_their_cause_are_a_fault(
+    bundle: Bundle, tmp_path: Path, function: str, found: list[tuple[str, int]]
+) -> None:
+    assert main(words_for(bundle, tmp_path, function)) == 3
+    report = json.loads((tmp_path / "out" / "audit.json").read_text())
+    changes = report["causes"]["changes"]
+    assert [(one["name"], one["stay"]) for one in changes] == found
+    assert all(one["claimed"] == report["causes"]["claims"] == 100 for one in changes)
+    named = [fault for fault in report["faults"] if "stay after this" in fault]
+    wanted = ["of 100 claims 100 stay after this: cause gone"] if function == "painted" else []
+    assert named == wanted
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert all(name in page for name, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("forgetful", "'lost' does not undo what it did: the picture differs by"),
+        ("none", "gives 3 as interventions"),
+        ("missing", "missing"),
+    ],
+)
+def test_interventions_that_cannot_work_are_named(
+    bundle: Bundle,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    function: str,
+    message: str,
+) -> None:
+    assert main(words_for(bundle, tmp_path, function)) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_interventions_it_says_what_is_not_known(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = words_for(bundle, tmp_path, "moved")
+    at = words.index("--interventions")
+    assert main(words[:at] + words[at + 2 :]) == 3
+    said = capsys.readouterr().out
+    assert "offers no interventions, so nothing says whether claims depend on their cause" in said
+    at = words.index("--env")
+    words[words.index("--out") + 1] += "-2"
+    assert main(words[:at] + words[at + 2 :]) == 1
+    assert "--interventions, which an audit without --env would ignore" in capsys.readouterr().err
+
+
+def test_a_change_that_should_not_matter_and_does_is_a_fault() -> None:
+    good, bad = Change("repainted", True, 100, 99), Change("repainted", True, 100, 60)
+    assert good.fault() is None and "only 60 stay" in str(bad.fault())
+    few = Causes([Change("removed", False, 9, 9)], claims=9, steps=500)
+    assert few.faults() == [] and "Only 9 claims were met in 500 steps" in few.note
+
+
+def test_the_hover_scene_undoes_what_it_offers() -> None:
+    env = PandaHoverEnv(backend="oracle", object_position="random", render_mode="rgb_array")
+    env.reset(seed=4)
+    before, place = env.render(), env.scene.object_xy
+    random = np.random.default_rng(0)
+    for one in interventions_of(env):
+        undo = one.apply(random)
+        assert env.scene.distance() > 0.1, one.name
+        assert not np.array_equal(env.render(), before)
+        undo()
+        assert np.array_equal(env.render(), before) and env.scene.object_xy == place
+    assert len(interventions_of(env)) == 3 and interventions_of(Corridor()) == ()
+    env.close()
+
+
+@pytest.mark.slow
+def test_a_classifier_of_the_arms_pose_alone_is_caught(tmp_path: Path) -> None:
+    """Trained where the object never moves, as the article's was."""
+    data = tmp_path / "fixed"
+    random = np.random.default_rng(0)
+    rows = ["file,label,episode"]
+    with contextlib.closing(HoverScene(camera=CameraSpec())) as scene:
+        scene.place_object((FIXED_OBJECT[0], FIXED_OBJECT[1]))
+        for number in range(200):
+            near = number % 2 == 0
+            spread = 0.02 if near else 0.25
+            x, y = np.array(FIXED_OBJECT[:2]) + random.uniform(-spread, spread, 2)
+            scene.move_gripper(tuple(np.clip((x, y), WORKSPACE_LOW, WORKSPACE_HIGH).tolist()))
+            label = "success" if scene.distance() < 0.035 else "failure"
+            file = data / label / f"{number:03d}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(scene.render()).save(file)
+            rows.append(f"{label}/{file.name},{label},{number}")
+        about = {"scene": scene.camera_spec.as_dict(), "seed": 0}
+    (data / "metadata.csv").write_text("\n".join(rows) + "\n")
+    (data / "dataset.json").write_text(json.dumps(about))
+    made = save_linear_bundle(tmp_path / "posed", load_dataset(data))
+    env = PandaHoverEnv(backend="oracle", bundle=made, render_mode="rgb_array")
+    report = audit(made, data, env=env, frames=30, dead=22, seed=1)
+    env.close()
+    assert report.causes is not None
+    stay = {one.name: one.stay / one.claimed for one in report.causes.changes}
+    assert stay["object removed"] > 0.9 and stay["object moved"] > 0.9 and stay["arm moved"] < 0.2
+    assert any("stay after this: object removed" in fault for fault in report.faults)
+
+
+def save_linear_bundle(folder: Path, dataset: Dataset) -> Bundle:
+    """Save a bundle of a linear network, fitted to a dataset by ridge regression."""
+    pixels = dataset.images.reshape(len(dataset.images), -1) / 255.0
+    mean = pixels.mean(axis=0)
+    kernel = (pixels - mean) @ (pixels - mean).T
+    wanted = np.where(dataset.labels == 1, 4.0, -4.0)
+    weights = (pixels - mean).T @ np.linalg.solve(kernel + 1.0 * np.eye(len(kernel)), wanted)
+    height, width = dataset.images.shape[1:3]
+    planes = weights.reshape(height, width, 3).transpose(2, 0, 1)[None].astype(np.float32)
+    model = folder.parent / "linear.onnx"
+    nodes = [
+        helper.make_node("Conv", ["input", "weights", "bias"], ["map"]),
+        helper.make_node("Flatten", ["map"], ["one"]),
+        helper.make_node("Mul", ["one", "zero"], ["none"]),
+        helper.make_node("Concat", ["none", "one"], ["logits"], axis=1),
+    ]
+    constants = [
+        numpy_helper.from_array(planes, "weights"),
+        numpy_helper.from_array(np.array([-weights @ mean], np.float32), "bias"),
+        numpy_helper.from_array(np.zeros(1, np.float32), "zero"),
+    ]
+    shapes = ["N", 3, height, width], ["N", 2]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in zip(("input", "logits"), shapes, strict=True)
+    ]
+    graph = helper.make_graph(nodes, "linear", ends[:1], ends[1:], constants)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), model
+    )
+    spec = BundleSpec(
+        name="posed",
+        picture=dataset.picture(mean=(0, 0, 0), std=(1, 1, 1), in_graph=False, layout="NCHW"),
+        decision=Decision(threshold=0.5, chosen_for={"target_fpr": 0.1}),
+    )
+    odds = (pixels[:4] - mean) @ weights
+    logits = np.stack([np.zeros(4), odds], axis=1).astype(np.float32)
+    return Bundle.load(save_bundle(folder, spec, {"model.onnx": model}, dataset.images[:4], logits))
+
+
+# --- INT8 --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

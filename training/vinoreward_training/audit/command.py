@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import model_name
+from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, DatasetError, needed_for
 from vinoreward.files import write_json
 from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.interventions import Intervention, checked, interventions_of
 from vinoreward_training.audit.bands import bands
 from vinoreward_training.audit.battery import (
     KEPT,
@@ -25,6 +28,7 @@ from vinoreward_training.audit.battery import (
     probabilities_of,
     shift_rows,
 )
+from vinoreward_training.audit.causes import STAY, Causes, remove_causes
 from vinoreward_training.audit.pairs import PairRow, pair_rows
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import (
@@ -34,7 +38,7 @@ from vinoreward_training.data.dataset import (
     origin_of,
     size_for,
 )
-from vinoreward_training.data.dataset_files import Indices
+from vinoreward_training.data.dataset_files import Indices, picture_source
 from vinoreward_training.runs.next_command import bundle_name, free
 from vinoreward_training.runs.report import (
     Section,
@@ -44,6 +48,16 @@ from vinoreward_training.runs.report import (
     write_report,
 )
 from vinoreward_training.runs.run_folder import plain_numbers
+from vinoreward_training.runs.settings import refuse_ignored
+from vinoreward_training.tasks.environments import (
+    dependencies_named,
+    find_spec,
+    is_hover,
+    make_env,
+)
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 FAILED = 3
 """Exit status where the classifier fails."""
@@ -51,8 +65,6 @@ LEAST = 30
 """Fewest pictures of each label: below, no rate under a shift says anything."""
 PRINTED = 5
 """Faults that are printed; all are in the report."""
-STAY = 0.05
-"""Largest share of claims that may stay when their cause is gone."""
 NOT_CHECKED = (
     "Not checked: what a policy finds by search, a picture that stands still while the world moves "
     "on, a camera that sees another room."
@@ -72,6 +84,8 @@ class AuditReport:
     bands: list[dict[str, object]]
     """False claims on clean pictures, by kind of failure and by distance."""
     pairs: tuple[PairRow, ...] = ()
+    causes: Causes | None = None
+    """What an environment's interventions did to claims; None without an environment."""
 
     @property
     def passed(self) -> bool:
@@ -105,6 +119,7 @@ class AuditReport:
             },
             "bands": self.bands,
             "pairs": [dataclasses.asdict(row) for row in self.pairs],
+            "causes": None if self.causes is None else dataclasses.asdict(self.causes),
         }
         return dict(plain_numbers(values))
 
@@ -152,6 +167,10 @@ def audit(
     data: Path,
     *,
     pairs: Path | None = None,
+    env: gym.Env[Any, Any] | None = None,
+    interventions: Sequence[Intervention] | None = None,
+    act: Callable[[Any], Any] | None = None,
+    image_source: str = "render",
     success_label: str = "success",
     backend: str = "openvino",
     device: str = "CPU",
@@ -167,6 +186,10 @@ def audit(
         bundle: the classifier's bundle.
         data: labelled pictures, as :func:`load_dataset` reads them.
         pairs: a folder of pictures before and after a change, see :func:`pair_rows`.
+        env: an environment to play, in which claims lose their cause.
+        interventions: what changes it; None: what it offers itself.
+        act: plays, given an observation; None plays at random.
+        image_source: of the environment's pictures: ``"render"``, ``"obs"`` or ``"obs:KEY"``.
         success_label: label or sub-folder of the successes in ``data``.
         backend: runs the network, on ``device``.
         device: of the backend.
@@ -178,7 +201,8 @@ def audit(
 
     Raises:
         DatasetError: too few pictures, or a folder that is not as it should be.
-        ConfigError: a number that cannot work, or a bundle that is no classifier.
+        ConfigError: a number that cannot work, a bundle that is no classifier, or an intervention
+            that is not undone.
     """
     from tqdm import tqdm
 
@@ -214,6 +238,14 @@ def audit(
                 views=dataset.views,
             ),
         )
+        causes = None if env is None else Causes()
+        if env is not None and causes is not None:
+            offered = interventions_of(env.unwrapped) if interventions is None else interventions
+            name = "env" if env.spec is None else env.spec.id
+            take = picture_source(env, name, image_source, size_for(spec.picture))
+            steps = _chained(
+                remove_causes(classifier, env, take, act, offered, causes, found, seed=seed), steps
+            )
         with tqdm(steps, desc="audit", unit="test", disable=not progress) as bar:
             for name in bar:
                 bar.set_postfix_str(name)
@@ -234,11 +266,12 @@ def audit(
         ]
         return AuditReport(
             bundle=spec.name,
-            faults=(*sentences, *faults(found)),
+            faults=(*sentences, *(causes.faults() if causes else ()), *faults(found)),
             note=note,
             battery=found,
             bands=by_band,
             pairs=tuple(by_pair),
+            causes=causes,
         )
 
 
@@ -255,19 +288,21 @@ def run(config: AuditConfig) -> int:
         raise ConfigError(
             f"{out} already holds an audit. Expected a new folder; choose another with --out."
         )
-    report = audit(
-        bundle,
-        config.data,
-        pairs=config.pairs,
-        success_label=config.success_label,
-        backend=config.backend,
-        device=config.device,
-        precision=config.precision,
-        frames=config.frames,
-        dead=config.dead_frames,
-        seed=config.seed,
-        progress=True,
-    )
+    with contextlib.ExitStack() as closing:
+        report = audit(
+            bundle,
+            config.data,
+            pairs=config.pairs,
+            **_environment(config, bundle, closing),
+            success_label=config.success_label,
+            backend=config.backend,
+            device=config.device,
+            precision=config.precision,
+            frames=config.frames,
+            dead=config.dead_frames,
+            seed=config.seed,
+            progress=True,
+        )
     out.mkdir(parents=True, exist_ok=True)
     write_report(out / "report.html", f"Audit of {report.bundle}", _sections(report, config, out))
     write_json(out / "audit.json", report.as_dict())
@@ -276,9 +311,38 @@ def run(config: AuditConfig) -> int:
     if len(report.faults) > PRINTED:
         print(f"- and {len(report.faults) - PRINTED} more, in the report")
     print(report.note)
+    if report.causes is not None:
+        print(report.causes.note)
     print(report.verdict)
     print(f"report {out / 'report.html'}")
     return 0 if report.passed else FAILED
+
+
+def _environment(
+    config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack
+) -> dict[str, Any]:
+    """Return the arguments of :func:`audit` about an environment; none without ``--env``."""
+    if config.env is None:
+        names = ("env_kwargs", "policy", "interventions", "image_source")
+        refuse_ignored(config, names, "an audit without --env")
+        return {}
+    from vinoreward_training.capture.policies import open_policy
+
+    given: dict[str, Any] = {"render_mode": "rgb_array", **config.env_kwargs}
+    if is_hover(find_spec(config.env), "backend", "bundle"):
+        given = {"backend": "oracle", "bundle": bundle, **given}
+    with dependencies_named(config.env):
+        env = make_env(config.env, given)
+    closing.callback(env.close)
+    arguments: dict[str, Any] = {"env": env, "image_source": config.image_source}
+    if config.policy is not None:
+        arguments["act"] = open_policy(config.policy, env, closing)
+    if config.interventions is not None:
+        offer = named_function(
+            config.interventions, "interventions", "a function of an environment"
+        )
+        arguments["interventions"] = checked(offer(env.unwrapped), config.interventions)
+    return arguments
 
 
 def _sections(report: AuditReport, config: AuditConfig, out: Path) -> list[Section]:
@@ -297,6 +361,17 @@ def _sections(report: AuditReport, config: AuditConfig, out: Path) -> list[Secti
                 pictures=[_draw_fooled(out / "fooled.png", report.battery)],
             )
         )
+    if report.causes is not None:
+        changes = [
+            {
+                "change": each.name,
+                "claims": each.claimed,
+                "stay": each.stay,
+                "should stay": each.success,
+            }
+            for each in report.causes.changes
+        ]
+        sections.append(Section("Claims without their cause", report.causes.note, rows=changes))
     if report.pairs:
         rows = [dataclasses.asdict(row) for row in report.pairs]
         sections.append(Section("Claims that stay when their cause is gone", rows=rows))

@@ -362,7 +362,8 @@ class AuditConfig:
 
     Examples:
         vinoreward capture --frames 1500 --seed 7 --out data/audit
-        vinoreward audit --bundle panda-hover-classifier --data data/audit
+        vinoreward audit --bundle panda-hover-classifier --data data/audit \\
+            --env PandaHoverRandom-v0
         vinoreward audit --bundle runs/mine-classifier/bundle --data data/mine --pairs photos
     """
 
@@ -374,6 +375,18 @@ class AuditConfig:
     pairs: Path | None = None
     """A folder with success/01.png and, of the same scene with its cause taken away, removed/01.png
     or moved/01.png, and so on."""
+    env: str | None = None
+    """An environment to play in. Where the classifier claims a success, its cause is taken away:
+    by what the environment offers (audit_interventions), or --interventions."""
+    env_kwargs: dict[str, Scalar] = field(default_factory=dict)
+    """Arguments of the environment, as in capture."""
+    policy: str | None = None
+    """Who plays, as in capture; default: at random."""
+    interventions: str | None = None
+    """FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION of the environment (env.unwrapped) that returns a
+    list of vinoreward.Intervention."""
+    image_source: str = "render"
+    """The environment's image: render, obs or obs:KEY."""
     out: Path | None = None
     """New folder for the report; default: runs/NAME-audit."""
     success_label: str = "success"
