@@ -130,12 +130,13 @@ class Seed:
 def time_ratio(claims: Sequence[str], truth: Sequence[str], seed: int, rounds: int) -> list[float]:
     """Return the wall time of training on claims over that on the truth, for each of the rounds.
 
-    They learn in turns, 200 steps each, and both environments draw a picture at each step.
+    They learn in turns, 200 steps each (PPO: a rollout), and both environments draw a picture at
+    each step.
     """
     from stable_baselines3.common.base_class import BaseAlgorithm
 
     from vinoreward import PictureInInfo
-    from vinoreward_training.policy.checkpoint import OF_ENV, build_model, discount
+    from vinoreward_training.policy.checkpoint import OF_ENV, OFF_POLICY, build_model, discount
     from vinoreward_training.policy.train import SETTINGS
     from vinoreward_training.tasks.environments import make_env
 
@@ -147,7 +148,8 @@ def time_ratio(claims: Sequence[str], truth: Sequence[str], seed: int, rounds: i
         mode = "rgb_array" if words is truth else None  # the learned reward asks for it itself
         env = make_env(config.env, config.env_kwargs, **settings, gamma=gamma, render_mode=mode)
         env = PictureInInfo(env) if words is truth else env
-        kwargs = {"learning_starts": 100, **config.algorithm_kwargs}
+        early = {"learning_starts": 100} if config.algorithm in OFF_POLICY else {}
+        kwargs = {**early, **config.algorithm_kwargs}
         models.append(build_model(config.algorithm, env, kwargs, seed=seed, replay_size=100_000))
     found = []
     for turn in range(rounds + 1):

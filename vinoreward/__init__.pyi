@@ -6,6 +6,7 @@ from .bundles.bundle import Bundle
 from .compression.chain import CompressorChain
 from .encoders import Encoder
 from .policies.wire import load_policy, save_policy
+from .rewards.alarms import FalseClaimAlarm
 from .rewards.classifier import Classifier
 from .rewards.interventions import Intervention
 from .rewards.success import SuccessDetector
@@ -27,6 +28,7 @@ __all__ = [
     "CompressorChain",
     "EncodedObservation",
     "Encoder",
+    "FalseClaimAlarm",
     "Intervention",
     "LearnedReward",
     "PictureInInfo",

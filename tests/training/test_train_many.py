@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.env_util import make_vec_env
 from train_runs import config
 
-from vinoreward import ClaimedVsTrue, VecLearnedReward
+from vinoreward import ClaimedVsTrue, FalseClaimAlarm, VecLearnedReward
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier
@@ -420,6 +421,49 @@ def test_the_callback_records_claimed_and_true_success_in_any_training(bundle: B
     env.close()
     with pytest.raises(ConfigError, match="window is 0"):
         ClaimedVsTrue(window=0)
+
+
+def test_the_callback_tells_of_false_claims_or_stops(bundle: Bundle) -> None:
+    # The claim comes one cell before the truth and ends the episode: most claims are none.
+    def trained(record: ClaimedVsTrue) -> ClaimedVsTrue:
+        envs = make_vec_env(lambda: toy_environments.Corridor("picture"), n_envs=2)
+        env = VecLearnedReward(envs, bundle, image_source="obs")
+        arguments: dict[str, Any] = {"policy_kwargs": {"net_arch": [8]}, "buffer_size": 100}
+        DQN("MlpPolicy", env, learning_starts=1000, seed=0, **arguments).learn(400, record)
+        env.close()
+        return record
+
+    with pytest.warns(UserWarning, match=r"alarm at step \d+: \d+ of the last \d+ claimed"):
+        told = trained(ClaimedVsTrue(alarm=FalseClaimAlarm()))
+    with pytest.warns(UserWarning, match="vinoreward audit"):
+        stopped = trained(ClaimedVsTrue(alarm=FalseClaimAlarm(), on_alarm="stop"))
+    assert stopped.alarms == told.alarms[:1]
+    assert len(told.alarms) > 1 and told.episodes[-1]["step"] > 380 > stopped.alarms[0]
+    assert stopped.episodes[-1]["step"] == stopped.alarms[0]
+    assert trained(ClaimedVsTrue()).alarms == []
+    with pytest.raises(ConfigError, match="tell or stop"):
+        ClaimedVsTrue(on_alarm="shout")  # type: ignore[arg-type]
+
+
+def test_a_training_tells_of_false_claims_stops_and_goes_on(
+    tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    stopped = train(toy_config(out, bundle, timesteps=600, on_alarm="stop", final_episodes=2))
+    summary = json.loads((out / "summary.json").read_text())
+    assert stopped.steps < 600 and summary["alarms"][0] <= stopped.steps
+    assert (
+        len(summary["alarms"]) == 1
+        and "alarms of false claims" in (out / "report.html").read_text()
+    )
+    assert "claimed successes are none" in capsys.readouterr().out
+    more = train(SETTINGS.of(out=out, resume=True, on_alarm="tell", progress=False))
+    assert more.steps == 600
+    alarms = json.loads((out / "summary.json").read_text())["alarms"]
+    assert alarms[0] == summary["alarms"][0] and len(alarms) > 1
+    capsys.readouterr()
+    quiet = train(toy_config(tmp_path / "quiet", bundle, timesteps=600, on_alarm="off"))
+    assert quiet.steps == 600 and "claimed successes are none" not in capsys.readouterr().out
 
 
 def test_the_callback_leaves_out_what_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,14 +7,16 @@ This module imports SB3. ``vinoreward`` has the wrappers as ``VecLearnedReward``
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError, needed_for
+from vinoreward.rewards.alarms import FalseClaimAlarm
 from vinoreward.rewards.success import Scores, Truth, claim_of
 from vinoreward.wrappers.encoded import EncodedObservationBase, shown
 from vinoreward.wrappers.learned_reward import LearnedRewardBase, append_hold, strict_monitor
@@ -293,6 +295,9 @@ def _check_restarts(venv: VecEnv) -> None:
             raise strict_monitor()
 
 
+OnAlarm = Literal["tell", "stop"]
+
+
 class ClaimedVsTrue(BaseCallback):
     """Draw claimed and true success as two curves, wherever SB3 logs.
 
@@ -315,16 +320,33 @@ class ClaimedVsTrue(BaseCallback):
         truth_key: key of the truth in ``info``; None finds the usual ones, see
             :class:`~vinoreward.rewards.success.Truth`.
         window: episodes behind a logged rate, at least 1.
+        alarm: notices that claims are no longer true successes; None looks for none. Its evidence
+            is logged as ``rollout/false_claim_evidence``.
+        on_alarm: ``"tell"`` warns at the first alarm, ``"stop"`` ends the training at each.
         verbose: 1 prints once where the truth is read from, or that it is not known.
 
     Raises:
-        ConfigError: a window below 1; while training, a named key that is not there.
+        ConfigError: a window below 1, or another ``on_alarm``; while training, a named key that is
+            not there.
     """
 
-    def __init__(self, truth_key: str | None = None, *, window: int = 50, verbose: int = 0) -> None:
+    def __init__(
+        self,
+        truth_key: str | None = None,
+        *,
+        window: int = 50,
+        alarm: FalseClaimAlarm | None = None,
+        on_alarm: OnAlarm = "tell",
+        verbose: int = 0,
+    ) -> None:
         super().__init__(verbose)
         if window < 1:
             raise ConfigError(f"window is {window}. Expected a number of episodes, at least 1.")
+        if on_alarm not in get_args(OnAlarm):
+            raise ConfigError(f"on_alarm is {on_alarm!r}. Expected tell or stop.")
+        self.alarm, self.on_alarm = alarm, on_alarm
+        self.alarms: list[int] = []
+        """Steps of the training at which the alarm was raised."""
         self.window = window
         self.truth = Truth(truth_key)
         """Reads the truth; its ``key`` is the one in use."""
@@ -352,12 +374,34 @@ class ClaimedVsTrue(BaseCallback):
     def _on_step(self) -> bool:
         steps = zip(self.locals["infos"], self.locals["dones"], strict=True)
         ended = [info for info, done in steps if done]
+        before = len(self.alarms)
         for info in ended:
             self._note(info)
         if ended:
             for name, value in self.rates().items():
                 self.logger.record(f"rollout/{name}_success", value)
-        return True
+            if self.alarm is not None:
+                self.logger.record("rollout/false_claim_evidence", self.alarm.evidence)
+        return self.on_alarm == "tell" or len(self.alarms) == before
+
+    def warn(self, text: str) -> None:
+        """Tell of an alarm."""
+        warnings.warn(text, UserWarning, stacklevel=2)
+
+    def _look(self, claimed: bool | None, true: bool | None) -> None:
+        """Show an episode to the alarm."""
+        if self.alarm is None or not self.alarm.update(claimed, true):
+            return
+        self.alarms.append(self.num_timesteps)
+        if len(self.alarms) > 1:
+            return  # a policy that cheats goes on; once is enough
+        recent = [row for row in self.episodes[-self.window :] if row["claimed"]]
+        false = sum(row["true"] == 0 for row in recent)
+        self.warn(
+            f"alarm at step {self.num_timesteps}: {false} of the last {len(recent)} claimed "
+            "successes are none. The policy may have found what fools the classifier; watch it "
+            "(vinoreward play) and try the classifier (vinoreward audit) before going on."
+        )
 
     def _note(self, info: Mapping[str, Any]) -> None:
         claimed, true = claim_of(info), self.truth(info)
@@ -375,6 +419,7 @@ class ClaimedVsTrue(BaseCallback):
                 "true": None if true is None else int(true),
             }
         )
+        self._look(claimed, true)
 
 
 # As vinoreward names them.

@@ -64,6 +64,9 @@ class TrainConfig:
     exit_threshold: float | None = None
     """With --hold above 1: probability that is enough for a step after one that reached the
     bundle's threshold, so that a flicker does not end the row. None: the threshold."""
+    on_alarm: Literal["tell", "stop", "off"] = "tell"
+    """When surely more than 5 % of the episodes end with a claim that is no true success (where the
+    environment tells): tell, stop the training as well (go on with --resume), or do not look."""
     num_envs: int = 1
     """Environments that are stepped together, with one classification of all their pictures per
     step. --timesteps counts the steps of all; off-policy algorithms make as many gradient steps per

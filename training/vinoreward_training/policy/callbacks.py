@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from vinoreward.errors import RunFolderError
 from vinoreward.files import read_json, write_json
+from vinoreward.rewards.alarms import FalseClaimAlarm
 from vinoreward.saved_state import shown
 from vinoreward.wrappers.sb3 import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig
@@ -56,6 +57,10 @@ class Solved(Exception):
     """Ends a training whose task is solved."""
 
 
+class Alarmed(Exception):
+    """Ends a training whose claims are no longer true successes."""
+
+
 class RunCallback(ClaimedVsTrue):
     """Writes the run folder while an SB3 model learns; ``start`` is the steps before a resume.
 
@@ -71,9 +76,17 @@ class RunCallback(ClaimedVsTrue):
         check_interrupt: Callable[[Callable[[], None]], None],
         start: int = 0,
     ) -> None:
-        super().__init__(config.truth_key)
+        alarm = None if config.on_alarm == "off" else FalseClaimAlarm()
+        super().__init__(config.truth_key, alarm=alarm)
         self.folder = folder
         self.episodes += read_table(folder / "episodes.csv", EPISODE_COLUMNS, until=start)
+        if alarm is not None:  # where it stood when the run was stopped
+            for row in self.episodes:
+                claimed, true = row["claimed"], row["true"]
+                known = claimed is not None and true is not None
+                if known and alarm.update(bool(claimed), bool(true)):
+                    self.alarms.append(int(row["step"] or 0))
+        self._alarms_before = len(self.alarms)
         self.evaluations: list[Row] = []
         self.evaluations += read_table(folder / "evaluations.csv", EVALUATION_COLUMNS, until=start)
         self._advised = False
@@ -116,6 +129,10 @@ class RunCallback(ClaimedVsTrue):
         """Print above the progress bar."""
         tqdm.write(text)
 
+    def warn(self, text: str) -> None:
+        """Tell of an alarm above the progress bar."""
+        self.say(text)
+
     def _on_rollout_start(self) -> None:
         """Evaluate, write a checkpoint or stop when due; every transition is in the buffer now."""
         if self.num_timesteps >= self._next_evaluation:
@@ -129,6 +146,8 @@ class RunCallback(ClaimedVsTrue):
         self._check_interrupt(self._stopped)
         if self.solved_at is not None:
             raise Solved
+        if self._config.on_alarm == "stop" and len(self.alarms) > self._alarms_before:
+            raise Alarmed
 
     def _stopped(self) -> None:
         self.checkpoint_now()

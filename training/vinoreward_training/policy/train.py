@@ -175,7 +175,7 @@ def _check_reward_used(config: TrainConfig) -> None:
 def _train(config: TrainConfig, folder: Path) -> TrainResult:
     from stable_baselines3.common.logger import configure
 
-    from vinoreward_training.policy.callbacks import RunCallback, Solved
+    from vinoreward_training.policy.callbacks import Alarmed, RunCallback, Solved
 
     total = config.timesteps or 0
     evaluation_env = _make(config)
@@ -208,7 +208,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
             model.set_logger(configure(logs, ["tensorboard", "csv"]))
             closing.callback(model.logger.close)
             if start < total:
-                with contextlib.suppress(Solved):
+                with contextlib.suppress(Solved, Alarmed):
                     model.learn(total - start, callback=callback, reset_num_timesteps=False)
             else:
                 callback.init_callback(model)
@@ -323,6 +323,9 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
                 facts={
                     "steps": result.steps,
                     "goal reached at step": solved,
+                    "alarms of false claims at steps": (
+                        ", ".join(map(str, callback.alarms[:10])) or "none"
+                    ),
                     "seconds of learning": round(result.seconds, 1),
                     "of which evaluations": round(result.evaluation_seconds, 1),
                     "mean return": result.final.mean_return,
@@ -340,7 +343,13 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
         ],
     )
     write_json(
-        folder / "summary.json", {**plain(result), "folder": ".", "timesteps": config.timesteps}
+        folder / "summary.json",
+        {
+            **plain(result),
+            "folder": ".",
+            "timesteps": config.timesteps,
+            "alarms": callback.alarms,
+        },
     )
 
 

@@ -1,0 +1,100 @@
+"""The alarm of false claims: its evidence, its false alarms, and how soon it sees a cheat."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vinoreward import FalseClaimAlarm
+from vinoreward.errors import ConfigError
+
+ENDS = st.lists(st.sampled_from([(True, True), (True, False), (False, False), (False, True)]))
+
+
+def restated(ends: list[tuple[bool, bool]], allowed: float) -> float:
+    """The sum over every possible first episode of a change of the likelihood ratio since then."""
+    total = 0.0
+    for share in (0.1, 0.4, 0.8):
+        other = allowed + (1 - allowed) * share
+        ratios = [
+            other / allowed if claimed and not true else (1 - other) / (1 - allowed)
+            for claimed, true in ends
+        ]
+        total += sum(math.prod(ratios[first:]) for first in range(len(ratios)))
+    return total / 3
+
+
+@given(ENDS, st.sampled_from([0.02, 0.05, 0.3]))
+def test_the_evidence_is_the_sum_of_likelihood_ratios(
+    ends: list[tuple[bool, bool]], allowed: float
+) -> None:
+    alarm = FalseClaimAlarm(allowed, episodes=1e12)
+    for claimed, true in ends:
+        before = alarm.evidence
+        assert alarm.update(None, true) is alarm.update(claimed, None) is False
+        assert alarm.evidence == before, "what is not known counts for nothing"
+        raised = alarm.update(claimed, true)
+        if raised:
+            assert alarm.evidence == 0.0
+            return
+    assert alarm.evidence == pytest.approx(restated(ends, allowed), rel=1e-9)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.02])
+def test_false_alarms_are_rarer_than_promised(rate: float) -> None:
+    random, alarm = np.random.default_rng(0), FalseClaimAlarm(0.05, episodes=200)
+    count = 40_000
+    alarms = sum(alarm.update(True, not false) for false in random.random(count) < rate)
+    # At most one in 200 on average; three standard deviations of a Poisson number more.
+    assert alarms <= count / 200 + 3 * math.sqrt(count / 200)
+    assert rate < 0.05 or alarms > 0, "a test that never fires would pass too"
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("at once", [1.0] * 100),
+        ("every second one", [0.5] * 200),
+        ("within 200 episodes", np.linspace(0.01, 0.8, 200).tolist()),
+        ("within 600 episodes", np.linspace(0.01, 0.6, 600).tolist()),
+    ],
+)
+def test_a_cheat_is_seen_before_claims_pass_the_truth_by_twenty_points(
+    name: str, rates: list[float]
+) -> None:
+    random = np.random.default_rng(0)
+    for _ in range(40):
+        alarm, false = FalseClaimAlarm(), [bool(one) for one in random.random(200) < 0.01]
+        assert not any(alarm.update(True, not one) for one in false)
+        for rate in rates:
+            false.append(bool(random.random() < rate))
+            if alarm.update(True, not false[-1]):
+                break
+            assert np.mean(false[-50:]) < 0.2, "claimed minus true over the last 50 episodes"
+        else:
+            pytest.fail("no alarm")
+
+
+def test_an_honest_training_raises_none() -> None:
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        alarm = FalseClaimAlarm()
+        learned = np.linspace(0.05, 1.0, 1000)
+        claimed = random.random(1000) < learned
+        false = random.random(1000) < 0.01
+        assert not any(
+            alarm.update(bool(one), bool(one and not wrong))
+            for one, wrong in zip(claimed, false, strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"allowed": 0}, {"allowed": 1}, {"allowed": math.nan}, {"episodes": 1}], ids=str
+)
+def test_numbers_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="above 0"):
+        FalseClaimAlarm(**wrong)

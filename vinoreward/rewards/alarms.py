@@ -1,0 +1,66 @@
+"""Says during a training that claims are no longer successes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from vinoreward.errors import ConfigError
+
+
+class FalseClaimAlarm:
+    """A sequential test of false claims, episode by episode.
+
+    The null hypothesis is that an episode ends with a claim that is no true success with a
+    probability of at most ``allowed``, whatever went before. Against it stand three larger
+    probabilities. The evidence for each is the sum, over the episodes at which the change may have
+    come, of the likelihood ratio since then (Shiryaev & Roberts); the alarm looks at their mean.
+    That is an e-detector (Shin, Ramdas & Rinaldo 2024, "E-detectors: a nonparametric framework for
+    sequential change detection", NEJSDS): as long as the null hypothesis holds, false alarms are at
+    least ``episodes`` episodes apart on average, also in a training, where the policy changes from
+    episode to episode.
+
+    It holds numbers alone, so a recorded training can be replayed.
+
+    Args:
+        allowed: probability of a false claim in an episode that is no reason for an alarm, above 0
+            and below 1.
+        episodes: mean number of episodes between false alarms at least, above 1.
+
+    Raises:
+        ConfigError: a number that cannot work.
+    """
+
+    def __init__(self, allowed: float = 0.05, episodes: float = 1000) -> None:
+        # Written so that NaN fails too.
+        if not (0 < allowed < 1 and 1 < episodes < math.inf):
+            raise ConfigError(
+                f"found allowed={allowed} and episodes={episodes}. Expected a probability above 0 "
+                "and below 1, and a number of episodes above 1."
+            )
+        self.allowed = float(allowed)
+        self.episodes = float(episodes)
+        others = allowed + (1 - allowed) * np.array([0.1, 0.4, 0.8])
+        self._if_false = others / allowed
+        self._if_not = (1 - others) / (1 - allowed)
+        self._evidence = np.zeros(3)
+
+    @property
+    def evidence(self) -> float:
+        """Evidence for more false claims than allowed; the alarm is at ``episodes``."""
+        return float(self._evidence.mean())
+
+    def update(self, claimed: bool | None, true: bool | None) -> bool:
+        """Take how an episode ended; return whether to raise the alarm, and begin anew if so.
+
+        An episode of which one of both is not known counts for nothing.
+        """
+        if claimed is None or true is None:
+            return False
+        gained = self._if_false if claimed and not true else self._if_not
+        self._evidence = (self._evidence + 1.0) * gained
+        if self.evidence < self.episodes:
+            return False
+        self._evidence = np.zeros(3)
+        return True
