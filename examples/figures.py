@@ -160,6 +160,8 @@ def time_ratio(claims: Sequence[str], truth: Sequence[str], seed: int, rounds: i
             seconds.append(time.perf_counter() - began)
         if turn:  # the first has steps without learning
             found.append(seconds[0] / seconds[1])
+    for model in models:
+        model.get_env().close()
     return found
 
 

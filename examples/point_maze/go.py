@@ -21,6 +21,6 @@ def act(observation: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
         angle = luck.uniform(0, 2 * np.pi)
         aim = goal + luck.uniform(0.2, 0.3) * np.array([np.cos(angle), np.sin(angle)])
     else:
-        aim = luck.uniform(-2, 2, 2)
+        aim = luck.uniform(-2.5, 1.5, 2)
     place, velocity = np.split(observation["observation"], 2)
     return np.clip(10 * (aim - place) - 3 * velocity, -1, 1)
