@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from scipy.stats import beta
-from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle
+from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle, save_views_bundle
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
@@ -403,6 +403,15 @@ def test_without_interventions_it_says_what_is_not_known(
     words[words.index("--out") + 1] += "-2"
     assert main(words[:at] + words[at + 2 :]) == 1
     assert "--interventions, which an audit without --env would ignore" in capsys.readouterr().err
+
+
+def test_an_environment_for_a_bundle_of_several_pictures_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = save_views_bundle(tmp_path / "views")
+    words = ["audit", "--bundle", str(several.path), "--data", str(tmp_path), "--env", "Toy-v0"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 1
+    assert "looks at several pictures" in capsys.readouterr().err
 
 
 def test_a_change_that_should_not_matter_and_does_is_a_fault() -> None:

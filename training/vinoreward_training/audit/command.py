@@ -326,6 +326,12 @@ def _environment(
         names = ("env_kwargs", "policy", "interventions", "image_source")
         refuse_ignored(config, names, "an audit without --env")
         return {}
+    if bundle.spec.picture.views:
+        raise ConfigError(
+            f"found --env with {bundle.spec.name}, which looks at several pictures. Expected a "
+            "bundle of one, as an audit takes one picture of an environment; leave --env out, and "
+            "give --pairs."
+        )
     from vinoreward_training.capture.policies import open_policy
 
     given: dict[str, Any] = {"render_mode": "rgb_array", **config.env_kwargs}
