@@ -36,6 +36,7 @@ from vinoreward_training.audit.battery import Battery, Row, faults
 from vinoreward_training.audit.causes import Causes, Change
 from vinoreward_training.audit.command import audit
 from vinoreward_training.audit.shifts import SHIFTS, Shift, shifted
+from vinoreward_training.classifier.evaluation import rates
 from vinoreward_training.cli import main
 from vinoreward_training.data.dataset import Dataset, load_dataset
 
@@ -159,22 +160,8 @@ def test_a_band_shows_what_the_pooled_rate_hides() -> None:
 
 
 def row(shift: str, claimed: int, wrong: int, strength: float | None = 1.0) -> Row:
-    low, high = beta.ppf(0.025, claimed, 301 - claimed), beta.ppf(0.975, claimed + 1, 300 - claimed)
-    return Row(
-        shift=shift,
-        strength=strength,
-        unit="",
-        successes=300,
-        claimed=claimed,
-        recall=claimed / 300,
-        recall_low=float(low),
-        recall_high=float(high),
-        failures=300,
-        falsely_claimed=wrong,
-        false_positive_rate=wrong / 300,
-        fpr_high=float(beta.ppf(0.95, wrong + 1, 300 - wrong)),
-        flips=None,
-    )
+    claims = np.repeat([True, False, True, False], [claimed, 300 - claimed, wrong, 300 - wrong])
+    return Row(shift, strength, "", rates(claims, np.repeat([1, 0], 300)), None)
 
 
 def test_what_is_surely_beyond_a_bar_is_a_fault_and_nothing_else() -> None:
@@ -212,11 +199,12 @@ def test_the_command_reports_how_it_was_fooled(
     rows = {(one["shift"], one["strength"]): one for one in report["shifts"]}
     assert len(rows) == 1 + len(CHANGES)
     # It claims from 178 of red on: 200 is a success, half of it is none; 60 never is one.
-    assert (rows["", None]["claimed"], rows["", None]["falsely_claimed"]) == (40, 0)
-    assert rows["", None]["recall_low"] == pytest.approx(beta.ppf(0.025, 40, 1))
-    assert rows["less light", 0.5]["claimed"] == 0
-    assert rows["more light", 1.6]["falsely_claimed"] == 0
-    assert rows["red and blue swapped", 1]["claimed"] == 0
+    clean = rows["", None]["rates"]
+    assert (clean["true_positives"], clean["false_positives"]) == (40, 0)
+    assert clean["recall_low"] == pytest.approx(beta.ppf(0.025, 40, 1))
+    assert rows["less light", 0.5]["rates"]["true_positives"] == 0
+    assert rows["more light", 1.6]["rates"]["false_positives"] == 0
+    assert rows["red and blue swapped", 1]["rates"]["true_positives"] == 0
     assert all(one["flips"] is None for one in report["shifts"]), "FP32 decides here"
     dead = report["dead_camera"]
     assert dead["frames"] == 220 and dead["by_family"]["black"] == [0, 10]
@@ -233,7 +221,9 @@ def test_a_seed_gives_the_same_audit(bundle: Bundle, tmp_path: Path) -> None:
         audit(bundle, data, frames=30, dead=44, seed=seed).as_dict() for seed in (1, 1, 2)
     )
     assert first == again != other
-    assert first["shifts"][0]["successes"] == first["shifts"][0]["failures"] == 30
+    clean = first["shifts"][0]["rates"]
+    assert clean["true_positives"] + clean["false_negatives"] == 30
+    assert clean["false_positives"] + clean["true_negatives"] == 30
 
 
 def test_claims_that_stay_without_their_cause(bundle: Bundle, tmp_path: Path) -> None:
@@ -291,13 +281,13 @@ def test_only_what_training_kept_for_the_test_is_looked_at(bundle: Bundle, tmp_p
     spec = dataclasses.replace(bundle.spec, dataset=about)
     report = audit(dataclasses.replace(bundle, spec=spec), data, dead=22)
     assert "only its test part" in report.note
-    assert 30 <= report.battery.rows[0].successes < 100  # 15 % of 400
+    assert 30 <= report.battery.rows[0].rates.true_positives < 100  # 15 % of 400
     other = audit(
         dataclasses.replace(bundle, spec=dataclasses.replace(spec, dataset=about | {"seed": 6})),
         data,
         dead=22,
     )
-    assert "other episodes" in other.note and other.battery.rows[0].successes == 300
+    assert "other episodes" in other.note and other.battery.rows[0].rates.true_positives == 300
 
 
 # --- causes ------------------------------------------------------------------------------------

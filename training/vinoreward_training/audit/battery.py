@@ -14,6 +14,7 @@ from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.audit.shifts import SHIFTS, shifted
 from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
+from vinoreward_training.classifier.evaluation import GOOD_RECALL, Rates, rates
 
 Picture = npt.NDArray[np.uint8]
 Claims = npt.NDArray[np.bool_]
@@ -27,8 +28,6 @@ KEPT = 0.9
 """Least share of the successes claimed on clean pictures that must be claimed under a shift."""
 SHOWN = 64
 """Pictures of wrong claims that are kept, the most certain of them."""
-GOOD_RECALL = 0.8
-"""Least share of the successes that must be claimed on clean pictures."""
 _PART = 0xA0D1
 """Number of :func:`held_out`'s frames that only an audit draws."""
 _BATCH = 64
@@ -47,24 +46,13 @@ class Fooled:
 
 @dataclass(frozen=True)
 class Row:
-    """What is claimed under one shift; ``low`` and ``high`` are 95 % Clopper-Pearson bounds."""
+    """What is claimed under one shift."""
 
     shift: str
     strength: float | None
     """None for clean pictures."""
     unit: str
-    successes: int
-    claimed: int
-    """Successes that are claimed."""
-    recall: float
-    recall_low: float
-    recall_high: float
-    failures: int
-    falsely_claimed: int
-    """Failures that are claimed."""
-    false_positive_rate: float
-    fpr_high: float
-    """One-sided."""
+    rates: Rates
     flips: int | None
     """Decisions that differ from FP32's; None where FP32 decides."""
 
@@ -146,23 +134,12 @@ def shift_rows(
             flips = int((exact.compute_reward(pictures) != claims).sum())
         wrong = claims & ~success
         found.show(pictures[wrong], probabilities[wrong], name)
-        hits, wins = int((claims & success).sum()), int(success.sum())
-        losses = len(success) - wins
-        low, high = clopper_pearson(hits, wins)
         found.rows.append(
             Row(
                 shift="" if shift is None else shift.name,
                 strength=strength,
                 unit="" if shift is None else shift.unit,
-                successes=wins,
-                claimed=hits,
-                recall=hits / max(1, wins),
-                recall_low=low,
-                recall_high=high,
-                failures=losses,
-                falsely_claimed=int(wrong.sum()),
-                false_positive_rate=float(wrong.sum()) / max(1, losses),
-                fpr_high=clopper_pearson(int(wrong.sum()), losses, 0.95, "upper")[1],
+                rates=rates(claims, success.astype(np.int64)),
                 flips=flips,
             )
         )
@@ -205,21 +182,24 @@ def faults(found: Battery) -> list[str]:
             f"{DEAD_CLAIMED:.1%} may be"
         )
     for row in found.rows:
-        if clopper_pearson(row.falsely_claimed, row.failures, 0.95, "lower")[0] > FALSELY_CLAIMED:
+        wrong = row.rates.false_positives
+        failures = wrong + row.rates.true_negatives
+        if clopper_pearson(wrong, failures, 0.95, "lower")[0] > FALSELY_CLAIMED:
             sentences.append(
-                f"it claims {row.falsely_claimed} of {row.failures} failures under {row.name}; "
-                f"at most {FALSELY_CLAIMED:.0%} may be"
+                f"it claims {wrong} of {failures} failures under {row.name}; at most "
+                f"{FALSELY_CLAIMED:.0%} may be"
             )
-    clean = found.rows[0]
+    clean = found.rows[0].rates
+    successes = clean.true_positives + clean.false_negatives
     if clean.recall_high < GOOD_RECALL:
         sentences.append(
-            f"it claims {clean.claimed} of {clean.successes} successes on clean pictures; at least "
-            f"{GOOD_RECALL:.0%} must be"
+            f"it claims {clean.true_positives} of {successes} successes on clean pictures; at "
+            f"least {GOOD_RECALL:.0%} must be"
         )
     for row in found.rows[1:]:
-        if row.recall_high < KEPT * clean.recall:
+        if row.rates.recall_high < KEPT * clean.recall:
             sentences.append(
-                f"under {row.name} it claims {row.claimed} of {row.successes} successes, "
-                f"{clean.claimed} on clean pictures; nothing tells that it no longer sees"
+                f"under {row.name} it claims {row.rates.true_positives} of {successes} successes, "
+                f"{clean.true_positives} on clean pictures; nothing tells that it no longer sees"
             )
     return sentences

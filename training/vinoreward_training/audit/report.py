@@ -1,0 +1,182 @@
+"""The report of an audit."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vinoreward_training.audit.battery import KEPT, Battery
+from vinoreward_training.audit.causes import Causes
+from vinoreward_training.audit.pairs import PairRow
+from vinoreward_training.configs import AuditConfig
+from vinoreward_training.runs.report import Section, configuration, new_figure, save_figure
+from vinoreward_training.runs.run_folder import plain_numbers
+
+NOT_CHECKED = (
+    "Not checked: what a policy finds by search, a picture that stands still while the world moves "
+    "on, a camera that sees another room."
+)
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found."""
+
+    bundle: str
+    faults: tuple[str, ...]
+    """What fails, in sentences, the worst first; empty if the classifier passes."""
+    note: str
+    """Whether the pictures are new to the network."""
+    battery: Battery
+    bands: list[dict[str, object]]
+    """False claims on clean pictures, by kind of failure and by distance."""
+    pairs: tuple[PairRow, ...] = ()
+    causes: Causes | None = None
+    """What an environment's interventions did to claims; None without an environment."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing fails."""
+        return not self.faults
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.passed:
+            return f"{self.bundle} passes: nothing that was tried made it pay surely too often."
+        more = len(self.faults) - 1
+        others = f" (and {more} more fault{'s' * (more > 1)})" if more else ""
+        return f"{self.bundle} fails: {self.faults[0]}{others}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        claimed, frames = self.battery.dead_total()
+        values = {
+            "bundle": self.bundle,
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "faults": self.faults,
+            "note": self.note,
+            "not_checked": NOT_CHECKED,
+            "shifts": [dataclasses.asdict(row) for row in self.battery.rows],
+            "dead_camera": {
+                "claimed": claimed,
+                "frames": frames,
+                "by_family": {name: list(each) for name, each in self.battery.dead.items()},
+            },
+            "bands": self.bands,
+            "pairs": [dataclasses.asdict(row) for row in self.pairs],
+            "causes": None if self.causes is None else dataclasses.asdict(self.causes),
+        }
+        return dict(plain_numbers(values))
+
+
+def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Section]:
+    """Return the parts of ``report.html``; their pictures are drawn into ``out``."""
+    claimed, frames = report.battery.dead_total()
+    sections = [
+        Section(
+            report.verdict,
+            "\n".join([*(f"- {fault}" for fault in report.faults), report.note, NOT_CHECKED]),
+        )
+    ]
+    if report.battery.fooled:
+        sections.append(
+            Section(
+                "What fooled it",
+                "Pictures of no success that it claims, the most certain first.",
+                pictures=[_draw_fooled(out / "fooled.png", report.battery)],
+            )
+        )
+    if report.causes is not None:
+        changes = [
+            {
+                "change": each.name,
+                "claims": each.claimed,
+                "stay": each.stay,
+                "should stay": each.success,
+            }
+            for each in report.causes.changes
+        ]
+        sections.append(Section("Claims without their cause", report.causes.note, rows=changes))
+    if report.pairs:
+        rows = [dataclasses.asdict(row) for row in report.pairs]
+        sections.append(Section("Claims that stay when their cause is gone", rows=rows))
+    sections += [
+        Section(
+            "Shifts",
+            "One picture of each episode and label. Bounds are 95 % Clopper-Pearson's.",
+            rows=[
+                {
+                    "under": row.name,
+                    "recall": f"{row.rates.recall:.1%}",
+                    "95 %": f"{row.rates.recall_low:.1%} to {row.rates.recall_high:.1%}",
+                    "false claims": row.rates.false_positives,
+                    "rate at most": f"{row.rates.fpr_high:.1%}",
+                    **({} if row.flips is None else {"decisions unlike FP32's": row.flips}),
+                }
+                for row in report.battery.rows
+            ],
+            pictures=[_draw_shifts(out / "shifts.png", report.battery)],
+        ),
+        Section(
+            f"Dead cameras: {claimed} of {frames} frames are claimed",
+            rows=[
+                {"kind": name, "claimed": one, "frames": count}
+                for name, (one, count) in report.battery.dead.items()
+            ],
+        ),
+        Section(
+            "False claims by kind and distance",
+            "On clean pictures, all frames.",
+            rows=[{**row, "rate at most": f"{row['rate at most']:.2%}"} for row in report.bands],
+        ),
+        configuration(config),
+    ]
+    return sections
+
+
+def _draw_fooled(path: Path, found: Battery) -> Path:
+    """Draw a grid of the pictures that fooled the classifier."""
+    columns = min(8, len(found.fooled))
+    rows = -(-len(found.fooled) // columns)
+    height, width = found.fooled[0].image.shape[:2]
+    figure = new_figure(columns * 1.5, rows * (1.5 * height / width + 0.4))
+    grid = np.atleast_1d(figure.subplots(rows, columns)).reshape(-1)
+    for axes in grid:
+        axes.axis("off")
+    for axes, one in zip(grid, found.fooled, strict=False):
+        axes.imshow(one.image, interpolation="nearest")
+        axes.set_title(f"P {one.probability:.3f}\n{one.by}", fontsize=6)
+    return save_figure(figure, path)
+
+
+def _draw_shifts(path: Path, found: Battery) -> Path:
+    """Draw recall and rate of false claims under each shift, with their intervals."""
+    clean, *rows = found.rows
+    of = [row.rates for row in rows]
+    figure = new_figure(9.0, 0.24 * len(rows) + 1.2)
+    left, right = figure.subplots(1, 2, sharey=True)
+    at = -np.arange(len(rows))
+    recall = np.array([[one.recall, one.recall_low, one.recall_high] for one in of]).T
+    wrong = np.array([[one.false_positive_rate, one.fpr_high] for one in of]).T
+    left.errorbar(
+        recall[0], at, xerr=[recall[0] - recall[1], recall[2] - recall[0]], fmt="o", color="#0068b5"
+    )
+    left.axvline(KEPT * clean.rates.recall, color="#c8102e", linewidth=1)
+    left.set(xlabel="recall (line: 0.9 of clean)", xlim=(-0.02, 1.02))
+    left.set_yticks(at, [row.name for row in rows], fontsize=7)
+    right.errorbar(
+        wrong[0], at, xerr=[np.zeros(len(rows)), wrong[1] - wrong[0]], fmt="o", color="#c8102e"
+    )
+    right.axvline(0.01, color="#c8102e", linewidth=1)
+    right.set(xlabel="false claims (line: 1 %)")
+    right.set_xscale("symlog", linthresh=0.01)
+    right.set_xlim(-0.001, 1.02)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    return save_figure(figure, path)
