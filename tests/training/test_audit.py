@@ -35,9 +35,11 @@ from vinoreward_training.audit.bands import BANDS, bands, nice_step
 from vinoreward_training.audit.battery import Battery, Row, faults
 from vinoreward_training.audit.causes import Causes, Change
 from vinoreward_training.audit.command import audit
+from vinoreward_training.audit.report import sections_of
 from vinoreward_training.audit.shifts import SHIFTS, Shift, shifted
 from vinoreward_training.classifier.evaluation import rates
 from vinoreward_training.cli import main
+from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset
 
 CHANGES = [(shift, strength) for shift in SHIFTS for strength in shift.strengths]
@@ -234,7 +236,10 @@ def test_claims_that_stay_without_their_cause(bundle: Bundle, tmp_path: Path) ->
         for index in range(8):
             Image.fromarray(red(level)[0]).save(pairs / folder / f"{index}.png")
     (pairs / "moved" / "7.png").unlink()
+    (pairs / "removed" / "7.png").rename(pairs / "removed" / "$\\frac{.png")
+    (pairs / "success" / "7.png").rename(pairs / "success" / "$\\frac{.png")
     report = audit(bundle, data, pairs=pairs, dead=22)
+    assert sections_of(report, AuditConfig("toy", data), tmp_path), "a name is no formula"
     found = [(one.change, one.pairs, one.claimed, one.stay) for one in report.pairs]
     assert found == [("moved", 7, 7, 0), ("removed", 8, 8, 8)]
     assert report.faults[0] == "of 8 claims 8 stay when the cause is removed"
@@ -319,6 +324,15 @@ def forgetful(env):
 
 def none(env):
     return 3
+
+def broken(env):
+    return env.no_such_part
+
+def breaks(env):
+    return [Intervention("breaks", lambda random: random.no_such_number())]
+
+def silent(env):
+    return [Intervention("silent", lambda random: None)]
 """
 
 
@@ -366,6 +380,9 @@ def test_claims_that_do_not_need_their_cause_are_a_fault(
     [
         ("forgetful", "'lost' does not undo what it did: the picture differs by"),
         ("none", "gives 3 as interventions"),
+        ("broken", "broken fails.*no_such_part"),
+        ("breaks", "'breaks' fails.*no_such_number"),
+        ("silent", "'silent' fails.*not callable"),
         ("missing", "missing"),
     ],
 )
@@ -377,7 +394,7 @@ def test_interventions_that_cannot_work_are_named(
     message: str,
 ) -> None:
     assert main(words_for(bundle, tmp_path, function)) == 1
-    assert message in capsys.readouterr().err
+    assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.actor_learner.acting.environments import as_config_error
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
@@ -23,6 +24,7 @@ STEPS = 20_000
 """Steps to play for them."""
 STAY = 0.05
 """Largest share of claims that may stay when their cause is gone."""
+_APPLIES = "apply(random) that changes the environment and returns what undoes it; mend it"
 RESTORED = 0.5
 """Grey levels that a picture may differ by, on average, once a change is undone."""
 
@@ -135,9 +137,11 @@ def remove_causes(
                 continue
             found.claims += 1
             for one, change in zip(interventions, found.changes, strict=True):
-                undo = one.apply(random)
+                with as_config_error(f"the intervention {one.name!r} fails", _APPLIES):
+                    undo = one.apply(random)
                 after = picture(observation)
-                undo()
+                with as_config_error(f"the intervention {one.name!r} fails", _APPLIES):
+                    undo()
                 probability = classifier.probability(after[None])
                 change.claimed += 1
                 if probability[0] >= np.float32(classifier.threshold):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.actor_learner.acting.environments import as_config_error
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import model_name
 from vinoreward.entry_points import named_function
@@ -39,6 +40,7 @@ from vinoreward_training.data.dataset import (
 from vinoreward_training.data.dataset_files import Indices, picture_source
 from vinoreward_training.runs.next_command import bundle_name, free
 from vinoreward_training.runs.report import write_report
+from vinoreward_training.runs.run_folder import made
 from vinoreward_training.runs.settings import refuse_ignored
 from vinoreward_training.tasks.environments import (
     dependencies_named,
@@ -54,6 +56,7 @@ FAILED = 3
 """Exit status where the classifier fails."""
 LEAST = 30
 """Fewest pictures of each label: below, no rate under a shift says anything."""
+_RETURNS = "a function of the environment that returns a list of vinoreward.Intervention; mend it"
 PRINTED = 5
 """Faults that are printed; all are in the report."""
 
@@ -237,7 +240,7 @@ def run(config: AuditConfig) -> int:
             seed=config.seed,
             progress=True,
         )
-    out.mkdir(parents=True, exist_ok=True)
+    made(out)
     write_report(out / "report.html", f"Audit of {report.bundle}", sections_of(report, config, out))
     write_json(out / "audit.json", report.as_dict())
     for fault in report.faults[:PRINTED]:
@@ -281,5 +284,7 @@ def _environment(
         offer = named_function(
             config.interventions, "interventions", "a function of an environment"
         )
-        arguments["interventions"] = checked(offer(env.unwrapped), config.interventions)
+        with as_config_error(f"--interventions {config.interventions} fails", _RETURNS):
+            offered = offer(env.unwrapped)
+        arguments["interventions"] = checked(offered, config.interventions)
     return arguments

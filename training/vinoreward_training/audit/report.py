@@ -151,7 +151,7 @@ def _draw_fooled(path: Path, found: Battery) -> Path:
         axes.axis("off")
     for axes, one in zip(grid, found.fooled, strict=False):
         axes.imshow(one.image, interpolation="nearest")
-        axes.set_title(f"P {one.probability:.3f}\n{one.by}", fontsize=6)
+        axes.set_title(f"P {one.probability:.3f}\n{one.by}", fontsize=6, parse_math=False)
     return save_figure(figure, path)
 
 
