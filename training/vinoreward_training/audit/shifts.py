@@ -65,7 +65,7 @@ def _jpeg(picture: Picture, quality: float, random: Random) -> Picture:
 
     stream = io.BytesIO()
     Image.fromarray(picture).save(stream, "JPEG", quality=int(quality))
-    return np.asarray(Image.open(stream))
+    return np.asarray(Image.open(stream, formats=("JPEG",)))
 
 
 def _noise(picture: Picture, deviation: float, random: Random) -> Picture:
