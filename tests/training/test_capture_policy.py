@@ -495,4 +495,6 @@ def test_a_camera_that_depends_on_the_first_episode_is_named(
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert (result.stdout + result.stderr).count("camera looks where the first") == wanders
+    assert (result.stdout + result.stderr).count(
+        "the camera looks where the first episode"
+    ) == wanders

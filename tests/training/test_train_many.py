@@ -456,14 +456,16 @@ def test_a_training_tells_of_false_claims_stops_and_goes_on(
         len(summary["alarms"]) == 1
         and "alarms of false claims" in (out / "report.html").read_text()
     )
-    assert "claimed successes are none" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "claimed successes are false" in said
+    assert f"Stopped at step {stopped.steps} by the alarm. Continue with: vinoreward train" in said
     more = train(SETTINGS.of(out=out, resume=True, on_alarm="tell", progress=False))
     assert more.steps == 600
     alarms = json.loads((out / "summary.json").read_text())["alarms"]
     assert alarms[0] == summary["alarms"][0] and len(alarms) > 1
     capsys.readouterr()
     quiet = train(toy_config(tmp_path / "quiet", bundle, timesteps=600, on_alarm="off"))
-    assert quiet.steps == 600 and "claimed successes are none" not in capsys.readouterr().out
+    assert quiet.steps == 600 and "claimed successes are false" not in capsys.readouterr().out
 
 
 def test_the_callback_leaves_out_what_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:

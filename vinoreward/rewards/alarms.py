@@ -12,14 +12,13 @@ from vinoreward.errors import ConfigError
 class FalseClaimAlarm:
     """A sequential test of false claims, episode by episode.
 
-    The null hypothesis is that an episode ends with a claim that is no true success with a
-    probability of at most ``allowed``, whatever went before. Against it stand three larger
-    probabilities. The evidence for each is the sum, over the episodes at which the change may have
-    come, of the likelihood ratio since then (Shiryaev & Roberts); the alarm looks at their mean.
-    That is an e-detector (Shin, Ramdas & Rinaldo 2024, "E-detectors: a nonparametric framework for
-    sequential change detection", NEJSDS): as long as the null hypothesis holds, false alarms are at
-    least ``episodes`` episodes apart on average, also in a training, where the policy changes from
-    episode to episode.
+    The null hypothesis: whatever happened before, an episode ends with a false claim with a
+    probability of at most ``allowed``. The alternatives: three larger probabilities. The evidence
+    for one is the likelihood ratio since a change, summed over all episodes at which the change may
+    have happened (Shiryaev-Roberts); the alarm averages the three. This is an e-detector (Shin,
+    Ramdas & Rinaldo 2024, "E-detectors: a nonparametric framework for sequential change detection",
+    NEJSDS): while the null hypothesis holds, false alarms are at least ``episodes`` episodes apart
+    on average, even though the policy keeps changing.
 
     It holds numbers alone, so a recorded training can be replayed.
 
@@ -51,10 +50,10 @@ class FalseClaimAlarm:
         """Evidence for more false claims than allowed; the alarm is at ``episodes``."""
         return float(self._evidence.mean())
 
-    def update(self, claimed: bool | None, true: bool | None) -> bool:
-        """Take how an episode ended; return whether to raise the alarm, and begin anew if so.
+    def update(self, claimed: float | None, true: float | None) -> bool:
+        """Take how an episode ended (true or false); return whether to raise the alarm.
 
-        An episode of which one of both is not known counts for nothing.
+        After an alarm the evidence begins anew. An episode with a None is skipped.
         """
         if claimed is None or true is None:
             return False

@@ -158,7 +158,8 @@ class Classifier(Runner):
         self.looks += len(odds)
         if again and self.band is not None:
             near = unsure(odds, logit(self.threshold), self.band)
-            near |= unsure(odds, logit(self.exit_threshold), self.band)
+            if self.exit_threshold < self.threshold:
+                near |= unsure(odds, logit(self.exit_threshold), self.band)
             rows = np.flatnonzero(near)
             if len(rows):
                 odds[rows] = self._odds_on(again[0], pictures[rows])

@@ -15,7 +15,7 @@ Undo = Callable[[], None]
 
 @dataclass(frozen=True)
 class Intervention:
-    """One change to an environment's state, and whether a success is one after it.
+    """One change to an environment's state, and whether a success survives it.
 
     An environment offers some by a method ``audit_interventions() -> Sequence[Intervention]``, or
     ``vinoreward audit --interventions file.py:function`` names a function of the environment that
@@ -35,8 +35,8 @@ class Intervention:
     apply: Callable[[np.random.Generator], Undo]
     """Changes the environment, and returns what undoes it. The next picture shows the change."""
     success: bool = False
-    """Whether a success is still one: True for a change that should not matter, such as another
-    colour of the wall."""
+    """Whether a success survives: True for a change that should not matter, such as another colour
+    of the wall."""
 
 
 def interventions_of(env: Any) -> tuple[Intervention, ...]:

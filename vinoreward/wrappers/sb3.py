@@ -320,8 +320,8 @@ class ClaimedVsTrue(BaseCallback):
         truth_key: key of the truth in ``info``; None finds the usual ones, see
             :class:`~vinoreward.rewards.success.Truth`.
         window: episodes behind a logged rate, at least 1.
-        alarm: notices that claims are no longer true successes; None looks for none. Its evidence
-            is logged as ``rollout/false_claim_evidence``.
+        alarm: tests whether claims are still true successes; None: no test. Its evidence is logged
+            as ``rollout/false_claim_evidence``.
         on_alarm: ``"tell"`` warns at the first alarm, ``"stop"`` ends the training at each.
         verbose: 1 prints once where the truth is read from, or that it is not known.
 
@@ -399,8 +399,8 @@ class ClaimedVsTrue(BaseCallback):
         false = sum(row["true"] == 0 for row in recent)
         self.warn(
             f"alarm at step {self.num_timesteps}: {false} of the last {len(recent)} claimed "
-            "successes are none. The policy may have found what fools the classifier; watch it "
-            "(vinoreward play) and try the classifier (vinoreward audit) before going on."
+            "successes are false. The policy may have found what fools the classifier: watch it "
+            "(vinoreward play) and audit the classifier (vinoreward audit) before going on."
         )
 
     def _note(self, info: Mapping[str, Any]) -> None:

@@ -200,6 +200,6 @@ def faults(found: Battery) -> list[str]:
         if row.rates.recall_high < KEPT * clean.recall:
             sentences.append(
                 f"under {row.name} it claims {row.rates.true_positives} of {successes} successes, "
-                f"{clean.true_positives} on clean pictures; nothing tells that it no longer sees"
+                f"{clean.true_positives} on clean pictures, and gives no sign of it"
             )
     return sentences

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,8 +151,11 @@ def audit(
             "of each label, 1 dead-camera frame and a seed of at least 0."
         )
     with needed_for("an audit", "train"):
+        import matplotlib  # noqa: F401  # before the work
         import scipy  # noqa: F401
-    with Classifier(bundle, backend=backend, device=device, precision=precision) as classifier:
+    with contextlib.ExitStack() as closing:
+        opened = partial(Classifier, backend=backend, device=device)
+        classifier = closing.enter_context(opened(bundle, precision=precision))
         spec = classifier.bundle.spec
         dataset = load_dataset(data, size=size_for(spec.picture), success_label=success_label)
         allowed, note = unseen(classifier.bundle, dataset)
@@ -162,8 +167,8 @@ def audit(
             by_pair = pair_rows(classifier, pairs, found)
         exact = None
         if classifier.precision != "fp32" and model_name(spec) is not None:
-            exact = Classifier(classifier.bundle, backend=backend, device=device, precision="fp32")
-        steps = _chained(
+            exact = closing.enter_context(opened(classifier.bundle, precision="fp32"))
+        steps = itertools.chain(
             shift_rows(classifier, exact, images, success, found, seed=seed, views=dataset.views),
             dead_rows(
                 classifier,
@@ -180,14 +185,12 @@ def audit(
             offered = interventions_of(env.unwrapped) if interventions is None else interventions
             name = "env" if env.spec is None else env.spec.id
             take = picture_source(env, name, image_source, size_for(spec.picture))
-            steps = _chained(
+            steps = itertools.chain(
                 remove_causes(classifier, env, take, act, offered, causes, found, seed=seed), steps
             )
         with tqdm(steps, desc="audit", unit="test", disable=not progress) as bar:
             for name in bar:
                 bar.set_postfix_str(name)
-        if exact is not None:
-            exact.close()
         kept = np.flatnonzero(allowed)
         claims = probabilities_of(classifier, dataset.images[kept])
         by_band = bands(
@@ -210,11 +213,6 @@ def audit(
             pairs=tuple(by_pair),
             causes=causes,
         )
-
-
-def _chained(*parts: Iterable[str]) -> Iterable[str]:
-    for part in parts:
-        yield from part
 
 
 def run(config: AuditConfig) -> int:

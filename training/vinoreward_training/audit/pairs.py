@@ -49,7 +49,7 @@ def pair_rows(classifier: Classifier, folder: Path, found: Battery) -> list[Pair
             "same name of the same scene without its cause."
         )
     before = {Path(one).stem: one for one in pictures_below(folder, BEFORE)}
-    rows = []
+    limit, rows = np.float32(classifier.threshold), []
     for change in changes:
         after = {Path(one).stem: one for one in pictures_below(folder, change)}
         both = sorted(before.keys() & after.keys())
@@ -58,15 +58,14 @@ def pair_rows(classifier: Classifier, folder: Path, found: Battery) -> list[Pair
                 f"no picture in {folder / change} has the name of one in {folder / BEFORE}. "
                 f"Expected pairs such as {BEFORE}/01.png and {change}/01.png."
             )
-        pictures = [[read_picture(inside(folder, each[stem])) for each in (before, after)]
-                    for stem in both]  # fmt: skip
-        scores = np.array([[_score(classifier, one) for one in pair] for pair in pictures])
-        claims = scores >= np.float32(classifier.threshold)
-        stay = claims[:, 0] & claims[:, 1]
-        for index in np.flatnonzero(claims[:, 1]).tolist():
-            picture = pictures[index][1]
-            found.show(picture[None], scores[index, 1:], f"{change}: {both[index]}")
-        first, kept = int(claims[:, 0].sum()), int(stay.sum())
+        first = kept = 0
+        for stem in both:  # one pair in memory at a time
+            pictures = [read_picture(inside(folder, each[stem])) for each in (before, after)]
+            claims, stays = (_score(classifier, one) for one in pictures)
+            if stays >= limit:
+                found.show(pictures[1][None], np.array([stays]), f"{change}: {stem}")
+            first += int(claims >= limit)
+            kept += int(claims >= limit and stays >= limit)
         low = clopper_pearson(kept, first, 0.95, "lower")[0]
         rows.append(PairRow(change, len(both), first, kept, low))
     return rows

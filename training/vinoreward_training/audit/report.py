@@ -47,7 +47,7 @@ class AuditReport:
     def verdict(self) -> str:
         """One sentence."""
         if self.passed:
-            return f"{self.bundle} passes: nothing that was tried made it pay surely too often."
+            return f"{self.bundle} passes: no test found a fault."
         more = len(self.faults) - 1
         others = f" (and {more} more fault{'s' * (more > 1)})" if more else ""
         return f"{self.bundle} fails: {self.faults[0]}{others}."

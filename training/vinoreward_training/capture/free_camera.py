@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 FREE = 0
@@ -19,7 +20,8 @@ def wandering_camera(env: Any) -> str | None:
     and leaves it there. Call this after a reset that follows a picture.
     """
     inner = env.unwrapped
-    for owner in (inner, *vars(inner).values()):
+    parts = [part for part in getattr(inner, "__dict__", {}).values() if isinstance(part, gym.Env)]
+    for owner in (inner, *parts):
         renderer = getattr(owner, "mujoco_renderer", None)
         viewer = getattr(renderer, "viewer", None)
         places = getattr(getattr(viewer, "data", None), "geom_xpos", None)
@@ -32,10 +34,10 @@ def wandering_camera(env: Any) -> str | None:
         if moved <= MOVED * float(viewer.cam.distance):
             return None
         return (
-            "note: this environment's camera looks where the first episode of a process puts "
-            f"things; begun now, it would look {moved:.2g} m beside. Then train and play show the "
-            "classifier another view than this capture, and it judges wrongly. Fix the view: "
-            "--env-kwargs default_camera_config \"{'lookat': [0, 0, 0]}\" or camera_name where the "
-            "environment takes them."
+            "note: the camera looks where the first episode of a process puts things; in a process "
+            f"that began here it would look {moved:.2g} m to the side. Then train and play show "
+            "the classifier another view than this capture, and it judges wrongly. Fix the view, "
+            "where the environment takes one of these: --env-kwargs camera_name NAME, or "
+            "default_camera_config \"{'lookat': [0, 0, 0]}\"."
         )
     return None

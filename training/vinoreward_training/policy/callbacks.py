@@ -19,6 +19,7 @@ from vinoreward.wrappers.sb3 import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.policy.checkpoint import save_checkpoint
 from vinoreward_training.policy.evaluate import Evaluation, evaluate
+from vinoreward_training.runs.next_command import again
 from vinoreward_training.runs.report import (
     EPISODE_COLUMNS,
     EVALUATION_COLUMNS,
@@ -26,7 +27,7 @@ from vinoreward_training.runs.report import (
     read_table,
     write_table,
 )
-from vinoreward_training.tasks.environments import truth_reader
+from vinoreward_training.tasks.environments import naming, truth_reader
 
 EVAL_SEED = 10_000
 """First seed of evaluations, far from those of training."""
@@ -82,9 +83,7 @@ class RunCallback(ClaimedVsTrue):
         self.episodes += read_table(folder / "episodes.csv", EPISODE_COLUMNS, until=start)
         if alarm is not None:  # where it stood when the run was stopped
             for row in self.episodes:
-                claimed, true = row["claimed"], row["true"]
-                known = claimed is not None and true is not None
-                if known and alarm.update(bool(claimed), bool(true)):
+                if alarm.update(row["claimed"], row["true"]):
                     self.alarms.append(int(row["step"] or 0))
         self._alarms_before = len(self.alarms)
         self.evaluations: list[Row] = []
@@ -147,6 +146,8 @@ class RunCallback(ClaimedVsTrue):
         if self.solved_at is not None:
             raise Solved
         if self._config.on_alarm == "stop" and len(self.alarms) > self._alarms_before:
+            line = again("train", self.folder, *naming(self._config.env))
+            self.say(f"Stopped at step {self.num_timesteps} by the alarm. Continue with: {line}")
             raise Alarmed
 
     def _stopped(self) -> None:
