@@ -246,6 +246,16 @@ def test_claims_that_stay_without_their_cause(bundle: Bundle, tmp_path: Path) ->
     assert report.battery.fooled[0].probability > 0.9
 
 
+def test_an_episode_gives_one_picture_of_each_label(bundle: Bundle, tmp_path: Path) -> None:
+    data = write_folder(tmp_path / "data", 120)
+    rows = ["file,label,episode"]
+    for label in ("success", "failure"):
+        rows += [f"{label}/{n:03d}.png,{label},{n // 3}" for n in range(120)]
+    (data / "metadata.csv").write_text("\n".join(rows) + "\n")
+    clean = audit(bundle, data, dead=22).battery.rows[0].rates
+    assert (clean.true_positives, clean.true_negatives) == (40, 40)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
