@@ -431,6 +431,14 @@ def test_an_environment_for_a_bundle_of_several_pictures_is_refused(
     assert "looks at several pictures" in capsys.readouterr().err
 
 
+def test_an_environment_that_is_not_there_is_named(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["audit", "--bundle", str(bundle.path), "--data", str(tmp_path), "--env", "NoSuch-v0"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 1
+    assert "no environment 'NoSuch-v0'" in capsys.readouterr().err
+
+
 def test_a_change_that_should_not_matter_and_does_is_a_fault() -> None:
     good, bad = Change("repainted", True, 100, 99), Change("repainted", True, 100, 60)
     assert good.fault() is None and "only 60 stay" in str(bad.fault())

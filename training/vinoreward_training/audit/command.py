@@ -46,8 +46,7 @@ from vinoreward_training.runs.run_folder import made
 from vinoreward_training.runs.settings import refuse_ignored
 from vinoreward_training.tasks.environments import (
     dependencies_named,
-    find_spec,
-    is_hover,
+    has_own_reward,
     make_env,
 )
 
@@ -270,7 +269,7 @@ def _environment(
     from vinoreward_training.capture.policies import open_policy
 
     given: dict[str, Any] = {"render_mode": "rgb_array", **config.env_kwargs}
-    if is_hover(find_spec(config.env), "backend", "bundle"):
+    if has_own_reward(config.env):
         given = {"backend": "oracle", "bundle": bundle, **given}
     with dependencies_named(config.env):
         env = make_env(config.env, given)
