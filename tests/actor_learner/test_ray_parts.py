@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import defaultdict
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vinoreward.actor_learner.config import SamplesPerInsert
+from vinoreward.actor_learner.engines.base import EngineConfig
 from vinoreward.actor_learner.engines.ray import engine
 from vinoreward.actor_learner.engines.ray.exchange import (
     Identity,
@@ -32,10 +34,10 @@ from vinoreward.actor_learner.transport.trajectory import FULL_PRECISION as FULL
 from vinoreward.errors import InputError
 
 
-def arrive(requests: TrajectoryRequests, actor: int, sequence: int) -> None:
+def arrive(requests: TrajectoryRequests, actor: int, number: int) -> None:
     trajectory = config().trajectory.empty(actor)
-    trajectory.versions[...] = sequence
-    requests.arrived(trajectory, sequence)
+    trajectory.versions[...] = number
+    requests.arrived(trajectory)
 
 
 class TestRequests:
@@ -60,12 +62,12 @@ class TestRequests:
         requests.ask()
         taken: list[Batch] = []
         steps = samples = 0
-        sequence = [0] * actors
+        numbers = [0] * actors
         for move in moves:
             if asked and move % 4:
                 actor = asked.pop(move % len(asked))
-                arrive(requests, actor, sequence[actor])
-                sequence[actor] += 1
+                arrive(requests, actor, numbers[actor])
+                numbers[actor] += 1
                 steps += size
             found = requests.take(1, timeout=0.0, stop=lambda: False, evenly=False)
             taken += [] if found is None else [found]
@@ -93,13 +95,13 @@ class TestRequests:
         # With everything given back, somebody can always go on.
         assert asked or limiter.can_sample(steps, samples, sample)
 
-    def test_evenly_is_in_order_whatever_came_first(self) -> None:
+    def test_evenly_does_not_depend_on_the_actors_speed(self) -> None:
         requests = TrajectoryRequests(config(actors=2, slots=3), lambda actor: None)
         requests.ask()
-        for actor, sequence in [(1, 1), (1, 0), (0, 2), (0, 0), (1, 2)]:
-            arrive(requests, actor, sequence)
+        for actor, number in [(1, 0), (1, 1), (0, 0), (1, 2), (0, 1)]:
+            arrive(requests, actor, number)
         assert requests.take(6, timeout=0.0, stop=lambda: False, evenly=True) is None
-        arrive(requests, 0, 1)
+        arrive(requests, 0, 2)
         found = requests.take(4, timeout=0.0, stop=lambda: False, evenly=True)
         assert found is not None
         order = [(one.actor, one.versions[0, 0]) for one in found]
@@ -282,14 +284,84 @@ class Answers:
     """A process on Ray that answers when the test says so."""
 
     def __init__(self) -> None:
-        self.asked: dict[str, Future[Any]] = {}
+        self.asked: dict[str, list[Future[Any]]] = defaultdict(list)
 
     def __getattr__(self, question: str) -> Any:
         def remote(*arguments: Any) -> Any:
-            future = self.asked[question] = Future()
+            future: Future[Any] = Future()
+            self.asked[question].append(future)
             return SimpleNamespace(future=lambda: future)
 
         return SimpleNamespace(remote=remote)
+
+
+def worker_of(
+    told: EngineConfig, watch: engine.StateWatch, actor: Answers
+) -> tuple[engine.RayWorker, TrajectoryRequests]:
+    """Return the first actor's worker, whose process answers what the test says."""
+    requests = TrajectoryRequests(told, lambda number: worker.ask())
+    cluster = SimpleNamespace(
+        ray=SimpleNamespace(kill=lambda handle, no_restart: None),
+        lost=False,
+        remote=lambda *a, **b: SimpleNamespace(remote=lambda *c: actor),
+    )
+    worker = engine.RayWorker("actor 0", 0, told, cluster, watch, requests)
+    worker.start()
+    return worker, requests
+
+
+def sent(told: EngineConfig, number: int) -> tuple[bytes, Any]:
+    """Return an actor's message ``number``; its trajectory, counter and report say which it is."""
+    buffer = np.zeros(told.trajectory.nbytes, np.uint8)
+    told.trajectory.view(buffer, 0).versions[...] = number
+    counters, reports = {"steps": 9 * (number + 1)}, [("episodes", number)]
+    told_of = {"number": number, "counters": counters, "reports": reports}
+    return json.dumps(told_of).encode(), buffer
+
+
+@given(order=st.permutations(range(5)))
+@settings(deadline=None, max_examples=50)
+def test_messages_are_read_in_the_order_of_sending(order: list[int]) -> None:
+    """Ray may bring the answer to a later request first; a fixed lag needs the actor's order."""
+    pytest.importorskip("ray")
+    told, actor = config(slots=5), Answers()
+    worker, requests = worker_of(told, engine.StateWatch(Answers(), lambda: None), actor)
+    taken: list[int] = []
+    reported: list[int] = []
+    for count, number in enumerate(order, 1):
+        actor.asked["next"][number].set_result(sent(told, number))
+        reported += [value for _, value in worker.look().messages]
+        here = next(one for one in range(6) if one not in order[:count])
+        assert worker.counter("steps") == 9 * here
+        assert requests.rollouts[0] == here
+        batch = requests.take(1, timeout=0.0, stop=lambda: False, evenly=True)
+        while batch is not None:
+            taken += [int(one.versions[0, 0]) for one in batch]
+            batch.close()
+            batch = requests.take(1, timeout=0.0, stop=lambda: False, evenly=True)
+    assert taken == reported == list(range(5))
+
+
+def test_what_came_of_a_process_that_ended_is_kept() -> None:
+    """Its message 1 is lost; 0, 2 and 3 are not. A successor counts from 0 again."""
+    pytest.importorskip("ray")
+    told, actor = config(slots=5), Answers()
+    worker, requests = worker_of(told, engine.StateWatch(Answers(), lambda: None), actor)
+    for number in (3, 0, 2):
+        actor.asked["next"][number].set_result(sent(told, number))
+    assert [value for _, value in worker.look().messages] == [0]
+    actor.asked["ended"][0].set_result("it broke")
+    status = worker.look()
+    assert [value for _, value in status.messages] == [2, 3]
+    assert status.ended is not None
+    worker.kill()
+    worker.generation += 1
+    before = len(actor.asked["next"])
+    worker.start()
+    actor.asked["next"][before].set_result(sent(told, 0))
+    assert [value for _, value in worker.look().messages] == [0]
+    assert requests.rollouts[0] == 4
+    assert worker.counter("steps") == 9 * 4 + 9
 
 
 def test_nobody_is_silent_because_the_state_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,26 +370,19 @@ def test_nobody_is_silent_because_the_state_was_lost(monkeypatch: pytest.MonkeyP
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: clock.now))
     told, state, actor = config(), Answers(), Answers()
-    requests = TrajectoryRequests(told, lambda number: worker.ask())
     watch = engine.StateWatch(state, lambda: None)
-    cluster = SimpleNamespace(
-        ray=None, remote=lambda *a, **b: SimpleNamespace(remote=lambda *c: actor)
-    )
-    worker = engine.RayWorker("actor 0", 0, told, cluster, watch, requests)
+    worker, _ = worker_of(told, watch, actor)
 
     def looked(born: str, silence: float) -> float:
         clock.now += 1.0
         watch.wait([worker], 0.0)
-        state.asked["look"].set_result(Look(born, -1, (0,), (silence,), (0,)))
+        state.asked["look"][-1].set_result(Look(born, -1, (0,), (silence,), (0,)))
         watch.wait([worker], 0.0)
         found: float = worker.look().silence
         return found
 
-    worker.start()
     assert looked("first", float("inf")) == float("inf")
-    sent = {"sequence": 0, "counters": {"steps": 9}, "reports": []}
-    buffer = np.zeros(told.trajectory.nbytes, np.uint8)
-    actor.asked["next"].set_result((json.dumps(sent).encode(), buffer))
+    actor.asked["next"][0].set_result(sent(told, 0))
     assert looked("first", float("inf")) == 0.0
     assert worker.counter("steps") == 9
     clock.now += 100.0

@@ -147,6 +147,10 @@ class RayWorker(Worker):
         """(question, handle, answer); Ray adds them in a thread of its own."""
         self._last_message = -math.inf
         self._handed = 0
+        self._read = 0
+        """Messages of this process that were read."""
+        self._early: dict[int, tuple[dict[str, Any], Bytes | None]] = {}
+        """Messages by number, whose predecessors are still on their way: Ray keeps no order."""
         self._before: Counter[str] = Counter()
         """Counters of the predecessors."""
         self._counters: Counter[str] = Counter()
@@ -157,6 +161,7 @@ class RayWorker(Worker):
         """Ask for a process; returns before there is one."""
         self.waits_for = "`ray status` shows what it waits for"
         self._last_message = -math.inf
+        self._read, self._early = 0, {}
         if self.generation > 0:
             # Ends a predecessor that lives on, on a node that Ray does not reach any more.
             self._watch.state.replace.remote(self.number, self.generation)
@@ -220,20 +225,30 @@ class RayWorker(Worker):
                 report: str = future.result()
                 ended = Ended(in_short(report) if report else "ended", report)
             else:
-                messages += self._read(future.result())
+                self._receive(future.result())
+        while self._early:
+            # Of a process that has ended, a message that is still missing no longer comes.
+            number = min(self._early) if ended else self._read
+            if number not in self._early:
+                break
+            self._read = number + 1
+            messages += self._take(*self._early.pop(number))
         return Status(self._silence(), self._handed, messages, ended)
 
-    def _read(self, message: tuple[bytes, Bytes | None]) -> list[tuple[str, Any]]:
+    def _receive(self, message: tuple[bytes, Bytes | None]) -> None:
         header, buffer = message
         about = json.loads(header)
         self._last_message = time.monotonic()
+        self._early[about["number"]] = about, buffer
+
+    def _take(self, about: dict[str, Any], buffer: Bytes | None) -> list[tuple[str, Any]]:
         self._handed += 1
         if buffer is None:
             self.ask()
         else:
             self._counters = self._before + Counter(about["counters"])
             trajectory = self._config.trajectory.view(buffer, self.number, self.generation)
-            self._requests.arrived(trajectory, about["sequence"])
+            self._requests.arrived(trajectory)
         return [(kind, value) for kind, value in about["reports"]]
 
     def _silence(self) -> float:

@@ -322,8 +322,8 @@ class TrajectoryRequests:
         self._here = [0] * actors
         self.rollouts = [0] * actors
         self._open = set(range(actors))
-        self._ready: list[tuple[int, tuple[int, int], Trajectory]] = []
-        """(actor, (generation, sequence), trajectory) in the order of arrival."""
+        self._ready: list[tuple[int, int, Trajectory]] = []
+        """(actor, number among this actor's, trajectory) in the order of arrival."""
         self._samples = 0
 
     def ask(self) -> None:
@@ -343,14 +343,14 @@ class TrajectoryRequests:
         inserted = sum(self.rollouts) + sum(self._asked)
         return self._limiter.can_insert(inserted * self._size, self._samples, self._size)
 
-    def arrived(self, trajectory: Trajectory, sequence: int) -> None:
-        """Add a trajectory; ``sequence`` is its number in its actor's generation."""
+    def arrived(self, trajectory: Trajectory) -> None:
+        """Add an actor's next trajectory."""
         with self._changed:
             actor = trajectory.actor
             self._asked[actor] -= 1
             self._here[actor] += 1
             self.rollouts[actor] += 1
-            self._ready.append((actor, (trajectory.generation, sequence), trajectory))
+            self._ready.append((actor, self.rollouts[actor], trajectory))
             self._changed.notify_all()
 
     def lost(self, actor: int) -> None:

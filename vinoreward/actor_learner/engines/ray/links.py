@@ -63,6 +63,7 @@ class _RayLink(Link):
         self._state = identity.state
         self._process = process
         self._reports: list[tuple[str, Any]] = []
+        self._sent = 0
         self._beats = 0
         self._looked = time.monotonic()
         self._pulled = NONE
@@ -120,7 +121,9 @@ class _RayLink(Link):
 
     def _send(self, about: Mapping[str, Any], buffer: Bytes | None = None) -> None:
         reports, self._reports = self._reports, []
-        self._process.put((json.dumps({**about, "reports": reports}).encode(), buffer))
+        told = {**about, "number": self._sent, "reports": reports}
+        self._sent += 1
+        self._process.put((json.dumps(told).encode(), buffer))
 
     def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
         if store == SETTINGS:
@@ -151,7 +154,6 @@ class _RayActorLink(_RayLink, ActorLink):
         super().__init__(identity, process)
         self._spec = trajectory
         self._buffer: Bytes | None = None
-        self._sequence = 0
         self._counters: Counter[str] = Counter()
 
     @property
@@ -173,8 +175,7 @@ class _RayActorLink(_RayLink, ActorLink):
             self.report("episodes", episodes)
         self._counters.update(counts)
         # Totals, not increments: a lost message loses no counts.
-        self._send({"sequence": self._sequence, "counters": self._counters}, buffer)
-        self._sequence += 1
+        self._send({"counters": self._counters}, buffer)
 
 
 class RayCompressorLink(_RayLink, CompressorLink):
