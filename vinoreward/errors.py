@@ -11,6 +11,7 @@
     ├── MissingDisplayError (RuntimeError)       no display, or no OpenGL
     ├── InputError (ValueError)                  an array of the wrong shape, dtype or range
     ├── OutputError (RuntimeError)               NaN, infinity or a wrong shape from a network
+    ├── OddPictureError (RuntimeError)           a picture unlike those of the training
     ├── ModelNotFoundError (FileNotFoundError)   no model file or bundle at that path or name
     ├── ModelCorruptError (ValueError)           a model file that cannot be read
     ├── ModelRefusedError (ValueError)           a network that could take too much memory or time
@@ -52,6 +53,10 @@ class UnknownBackendError(ConfigError):
 
 class UnknownDeviceError(ConfigError):
     """The backend does not offer that device on this machine."""
+
+
+class OddPictureError(VinorewardError, RuntimeError):
+    """A picture is unlike all that the classifier was trained on (``on_ood="raise"``)."""
 
 
 class PictureMismatchError(ConfigError):

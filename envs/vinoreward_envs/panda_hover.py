@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.picture import check_scene
 from vinoreward.errors import ConfigError, InputError, MissingDisplayError
-from vinoreward.rewards.classifier import Classifier, check_origin
+from vinoreward.rewards.classifier import Classifier, Judged, check_origin
 from vinoreward.rewards.interventions import Intervention, Undo
-from vinoreward.rewards.success import RewardCore, RewardOptions
+from vinoreward.rewards.success import OnOdd, RewardCore, RewardOptions
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.spec import (
     CameraSpec,
@@ -77,7 +77,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
 
     ``info`` holds ``is_success`` (claimed), ``true_success`` (the gripper within 3.5 cm of the
     point above the object), ``distance`` (metres), ``refused`` and, but for the oracle,
-    ``reward_prob``, the calibrated probability behind the claim.
+    ``reward_prob``, the calibrated probability behind the claim. If the bundle has a guard,
+    ``reward_ood`` is how strange the picture is to it: above 1 no success is claimed.
 
     ``reset(options={"object_position": (x, y)})`` places the object for that episode.
 
@@ -105,6 +106,8 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         success_exit_threshold: probability that is enough after a step that reached it; None is
             the same.
         success_hold_steps: steps in a row that must reach it.
+        on_ood: what becomes of a picture that the bundle's guard finds odd, as for
+            :class:`~vinoreward.LearnedReward`; nothing looks for it with ``fidelity="article"``.
         accept_foreign_pictures: take a bundle that does not say what drew the pictures it was
             trained on (a foreign model, or one trained on a folder of pictures).
 
@@ -137,6 +140,7 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         success_threshold: float | None = None,
         success_exit_threshold: float | None = None,
         success_hold_steps: int = 1,
+        on_ood: OnOdd = "withhold",
         accept_foreign_pictures: bool = False,
     ) -> None:
         check_choice("fidelity", fidelity, (None, "article"))
@@ -180,9 +184,10 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
                 threads=threads,
                 threshold=success_threshold,
                 exit_threshold=success_exit_threshold,
+                guarded=on_ood != "ignore" and fidelity is None,
             )
             threshold = self._classifier.threshold
-        rewards = RewardOptions(success_hold_steps=success_hold_steps, **REWARDS)
+        rewards = RewardOptions(success_hold_steps=success_hold_steps, on_ood=on_ood, **REWARDS)
         self._core = RewardCore(rewards, threshold, exit_threshold=success_exit_threshold)
         article: dict[str, Any] = {"motion": "dynamics", "ik": "article"}
         self.scene = HoverScene(camera=spec, **(article if fidelity else {"motion": motion}))
@@ -235,9 +240,11 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
             "distance": distance,
             "refused": refused,
         }
-        probability, odds = self._look(info)
+        judged = self._look(info)
         paid = np.array([c.REWARD_REFUSED if refused else c.REWARD_STEP])
-        scores = self._core.transition(_SCORED, probability, odds, paid, _NO_END)
+        scores = self._core.transition(
+            _SCORED, judged.probability, judged.log_odds, paid, _NO_END, odd=judged.odd
+        )
         claimed, reward = bool(scores.claimed[0]), float(scores.rewards[0])
         if self._judged:
             info["is_success"] = claimed
@@ -319,17 +326,19 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
         self.scene.move_gripper((x, y))
         return True
 
-    def _look(self, info: dict[str, Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return probability and log-odds of success: the classifier's, or the oracle's 0 or 1."""
+    def _look(self, info: dict[str, Any]) -> Judged:
+        """Return what the classifier says, or the oracle: 0 or 1."""
         if self._classifier is None:
             truth = np.array([info["true_success"] and self._judged], np.float32)
-            return truth, truth
+            return Judged(truth, truth, None)
         frame = self._picture()
         if self._network_size is not None:
             frame = resized(frame, *self._network_size)
-        probability, odds = self._classifier.score(frame[None])
-        info["reward_prob"] = float(probability[0])
-        return probability, odds
+        judged = self._classifier.judge(frame[None])
+        info["reward_prob"] = float(judged.probability[0])
+        if judged.odd is not None:
+            info["reward_ood"] = float(judged.odd[0])
+        return judged
 
     def _observe(self) -> NDArray[Any]:
         if self._pixels:

@@ -25,6 +25,7 @@ from toy_environments import Corridor, cell_log_odds, rendered_corridor, save_to
 
 from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.errors import ConfigError, OddPictureError
 
 MODES = list(AutoresetMode)
 
@@ -94,6 +95,90 @@ def test_a_claim_goes_on_down_to_the_exit_threshold(bundle: Bundle) -> None:
         (4, None, 0), (5, True, 1), (4, True, 1), (3, False, 0), (4, False, 0), (5, True, 1),
     ]  # fmt: skip
     env.close()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle whose guard knows all cells but the fifth, the first of those that are claimed."""
+    folder = tmp_path_factory.mktemp("guarded") / "toy"
+    return save_toy_bundle(folder, seen=(0, 1, 2, 3, 4, 6, 7))
+
+
+WITHHELD: dict[str, dict[str, Any]] = {
+    "sparse": {"terminate_on_success": False},
+    "hold": {"success_hold_steps": 2, "terminate_on_success": False},
+    "all-claimed": {"success_threshold": 0.0, "terminate_on_success": False},
+    "probability": {"reward_mode": "probability", "terminate_on_success": False},
+    "log-odds": {"reward_mode": "log_odds", "terminate_on_success": False},
+    "potential": {"reward_mode": "potential", "gamma": 0.5, "terminate_on_success": False},
+}
+
+
+@pytest.mark.parametrize("name", WITHHELD)
+def test_nothing_is_claimed_of_an_odd_picture(guarded: Bundle, name: str) -> None:
+    options = WITHHELD[name]
+    env = LearnedReward(
+        Corridor(first_cells=(4,)),
+        guarded,
+        image_source=picture_of_vector,
+        step_reward=-1.0,
+        **options,
+    )
+    env.reset(seed=0)
+    found = [env.step(action) for action in (1, 1, 0, 1)]
+    env.close()
+    cells = (5, 6, 5, 6)
+    assert [info["reward_ood"] > 1 for *_, info in found] == [True, False, True, False]
+    chances = [1 / (1 + np.exp(-cell_log_odds(cell))) for cell in cells]
+    seen = [info["reward_prob"] for *_, info in found]
+    assert seen == pytest.approx(chances, abs=1e-5), "what is withheld stays visible"
+    claims = [info["is_success"] for *_, info in found]
+    assert claims == ([False] * 4 if name == "hold" else [False, True, False, True])
+    sparse = [1.0 if claim else -1.0 for claim in claims]
+    high, low = chances[1], 1 / (1 + np.exp(-cell_log_odds(4)))
+    assert [reward for _, reward, *_ in found] == pytest.approx(
+        {
+            "probability": [0, high, 0, high],
+            "log-odds": [-20, cell_log_odds(6), -20, cell_log_odds(6)],
+            "potential": [-1 - low, 1 + high / 2, -1 - high, 1 + high / 2],
+        }.get(name, sparse),
+        abs=1e-4,
+    )
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("name", ["sparse", "hold", "probability", "log-odds", "potential"])
+def test_all_forms_withhold_the_same(guarded: Bundle, mode: AutoresetMode, name: str) -> None:
+    options = {"image_source": "obs", **OPTIONS[name]}
+    expected = one_after_another(guarded, {"observation": "picture"}, **options)
+    odd = [t for one in expected for t in one if t.odd is not None and t.odd > 1]
+    assert odd and not any(t.claimed for t in odd)
+    env = VectorLearnedReward(sync(mode, observation="picture"), guarded, **options)
+    assert_same(vector_rollout(env), expected)
+    if mode is MODES[0]:
+        made = [functools.partial(Corridor, observation="picture") for _ in range(ENVS)]
+        assert_same(sb3_rollout(VecLearnedReward(DummyVecEnv(made), guarded, **options)), expected)
+
+
+def test_the_other_answers_to_an_odd_picture(guarded: Bundle) -> None:
+    def stepped(**options: Any) -> dict[str, Any]:
+        env = LearnedReward(
+            Corridor(first_cells=(4,)), guarded, image_source=picture_of_vector, **options
+        )
+        env.reset(seed=0)
+        try:
+            return env.step(1)[4]
+        finally:
+            env.close()
+
+    with pytest.warns(UserWarning, match=r"unlike those.*times the limit.*count all the same"):
+        assert stepped(on_ood="warn")["is_success"]
+    with pytest.raises(OddPictureError, match=r"unlike those.*on_ood='withhold'"):
+        stepped(on_ood="raise")
+    info = stepped(on_ood="ignore")
+    assert info["is_success"] and "reward_ood" not in info
+    with pytest.raises(ConfigError, match="on_ood is 'hide'"):
+        stepped(on_ood="hide")
 
 
 def test_the_episodes_of_the_oracle_end_in_every_way(bundle: Bundle) -> None:

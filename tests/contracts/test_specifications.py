@@ -37,6 +37,7 @@ EVERY_ARGUMENT: dict[str, Any] = {
     "reward_mode": "potential",
     "success_threshold": np.float64(0.99),
     "success_exit_threshold": np.float64(0.5),
+    "on_ood": "warn",
     "success_hold_steps": 3,
     "guard": None,
     "terminate_on_success": False,

@@ -131,7 +131,7 @@ def test_fp32_answers_within_the_band_and_int8_beyond(bundle: Bundle, backend: s
         assert np.array_equal(claims, fp32.compute_reward(pictures()))
         assert not np.array_equal(int8.compute_reward(pictures()), claims)
         # One answer, however it is asked for.
-        probability, odds = both.score(pictures())
+        probability, odds, _ = both.judge(pictures())
         assert np.array_equal(odds, found)
         assert np.array_equal(probability, both.probability(pictures()))
         np.testing.assert_allclose(probability, sigmoid(odds.astype(np.float64)), rtol=1e-5)

@@ -31,6 +31,8 @@ class Transition:
     probability: float
     original: float
     true_success: bool
+    odd: float | None = None
+    """What the guard says, if there is one."""
 
 
 def actions_of(index: int) -> list[int]:
@@ -59,6 +61,7 @@ def one_after_another(
                     info["reward_prob"],
                     info["original_env_rew"],
                     info["true_success"],
+                    info.get("reward_ood"),
                 )
             )
             if terminated or truncated:
@@ -104,6 +107,7 @@ def vector_rollout(env: VectorLearnedReward) -> list[list[Transition]]:
                     float(infos["reward_prob"][i]),
                     float(infos["original_env_rew"][i]),
                     bool(infos["true_success"][i]),
+                    float(infos["reward_ood"][i]) if "reward_ood" in infos else None,
                 )
             )
         waiting = over if mode is AutoresetMode.NEXT_STEP else waiting

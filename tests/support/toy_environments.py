@@ -8,6 +8,7 @@ a wrapper that does it is found out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from vinoreward import PictureInInfo
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Picture, View
+from vinoreward.rewards.guard import GUARD_FILE, PictureGuard
 
 HEIGHT, WIDTH = 6, 8
 LAST_CELL = 7
@@ -182,8 +184,9 @@ def save_toy_bundle(
     decision: Decision | None = None,
     scene: dict[str, Any] | None = None,
     probabilities: bool = False,
+    seen: Sequence[int] | None = None,
 ) -> Bundle:
-    """Save a bundle around :func:`save_toy_network`."""
+    """Save a bundle around :func:`save_toy_network`; with a guard that knows the cells ``seen``."""
     model = save_toy_network(folder.parent / f"{folder.name}.onnx", probabilities=probabilities)
     images = np.zeros((LAST_CELL + 1, HEIGHT, WIDTH, 3), np.uint8)
     images[..., 0] = np.array([_red(cell) for cell in range(LAST_CELL + 1)])[:, None, None]
@@ -201,7 +204,12 @@ def save_toy_bundle(
         output="probabilities" if probabilities else "logits",
     )
     logits = logits.astype(np.float32)
-    return Bundle.load(save_bundle(folder, spec, {"model.onnx": model}, images, logits))
+    files: dict[str, Path | bytes] = {"model.onnx": model}
+    if seen is not None:
+        known = np.repeat(images[list(seen)], 32, axis=0)
+        known[..., 2] = np.tile(np.arange(0, 256, 8), len(seen))[:, None, None]
+        files[GUARD_FILE] = PictureGuard.fit(known, known, np.arange(len(known))).to_bytes()
+    return Bundle.load(save_bundle(folder, spec, files, images, logits))
 
 
 VIEWS = (

@@ -37,7 +37,7 @@ from vinoreward_training.audit.causes import Causes, Change
 from vinoreward_training.audit.command import audit
 from vinoreward_training.audit.report import sections_of
 from vinoreward_training.audit.shifts import SHIFTS, Shift, shifted
-from vinoreward_training.classifier.evaluation import rates
+from vinoreward_training.classifier.evaluation import Rates, rates
 from vinoreward_training.cli import main
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset
@@ -161,9 +161,20 @@ def test_a_band_shows_what_the_pooled_rate_hides() -> None:
 # --- what fails --------------------------------------------------------------------------------
 
 
-def row(shift: str, claimed: int, wrong: int, strength: float | None = 1.0) -> Row:
+def counted(claimed: int, wrong: int) -> Rates:
     claims = np.repeat([True, False, True, False], [claimed, 300 - claimed, wrong, 300 - wrong])
-    return Row(shift, strength, "", rates(claims, np.repeat([1, 0], 300)), None)
+    return rates(claims, np.repeat([1, 0], 300))
+
+
+def row(shift: str, claimed: int, wrong: int, strength: float | None = 1.0) -> Row:
+    found = counted(claimed, wrong)
+    return Row(shift, strength, "", found, found, None)
+
+
+def guarded(shift: str, claimed: int, odd: int, strength: float | None = 1.0) -> Row:
+    """Of 300 successes and 300 failures the network claims that many successes and 20 failures."""
+    alone = counted(claimed, 20)
+    return Row(shift, strength, "", counted(0, 0), alone, None, withheld=odd)
 
 
 def test_what_is_surely_beyond_a_bar_is_a_fault_and_nothing_else() -> None:
@@ -181,6 +192,17 @@ def test_what_is_surely_beyond_a_bar_is_a_fault_and_nothing_else() -> None:
     assert re.search("under a it claims 200 of 300 successes, 290 on clean", blind)
     (unused,) = faults(Battery([row("", 150, 0, None)], {}))
     assert "150 of 300 successes on clean pictures" in unused
+
+
+def test_what_the_guard_must_notice() -> None:
+    """What the network no longer sees; if it does see it, the guard may be silent or not."""
+    clean = row("", 290, 1, None)
+    assert faults(Battery([clean, guarded("a", 10, 590), guarded("b", 280, 100)], {})) == []
+    (blind,) = faults(Battery([clean, guarded("a", 10, 540)], {}))
+    assert re.search("under a it claims 10 of 300 successes, 290 on clean .* no sign of it", blind)
+    alarmed = dataclasses.replace(clean, withheld=20)
+    (alarms,) = faults(Battery([alarmed], {}))
+    assert "finds 20 of 600 clean pictures odd; at most 1%" in alarms
 
 
 # --- the command -------------------------------------------------------------------------------

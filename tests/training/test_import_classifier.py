@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from vinoreward.errors import (
     VinorewardError,
 )
 from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.guard import guard_of
 from vinoreward_training.classifier import calibrate, import_classifier
 from vinoreward_training.classifier.finetune import USELESS
+from vinoreward_training.cli import main
 from vinoreward_training.configs import CalibrateConfig, ImportClassifierConfig, QuantizeConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
 from vinoreward_training.quantize import command as quantize
@@ -380,3 +383,49 @@ def test_a_threshold_that_nobody_chose_is_said_when_the_bundle_is_wrapped(tmp_pa
         LearnedReward(env, tmp_path / "bundle", image_source="obs").close()
     # A threshold of the user's own needs no calibration; a warning would fail the test.
     LearnedReward(env, tmp_path / "bundle", image_source="obs", success_threshold=0.7).close()
+
+
+# --- the guard ---------------------------------------------------------------------------------
+
+
+def test_a_bundle_gets_a_guard_and_keeps_everything_else(
+    foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A guard of its own folder knows these pictures, and not those of a camera that died."""
+    folder = tmp_path / "bundle"
+    assert calibrated(foreign, folder) == 0
+    before = Bundle.load(folder)
+    guard = guard_of(before)
+    assert guard is not None
+    assert before.spec.metrics["guard"]["frames"] > 0
+    card = (folder / "README.md").read_text()
+    assert "clean test frames are odd" in card
+    pictures = load_dataset(foreign / "data").images
+    assert (guard.odd(pictures) > 1).mean() < 0.05
+    assert (guard.odd(np.zeros_like(pictures)) > 1).all()
+
+    capsys.readouterr()
+    assert main(["guard", "--bundle", str(folder), "--data", str(foreign / "data")]) == 0
+    assert "clean test frames are odd" in capsys.readouterr().out
+    after = Bundle.load(folder)
+    assert after.spec.files["guard.npz"] == before.spec.files["guard.npz"]
+    assert after.spec.decision == before.spec.decision
+    for name in ("model.onnx", "golden.npz"):
+        assert after.spec.files[name] == before.spec.files[name]
+    assert (folder / "README.md").read_text() == card
+
+
+def test_a_guard_that_cannot_be_is_refused_and_nothing_changes(
+    foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bundle"
+    assert calibrated(foreign, folder) == 0
+    few = draw(tmp_path / "few", 90)
+    before = (folder / "bundle.json").read_bytes()
+    assert main(["guard", "--bundle", str(folder), "--data", str(few)]) == 1
+    assert re.search(
+        r"gives no guard: it takes 20 episodes.*Expected more", capsys.readouterr().err
+    )
+    assert main(["guard", "--bundle", "panda-hover-encoder", "--data", str(few)]) == 1
+    assert "installed bundle, which is only read" in capsys.readouterr().err
+    assert (folder / "bundle.json").read_bytes() == before

@@ -167,11 +167,11 @@ def test_a_step_of_all_environments_is_one_classification(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    score = Classifier.score
+    judge = Classifier.judge
     monkeypatch.setattr(
         Classifier,
-        "score",
-        lambda self, pictures: (sizes.append(len(pictures)), score(self, pictures))[1],
+        "judge",
+        lambda self, pictures: (sizes.append(len(pictures)), judge(self, pictures))[1],
     )
     env = make_envs(4, TOY, bundle=str(bundle.path), wrap_bundle=True, processes=False)
     env.reset()

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "finetune": ("classifier.finetune", configs.FinetuneConfig),
     "import-classifier": ("classifier.import_classifier", configs.ImportClassifierConfig),
     "calibrate": ("classifier.calibrate", configs.CalibrateConfig),
+    "guard": ("classifier.guard", configs.GuardConfig),
     "quantize": ("quantize.command", configs.QuantizeConfig),
     "score": ("classifier.score", configs.ScoreConfig),
     "audit": ("audit.command", configs.AuditConfig),
@@ -39,7 +40,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
 
 HUB_OPTIONS = ("--bundle", "--encoder")
 """Options whose value may be a bundle on the Hugging Face Hub."""
-WRITING = ("calibrate", "quantize")
+WRITING = ("calibrate", "guard", "quantize")
 """Commands that write into the bundle."""
 
 

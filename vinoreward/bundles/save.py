@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # The decoder is only for looking at an encoder's reconstructions.
 MODEL_FILES = (
     "model.onnx", "model.xml", "model.bin", "model.safetensors", "model.int8.onnx",
-    "model.int8.xml", "model.int8.bin", "decoder.onnx", "decoder.safetensors",
+    "model.int8.xml", "model.int8.bin", "decoder.onnx", "decoder.safetensors", "guard.npz",
 )  # fmt: skip
 MAX_CARD_BYTES = 1 << 20
 _SHEET = 8
@@ -165,6 +165,31 @@ def add_int8(
     )
 
 
+def with_guard(bundle: Bundle, guard: bytes, metrics: Mapping[str, Any]) -> Path:
+    """Add or replace a saved bundle's guard; return the folder.
+
+    ``guard`` is the content of ``guard.npz``, ``metrics`` what is known of it. Decisions, networks
+    and a card written by hand stay. Errors are those of :func:`save_bundle`.
+    """
+    golden, card = bundle.golden, card_of(bundle.path)
+    files, pictures = _own_files(bundle)
+    files |= {name: bundle.path / name for name in bundle.spec.files if "int8" in name}
+    files["guard.npz"] = guard
+    if card == model_card(bundle.spec, ["golden.png", *pictures]):
+        card = None
+    return save_bundle(
+        bundle.path,
+        dataclasses.replace(bundle.spec, metrics={**bundle.spec.metrics, "guard": dict(metrics)}),
+        files,
+        golden.images,
+        golden.logits,
+        card,
+        pictures,
+        golden_logits_int8=golden.logits_int8,
+        overwrite=True,
+    )
+
+
 def replace_fp32(
     bundle: Bundle,
     spec: BundleSpec,
@@ -172,13 +197,15 @@ def replace_fp32(
     golden_logits: NDArray[Any],
     card: str,
     card_pictures: Mapping[str, Path],
+    others: Mapping[str, bytes],
 ) -> Path:
     """Give a saved bundle another description, golden frames and card; return the folder.
 
-    Its INT8 network goes, as its gate compared decisions at the old threshold. The arguments and
-    errors are those of :func:`save_bundle`.
+    Its INT8 network goes, as its gate compared decisions at the old threshold. ``others`` are files
+    that it gets besides. The other arguments and errors are those of :func:`save_bundle`.
     """
     files, pictures = _own_files(bundle)
+    files |= others
     return save_bundle(
         bundle.path,
         dataclasses.replace(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from vinoreward.bundles.golden import columns
 from vinoreward.bundles.picture import in_color, layout_of
 from vinoreward.bundles.runner import Runner
 from vinoreward.errors import ConfigError, InputError, OutputError, PictureMismatchError
+from vinoreward.rewards.guard import PictureGuard, guard_of
 
 if TYPE_CHECKING:
     from vinoreward.backends.base import Backend
@@ -25,6 +27,18 @@ RewardKind = Literal["claim", "probability", "log_odds"]
 
 # Smallest probability of a float32 softmax; the logarithm of 0 would be infinite.
 _LEAST = float(np.finfo(np.float32).tiny)
+
+
+class Judged(NamedTuple):
+    """What a classifier and its guard say of N pictures."""
+
+    probability: NDArray[np.float32]
+    """(N,) Calibrated, from 0 to 1."""
+    log_odds: NDArray[np.float32]
+    """(N,) Of the same."""
+    odd: NDArray[np.float32] | None
+    """(N,) How strange the pictures are: above 1 the classifier cannot judge them. None without a
+    guard."""
 
 
 class Classifier(Runner):
@@ -49,6 +63,7 @@ class Classifier(Runner):
             looks are around it, so give it here rather than compare with another number.
         exit_threshold: probability below which a claim ends, for hysteresis; second looks are
             around it too. ``None`` is the threshold.
+        guarded: whether the bundle's guard, if it has one, looks at the pictures too.
 
     Raises:
         ConfigError: the bundle is an encoder's, the backend cannot do what is asked, or a
@@ -68,7 +83,10 @@ class Classifier(Runner):
         threads: int = 1,
         threshold: float | None = None,
         exit_threshold: float | None = None,
+        guarded: bool = True,
     ) -> None:
+        self.guarded = guarded
+        """Whether the guard looks at the pictures too."""
         self._auto = precision == "auto"
         super().__init__(
             bundle, backend=backend, device=device, precision=precision, threads=threads
@@ -93,6 +111,20 @@ class Classifier(Runner):
         self.second_looks = 0
         """Those of them that the FP32 network looked at again."""
 
+    @cached_property
+    def guard(self) -> PictureGuard | None:
+        """The bundle's guard; None if it has none, or shall not look. BundleError if damaged."""
+        return guard_of(self.bundle) if self.guarded else None
+
+    def judge(self, images: NDArray[np.uint8]) -> Judged:
+        """Return what network and guard say; images and errors are as for :meth:`probability`."""
+        pictures = self.prepare(images)
+        odds = self._log_odds_of(pictures)
+        odd = None
+        if self.guard is not None:
+            odd = np.zeros(0, np.float32) if pictures is None else self.guard.odd(pictures)
+        return Judged(sigmoid(odds).astype(np.float32), odds.astype(np.float32), odd)
+
     def probability(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the calibrated probability of success.
 
@@ -115,14 +147,15 @@ class Classifier(Runner):
         """
         return self._log_odds(images).astype(np.float32)
 
-    def score(self, images: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return :meth:`probability` and :meth:`log_odds` from one pass of the network."""
-        odds = self._log_odds(images)
-        return sigmoid(odds).astype(np.float32), odds.astype(np.float32)
-
     def compute_reward(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return 1.0 where success is claimed and 0.0 elsewhere, ``(N,)`` float32."""
-        claimed = self.probability(images) >= np.float32(self.threshold)
+        """Return 1.0 where success is claimed and 0.0 elsewhere, ``(N,)`` float32.
+
+        None is claimed of a picture that the guard finds odd.
+        """
+        judged = self.judge(images)
+        claimed = judged.probability >= np.float32(self.threshold)
+        if judged.odd is not None:
+            claimed &= judged.odd <= 1.0
         return claimed.astype(np.float32)
 
     def as_reward_fn(self, reward: RewardKind = "claim") -> Callable[..., NDArray[np.float32]]:
@@ -143,6 +176,7 @@ class Classifier(Runner):
             threads=self.threads,
             threshold=self.threshold,
             exit_threshold=self.exit_threshold,
+            guarded=self.guarded,
         )
         return _RewardFunction(exact, reward)
 
@@ -150,7 +184,9 @@ class Classifier(Runner):
         return {**super().__getstate__(), "looks": 0, "second_looks": 0}
 
     def _log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        pictures = self.prepare(images)
+        return self._log_odds_of(self.prepare(images))
+
+    def _log_odds_of(self, pictures: NDArray[np.uint8] | None) -> NDArray[np.float64]:
         if pictures is None:
             return np.zeros(0)
         first, *again = self.backends

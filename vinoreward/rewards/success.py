@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -11,12 +12,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, InputError
+from vinoreward.errors import ConfigError, InputError, OddPictureError
 
 RewardMode = Literal["sparse", "probability", "log_odds", "potential"]
 TRUTH_KEYS = ("true_success", "original_is_success", "is_success", "success", "succeed")
 """Where environments say whether the task is done; the first that is there counts. A learned
 reward moves an environment's own ``is_success`` to ``original_is_success``."""
+
+OnOdd = Literal["withhold", "warn", "raise", "ignore"]
+"""What becomes of a picture that the bundle's guard finds odd."""
+WITHHELD = -20.0
+"""Log-odds that such a picture pays at most: as of a sure failure, so that no policy seeks it."""
 
 Guard = Callable[[Any, float], bool]
 
@@ -80,6 +86,7 @@ class SuccessDetector:
         probabilities: NDArray[np.floating[Any]],
         mask: NDArray[np.bool_] | None = None,
         observations: Sequence[Any] | None = None,
+        withheld: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.bool_]:
         """Take the next frame of each environment.
 
@@ -88,6 +95,8 @@ class SuccessDetector:
             mask: ``(num_envs,)`` bool, the environments with a new frame; ``None`` for all. The
                 others keep their state.
             observations: one per environment, for the guard.
+            withheld: ``(num_envs,)`` bool, frames that do not count whatever their probability;
+                ``None`` for none.
 
         Returns:
             ``(num_envs,)`` bool: success is claimed with this frame.
@@ -116,6 +125,8 @@ class SuccessDetector:
         if self.exit < self.enter:
             limit = np.where(self._counter > 0, np.float32(self.exit), limit)
         counts = new & (values >= limit)
+        if withheld is not None:
+            counts &= ~withheld
         if self.guard is not None and counts.any():
             counts &= self._guarded(self.guard, values, counts, observations)
         # Capped, so that the counter fits a bounded observation; the decision needs no more.
@@ -164,6 +175,7 @@ class RewardOptions:
     terminate_on_success: bool = True
     gamma: float = 0.99
     hold_in_observation: bool = False
+    on_ood: OnOdd = "withhold"
 
     def __post_init__(self) -> None:
         for name in ("success_reward", "step_reward", "env_reward_weight", "gamma"):
@@ -181,6 +193,10 @@ class RewardOptions:
         if self.reward_mode not in modes:
             raise ConfigError(
                 f"reward_mode is {self.reward_mode!r}. Expected one of {', '.join(modes)}."
+            )
+        if self.on_ood not in get_args(OnOdd):
+            raise ConfigError(
+                f"on_ood is {self.on_ood!r}. Expected one of {', '.join(get_args(OnOdd))}."
             )
         flags = ("success_replaces_env_reward", "terminate_on_success", "hold_in_observation")
         for name in flags:
@@ -203,6 +219,8 @@ class Scores:
     """Its scored steps."""
     seconds: NDArray[np.float64]
     """Since it began."""
+    odd: NDArray[np.float32] | None = None
+    """How strange the picture was, odd above 1; None without a guard."""
 
     def episode(self, index: int) -> dict[str, float | int]:
         """Return one environment's ``{"r", "l", "t"}``, as recorders of episodes write it."""
@@ -230,6 +248,7 @@ class RewardCore:
         self.detector = SuccessDetector(
             threshold, exit_threshold, options.success_hold_steps, options.guard, num_envs
         )
+        self._warned = False
         self._potential = np.zeros(num_envs)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
@@ -258,14 +277,21 @@ class RewardCore:
         env_rewards: NDArray[np.floating[Any]],
         terminated: NDArray[np.bool_],
         observations: Sequence[Any] | None = None,
+        odd: NDArray[np.float32] | None = None,
     ) -> Scores:
         """Score the transitions of the environments where ``mask`` is True.
 
         Arrays are ``(num_envs,)``; rewards and terminations are the environment's own. The guard
-        reads ``observations``, one per environment.
+        reads ``observations``, one per environment. ``odd`` is how strange the pictures are.
+
+        OddPictureError: one is, and ``on_ood`` is ``"raise"``.
         """
-        options = self.options
-        claimed = self.detector.update(probability, mask, observations)
+        options, seen = self.options, probability
+        withheld = self.withheld(mask, odd)
+        if withheld is not None:
+            probability = np.where(withheld, np.float32(0), probability)
+            log_odds = np.where(withheld, np.minimum(log_odds, WITHHELD), log_odds)
+        claimed = self.detector.update(probability, mask, observations, withheld)
         ended = np.asarray(terminated, np.bool_)
         if options.terminate_on_success:
             ended = ended | claimed
@@ -292,11 +318,39 @@ class RewardCore:
             rewards=rewards,
             claimed=claimed,
             terminated=ended & mask,
-            probability=np.where(mask, probability, np.float32(0)).astype(np.float32, copy=False),
+            probability=np.where(mask, seen, np.float32(0)).astype(np.float32, copy=False),
             returns=self._returns.copy(),
             lengths=self._lengths.copy(),
             seconds=time.perf_counter() - self._began,
+            odd=None if odd is None else np.where(mask, odd, np.float32(0)),
         )
+
+    def withheld(
+        self, mask: NDArray[np.bool_], odd: NDArray[np.float32] | None
+    ) -> NDArray[np.bool_] | None:
+        """Return where an odd picture must not count, ``(num_envs,)``; None: nowhere.
+
+        Warns once, or raises OddPictureError, if the options say so.
+        """
+        on_ood = self.options.on_ood
+        if odd is None or on_ood == "ignore":
+            return None
+        strange = mask & (odd > 1.0)
+        if not strange.any():
+            return None
+        if on_ood == "withhold":
+            return np.asarray(strange)
+        told = (
+            f"a picture is unlike those that the classifier was trained on: {odd.max():.2g} times "
+            "the limit of its guard. Expected the camera, light and place of the training; look at "
+            "the picture, and capture and finetune again if it is as it should be"
+        )
+        if on_ood == "raise":
+            raise OddPictureError(f"{told}, or give on_ood='withhold'.")
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{told}. Its claims count all the same.", UserWarning, stacklevel=4)
+        return None
 
 
 def shaping(

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, SupportsFloat
+from typing import Any, ClassVar, NamedTuple, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
-from vinoreward.rewards.classifier import Classifier, check_origin, warn_uncalibrated
-from vinoreward.rewards.success import Guard, RewardCore, RewardMode, RewardOptions, Scores
+from vinoreward.rewards.classifier import Classifier, Judged, check_origin, warn_uncalibrated
+from vinoreward.rewards.success import (
+    Guard,
+    OnOdd,
+    RewardCore,
+    RewardMode,
+    RewardOptions,
+    Scores,
+)
 from vinoreward.wrappers.render_once import layers
 from vinoreward.wrappers.sources import (
     AnyBundle,
@@ -32,6 +39,20 @@ _ALL = np.ones(1, np.bool_)
 # another process, and without importing SB3.
 GYMNASIUM_RECORDER, SB3_RECORDER = "return_queue", "get_episode_rewards"
 _NONE: Mapping[int, Any] = MappingProxyType({})
+
+
+class Looked(NamedTuple):
+    """What classifier and guard say of the pictures of a step; arrays are ``(num_envs,)``.
+
+    Zero where no picture was looked at.
+    """
+
+    probability: NDArray[np.float32]
+    log_odds: NDArray[np.float32]
+    odd: NDArray[np.float32] | None
+    """How strange the picture is; None without a guard."""
+    first: NDArray[np.float32]
+    """Probability of an episode's first picture, for the potential; zero if that is odd."""
 
 
 class LearnedRewardBase(Form[AnyEnv]):
@@ -61,6 +82,7 @@ class LearnedRewardBase(Form[AnyEnv]):
         terminate_on_success: bool = True,
         gamma: float = 0.99,
         hold_in_observation: bool = False,
+        on_ood: OnOdd = "withhold",
         accept_foreign_pictures: bool = False,
     ) -> None:
         options = RewardOptions(
@@ -74,6 +96,7 @@ class LearnedRewardBase(Form[AnyEnv]):
             terminate_on_success=terminate_on_success,
             gamma=gamma,
             hold_in_observation=hold_in_observation,
+            on_ood=on_ood,
         )
         self._classifier = Classifier(
             located(bundle),
@@ -84,6 +107,7 @@ class LearnedRewardBase(Form[AnyEnv]):
             threads=threads,
             threshold=success_threshold,
             exit_threshold=success_exit_threshold,
+            guarded=on_ood != "ignore",
         )
         source = sources_of(image_source, self._classifier.bundle, self._default_source)
         if success_threshold is None:
@@ -130,23 +154,34 @@ class LearnedRewardBase(Form[AnyEnv]):
         ends: NDArray[np.bool_],
         begins: NDArray[np.bool_],
         last: Mapping[int, Any] = _NONE,
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    ) -> Looked:
         """Score last pictures of steps and, in potential mode, first ones of episodes in one call.
 
-        ``ends`` and ``begins`` are ``(num_envs,)`` bool; see :meth:`PictureSource.batch`. Returns
-        probability and log-odds of last pictures, and probability of first ones, ``(num_envs,)``
-        each: zero where no picture was scored.
+        ``ends`` and ``begins`` are ``(num_envs,)`` bool; see :meth:`PictureSource.batch`.
         """
         old = np.flatnonzero(ends).tolist()
         scored = self._core.needs_first_pictures
         new = np.flatnonzero(begins).tolist() if scored or self._source.remembers else []
         pictures = self._source.batch(observations, old, new, last, env)[:, -1]
-        probability, odds = self._classifier.score(pictures if scored else pictures[: len(old)])
-        scores = np.zeros((3, len(ends)), np.float32)
-        scores[0, old], scores[1, old] = probability[: len(old)], odds[: len(old)]
+        judged = self._classifier.judge(pictures if scored else pictures[: len(old)])
+        probability, log_odds, odd, first = np.zeros((4, len(ends)), np.float32)
+        probability[old], log_odds[old] = (
+            judged.probability[: len(old)],
+            judged.log_odds[: len(old)],
+        )
+        if judged.odd is not None:
+            odd[old] = judged.odd[: len(old)]
         if scored:
-            scores[2, new] = probability[len(old) :]
-        return scores[0], scores[1], scores[2]
+            first[new] = self._potential(judged)[len(old) :]
+        return Looked(probability, log_odds, None if judged.odd is None else odd, first)
+
+    def _potential(self, judged: Judged) -> NDArray[np.float32]:
+        """Return the probability of first pictures, zero where one is withheld."""
+        everyone = np.ones(len(judged.probability), np.bool_)
+        withheld = self._core.withheld(everyone, judged.odd)
+        if withheld is None:
+            return judged.probability
+        return np.where(withheld, np.float32(0), judged.probability)
 
     def _guarded(self, observations: Any, last: Mapping[int, Any]) -> list[Any] | None:
         """Return each environment's last observation of the step, for the guard; None without."""
@@ -162,6 +197,8 @@ class LearnedRewardBase(Form[AnyEnv]):
         info["is_success"] = bool(scores.claimed[i])
         info["reward_prob"] = float(scores.probability[i])
         info["original_env_rew"] = float(env_reward)
+        if scores.odd is not None:
+            info["reward_ood"] = float(scores.odd[i])
 
     def _observed(self, observations: Any) -> Any:
         """Return one or a batch of observations as the learner sees them."""
@@ -227,7 +264,9 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
     Every step scores the picture that the transition ended with. ``info`` gains ``is_success``
     (claimed by the classifier), ``reward_prob`` (the probability behind it) and
     ``original_env_rew``; the environment's ``true_success`` stays, and an ``is_success`` of its own
-    moves to ``original_is_success``.
+    moves to ``original_is_success``. If the bundle has a guard, ``reward_ood`` is how strange the
+    picture is to it: above 1 it is unlike all that the classifier was trained on, and by default no
+    success is claimed of it.
 
     With SB3's ``Monitor`` (as ``make_vec_env(wrapper_class=...)`` and RL Zoo build it) or
     Gymnasium's ``RecordEpisodeStatistics`` inside, ``info["episode"]`` at an episode's end has the
@@ -284,6 +323,9 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
         gamma: discount of the potential; the learner's.
         hold_in_observation: append the number of counting frames in a row to the observation, a
             one-dimensional Box.
+        on_ood: what becomes of a picture that the bundle's guard finds odd. ``"withhold"``: it does
+            not count, and pays as a sure failure in the other modes; ``"warn"``: a warning, once;
+            ``"raise"``: OddPictureError; ``"ignore"``: nothing looks for it.
         accept_foreign_pictures: around an environment that says what draws its pictures (a
             ``picture_scene``, as PandaHover has), take a bundle that does not say it.
 
@@ -312,7 +354,7 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
         if self._core.needs_first_pictures or self._source.remembers:
             picture = self._picture(observation, first=True)
             if self._core.needs_first_pictures:
-                first, _ = self._classifier.score(picture)
+                first = self._potential(self._classifier.judge(picture))
         self._core.begin(_ALL, first)
         return self._observed(observation), info
 
@@ -322,16 +364,18 @@ class LearnedReward(LearnedRewardBase[Env], SingleForm):
         Raises:
             InputError: the picture has a wrong shape or dtype.
             OutputError: the network returned NaN or infinity.
+            OddPictureError: the picture is odd, with ``on_ood="raise"``.
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
-        probability, odds = self._classifier.score(self._picture(observation))
+        judged = self._classifier.judge(self._picture(observation))
         scores = self._core.transition(
             _ALL,
-            probability,
-            odds,
+            judged.probability,
+            judged.log_odds,
             np.array([reward], np.float64),
             np.array([terminated], np.bool_),
             [observation],
+            judged.odd,
         )
         info = dict(info)
         self._record(info, scores, 0, reward)

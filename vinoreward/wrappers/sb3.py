@@ -225,14 +225,18 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
         self.reset_infos = list(self.venv.reset_infos)
         last = self._finals(self._source, dones, observations, infos)
         everyone = np.ones(self.num_envs, np.bool_)
-        probability, odds, _ = self._score(
-            _Rendered(infos), observations, everyone, ~everyone, last
-        )
+        looked = self._score(_Rendered(infos), observations, everyone, ~everyone, last)
         truncated = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
         terminated = dones & ~np.array(truncated, np.bool_)
         guarded = self._guarded(observations, last)
         scores = self._core.transition(
-            everyone, probability, odds, np.asarray(env_rewards, np.float64), terminated, guarded
+            everyone,
+            looked.probability,
+            looked.log_odds,
+            np.asarray(env_rewards, np.float64),
+            terminated,
+            guarded,
+            looked.odd,
         )
         counter = self._core.detector.counter
         if (scores.terminated & ~dones).any():
@@ -277,8 +281,8 @@ class LearnedReward(LearnedRewardBase[VecEnv], SB3Form):
     def _begin(self, observations: Any, mask: NDArray[np.bool_]) -> None:
         """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
         rendered = _Rendered(self.reset_infos)
-        first = self._score(rendered, observations, np.zeros_like(mask), mask)[2]
-        self._core.begin(mask, first)
+        looked = self._score(rendered, observations, np.zeros_like(mask), mask)
+        self._core.begin(mask, looked.first)
 
 
 def _check_restarts(venv: VecEnv) -> None:

@@ -275,18 +275,24 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
                 values[self._unaware] = 0
         ended = terminations | truncations
         scored, starting, last = self._split(self._source, ended, observations, infos)
-        probability, odds, first = self._score(self.env, observations, scored, starting, last)
+        looked = self._score(self.env, observations, scored, starting, last)
         if self._mode is not AutoresetMode.SAME_STEP:
-            self._core.begin(starting, first)
+            self._core.begin(starting, looked.first)
         guarded = self._guarded(observations, last)
         scores = self._core.transition(
-            scored, probability, odds, env_rewards, terminations, guarded
+            scored,
+            looked.probability,
+            looked.log_odds,
+            env_rewards,
+            terminations,
+            guarded,
+            looked.odd,
         )
         self._unaware = scores.terminated & ~ended
         self._over = scores.terminated | (truncations & scored)
         if self._mode is AutoresetMode.SAME_STEP:
             counter = self._core.detector.counter
-            self._core.begin(starting, first)
+            self._core.begin(starting, looked.first)
             if self._unaware.any():
                 observations = self._restart_now(observations, infos)
             infos = self._report(infos, scores, scored, env_rewards)
@@ -297,8 +303,8 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
 
     def _begin(self, observations: Any, mask: Mask) -> None:
         """Begin episodes where ``mask`` is True; ``observations`` are their first ones."""
-        _, _, first = self._score(self.env, observations, np.zeros_like(mask), mask)
-        self._core.begin(mask, first)
+        looked = self._score(self.env, observations, np.zeros_like(mask), mask)
+        self._core.begin(mask, looked.first)
 
     def _reset_where(self, mask: Mask, observations: Any, infos: dict[str, Any]) -> Any:
         """Reset some sub-environments; write their first observations and infos into the batch."""
@@ -340,6 +346,8 @@ class LearnedReward(LearnedRewardBase[Envs], VectorForm):
             "reward_prob": scores.probability,
             "original_env_rew": np.where(scored, env_rewards, 0.0),
         }
+        if scores.odd is not None:
+            ours["reward_ood"] = scores.odd
         for key, values in ours.items():
             infos[key], infos[f"_{key}"] = values, scored.copy()
             if isinstance(final, dict):

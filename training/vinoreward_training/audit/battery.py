@@ -26,6 +26,10 @@ FALSELY_CLAIMED = 0.01
 """Largest share of failures that may be claimed under a shift."""
 KEPT = 0.9
 """Least share of the successes claimed on clean pictures that must be claimed under a shift."""
+TOLD = 0.95
+"""Or the guard must find so many of the pictures odd."""
+ALARMS = 0.01
+"""Largest share of clean pictures that the guard may find odd."""
 SHOWN = 64
 """Pictures of wrong claims that are kept, the most certain of them."""
 _PART = 0xA0D1
@@ -53,8 +57,13 @@ class Row:
     """None for clean pictures."""
     unit: str
     rates: Rates
+    """Of claims that the guard lets pass."""
+    alone: Rates
+    """Of the network's claims."""
     flips: int | None
-    """Decisions that differ from FP32's; None where FP32 decides."""
+    """Decisions of the network that differ from FP32's; None where FP32 decides."""
+    withheld: int | None = None
+    """Pictures that the guard finds odd, of which nothing is claimed; None without a guard."""
 
     @property
     def name(self) -> str:
@@ -89,13 +98,33 @@ class Battery:
         return int(counts[:, 0].sum()), int(counts[:, 1].sum())
 
 
-def probabilities_of(classifier: Classifier, images: Picture) -> npt.NDArray[np.float32]:
-    """Return the probability of each picture (N, H, W, 3), as a wrapper would get it."""
+@dataclass(frozen=True)
+class Look:
+    """What a classifier says of N pictures, as a wrapper would get it."""
+
+    probability: npt.NDArray[np.float32]
+    """(N,)"""
+    claims: Claims
+    """(N,) The network's."""
+    odd: Claims | None
+    """(N,) Where the guard withholds them; None without a guard."""
+
+    @property
+    def paid(self) -> Claims:
+        """(N,) Claims that the guard lets pass."""
+        return self.claims if self.odd is None else self.claims & ~self.odd
+
+
+def look(classifier: Classifier, images: Picture) -> Look:
+    """Judge pictures (N, H, W, 3)."""
     parts = [
-        classifier.probability(images[start : start + _BATCH])
-        for start in range(0, len(images), _BATCH)
+        classifier.judge(images[start : start + _BATCH])
+        for start in range(0, max(1, len(images)), _BATCH)
     ]
-    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    probability = np.concatenate([part.probability for part in parts])
+    odd = [part.odd > 1.0 for part in parts if part.odd is not None]
+    claims = probability >= np.float32(classifier.threshold)
+    return Look(probability, claims, np.concatenate(odd) if odd else None)
 
 
 def shift_rows(
@@ -127,20 +156,21 @@ def shift_rows(
         pictures = images
         if shift is not None and strength is not None:
             pictures = shifted(shift, strength, images, seed=seed, views=views)
-        probabilities = probabilities_of(classifier, pictures)
-        claims = probabilities >= np.float32(classifier.threshold)
+        seen = look(classifier, pictures)
         flips = None
         if exact is not None:
-            flips = int((exact.compute_reward(pictures) != claims).sum())
-        wrong = claims & ~success
-        found.show(pictures[wrong], probabilities[wrong], name)
+            flips = int((look(exact, pictures).claims != seen.claims).sum())
+        wrong = seen.paid & ~success
+        found.show(pictures[wrong], seen.probability[wrong], name)
         found.rows.append(
             Row(
                 shift="" if shift is None else shift.name,
                 strength=strength,
                 unit="" if shift is None else shift.unit,
-                rates=rates(claims, success.astype(np.int64)),
+                rates=rates(seen.paid, success.astype(np.int64)),
+                alone=rates(seen.claims, success.astype(np.int64)),
                 flips=flips,
+                withheld=None if seen.odd is None else int(seen.odd.sum()),
             )
         )
 
@@ -164,9 +194,9 @@ def dead_rows(
     drawn = held_out(_PART, images, failures, seed=seed, count=each, families=names, views=views)
     for family, pictures in drawn:
         yield f"dead camera: {family}"
-        probabilities = probabilities_of(classifier, pictures)
-        wrong = probabilities >= np.float32(classifier.threshold)
-        found.show(pictures[wrong], probabilities[wrong], f"dead camera: {family}")
+        seen = look(classifier, pictures)
+        wrong = seen.paid
+        found.show(pictures[wrong], seen.probability[wrong], f"dead camera: {family}")
         found.dead[family] = int(wrong.sum()), len(wrong)
 
 
@@ -196,10 +226,20 @@ def faults(found: Battery) -> list[str]:
             f"it claims {clean.true_positives} of {successes} successes on clean pictures; at "
             f"least {GOOD_RECALL:.0%} must be"
         )
+    failures = clean.false_positives + clean.true_negatives
+    alarms = found.rows[0].withheld or 0
+    if clopper_pearson(alarms, successes + failures, 0.95, "lower")[0] > ALARMS:
+        sentences.append(
+            f"its guard finds {alarms} of {successes + failures} clean pictures odd; at most "
+            f"{ALARMS:.0%} may be"
+        )
     for row in found.rows[1:]:
-        if row.rates.recall_high < KEPT * clean.recall:
+        told = row.withheld is not None and (
+            clopper_pearson(row.withheld, successes + failures, 0.95, "upper")[1] >= TOLD
+        )
+        if row.alone.recall_high < KEPT * clean.recall and not told:
             sentences.append(
-                f"under {row.name} it claims {row.rates.true_positives} of {successes} successes, "
+                f"under {row.name} it claims {row.alone.true_positives} of {successes} successes, "
                 f"{clean.true_positives} on clean pictures, and gives no sign of it"
             )
     return sentences

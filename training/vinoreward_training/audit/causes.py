@@ -14,7 +14,7 @@ from vinoreward.errors import ConfigError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import Intervention
-from vinoreward_training.audit.battery import KEPT, Battery
+from vinoreward_training.audit.battery import KEPT, Battery, look
 
 CLAIMS = 100
 """Claims to look at, each of another episode."""
@@ -142,12 +142,12 @@ def remove_causes(
                 after = picture(observation)
                 with as_config_error(f"the intervention {one.name!r} fails", _APPLIES):
                     undo()
-                probability = classifier.probability(after[None])
+                seen = look(classifier, after[None])
                 change.claimed += 1
-                if probability[0] >= np.float32(classifier.threshold):
+                if seen.paid[0]:
                     change.stay += 1
                     if not one.success:
-                        fooled.show(after[None], probability, one.name)
+                        fooled.show(after[None], seen.probability, one.name)
                 _check_undone(before, picture(observation), one)
             break  # the frames of one episode resemble each other
 

@@ -25,7 +25,7 @@ from vinoreward_training.audit.battery import (
     Battery,
     dead_rows,
     faults,
-    probabilities_of,
+    look,
     shift_rows,
 )
 from vinoreward_training.audit.causes import STAY, Causes, remove_causes
@@ -191,9 +191,8 @@ def audit(
             for name in bar:
                 bar.set_postfix_str(name)
         kept = np.flatnonzero(allowed)
-        claims = probabilities_of(classifier, dataset.images[kept])
         by_band = bands(
-            claims >= np.float32(classifier.threshold),
+            look(classifier, dataset.images[kept]).paid,
             dataset.labels[kept] == 0,
             dataset.categories[kept],
             dataset.distances[kept],

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from vinoreward.bundles.picture import read_picture
 from vinoreward.errors import DatasetError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_training.audit.battery import Battery
+from vinoreward_training.audit.battery import Battery, look
 from vinoreward_training.data.dataset_files import inside, pictures_below
 
 BEFORE = "success"
@@ -49,7 +46,7 @@ def pair_rows(classifier: Classifier, folder: Path, found: Battery) -> list[Pair
             "same name of the same scene without its cause."
         )
     before = {Path(one).stem: one for one in pictures_below(folder, BEFORE)}
-    limit, rows = np.float32(classifier.threshold), []
+    rows = []
     for change in changes:
         after = {Path(one).stem: one for one in pictures_below(folder, change)}
         both = sorted(before.keys() & after.keys())
@@ -61,15 +58,11 @@ def pair_rows(classifier: Classifier, folder: Path, found: Battery) -> list[Pair
         first = kept = 0
         for stem in both:  # one pair in memory at a time
             pictures = [read_picture(inside(folder, each[stem])) for each in (before, after)]
-            claims, stays = (_score(classifier, one) for one in pictures)
-            if stays >= limit:
-                found.show(pictures[1][None], np.array([stays]), f"{change}: {stem}")
-            first += int(claims >= limit)
-            kept += int(claims >= limit and stays >= limit)
+            claims, stays = (look(classifier, one[None]) for one in pictures)
+            if stays.paid[0]:
+                found.show(pictures[1][None], stays.probability, f"{change}: {stem}")
+            first += int(claims.paid[0])
+            kept += int(claims.paid[0] and stays.paid[0])
         low = clopper_pearson(kept, first, 0.95, "lower")[0]
         rows.append(PairRow(change, len(both), first, kept, low))
     return rows
-
-
-def _score(classifier: Classifier, picture: npt.NDArray[np.uint8]) -> np.float32:
-    return np.float32(classifier.probability(picture[None])[0])

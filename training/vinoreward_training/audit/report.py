@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vinoreward_training.audit.battery import KEPT, Battery
+from vinoreward_training.audit.battery import KEPT, Battery, Row
 from vinoreward_training.audit.causes import Causes
 from vinoreward_training.audit.pairs import PairRow
 from vinoreward_training.configs import AuditConfig
@@ -117,6 +117,7 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
                     "95 %": f"{row.rates.recall_low:.1%} to {row.rates.recall_high:.1%}",
                     "false claims": row.rates.false_positives,
                     "rate at most": f"{row.rates.fpr_high:.1%}",
+                    **_guarded(row),
                     **({} if row.flips is None else {"decisions unlike FP32's": row.flips}),
                 }
                 for row in report.battery.rows
@@ -138,6 +139,17 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
         configuration(config),
     ]
     return sections
+
+
+def _guarded(row: Row) -> dict[str, object]:
+    """Return what the guard does in a row; nothing without one."""
+    if row.withheld is None:
+        return {}
+    return {
+        "odd to the guard": row.withheld,
+        "recall without it": f"{row.alone.recall:.1%}",
+        "false without it": row.alone.false_positives,
+    }
 
 
 def _draw_fooled(path: Path, found: Battery) -> Path:

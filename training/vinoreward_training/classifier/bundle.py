@@ -23,6 +23,7 @@ from vinoreward_training.classifier.evaluation import (
     sigmoid,
     still_falling,
 )
+from vinoreward_training.classifier.guard import Fitted, fit_guard
 from vinoreward_training.classifier.networks import normalization
 from vinoreward_training.classifier.training import RECORD, TrainedOn
 from vinoreward_training.configs import FinetuneConfig
@@ -96,13 +97,15 @@ def make_bundle(
     compared = spread(dataset.images, np.arange(len(dataset.images)), 64)
     difference = export_checked(inner, folder / "model.onnx", compared, predict(inner, compared))
     golden = golden_of(dataset, test, result)
+    guard = fit_guard(dataset, parts)
     mean, std = normalization(config)
     spec = BundleSpec(
         name=config.name,
         picture=dataset.picture(mean=mean, std=std),
         decision=result.decision,
         architecture=config.network,
-        metrics=result.metrics | {"export_difference": difference, "history": list(history)},
+        metrics=result.metrics
+        | {"guard": guard.metrics, "export_difference": difference, "history": list(history)},
         dataset={
             "sha256": dataset.sha256,
             "counts": dataset.counts,
@@ -131,6 +134,7 @@ def make_bundle(
         facts["held-out frames new to those weights"] = unseen
     facts |= {
         "epochs": len(history),
+        "guard": str(guard),
         "exported network's largest difference from torch": f"{difference:.2g} in logits",
     }
     drawn = draw(folder / "pictures", dataset, test, result)
@@ -145,10 +149,11 @@ def make_bundle(
         {
             "model.onnx": folder / "model.onnx",
             "model.safetensors": weights_of(inner.net, {RECORD: record.to_text()}),
+            **guard.files,
         },
         (dataset.images[golden], logits[golden].astype(np.float32)),
     )
-    say(result)
+    say(result, guard)
     if result.verdict.level != "useless":
         print(f"next: {after_bundle(saved, config.data, config.success_label)}")
     return result.verdict
@@ -160,8 +165,8 @@ def golden_of(dataset: Dataset, test: Indices, result: Evaluation) -> Indices:
     return test[golden_indices(result.log_odds[test], dataset.labels[test], boundary)]
 
 
-def say(result: Evaluation) -> None:
-    """Print rates and verdict."""
+def say(result: Evaluation, guard: Fitted) -> None:
+    """Print rates, guard and verdict."""
     rates, dead_camera = result.test, result.metrics["dead_camera"]
     print(
         f"test: recall {rates.recall:.2%} ({rates.recall_low:.2%} to "
@@ -169,6 +174,7 @@ def say(result: Evaluation) -> None:
         f"(at most {rates.fpr_high:.2%}), threshold {result.decision.threshold:.4f}"
     )
     print(f"dead camera: {dead_camera['claimed']} of {dead_camera['frames']} frames claimed")
+    print(f"guard: {guard}")
     print(f"verdict: {result.verdict}")
 
 

@@ -27,6 +27,7 @@ from vinoreward_training.classifier.evaluation import (
     roc_area,
 )
 from vinoreward_training.classifier.finetune import USELESS, enough
+from vinoreward_training.classifier.guard import Fitted, fit_guard
 from vinoreward_training.configs import CalibrateConfig
 from vinoreward_training.data.dataset import (
     SPLIT,
@@ -189,8 +190,9 @@ def run(config: CalibrateConfig) -> int:
         result = dataclasses.replace(result, verdict=verdict, metrics=metrics)
         golden = dataset.images[golden_of(dataset, test, result)]
         outputs = backend.infer(golden)
-    _write(config, bundle, dataset, test, result, (golden, outputs), seen)
-    say(result)
+    guard = fit_guard(dataset, split_by_episode(dataset))
+    _write(config, bundle, dataset, test, result, (golden, outputs), seen, guard)
+    say(result, guard)
     if verdict.level == "useless":
         return USELESS
     print(f"next: {after_bundle(bundle.path, config.data, config.success_label)}")
@@ -205,6 +207,7 @@ def _write(
     result: Evaluation,
     golden: tuple[Images, npt.NDArray[np.float32]],
     seen: str,
+    guard: Fitted,
 ) -> None:
     """Write the bundle with its new decision, metrics, golden frames and card."""
     from vinoreward_training.classifier.bundle import draw, sections_of
@@ -217,11 +220,12 @@ def _write(
         "calibrated on": f"{counts['frames']} frames ({counts['episodes']} episodes in all), "
         f"dataset {dataset.sha256[:12]}",
         "frames new to the network": seen,
+        "guard": str(guard),
     }
     new = dataclasses.replace(
         spec,
         decision=result.decision,
-        metrics=spec.metrics | result.metrics,
+        metrics=spec.metrics | result.metrics | {"guard": guard.metrics},
         # The rates hold for what drew these pictures.
         picture=dataclasses.replace(spec.picture, scene=dataset.scene or spec.picture.scene),
         dataset=spec.dataset | origin(read_about(config.data)) | {"calibrated_on": on},
@@ -233,5 +237,6 @@ def _write(
     with tempfile.TemporaryDirectory() as folder:
         drawn = draw(Path(folder), dataset, test, result)
         card = front_matter(new) + markdown(spec.name, intro, sections_of(result, facts, drawn))
-        replace_fp32(bundle, new, *golden, card, {path.name: path for path in drawn})
+        pictures = {path.name: path for path in drawn}
+        replace_fp32(bundle, new, *golden, card, pictures, guard.files)
     print(f"bundle {bundle.path}")

@@ -272,6 +272,26 @@ class CalibrateConfig:
 
 
 @dataclass(frozen=True)
+class GuardConfig:
+    """Give a classifier's bundle a guard: what notices images that it was not trained on.
+
+    finetune and calibrate do so by themselves; this is for older bundles, and for other data.
+    Networks and threshold do not change.
+
+    Examples:
+        vinoreward guard --bundle bundles/mine --data data/mine
+    """
+
+    bundle: Path
+    """The bundle's folder. An installed bundle is read-only: copy it first."""
+    data: Path
+    """A capture, or any folder with one sub-folder of images per class: like those that the
+    classifier was trained on, and as varied as those of its use."""
+    success_label: str = "success"
+    """Sub-folder of the data with the successes."""
+
+
+@dataclass(frozen=True)
 class QuantizeConfig:
     """Add an INT8 network to a bundle, if it makes the same decisions.
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from vinoreward.rewards.success import RewardMode
+from vinoreward.rewards.success import OnOdd, RewardMode
 
 Scalar = bool | int | float | str
 
@@ -64,6 +64,9 @@ class TrainConfig:
     exit_threshold: float | None = None
     """With --hold above 1: probability that is enough for a step after one that reached the
     bundle's threshold, so that a flicker does not end the row. None: the threshold."""
+    on_ood: OnOdd = "withhold"
+    """What becomes of a picture unlike all that the classifier was trained on, if the bundle has a
+    guard: it does not count (withhold), a warning, an error, or ignore: nothing looks for it."""
     on_alarm: Literal["tell", "stop", "off"] = "tell"
     """When surely more than 5 % of the episodes end with a claim that is no true success (where the
     environment tells): tell, stop the training as well (go on with --resume), or do not look."""

@@ -35,7 +35,7 @@ OFF_POLICY = ("SAC", "TD3", "DDPG", "DQN")
 OF_ENV = (
     "backend", "bundle", "precision", "wrap_bundle", "encoder", "encoder_sha256", "frame_stack",
     "accept_foreign_pictures", "success_reward", "step_reward", "truth", "truth_key",
-    "image_source", "reward_mode", "hold", "exit_threshold",
+    "image_source", "reward_mode", "hold", "exit_threshold", "on_ood",
 )  # fmt: skip
 """Settings that ``make_env`` takes by the same name, and a policy's description records."""
 _DESCRIBED = (

@@ -143,6 +143,10 @@ def train(config: TrainConfig) -> TrainResult:
             return _train(config, folder)
 
 
+_OF_OURS = ("hold", "exit_threshold", "on_ood")
+"""Options of the learned reward that environments of ours take too."""
+
+
 def _check_reward_used(config: TrainConfig) -> None:
     """Refuse options of the learned reward that would be ignored."""
     own = has_own_reward(config.env)
@@ -150,18 +154,18 @@ def _check_reward_used(config: TrainConfig) -> None:
         if config.backend == "oracle" and not config.resume:
             refuse_ignored(
                 config,
-                ("reward_mode", "hold", "exit_threshold"),
+                ("reward_mode", "hold", "exit_threshold", "on_ood"),
                 "the truth as reward, --backend oracle,",
             )
         return
-    names = ["image_source", "reward_mode", "hold", "exit_threshold"]
+    names = ["image_source", "reward_mode", "hold", "exit_threshold", "on_ood"]
     # Earlier versions recorded what they ignored. Printed commands wrap whatever is not ours, also
     # what is derived from PandaHover.
     if not (config.resume or config.wrap_bundle):
         names += ["success_reward", "step_reward"]
     for name in names:
         value = getattr(config, name)
-        if value != getattr(TrainConfig, name) and not (own and name in ("hold", "exit_threshold")):
+        if value != getattr(TrainConfig, name) and not (own and name in _OF_OURS):
             option = f"--{name.replace('_', '-')}"
             value = " ".join(value) if isinstance(value, tuple) else value
             what = "pays its own reward and looks at its own pictures" if own else "has none"

@@ -21,7 +21,7 @@ import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError
 from vinoreward.processes import starting_processes
-from vinoreward.rewards.success import RewardMode, Truth
+from vinoreward.rewards.success import OnOdd, RewardMode, Truth
 from vinoreward.saved_state import shown
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.learned_reward import LearnedReward
@@ -39,7 +39,7 @@ STOP_SECONDS = 30
 """After a SIGTERM an environment's process waits so long for its training to end."""
 _OF_JUDGE = (
     "backend", "bundle", "precision", "device", "threads", "success_threshold",
-    "success_exit_threshold", "success_hold_steps", "accept_foreign_pictures",
+    "success_exit_threshold", "success_hold_steps", "on_ood", "accept_foreign_pictures",
 )  # fmt: skip
 """Arguments of our environments that ``LearnedReward`` takes by the same name."""
 _ID = re.compile(r"[\w:./-]+")
@@ -271,6 +271,7 @@ def make_env(
     reward_mode: RewardMode = "sparse",
     hold: int = 1,
     exit_threshold: float | None = None,
+    on_ood: OnOdd = "withhold",
     gamma: float = 0.99,
     judged: bool = True,
 ) -> gym.Env[Any, Any]:
@@ -299,6 +300,7 @@ def make_env(
         hold: ``success_hold_steps``. Above 1 an observation of one row gets the count appended,
             if the environment is wrapped.
         exit_threshold: ``success_exit_threshold``.
+        on_ood: as ``LearnedReward``'s.
         gamma: the learner's discount, for ``reward_mode="potential"``.
         judged: False leaves learned reward and encoder to :func:`make_envs`.
     """
@@ -320,6 +322,7 @@ def make_env(
         "reward_mode": reward_mode,
         "hold": hold,
         "exit_threshold": exit_threshold,
+        "on_ood": on_ood,
         "gamma": gamma,
     }
 
@@ -485,6 +488,7 @@ def _own_arguments(
     accept_foreign_pictures: bool = False,
     hold: int = 1,
     exit_threshold: float | None = None,
+    on_ood: OnOdd = "withhold",
     **_: Any,
 ) -> dict[str, Any]:
     """Return the arguments of an environment that has a learned reward itself."""
@@ -495,6 +499,8 @@ def _own_arguments(
         own["success_hold_steps"] = hold
     if exit_threshold is not None:
         own["success_exit_threshold"] = exit_threshold
+    if on_ood != "withhold":
+        own["on_ood"] = on_ood
     given = {key: tupled(value) for key, value in env_kwargs.items()}
     return {**own, "backend": backend, "precision": precision, **given}
 
@@ -512,6 +518,7 @@ def _reward_arguments(
     reward_mode: RewardMode = "sparse",
     hold: int = 1,
     exit_threshold: float | None = None,
+    on_ood: OnOdd = "withhold",
     gamma: float = 0.99,
     **_: Any,
 ) -> dict[str, Any]:
@@ -527,6 +534,7 @@ def _reward_arguments(
         "reward_mode": reward_mode,
         "success_hold_steps": hold,
         "success_exit_threshold": exit_threshold,
+        "on_ood": on_ood,
         "hold_in_observation": hold > 1 and row and encoder is None,
         # Else an agent that is paid for looking like success would stay just short of it.
         "terminate_on_success": reward_mode in ("sparse", "potential"),

@@ -1,0 +1,176 @@
+"""The guard: what it notices, how often it errs, and what a hostile file of it can do."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_network import forge
+from toy_environments import save_toy_bundle
+
+from vinoreward import Bundle, Classifier
+from vinoreward.errors import BundleError, InputError
+from vinoreward.rewards.guard import (
+    FALSE_ALARMS,
+    GUARD_FILE,
+    LEAST_EPISODES,
+    PictureGuard,
+    guard_of,
+)
+from vinoreward.saved_state import read_npz
+
+HEIGHT, WIDTH = 40, 56
+
+
+def scenes(count: int, seed: int) -> np.ndarray:
+    """Return pictures (N, H, W, 3) of a noisy room in which a thing stands anywhere."""
+    random = np.random.default_rng(seed)
+    rows, columns = np.mgrid[:HEIGHT, :WIDTH]
+    room = np.stack([40 + 2 * rows, 90 + columns, 140 - rows], axis=-1).astype(np.float64)
+    pictures = np.repeat(room[None], count, axis=0)
+    for picture in pictures:
+        top, left = random.integers(0, HEIGHT - 8), random.integers(0, WIDTH - 8)
+        picture[top : top + 8, left : left + 8] = (230, 60, 30)
+    pictures += random.normal(0, 3, pictures.shape)
+    return np.clip(np.rint(pictures), 0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def guard() -> PictureGuard:
+    held_out = scenes(400, 1)
+    return PictureGuard.fit(scenes(800, 0), held_out, np.arange(400))
+
+
+def test_clean_pictures_are_not_odd(guard: PictureGuard) -> None:
+    """At most 1 % of fresh ones, surely: 0.2 % are asked for, and a margin is added."""
+    assert (guard.odd(scenes(1000, 2)) > 1).sum() <= 4
+
+
+CHANGES: dict[str, Any] = {
+    "black": lambda x: np.zeros_like(x),
+    "white": lambda x: np.full_like(x, 255),
+    "noise": lambda x: np.random.default_rng(0).integers(0, 256, x.shape).astype(np.uint8),
+    "half the light": lambda x: x // 2,
+    "more light": lambda x: np.clip(x * 1.4, 0, 255).astype(np.uint8),
+    "swapped colours": lambda x: np.ascontiguousarray(x[..., ::-1]),
+    "upside down": lambda x: np.ascontiguousarray(x[:, ::-1]),
+    "lower half lost": lambda x: np.concatenate([x[:, :20], 0 * x[:, 20:]], axis=1),
+    "moved": lambda x: np.roll(x, 12, axis=2),
+    "blurred": lambda x: (
+        ((x[:, :, :-1].astype(int) + x[:, :, 1:]) // 2)
+        .astype(np.uint8)
+        .repeat(np.r_[np.ones(WIDTH - 2, int), 2], axis=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_pictures_are_odd(guard: PictureGuard, change: str) -> None:
+    assert (guard.odd(CHANGES[change](scenes(200, 3))) > 1).mean() >= 0.95
+
+
+def test_something_in_the_way_is_odd_wherever_it_is(guard: PictureGuard) -> None:
+    pictures = scenes(200, 4)
+    for number, picture in enumerate(pictures):
+        top, left = number % (HEIGHT - 6), (7 * number) % (WIDTH - 6)
+        picture[top : top + 6, left : left + 6] = (20, 220, 220)
+    assert (guard.odd(pictures) > 1).all()
+
+
+@given(seed=st.integers(0, 1000), episodes=st.integers(LEAST_EPISODES, 60))
+@settings(max_examples=10, deadline=None)
+def test_the_limit_is_above_what_its_episodes_ask_for(seed: int, episodes: int) -> None:
+    """Of n episodes none that chose it is odd while n is below 1 / FALSE_ALARMS."""
+    assert episodes < 1 / FALSE_ALARMS
+    held_out = scenes(2 * episodes, seed)
+    of_frame = np.arange(2 * episodes) // 2
+    guard = PictureGuard.fit(scenes(100, seed + 1), held_out, of_frame)
+    assert (guard.odd(held_out[of_frame % 2 == 1]) <= 1).all()
+    larger = dataclasses.replace(guard, limit=guard.limit * 2)
+    np.testing.assert_allclose(2 * larger.odd(held_out), guard.odd(held_out), rtol=1e-5)
+
+
+def test_a_picture_alone_is_as_odd_as_among_others(guard: PictureGuard) -> None:
+    pictures = np.concatenate([scenes(5, 5), CHANGES["half the light"](scenes(5, 6))])
+    together = guard.odd(pictures)
+    assert together.shape == (10,) and together.dtype == np.float32
+    alone = np.concatenate([guard.odd(one[None]) for one in pictures])
+    np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
+    assert guard.odd(pictures[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (3, 2), (5, 200), (300, 4), (130, 170)])
+def test_pictures_of_any_size(size: tuple[int, int]) -> None:
+    random = np.random.default_rng(0)
+    pictures = random.integers(0, 40, (60, *size, 3)).astype(np.uint8)
+    guard = PictureGuard.fit(pictures, pictures[:30], np.arange(30))
+    read = PictureGuard.from_arrays(read_npz(guard.to_bytes(), 1 << 20), size)
+    np.testing.assert_array_equal(read.odd(pictures), guard.odd(pictures))
+    assert (guard.odd(np.full((1, *size, 3), 200, np.uint8)) > 1).all()
+
+
+def test_what_it_cannot_learn_from(guard: PictureGuard) -> None:
+    few = LEAST_EPISODES - 1
+    with pytest.raises(InputError, match=f"of {few} episodes.*at least {LEAST_EPISODES}"):
+        PictureGuard.fit(scenes(30, 0), scenes(few, 1), np.arange(few))
+    with pytest.raises(InputError, match=r"pictures \(1, 9, 9, 3\).*\(N, 40, 56, 3\)"):
+        guard.odd(np.zeros((1, 9, 9, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"limit": np.array([0.0], np.float32)},
+        {"limit": np.array([np.nan], np.float32)},
+        {"limit": np.array([1.0])},
+        {"scales": np.ones(4, np.float32)},
+        {"seen": np.zeros(3, np.uint8)},
+        {"size": np.array([41, 56])},
+        {"rough_parts": np.zeros((10**5, 48), np.float32)},
+        {"rough_mean": np.zeros(47, np.float32)},
+        {"surprise": np.zeros(1)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_file_that_cannot_be_right(
+    guard: PictureGuard, change: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    arrays = {**read_npz(guard.to_bytes(), 1 << 20), **change}
+    with pytest.raises(BundleError, match=r"guard has .* cannot be right.*40 x 56.*calibrate"):
+        PictureGuard.from_arrays(arrays, (HEIGHT, WIDTH))
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", None], ids=["empty", "text", "pickle"])
+def test_a_damaged_file_in_a_bundle(content: bytes | None, tmp_path: Path) -> None:
+    bundle = save_toy_bundle(tmp_path / "toy", seen=range(8))
+    if content is None:
+        stream = io.BytesIO()
+        np.savez(stream, size=np.array([{}], dtype=object))
+        content = stream.getvalue()
+    forge(bundle, GUARD_FILE, content)
+    with pytest.raises(BundleError, match=r"guard.npz cannot be read.*vinoreward calibrate"):
+        guard_of(Bundle.load(bundle.path))
+
+
+def test_a_classifier_says_what_its_guard_says(tmp_path: Path) -> None:
+    bundle = save_toy_bundle(tmp_path / "toy", seen=(0, 1, 2, 3, 4, 6, 7))
+    pictures = np.zeros((8, 6, 8, 3), np.uint8)
+    pictures[..., 0] = np.round(255 * np.arange(8) / 7)[:, None, None]
+    with Classifier(bundle) as classifier, Classifier(bundle, guarded=False) as alone:
+        odd = classifier.judge(pictures).odd
+        assert odd is not None and np.flatnonzero(odd > 1).tolist() == [5]
+        assert alone.judge(pictures).odd is None
+        assert np.flatnonzero(alone.compute_reward(pictures)).tolist() == [5, 6, 7]
+        assert np.flatnonzero(classifier.compute_reward(pictures)).tolist() == [6, 7]
+        assert np.flatnonzero(classifier.as_reward_fn()(None, None, pictures, None)).tolist() == [
+            6,
+            7,
+        ]
+        assert classifier.judge(pictures[:0]).odd.shape == (0,)
+    assert guard_of(save_toy_bundle(tmp_path / "without")) is None

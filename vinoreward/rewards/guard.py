@@ -1,0 +1,314 @@
+"""The guard: whether a picture is like those that a classifier was trained on.
+
+It knows which colours were seen in each place, and how rough each place is (blur, noise,
+compression). Both are cheaper and told more shifts apart than distances between the network's own
+features: less light, another camera pose or an object in the way bring colours to places that never
+had them.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vinoreward.backends.network import read_bytes
+from vinoreward.bundles import locate
+from vinoreward.errors import BundleError, InputError, ModelCorruptError
+from vinoreward.saved_state import read_npz, reason_of
+
+if TYPE_CHECKING:
+    from vinoreward.bundles.bundle import Bundle
+
+Floats = NDArray[np.float32]
+Images = NDArray[np.uint8]
+
+GUARD_FILE = "guard.npz"
+MAX_GUARD_BYTES = 8 << 20
+FALSE_ALARMS = 0.002
+"""Share of clean episodes that may have an odd frame, where there are enough to tell."""
+MARGIN = 1.25
+"""The limit is this times what the clean episodes ask for: a policy sees what no capture saw."""
+LEAST_EPISODES = 20
+"""Fewest episodes to choose a limit on."""
+
+_CELLS = (12, 16)
+"""Places, down and across."""
+_LEVELS = 8
+"""Of each colour channel."""
+_COLOURS = _LEVELS**3
+_SIDE = 48
+"""About as many pixels of the shorter side are looked at."""
+_TOLERATED = 6
+"""Grey levels by which a colour may differ from one that was seen."""
+_RARE = 5e-4
+"""A colour was seen in a place if this share of the pictures had a pixel of it there."""
+_ROUGH_CELLS = (6, 8)
+_PARTS = 12
+"""Directions in which the roughness of the training pictures differs."""
+_FLOORS = (0.002, 0.02, 1.0)
+"""Least scale of each measure: share of all pixels, of a place's pixels, roughness."""
+_ROUGH_FLOOR = 0.05
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class PictureGuard:
+    """Tells how strange a picture is to a classifier; plain arrays.
+
+    Example::
+
+        guard = PictureGuard.fit(images, held_out, episodes)
+        strange = guard.odd(images) > 1.0
+    """
+
+    size: NDArray[np.int64]
+    """(2,) Height and width of the pictures."""
+    seen: NDArray[np.uint8]
+    """Bits, one for each colour in each place: 1 if it was seen there."""
+    rough_mean: Floats
+    """(P,) Mean roughness of each place."""
+    rough_parts: Floats
+    """(K, P) Orthonormal directions in which it differs."""
+    rough_scale: Floats
+    """(P,) Root mean square of what these leave."""
+    scales: Floats
+    """(3,) Of the measures, whose largest multiple counts."""
+    limit: Floats
+    """(1,) The multiple from which a picture is odd."""
+
+    @classmethod
+    def fit(
+        cls,
+        images: Images,
+        held_out: Images,
+        episodes: NDArray[Any],
+        *,
+        alarms: float | None = None,
+    ) -> PictureGuard:
+        """Learn what clean pictures are like.
+
+        The limit is split conformal by episode (Vovk, Gammerman & Shafer 2005; an episode's frames
+        are not exchangeable, episodes are): a new one of the same kind has an odd frame with a
+        probability of at most ``alarms``, or ``1 / (n + 1)`` of n episodes if that is more.
+
+        Args:
+            images: ``(N, H, W, 3)`` uint8, pictures that the network was trained on.
+            held_out: ``(M, H, W, 3)`` uint8, others of the same kind.
+            episodes: ``(M,)`` which episode each is of; at least ``LEAST_EPISODES``.
+            alarms: see above; None is ``FALSE_ALARMS``.
+
+        Raises:
+            InputError: other shapes, or too few episodes.
+        """
+        names, of_frame = np.unique(np.asarray(episodes), return_inverse=True)
+        if len(names) < LEAST_EPISODES or len(episodes) != len(held_out) or not len(images):
+            raise InputError(
+                f"the guard was given {len(images)} pictures, and {len(held_out)} held-out ones of "
+                f"{len(names)} episodes. Expected pictures of both kinds, the held-out ones of at "
+                f"least {LEAST_EPISODES} episodes; capture more."
+            )
+        height, width = images.shape[1:3]
+        places = _Places(height, width)
+        rough = np.concatenate([places.rough(part) for part in _batches(images)])
+        mean = rough.mean(axis=0)
+        kept = min(_PARTS, len(rough) // 20, rough.shape[1] - 1)
+        parts = np.linalg.svd(rough - mean, full_matrices=False)[2][: max(0, kept)]
+        left = (rough - mean) - (rough - mean) @ parts.T @ parts
+        guard = cls(
+            size=np.array([height, width]),
+            seen=np.packbits(_seen(places, images)),
+            rough_mean=mean,
+            rough_parts=parts,
+            rough_scale=np.sqrt((left**2).mean(axis=0) + np.float32(_ROUGH_FLOOR**2)),
+            scales=np.ones(3, np.float32),
+            limit=np.ones(1, np.float32),
+        )
+        measures = np.concatenate([guard._measures(part) for part in _batches(held_out)])
+        # Some episodes choose the scales and others the limit, or that would be too low.
+        choosing = of_frame % 2 == 0
+        scales = np.maximum(np.quantile(measures[choosing], 0.999, axis=0), _FLOORS)
+        largest = np.zeros(len(names))
+        np.maximum.at(largest, of_frame, (measures / scales).max(axis=1))
+        ordered = np.sort(largest[1::2])
+        wanted = FALSE_ALARMS if alarms is None else alarms
+        rank = min(len(ordered), int(np.ceil((len(ordered) + 1) * (1 - wanted))))
+        limit = MARGIN * max(1.0, float(ordered[rank - 1]))
+        return replace(guard, scales=scales.astype(np.float32), limit=np.array([limit], np.float32))
+
+    def odd(self, images: Images) -> Floats:
+        """Return how strange pictures are: ``(N,)`` float32 of at least 0, odd above 1.
+
+        ``images`` are ``(N, H, W, 3)`` uint8 as the network gets them
+        (:meth:`~vinoreward.Bundle.prepare`); InputError for another size.
+        """
+        if images.ndim != 4 or images.shape[1:] != (*self.size.tolist(), 3):
+            raise InputError(
+                f"the guard was given pictures {images.shape}. Expected (N, {self.size[0]}, "
+                f"{self.size[1]}, 3), as Bundle.prepare returns them."
+            )
+        return np.asarray((self._measures(images) / self._limits).max(axis=1, initial=0.0))
+
+    def to_bytes(self) -> bytes:
+        """Return the content of ``guard.npz``."""
+        stream = io.BytesIO()
+        arrays: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        np.savez_compressed(stream, **arrays)
+        return stream.getvalue()
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], size: tuple[int, int]) -> PictureGuard:
+        """Return a guard of pictures of that size; BundleError unless the arrays are one's."""
+        places = _Places(*size)
+        bits, rough = places.count * _COLOURS, places.rough_count
+        parts = arrays.get("rough_parts")
+        kept = 0 if parts is None or parts.ndim != 2 else len(parts)
+        expected: dict[str, tuple[tuple[int, ...], type]] = {
+            "size": ((2,), np.int64),
+            "seen": ((-(-bits // 8),), np.uint8),
+            "rough_mean": ((rough,), np.float32),
+            "rough_parts": ((min(kept, _PARTS), rough), np.float32),
+            "rough_scale": ((rough,), np.float32),
+            "scales": ((3,), np.float32),
+            "limit": ((1,), np.float32),
+        }
+        wrong = sorted(set(arrays) ^ set(expected)) or [
+            name
+            for name, (shape, dtype) in expected.items()
+            if arrays[name].shape != shape
+            or arrays[name].dtype != dtype
+            or not np.isfinite(arrays[name]).all()
+        ]
+        positive = ("rough_scale", "scales", "limit")
+        if not wrong:
+            wrong = [name for name in positive if not (arrays[name] > 0).all()]
+        if wrong or tuple(arrays["size"].tolist()) != size:
+            raise BundleError(
+                f"the guard has {', '.join(name[:40] for name in wrong[:5]) or 'a size'} that "
+                f"cannot be right. Expected one fitted for pictures of {size[0]} x {size[1]}; fit "
+                "it again: vinoreward calibrate."
+            )
+        return cls(**arrays)
+
+    @cached_property
+    def _places(self) -> _Places:
+        return _Places(*self.size.tolist())
+
+    @cached_property
+    def _novel(self) -> NDArray[np.uint8]:
+        """1 for each colour that was not seen in a place."""
+        count = self._places.count * _COLOURS
+        return np.asarray(1 - np.unpackbits(self.seen, count=count))
+
+    @cached_property
+    def _limits(self) -> Floats:
+        return np.asarray(self.scales * self.limit)
+
+    def _measures(self, images: Images) -> Floats:
+        """Return the three measures (N, 3)."""
+        places = self._places
+        novel = places.shares(self._novel[places.colours(images)])
+        measures = np.zeros((len(images), 3), np.float32)
+        measures[:, 0] = novel.mean(axis=1)
+        measures[:, 1] = novel.max(axis=1)
+        if places.rough_count:
+            off = places.rough(images) - self.rough_mean
+            off = (off - off @ self.rough_parts.T @ self.rough_parts) / self.rough_scale
+            measures[:, 2] = np.sqrt((off * off).mean(axis=1))
+        return measures
+
+
+def guard_of(bundle: Bundle) -> PictureGuard | None:
+    """Return a bundle's guard; None if it has none.
+
+    BundleError if its file cannot be right; nothing in it is executed.
+    """
+    spec = bundle.spec
+    if GUARD_FILE not in spec.files:
+        return None
+    path = locate.inside(bundle.path, GUARD_FILE)
+    try:
+        data = read_bytes(path, spec.files[GUARD_FILE], MAX_GUARD_BYTES)
+        arrays = read_npz(data, MAX_GUARD_BYTES)
+    except ModelCorruptError as error:
+        raise BundleError(
+            f"{path} cannot be read: {reason_of(error)}. Expected arrays as vinoreward finetune "
+            "writes them; fit the guard again with vinoreward calibrate."
+        ) from error
+    return PictureGuard.from_arrays(arrays, (spec.picture.height, spec.picture.width))
+
+
+class _Places:
+    """Where the pixels of a picture are."""
+
+    def __init__(self, height: int, width: int) -> None:
+        self._step = max(1, min(height, width) // _SIDE)
+        rows, columns = -(-height // self._step), -(-width // self._step)
+        down, across = min(_CELLS[0], rows), min(_CELLS[1], columns)
+        self.count = down * across
+        place = _cell(down, rows)[:, None] * across + _cell(across, columns)
+        self._offset = (place * _COLOURS).astype(np.int32)
+        self._down, self._across = _means(down, rows), _means(across, columns).T.copy()
+        # Every pixel of some rows: what blurs or adds noise does so between neighbours.
+        self._rows = max(1, height // _SIDE)
+        rows, columns = -(-height // self._rows), max(0, width - 2)
+        down, across = min(_ROUGH_CELLS[0], rows), min(_ROUGH_CELLS[1], columns)
+        self.rough_count = down * across
+        self._rough_down = _means(down, rows)
+        self._rough_across = _means(across, columns).T.copy()
+
+    def colours(self, images: Images) -> NDArray[np.int32]:
+        """Return the number of each looked-at pixel's colour and place, ``(N, rows, columns)``."""
+        level = (images[:, :: self._step, :: self._step] >> 5).astype(np.int32)
+        number = level[..., 0] * _LEVELS + level[..., 1]
+        number *= _LEVELS
+        number += level[..., 2]
+        number += self._offset
+        return number
+
+    def shares(self, flags: NDArray[np.uint8]) -> Floats:
+        """Return the share of flagged pixels in each place, ``(N, places)``."""
+        found = np.matmul(np.matmul(self._down, flags.astype(np.float32)), self._across)
+        return np.asarray(found.reshape(len(flags), self.count))
+
+    def rough(self, images: Images) -> Floats:
+        """Return the logarithm of the mean second difference in each place, ``(N, places)``."""
+        green = images[:, :: self._rows, :, 1].astype(np.int16)
+        if not self.rough_count:
+            return np.zeros((len(images), 0), np.float32)
+        bend = np.abs(2 * green[:, :, 1:-1] - green[:, :, 2:] - green[:, :, :-2])
+        means = np.matmul(np.matmul(self._rough_down, bend.astype(np.float32)), self._rough_across)
+        return np.asarray(np.log1p(means.reshape(len(images), self.rough_count)))
+
+
+def _cell(cells: int, side: int) -> NDArray[np.int64]:
+    """Return the cell of each of ``side`` pixels."""
+    return np.asarray(np.arange(side) * cells // side)
+
+
+def _means(cells: int, side: int) -> Floats:
+    """Return the matrix (cells, side) that takes the mean in each cell."""
+    matrix = np.zeros((cells, side), np.float32)
+    if cells:
+        matrix[_cell(cells, side), np.arange(side)] = 1.0
+        matrix /= matrix.sum(axis=1, keepdims=True)
+    return matrix
+
+
+def _seen(places: _Places, images: Images) -> NDArray[np.bool_]:
+    """Return which colours were seen in which places, flat."""
+    counts = np.zeros(places.count * _COLOURS, np.int64)
+    for part in _batches(images):
+        for off in (-_TOLERATED, 0, _TOLERATED):
+            moved = np.clip(part.astype(np.int16) + off, 0, 255).astype(np.uint8)
+            counts += np.bincount(places.colours(moved).ravel(), minlength=len(counts))
+    return np.asarray(counts >= max(2.0, _RARE * len(images)))
+
+
+def _batches(images: Images) -> list[Images]:
+    return [images[start : start + _BATCH] for start in range(0, len(images), _BATCH)]
