@@ -12,6 +12,7 @@ import numpy as np
 from vinoreward_training.audit.battery import KEPT, Battery, Row
 from vinoreward_training.audit.causes import Causes
 from vinoreward_training.audit.pairs import PairRow
+from vinoreward_training.classifier.evaluation import Rates
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.runs.report import Section, configuration, new_figure, save_figure
 from vinoreward_training.runs.run_folder import plain_numbers
@@ -167,26 +168,40 @@ def _draw_fooled(path: Path, found: Battery) -> Path:
     return save_figure(figure, path)
 
 
+def _frames(of: Rates) -> int:
+    return of.true_positives + of.false_negatives + of.false_positives + of.true_negatives
+
+
 def _draw_shifts(path: Path, found: Battery) -> Path:
-    """Draw recall and rate of false claims under each shift, with their intervals."""
+    """Draw what the network still sees, what the guard notices, and false claims that are paid."""
     clean, *rows = found.rows
-    of = [row.rates for row in rows]
+    of, alone = [row.rates for row in rows], [row.alone for row in rows]
     figure = new_figure(9.0, 0.24 * len(rows) + 1.2)
     left, right = figure.subplots(1, 2, sharey=True)
     at = -np.arange(len(rows))
-    recall = np.array([[one.recall, one.recall_low, one.recall_high] for one in of]).T
+    recall = np.array([[one.recall, one.recall_low, one.recall_high] for one in alone]).T
     wrong = np.array([[one.false_positive_rate, one.fpr_high] for one in of]).T
     left.errorbar(
-        recall[0], at, xerr=[recall[0] - recall[1], recall[2] - recall[0]], fmt="o", color="#0068b5"
+        recall[0],
+        at,
+        xerr=[recall[0] - recall[1], recall[2] - recall[0]],
+        fmt="o",
+        color="#0068b5",
+        label="recall of the network",
     )
+    if clean.withheld is not None:
+        pictures = _frames(clean.rates)
+        odd = [(row.withheld or 0) / pictures for row in rows]
+        left.plot(odd, at, "|", color="#f28e2b", markersize=9, label="odd to the guard")
     left.axvline(KEPT * clean.rates.recall, color="#c8102e", linewidth=1)
-    left.set(xlabel="recall (line: 0.9 of clean)", xlim=(-0.02, 1.02))
+    left.set(xlabel="share (line: 0.9 of the clean recall)", xlim=(-0.02, 1.02))
+    left.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8, frameon=False)
     left.set_yticks(at, [row.name for row in rows], fontsize=7)
     right.errorbar(
         wrong[0], at, xerr=[np.zeros(len(rows)), wrong[1] - wrong[0]], fmt="o", color="#c8102e"
     )
     right.axvline(0.01, color="#c8102e", linewidth=1)
-    right.set(xlabel="false claims (line: 1 %)")
+    right.set(xlabel="false claims that count (line: 1 %)")
     right.set_xscale("symlog", linthresh=0.01)
     right.set_xlim(-0.001, 1.02)
     for axes in (left, right):
