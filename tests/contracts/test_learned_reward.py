@@ -146,6 +146,22 @@ def test_nothing_is_claimed_of_an_odd_picture(guarded: Bundle, name: str) -> Non
     )
 
 
+def test_an_odd_first_picture_has_no_potential(guarded: Bundle) -> None:
+    """Else an episode would begin by paying for what no picture showed."""
+    env = LearnedReward(
+        Corridor(first_cells=(5,)),
+        guarded,
+        image_source=picture_of_vector,
+        reward_mode="potential",
+        terminate_on_success=False,
+        gamma=1.0,
+    )
+    env.reset(seed=0)
+    _, reward, *_ = env.step(0)
+    assert reward == pytest.approx(1 / (1 + np.exp(-cell_log_odds(4))), abs=1e-5)
+    env.close()
+
+
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("name", ["sparse", "hold", "probability", "log-odds", "potential"])
 def test_all_forms_withhold_the_same(guarded: Bundle, mode: AutoresetMode, name: str) -> None:

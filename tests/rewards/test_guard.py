@@ -75,6 +75,23 @@ def test_changed_pictures_are_odd(guard: PictureGuard, change: str) -> None:
     assert (guard.odd(CHANGES[change](scenes(200, 3))) > 1).mean() >= 0.95
 
 
+def test_a_little_more_or_less_light_is_not_odd() -> None:
+    """In a room without noise too, whose colours lie anywhere between two levels."""
+    room = np.arange(0, 256, dtype=np.uint8).reshape(1, 16, 16, 1).repeat(3, axis=3).repeat(60, 0)
+    guard = PictureGuard.fit(room, room, np.arange(60))
+    for off in (-6, 6):
+        lit = np.clip(room[:1].astype(int) + off, 0, 255).astype(np.uint8)
+        assert guard.odd(lit)[0] <= 1, off
+    lit = np.clip(room[:1].astype(int) + 24, 0, 255).astype(np.uint8)
+    assert guard.odd(lit)[0] > 1
+
+
+def test_a_limit_has_room_for_what_no_capture_saw() -> None:
+    """Of pictures that are all alike the limit is a quarter above the least there is."""
+    alike = np.full((60, 20, 20, 3), 100, np.uint8)
+    assert PictureGuard.fit(alike, alike, np.arange(60)).limit[0] == 1.25
+
+
 def test_something_in_the_way_is_odd_wherever_it_is(guard: PictureGuard) -> None:
     pictures = scenes(200, 4)
     for number, picture in enumerate(pictures):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from torch import nn
 
 from vinoreward import LearnedReward
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import find
+from vinoreward.bundles.save import with_guard
 from vinoreward.errors import (
     ConfigError,
     PictureMismatchError,
@@ -26,7 +30,7 @@ from vinoreward.errors import (
     VinorewardError,
 )
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.guard import guard_of
+from vinoreward.rewards.guard import GUARD_FILE, guard_of
 from vinoreward_training.classifier import calibrate, import_classifier
 from vinoreward_training.classifier.finetune import USELESS
 from vinoreward_training.cli import main
@@ -413,6 +417,41 @@ def test_a_bundle_gets_a_guard_and_keeps_everything_else(
     for name in ("model.onnx", "golden.npz"):
         assert after.spec.files[name] == before.spec.files[name]
     assert (folder / "README.md").read_text() == card
+
+
+def test_a_guard_of_other_pictures_does_not_stay(foreign: Path, tmp_path: Path) -> None:
+    """A new calibration on too few episodes for a guard leaves none, and says why."""
+    folder = tmp_path / "bundle"
+    assert calibrated(foreign, folder) == 0
+    assert guard_of(Bundle.load(folder)) is not None
+    few = draw(tmp_path / "few", 110)
+    config = CalibrateConfig(bundle=folder, data=few, target_fpr=0.3)
+    assert calibrate.run(config) in (0, USELESS)
+    after = Bundle.load(folder)
+    assert guard_of(after) is None
+    assert "it takes 20 episodes" in after.spec.metrics["guard"]["why"]
+
+
+def test_a_guard_leaves_int8_alone(tmp_path: Path) -> None:
+    """Decisions, band and both networks are those of before."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(find("panda-hover-classifier"), folder)
+    before = Bundle.load(folder)
+    guard = guard_of(before)
+    assert guard is not None
+    other = dataclasses.replace(guard, limit=guard.limit * 2)
+    with_guard(before, other.to_bytes(), {"frames": 1})
+    after = Bundle.load(folder)
+    differing = {
+        name for name in after.spec.files if after.spec.files[name] != before.spec.files[name]
+    }
+    assert differing == {"guard.npz"} and set(after.spec.files) == set(before.spec.files)
+    assert after.resolve_precision("openvino") == "int8"
+    metrics = {**before.spec.metrics, "guard": {"frames": 1}}
+    assert after.spec == dataclasses.replace(
+        before.spec, metrics=metrics, files=after.spec.files, versions=after.spec.versions
+    )
+    np.testing.assert_array_equal(after.golden.logits_int8, before.golden.logits_int8)
 
 
 def test_a_guard_that_cannot_be_is_refused_and_nothing_changes(

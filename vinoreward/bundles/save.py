@@ -201,10 +201,12 @@ def replace_fp32(
 ) -> Path:
     """Give a saved bundle another description, golden frames and card; return the folder.
 
-    Its INT8 network goes, as its gate compared decisions at the old threshold. ``others`` are files
-    that it gets besides. The other arguments and errors are those of :func:`save_bundle`.
+    Its INT8 network goes, as its gate compared decisions at the old threshold, and its guard, which
+    knew other pictures. ``others`` are files that it gets. The other arguments and errors are those
+    of :func:`save_bundle`.
     """
     files, pictures = _own_files(bundle)
+    files.pop("guard.npz", None)  # it knew other pictures
     files |= others
     return save_bundle(
         bundle.path,

@@ -26,7 +26,7 @@ from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.run_folder import RunFolder, plain, reading
 
 _BY_MODULE = {
-    "rewards": "backends reward-path step camera classifier int8",
+    "rewards": "backends reward-path step camera classifier guard int8",
     "encoders": "encoders joint",
     "command": "memory install",
     "trainings": "overhead overhead-pixels solve solve-random solve-pixels wall",
@@ -36,7 +36,7 @@ _BY_MODULE = {
 }
 ROWS = {name: module for module, names in _BY_MODULE.items() for name in names.split()}
 """Name of a row to the module that measures it: ``solve-random`` by its ``solve_random_rows``."""
-QUICK = list(ROWS)[:9]
+QUICK = list(ROWS)[:10]
 """Those that take no training."""
 _GROUPS = {
     "quick": QUICK,

@@ -62,6 +62,9 @@ SCENES = (
 )
 """The scenes of ``fresh_category``, in words."""
 
+GUARDED_EPISODES = 600
+"""Clean episodes in which the guard's alarms are counted."""
+
 Pictures = npt.NDArray[np.uint8]
 
 
@@ -261,7 +264,8 @@ def camera_rows(config: BenchConfig) -> list[Row]:
     with contextlib.ExitStack() as stack:
         scene = stack.enter_context(HoverScene(camera=spec))
         cameras = {name: stack.enter_context(make_camera(one)) for name, one in specs.items()}
-        classifier = stack.enter_context(Classifier(bundle))
+        # The network alone, here as for INT8: what the guard withholds would look like agreement.
+        classifier = stack.enter_context(Classifier(bundle, guarded=False))
         greys: dict[str, list[float]] = {name: [] for name in cameras}
         claims: dict[str, list[bool]] = {name: [] for name in cameras}
         for index in tqdm(range(config.scenes), desc="camera", unit="scene"):
@@ -366,6 +370,47 @@ def classifier_rows(config: BenchConfig) -> list[Row]:
     ]
 
 
+def guard_rows(config: BenchConfig) -> list[Row]:
+    """Time a step with the guard against one without; count its alarms in clean episodes."""
+    one_thread()
+    name = "PandaHoverRandom-v0"
+    with contextlib.ExitStack() as stack:
+
+        def made(on_ood: str) -> gym.Env[Any, Any]:
+            env = gym.make(name, bundle=config.bundle, on_ood=on_ood)
+            return stack.enter_context(contextlib.closing(env))
+
+        both = {one: Stepper(made(one), config.seed) for one in ("withhold", "ignore")}
+        times = interleaved(both, rounds=config.rounds, calls=100, warm_up=20)
+        env, frames, odd, episodes = made("withhold"), 0, 0, 0
+        env.action_space.seed(config.seed)
+        for episode in range(GUARDED_EPISODES):
+            env.reset(seed=config.seed + episode)
+            before, over = odd, False
+            while not over:
+                _, _, terminated, truncated, info = env.step(env.action_space.sample())
+                frames, odd = frames + 1, odd + (info.get("reward_ood", 0.0) > 1.0)
+                over = terminated or truncated
+            episodes += odd > before
+    what = f"{name}, random play: "
+    return [
+        speed_row(
+            "guard",
+            f"{what}time of a step, with the guard over without",
+            times["withhold"],
+            times["ignore"],
+        ),
+        share_row("guard", f"{what}clean frames that are odd", odd, frames, target="<= 1 %"),
+        share_row(
+            "guard",
+            f"{what}clean episodes with an odd frame",
+            episodes,
+            GUARDED_EPISODES,
+            target="<= 2 %",
+        ),
+    ]
+
+
 def int8_rows(config: BenchConfig) -> list[Row]:
     """Count the decisions that INT8 changes near the boundary, with and without second looks."""
     bundle = Bundle.load(config.bundle)
@@ -378,7 +423,7 @@ def int8_rows(config: BenchConfig) -> list[Row]:
     unaided = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, decision=alone))
 
     def claims(bundle: Bundle, precision: str) -> npt.NDArray[np.bool_]:
-        with Classifier(bundle, precision=precision) as classifier:
+        with Classifier(bundle, precision=precision, guarded=False) as classifier:
             return np.asarray(classifier.compute_reward(images) > 0)
 
     exact = claims(bundle, "fp32")
