@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.bundles.bundle import Bundle
+from vinoreward.bundles.locate import find
+from vinoreward.bundles.save import with_guard
 from vinoreward.errors import (
     BundleError,
     ConfigError,
@@ -23,6 +26,7 @@ from vinoreward.errors import (
     MissingDisplayError,
     PictureMismatchError,
 )
+from vinoreward.rewards.guard import guard_of
 from vinoreward_envs import constants as c
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.panda_hover import PandaHoverEnv
@@ -257,6 +261,32 @@ def test_a_success_that_is_held_may_look_a_little_less_like_one() -> None:
         env.close()
     # Each second step is 10 cm off: it breaks the row, unless any probability keeps it.
     assert found == {None: [False, False], 0.0: [False, True]}
+
+
+def test_what_the_guard_finds_odd_is_no_success(tmp_path: Path) -> None:
+    """With a guard to which everything is odd: at the goal, seen and claimed without it."""
+    folder = tmp_path / "strict"
+    shutil.copytree(find("panda-hover-classifier"), folder)
+    bundle = Bundle.load(folder)
+    guard = guard_of(bundle)
+    assert guard is not None
+    strict = dataclasses.replace(guard, limit=guard.limit / 1e6)
+    with_guard(bundle, strict.to_bytes(), {})
+    found = {}
+    for on_ood in ("withhold", "ignore"):
+        env = PandaHoverEnv(bundle=folder, object_position=(0.5, 0.0), on_ood=on_ood)
+        env.reset(seed=0)
+        move = np.array([0.5, 0.0], np.float32) - env.scene.gripper[:2].astype(np.float32)
+        _, reward, terminated, _, info = env.step(move)
+        assert info["true_success"] and info["reward_prob"] > 0.9
+        found[on_ood] = (reward, terminated, info["is_success"], "reward_ood" in info)
+        if on_ood == "withhold":
+            assert info["reward_ood"] > 1
+        env.close()
+    assert found == {
+        "withhold": (c.REWARD_STEP, False, False, True),
+        "ignore": (c.REWARD_SUCCESS, True, True, False),
+    }
 
 
 # --- motion, workers ------------------------------------------------------------------------

@@ -92,6 +92,34 @@ def test_a_limit_has_room_for_what_no_capture_saw() -> None:
     assert PictureGuard.fit(alike, alike, np.arange(60)).limit[0] == 1.25
 
 
+def test_each_measure_counts_alone(guard: PictureGuard) -> None:
+    """Colours new to the picture, colours new to one place, and roughness."""
+    clean = scenes(1, 7)
+    patch, noisy = clean.copy(), clean.copy()
+    patch[:, 3:7, 3:7] = (20, 220, 220)
+    noisy[..., 1] ^= 12
+    shown = np.concatenate([clean, CHANGES["black"](clean), patch, noisy])
+    found = []
+    for which in range(3):
+        scales = np.full(3, 1e6, np.float32)
+        scales[which] = guard.scales[which]
+        found.append((dataclasses.replace(guard, scales=scales).odd(shown) > 1).tolist())
+    colours, places, rough = found
+    assert colours[:2] == [False, True]
+    assert places[:3] == [False, True, True]
+    assert rough[0] is False and rough[3] is True
+
+
+def test_the_episodes_that_choose_the_limit_do_not_choose_the_scales() -> None:
+    """Every second one each, or the limit would promise too much."""
+    held_out, of_frame = scenes(80, 8), np.arange(80)
+    before = PictureGuard.fit(scenes(100, 9), held_out, of_frame)
+    held_out[1::2] //= 2
+    after = PictureGuard.fit(scenes(100, 9), held_out, of_frame)
+    np.testing.assert_array_equal(after.scales, before.scales)
+    assert after.limit[0] > 2 * before.limit[0]
+
+
 def test_something_in_the_way_is_odd_wherever_it_is(guard: PictureGuard) -> None:
     pictures = scenes(200, 4)
     for number, picture in enumerate(pictures):

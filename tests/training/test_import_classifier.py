@@ -30,7 +30,7 @@ from vinoreward.errors import (
     VinorewardError,
 )
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.guard import GUARD_FILE, guard_of
+from vinoreward.rewards.guard import guard_of
 from vinoreward_training.classifier import calibrate, import_classifier
 from vinoreward_training.classifier.finetune import USELESS
 from vinoreward_training.cli import main
