@@ -8,7 +8,7 @@ from .encoders import Encoder
 from .policies.wire import load_policy, save_policy
 from .rewards.alarms import FalseClaimAlarm
 from .rewards.classifier import Classifier
-from .rewards.interventions import Intervention
+from .rewards.interventions import Axis, Intervention, SearchSpace
 from .rewards.success import SuccessDetector
 from .wrappers.encoded import EncodedObservation
 from .wrappers.learned_reward import LearnedReward
@@ -22,6 +22,7 @@ __version__: str
 __all__ = [
     "ActorLearner",
     "ActorLearnerConfig",
+    "Axis",
     "Bundle",
     "ClaimedVsTrue",
     "Classifier",
@@ -33,6 +34,7 @@ __all__ = [
     "LearnedReward",
     "PictureInInfo",
     "Player",
+    "SearchSpace",
     "SuccessDetector",
     "TrueSuccess",
     "VecEncodedObservation",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 from pathlib import Path
@@ -18,9 +17,10 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.picture import check_scene
 from vinoreward.errors import ConfigError, InputError, MissingDisplayError
 from vinoreward.rewards.classifier import Classifier, Judged, check_origin
-from vinoreward.rewards.interventions import Intervention, Undo
+from vinoreward.rewards.interventions import Intervention, SearchSpace
 from vinoreward.rewards.success import OnOdd, RewardCore, RewardOptions
 from vinoreward_envs import constants as c
+from vinoreward_envs.auditing import interventions, spaces
 from vinoreward_envs.camera.spec import (
     CameraSpec,
     Mesh,
@@ -254,29 +254,11 @@ class PandaHoverEnv(gym.Env[NDArray[Any], NDArray[np.float32]]):
 
     def audit_interventions(self) -> list[Intervention]:
         """Return changes after which a success is none: object or arm taken elsewhere."""
-        scene = self.scene
+        return interventions(self.scene)
 
-        def place(xy: tuple[float, float] | None) -> Undo:
-            before = scene.object_xy
-            scene.place_object(xy)
-            return lambda: scene.place_object(before)
-
-        def elsewhere(random: np.random.Generator) -> tuple[float, float]:
-            while True:
-                x, y = random.uniform(c.WORKSPACE_LOW, c.WORKSPACE_HIGH).tolist()
-                if math.dist((x, y), scene.gripper[:2]) > 3 * c.SUCCESS_DISTANCE:
-                    return (x, y)
-
-        def move_arm(random: np.random.Generator) -> Undo:
-            x, y = scene.gripper[:2].tolist()
-            scene.move_gripper(elsewhere(random))
-            return lambda: scene.move_gripper((x, y))
-
-        return [
-            Intervention("object removed", lambda random: place(None)),
-            Intervention("object moved", lambda random: place(elsewhere(random))),
-            Intervention("arm moved", move_arm),
-        ]
+    def audit_spaces(self) -> list[SearchSpace]:
+        """Return the states that an audit searches: gripper and object, see :mod:`.auditing`."""
+        return spaces(self.scene)
 
     def render(self) -> NDArray[np.uint8] | None:
         """Return the ``(H, W, 3)`` uint8 picture, or None unless ``render_mode="rgb_array"``."""

@@ -118,9 +118,9 @@ class HoverScene(Closing):
         if self._dynamics is not None:
             self._dynamics.place_object(self._object_pose)
 
-    def move_gripper(self, xy: tuple[float, float]) -> None:
-        """Move the gripper to x, y in metres at hover height; out of reach is an InputError."""
-        target = np.array([*_pair(xy, "the gripper"), c.HOVER_HEIGHT])
+    def move_gripper(self, xy: tuple[float, float], height: float = c.HOVER_HEIGHT) -> None:
+        """Move the gripper to x, y and z in metres; out of reach is an InputError."""
+        target = np.array([*_pair(xy, "the gripper"), height])
         self.changes += 1
         if self._dynamics is None:
             self._joints = inverse_kinematics(target, hover_home_joints())

@@ -25,7 +25,14 @@ from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import Picture
 from vinoreward.errors import ConfigError, DatasetError, RunFolderError
 from vinoreward.rewards.calibration import clopper_pearson
-from vinoreward_envs.constants import SUCCESS_DISTANCE
+from vinoreward_envs.auditing import AROUND, HEIGHT_OFF, HEIGHTS
+from vinoreward_envs.constants import (
+    HOVER_HEIGHT,
+    OBJECT_MARGIN,
+    SUCCESS_DISTANCE,
+    WORKSPACE_HIGH,
+    WORKSPACE_LOW,
+)
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_training.capture import command as capture
 from vinoreward_training.capture.hover import (
@@ -83,8 +90,8 @@ def line_id() -> str:
 
 
 def test_a_third_each_is_success_near_miss_and_others() -> None:
-    names = [category_of(index) for index in range(300)]
-    assert names.count("success") == names.count("near_miss") == 100
+    names = [category_of(index) for index in range(420)]
+    assert names.count("success") == names.count("near_miss") == 140
     assert all(names.count(name) == 20 for name in CATEGORIES[2:])
 
 
@@ -103,24 +110,38 @@ def test_placements_are_what_their_category_says() -> None:
         assert moved.gripper and moved.object_first and moved.object_last
         assert math.dist(moved.gripper, moved.object_first) <= SUCCESS_DISTANCE
         assert math.dist(moved.gripper, moved.object_last) >= SUCCESS_DISTANCE
+        outside = draw("outside", random)
+        assert outside.gripper and outside.object_last
+        assert within(outside.gripper, 0.0) and within(outside.object_last, AROUND)
+        assert not within(outside.object_last, -OBJECT_MARGIN)
+        higher = draw("height", random)
+        assert higher.gripper and higher.object_last
+        assert math.dist(higher.gripper, higher.object_last) <= SUCCESS_DISTANCE
+        assert abs(higher.height - HOVER_HEIGHT) >= HEIGHT_OFF and 0 < higher.height <= HEIGHTS[1]
+
+
+def within(point: tuple[float, float], margin: float) -> bool:
+    """Whether a point is in the workspace, or that far around it."""
+    low, high = np.array(WORKSPACE_LOW) - margin, np.array(WORKSPACE_HIGH) + margin
+    return bool((low <= point).all() and (point <= high).all())
 
 
 def test_a_hover_capture_is_labelled_by_distance_and_described(tmp_path: Path) -> None:
     out = tmp_path / "hover"
-    assert capture.run(CaptureConfig(out=out, frames=45, seed=3)) == 0
+    assert capture.run(CaptureConfig(out=out, frames=63, seed=3)) == 0
     rows = rows_of(out)
-    assert len(rows) == 45
+    assert len(rows) == 63
     for row in rows:
         inside = float(row["distance"]) <= SUCCESS_DISTANCE
-        assert (row["label"] == "success") == inside
+        assert (row["label"] == "success") == (inside and row["category"] != "height")
         assert (out / row["file"]).is_file()
         assert (row["object_x"] == "") == math.isinf(float(row["distance"]))
     assert {row["category"] for row in rows} == set(CATEGORIES)
     about = json.loads((out / "dataset.json").read_text())
-    assert about["complete"] and about["frames"] == 45
+    assert about["complete"] and about["frames"] == 63
     assert about["picture"] == {"height": 96, "width": 128, "color_order": "RGB"}
     dataset = load_dataset(out)
-    assert dataset.images.shape == (45, 96, 128, 3)
+    assert dataset.images.shape == (63, 96, 128, 3)
     assert dataset.scene == about["scene"]
 
 

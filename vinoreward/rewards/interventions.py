@@ -1,4 +1,4 @@
-"""What an environment lets an audit change: without its cause, a claim must go."""
+"""What an environment lets an audit change and search."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError
 
@@ -39,6 +40,42 @@ class Intervention:
     of the wall."""
 
 
+@dataclass(frozen=True)
+class Axis:
+    """One number of a state that is searched."""
+
+    name: str
+    """For the report, such as ``"gripper x"``."""
+    low: float
+    high: float
+    unit: str = ""
+    """Such as ``"m"``. A grid has the same spacing along axes of the same unit."""
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """States that an audit searches for false claims.
+
+    An environment offers some by a method ``audit_spaces() -> Sequence[SearchSpace]``, or the
+    function of ``vinoreward audit --interventions`` returns them beside its interventions::
+
+        def reach(state):
+            env.place_hand(*state)
+            return True if env.at_goal else None if env.near_goal else False
+
+        SearchSpace("hand", (Axis("x", 0, 1, "m"), Axis("y", 0, 1, "m")), reach)
+    """
+
+    name: str
+    """For the report, such as ``"object removed"``."""
+    axes: tuple[Axis, ...]
+    """The two first are drawn as a plane."""
+    set_state: Callable[[NDArray[np.float64]], bool | None]
+    """Puts the environment into a state, one number for each axis; the next picture shows it.
+    Returns whether that is a success; None leaves the state out: too close to the edge of success
+    to be called wrong, or not to be reached."""
+
+
 def interventions_of(env: Any) -> tuple[Intervention, ...]:
     """Return what an environment (``env.unwrapped``) offers; none where it has no such method.
 
@@ -46,15 +83,44 @@ def interventions_of(env: Any) -> tuple[Intervention, ...]:
         ConfigError: it gives something else.
     """
     offer = getattr(env, "audit_interventions", None)
-    return () if offer is None else checked(offer(), type(env).__name__)
+    return () if offer is None else apart(offer(), type(env).__name__)[0]
 
 
-def checked(found: Any, source: str) -> tuple[Intervention, ...]:
-    """Return interventions as a tuple; ConfigError for anything else."""
-    every = tuple(found) if isinstance(found, list | tuple) else (found,)
-    if not all(isinstance(one, Intervention) for one in every):
+def spaces_of(env: Any) -> tuple[SearchSpace, ...]:
+    """Return what an environment (``env.unwrapped``) lets be searched; none without such a method.
+
+    Raises:
+        ConfigError: it gives something else.
+    """
+    offer = getattr(env, "audit_spaces", None)
+    if offer is None:
+        return ()
+    others, spaces = apart(offer(), type(env).__name__)
+    if others:
         raise ConfigError(
-            f"{source} gives {found!r} as interventions. Expected a list of "
-            "vinoreward.Intervention(name, apply)."
+            f"{type(env).__name__}.audit_spaces() gives interventions. Expected a list of "
+            "vinoreward.SearchSpace; audit_interventions() gives those."
         )
-    return every
+    return spaces
+
+
+def apart(found: Any, source: str) -> tuple[tuple[Intervention, ...], tuple[SearchSpace, ...]]:
+    """Return the interventions and the spaces among what ``source`` gives.
+
+    ConfigError for anything else, and for a space that cannot be searched.
+    """
+    every = tuple(found) if isinstance(found, list | tuple) else (found,)
+    if not all(isinstance(one, Intervention | SearchSpace) for one in every):
+        raise ConfigError(
+            f"{source} gives {found!r}. Expected a list of vinoreward.Intervention(name, apply) "
+            "and vinoreward.SearchSpace(name, axes, set_state)."
+        )
+    spaces = tuple(one for one in every if isinstance(one, SearchSpace))
+    for space in spaces:
+        good = space.axes and all(-np.inf < axis.low < axis.high < np.inf for axis in space.axes)
+        if not good:
+            raise ConfigError(
+                f"the search space {space.name!r} of {source} has the axes {space.axes}. Expected "
+                "at least one, each with a low below its high."
+            )
+    return tuple(one for one in every if isinstance(one, Intervention)), spaces

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from vinoreward.bundles.schema import View
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
-from vinoreward_training.audit.shifts import SHIFTS, shifted
 from vinoreward_training.classifier.dead_camera import FAMILIES, UNSEEN_FAMILIES, held_out
 from vinoreward_training.classifier.evaluation import GOOD_RECALL, Rates, rates
+from vinoreward_training.classifier.shifts import SHIFTS, shifted
 
 Picture = npt.NDArray[np.uint8]
 Claims = npt.NDArray[np.bool_]

@@ -63,6 +63,11 @@ class Causes:
     claims: int = 0
     steps: int = 0
 
+    @property
+    def told(self) -> bool:
+        """Whether a cause was taken away, often enough."""
+        return self.claims >= LEAST_CLAIMS and any(not each.success for each in self.changes)
+
     def faults(self) -> list[str]:
         """Return a sentence for each change that shows a fault."""
         if self.claims < LEAST_CLAIMS:

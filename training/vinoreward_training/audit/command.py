@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,13 @@ from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, DatasetError, needed_for
 from vinoreward.files import write_json
 from vinoreward.rewards.classifier import Classifier
-from vinoreward.rewards.interventions import Intervention, checked, interventions_of
+from vinoreward.rewards.interventions import (
+    Intervention,
+    SearchSpace,
+    apart,
+    interventions_of,
+    spaces_of,
+)
 from vinoreward_training.audit.bands import bands
 from vinoreward_training.audit.battery import (
     Battery,
@@ -29,8 +36,11 @@ from vinoreward_training.audit.battery import (
     shift_rows,
 )
 from vinoreward_training.audit.causes import STAY, Causes, remove_causes
+from vinoreward_training.audit.cheating import Cheating, learn
 from vinoreward_training.audit.pairs import PairRow, pair_rows
+from vinoreward_training.audit.replays import Replays, play_again
 from vinoreward_training.audit.report import AuditReport, sections_of
+from vinoreward_training.audit.search import STATES, Searched, spaces_searched
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import (
     Dataset,
@@ -48,18 +58,36 @@ from vinoreward_training.tasks.environments import (
     dependencies_named,
     has_own_reward,
     make_env,
+    truth_reader,
 )
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
+    from vinoreward.rewards.success import Truth
+
 FAILED = 3
 """Exit status where the classifier fails."""
+LEAST_STATES = 256
 LEAST = 30
 """Fewest pictures of each label: below, no rate under a shift says anything."""
-_RETURNS = "a function of the environment that returns a list of vinoreward.Intervention; mend it"
+_RETURNS = (
+    "a function of the environment that returns a list of vinoreward.Intervention and "
+    "vinoreward.SearchSpace; mend it"
+)
 PRINTED = 5
 """Faults that are printed; all are in the report."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """A policy that learns from the reward under audit."""
+
+    env: gym.Env[Any, Any]
+    """Pays that reward."""
+    algorithm: str
+    arguments: Mapping[str, Any]
+    steps: int
 
 
 def unseen(bundle: Bundle, dataset: Dataset) -> tuple[npt.NDArray[np.bool_], str]:
@@ -107,7 +135,11 @@ def audit(
     pairs: Path | None = None,
     env: gym.Env[Any, Any] | None = None,
     interventions: Sequence[Intervention] | None = None,
+    spaces: Sequence[SearchSpace] | None = None,
     act: Callable[[Any], Any] | None = None,
+    robot: Sequence[int] = (),
+    truth: Truth | None = None,
+    learning: Learning | None = None,
     image_source: str = "render",
     success_label: str = "success",
     backend: str = "openvino",
@@ -115,6 +147,7 @@ def audit(
     precision: str = "auto",
     frames: int = 300,
     dead: int = 3000,
+    states: int = STATES,
     seed: int = 0,
     progress: bool = False,
 ) -> AuditReport:
@@ -126,7 +159,11 @@ def audit(
         pairs: a folder of pictures before and after a change, see :func:`pair_rows`.
         env: an environment to play, in which claims lose their cause.
         interventions: what changes it; None: what it offers itself.
+        spaces: its states to search; None: what it offers itself.
         act: plays, given an observation; None plays at random.
+        robot: numbers of the flattened observation that are the robot's own state.
+        truth: reads the environment's own truth from ``info``; None: from the usual keys.
+        learning: a policy that learns from the reward under audit.
         image_source: of the environment's pictures: ``"render"``, ``"obs"`` or ``"obs:KEY"``.
         success_label: label or sub-folder of the successes in ``data``.
         backend: runs the network, on ``device``.
@@ -134,6 +171,7 @@ def audit(
         precision: as the classifier will run.
         frames: at most so many pictures of each label, one of each episode.
         dead: least number of dead-camera frames.
+        states: to look at in each space, about; 0 for no search.
         seed: draws pictures and changes.
         progress: show a bar.
 
@@ -144,10 +182,11 @@ def audit(
     """
     from tqdm import tqdm
 
-    if frames < LEAST or dead < 1 or seed < 0:
+    if frames < LEAST or dead < 1 or seed < 0 or 0 < states < LEAST_STATES or states < 0:
         raise ConfigError(
-            f"found frames={frames}, dead={dead} and seed={seed}. Expected at least {LEAST} frames "
-            "of each label, 1 dead-camera frame and a seed of at least 0."
+            f"found frames={frames}, dead={dead}, states={states} and seed={seed}. Expected at "
+            f"least {LEAST} frames of each label, 1 dead-camera frame, {LEAST_STATES} states (or "
+            "0) and a seed of at least 0."
         )
     with needed_for("an audit", "train"):
         import matplotlib  # noqa: F401  # before the work
@@ -179,13 +218,51 @@ def audit(
                 views=dataset.views,
             ),
         )
-        causes = None if env is None else Causes()
-        if env is not None and causes is not None:
-            offered = interventions_of(env.unwrapped) if interventions is None else interventions
+        causes = replays = cheating = None
+        searched: list[Searched] = []
+        if env is not None:
+            causes, replays = Causes(), Replays()
+            own = env.unwrapped
+            changes = interventions_of(own) if interventions is None else interventions
+            places = spaces_of(own) if spaces is None else spaces
             name = "env" if env.spec is None else env.spec.id
+            if image_source != "render" and (changes or places):
+                raise ConfigError(
+                    f"found the picture {image_source} of {name} and interventions or search "
+                    "spaces. Expected pictures that are rendered, as an observation does not show "
+                    "a change before the next step; audit with --image-source render."
+                )
             take = picture_source(env, name, image_source, size_for(spec.picture))
             steps = itertools.chain(
-                remove_causes(classifier, env, take, act, offered, causes, found, seed=seed), steps
+                remove_causes(classifier, env, take, act, changes, causes, found, seed=seed),
+                play_again(
+                    classifier, env, take, act, replays, found, seed=seed, robot=robot, truth=truth
+                ),
+                spaces_searched(
+                    classifier,
+                    env,
+                    places if states else (),
+                    take,
+                    searched,
+                    found,
+                    seed=seed,
+                    states=states,
+                ),
+                steps,
+            )
+        if learning is not None:
+            cheating = Cheating(learning.algorithm)
+            steps = itertools.chain(
+                learn(
+                    learning.env,
+                    learning.algorithm,
+                    learning.arguments,
+                    cheating,
+                    steps=learning.steps,
+                    seed=seed,
+                    truth=truth,
+                ),
+                steps,
             )
         with tqdm(steps, desc="audit", unit="test", disable=not progress) as bar:
             for name in bar:
@@ -204,12 +281,22 @@ def audit(
         ]
         return AuditReport(
             bundle=spec.name,
-            faults=(*sentences, *(causes.faults() if causes else ()), *faults(found)),
+            faults=(
+                *sentences,
+                *(causes.faults() if causes else ()),
+                *(replays.faults() if replays else ()),
+                *(fault for one in searched for fault in one.faults()),
+                *(cheating.faults() if cheating else ()),
+                *faults(found),
+            ),
             note=note,
             battery=found,
             bands=by_band,
             pairs=tuple(by_pair),
             causes=causes,
+            replays=replays,
+            searched=tuple(searched),
+            cheating=cheating,
         )
 
 
@@ -233,6 +320,7 @@ def run(config: AuditConfig) -> int:
             precision=config.precision,
             frames=config.frames,
             dead=config.dead_frames,
+            states=config.states,
             seed=config.seed,
             progress=True,
         )
@@ -243,9 +331,7 @@ def run(config: AuditConfig) -> int:
         print(f"- {fault}")
     if len(report.faults) > PRINTED:
         print(f"- and {len(report.faults) - PRINTED} more, in the report")
-    print(report.note)
-    if report.causes is not None:
-        print(report.causes.note)
+    print("\n".join(report.notes))
     print(report.verdict)
     print(f"report {out / 'report.html'}")
     return 0 if report.passed else FAILED
@@ -256,7 +342,10 @@ def _environment(
 ) -> dict[str, Any]:
     """Return the arguments of :func:`audit` about an environment; none without ``--env``."""
     if config.env is None:
-        names = ("env_kwargs", "policy", "interventions", "image_source")
+        names = (
+            "env_kwargs", "policy", "interventions", "image_source", "robot_state", "truth",
+            "truth_key", "states", "learn_steps",
+        )  # fmt: skip
         refuse_ignored(config, names, "an audit without --env")
         return {}
     if bundle.spec.picture.views:
@@ -265,15 +354,24 @@ def _environment(
             "bundle of one, as an audit takes one picture of an environment; leave --env out, and "
             "give --pairs."
         )
+    if config.learn_steps < 0:
+        raise ConfigError(
+            f"found learn_steps={config.learn_steps}. Expected at least 0; 0 lets no policy learn."
+        )
     from vinoreward_training.capture.policies import open_policy
 
     given: dict[str, Any] = {"render_mode": "rgb_array", **config.env_kwargs}
     if has_own_reward(config.env):
         given = {"backend": "oracle", "bundle": bundle, **given}
     with dependencies_named(config.env):
-        env = make_env(config.env, given)
+        env = make_env(config.env, given, truth=config.truth)
     closing.callback(env.close)
-    arguments: dict[str, Any] = {"env": env, "image_source": config.image_source}
+    arguments: dict[str, Any] = {
+        "env": env,
+        "image_source": config.image_source,
+        "robot": config.robot_state,
+        "truth": truth_reader(config.truth_key, config.truth),
+    }
     if config.policy is not None:
         arguments["act"] = open_policy(config.policy, env, closing)
     if config.interventions is not None:
@@ -282,5 +380,33 @@ def _environment(
         )
         with as_config_error(f"--interventions {config.interventions} fails", _RETURNS):
             offered = offer(env.unwrapped)
-        arguments["interventions"] = checked(offered, config.interventions)
+        changes, spaces = apart(offered, config.interventions)
+        arguments |= {"interventions": changes, "spaces": spaces}
+    if config.learn_steps:
+        arguments["learning"] = _learning(config, bundle, closing)
     return arguments
+
+
+def _learning(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack) -> Learning:
+    """Return a policy as ``vinoreward train`` would build it, on the reward under audit."""
+    from gymnasium.spaces import Box
+
+    from vinoreward_training.policy.train import SETTINGS
+
+    own = has_own_reward(config.env or "")
+    source = {} if config.image_source == "render" else {"image_source": config.image_source}
+    env = make_env(
+        config.env or "",
+        config.env_kwargs,
+        backend=config.backend,
+        bundle=str(bundle.path),
+        precision=config.precision,
+        wrap_bundle=not own,
+        truth=config.truth,
+        truth_key=config.truth_key,
+        **source,  # type: ignore[arg-type]
+    )
+    closing.callback(env.close)
+    algorithm = "SAC" if isinstance(env.action_space, Box) else "PPO"
+    settings = SETTINGS.of(env=config.env, algorithm=algorithm)
+    return Learning(env, algorithm, settings.algorithm_kwargs, config.learn_steps)

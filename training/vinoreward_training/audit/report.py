@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,21 @@ from typing import Any
 import numpy as np
 
 from vinoreward_training.audit.battery import KEPT, Battery, Row
-from vinoreward_training.audit.causes import Causes
+from vinoreward_training.audit.causes import LEAST_CLAIMS, Causes
+from vinoreward_training.audit.cheating import Cheating
 from vinoreward_training.audit.pairs import PairRow
+from vinoreward_training.audit.replays import Replays
+from vinoreward_training.audit.search import Searched
 from vinoreward_training.classifier.evaluation import Rates
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.runs.report import Section, configuration, new_figure, save_figure
 from vinoreward_training.runs.run_folder import plain_numbers
 
 NOT_CHECKED = (
-    "Not checked: what a policy finds by search, a picture that stands still while the world moves "
-    "on, a camera that sees another room."
+    "Not checked: a picture that stands still while the world moves on, a camera that sees another "
+    "room."
 )
+CAUSE_UNKNOWN = "whether claims depend on their cause is not known"
 
 
 @dataclass(frozen=True)
@@ -38,17 +43,38 @@ class AuditReport:
     pairs: tuple[PairRow, ...] = ()
     causes: Causes | None = None
     """What an environment's interventions did to claims; None without an environment."""
+    replays: Replays | None = None
+    """What came of the same actions from another start; None without an environment."""
+    searched: tuple[Searched, ...] = ()
+    """What a search of the environment's states found."""
+    cheating: Cheating | None = None
+    """What a policy claimed that learned from the reward; None if none did."""
 
     @property
     def passed(self) -> bool:
-        """Whether nothing fails."""
-        return not self.faults
+        """Whether nothing fails, and claims were seen to need their cause."""
+        return not self.faults and self.cause_known
+
+    @property
+    def cause_known(self) -> bool:
+        """Whether something took the cause of enough claims away."""
+        replayed = self.replays is not None and self.replays.failures >= LEAST_CLAIMS
+        removed = self.causes is not None and self.causes.told
+        return removed or replayed or any(row.claimed >= LEAST_CLAIMS for row in self.pairs)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How much the tests say, in sentences."""
+        others = (self.causes, self.replays, self.cheating)
+        return (self.note, *(one.note for one in others if one is not None))
 
     @property
     def verdict(self) -> str:
         """One sentence."""
         if self.passed:
             return f"{self.bundle} passes: no test found a fault."
+        if not self.faults:
+            return f"{self.bundle}: no test found a fault, but {CAUSE_UNKNOWN}."
         more = len(self.faults) - 1
         others = f" (and {more} more fault{'s' * (more > 1)})" if more else ""
         return f"{self.bundle} fails: {self.faults[0]}{others}."
@@ -72,6 +98,9 @@ class AuditReport:
             "bands": self.bands,
             "pairs": [dataclasses.asdict(row) for row in self.pairs],
             "causes": None if self.causes is None else dataclasses.asdict(self.causes),
+            "replays": None if self.replays is None else self.replays.as_dict(),
+            "searched": [one.as_dict() for one in self.searched],
+            "learned": None if self.cheating is None else dataclasses.asdict(self.cheating),
         }
         return dict(plain_numbers(values))
 
@@ -82,7 +111,7 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
     sections = [
         Section(
             report.verdict,
-            "\n".join([*(f"- {fault}" for fault in report.faults), report.note, NOT_CHECKED]),
+            "\n".join([*(f"- {fault}" for fault in report.faults), *report.notes, NOT_CHECKED]),
         )
     ]
     if report.battery.fooled:
@@ -104,6 +133,18 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
             for each in report.causes.changes
         ]
         sections.append(Section("Claims without their cause", report.causes.note, rows=changes))
+    if report.searched:
+        sections.append(
+            Section(
+                "Search",
+                "States of no success, each with its picture. The rate is of states spread over "
+                "the space; the area is of the plane through the worst state in which the first "
+                "two numbers vary, as drawn. A false claim is a hole if most states within 1 % of "
+                "each axis are claimed too. Under shifts: the most false claims of one of them.",
+                rows=[_searched(one) for one in report.searched],
+                pictures=[_draw_planes(out / "search.png", report.searched)],
+            )
+        )
     if report.pairs:
         rows = [dataclasses.asdict(row) for row in report.pairs]
         sections.append(Section("Claims that stay when their cause is gone", rows=rows))
@@ -140,6 +181,46 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
         configuration(config),
     ]
     return sections
+
+
+def _searched(one: Searched) -> dict[str, object]:
+    """Return a row of the search."""
+    worst = max(one.under, key=lambda under: under.claimed, default=None)
+    return {
+        "space": one.space,
+        "states": one.states,
+        "failures": one.failures,
+        "claimed": one.claimed,
+        "rate at most": f"{one.rate_high:.2%}",
+        "largest P": f"{one.most:.3f}",
+        "at": one.place(one.at) if one.at else "",
+        "area": one.area(),
+        "holes": sum(hole.open for hole in one.holes),
+        "under shifts": ""
+        if worst is None
+        else f"{worst.claimed} of {worst.failures} ({worst.shift} {worst.strength:g})",
+    }
+
+
+def _draw_planes(path: Path, searched: Sequence[Searched]) -> Path:
+    """Draw the log-odds of failures in each space's plane, and where they are claimed."""
+    drawn = [(one, one.drawn) for one in searched if one.drawn is not None and len(one.axes) > 1]
+    figure = new_figure(4.2 * max(1, len(drawn)), 4.0)
+    for number, (one, (states, score, wrong)) in enumerate(drawn, 1):
+        axes = figure.add_subplot(1, len(drawn), number)
+        places = axes.scatter(
+            states[:, 1], states[:, 0], c=score, s=4, cmap="viridis", vmin=-8, vmax=8
+        )
+        axes.scatter(states[wrong, 1], states[wrong, 0], s=14, marker="x", color="#c8102e")
+        axes.set(
+            xlabel=f"{one.axes[1].name} {one.axes[1].unit}",
+            ylabel=f"{one.axes[0].name} {one.axes[0].unit}",
+        )
+        if one.axes[0].unit == one.axes[1].unit:
+            axes.set_aspect("equal")
+        axes.set_title(f"{one.space}: {one.area()}", fontsize=8, parse_math=False)
+        figure.colorbar(places, ax=axes, label="log-odds of failures")
+    return save_figure(figure, path)
 
 
 def _guarded(row: Row) -> dict[str, object]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.errors import InputError
+from vinoreward_envs.auditing import AROUND, HEIGHT_OFF, HEIGHTS
 from vinoreward_envs.camera.spec import CameraSpec
 from vinoreward_envs.constants import (
     FIXED_OBJECT,
@@ -28,7 +30,17 @@ from vinoreward_envs.scene import HoverScene
 if TYPE_CHECKING:
     import gymnasium
 
-CATEGORIES = ("success", "near_miss", "far", "absent", "elsewhere", "home", "moved_after_arrival")
+CATEGORIES = (
+    "success",
+    "near_miss",
+    "far",
+    "absent",
+    "elsewhere",
+    "home",
+    "moved_after_arrival",
+    "outside",
+    "height",
+)
 """Every kind of hover frame; all but the first are failures."""
 NEAR_MISS_DISTANCE = 0.10
 """Failures closer than this (metres) are near misses."""
@@ -53,6 +65,8 @@ class Placement:
     """While the arm moves; None for no object."""
     object_last: Point | None
     """When the picture is taken; None for no object."""
+    height: float = HOVER_HEIGHT
+    """Of the gripper."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,15 @@ def _object(random: Random) -> Point:
         x, y = (np.asarray(FIXED_OBJECT) + random.uniform(-0.01, 0.01, 2)).tolist()
         return x, y
     return _anywhere(random, OBJECT_MARGIN)
+
+
+def _object_outside(random: Random) -> Point:
+    """Draw a place that no object inside the workspace has."""
+    while True:
+        x, y = _anywhere(random, -AROUND)
+        beyond = np.subtract(WORKSPACE_LOW, (x, y)), np.subtract((x, y), WORKSPACE_HIGH)
+        if np.max(beyond) > -OBJECT_MARGIN:
+            return x, y
 
 
 def _around(random: Random, centre: Point, radius: Callable[[Random], float]) -> Point:
@@ -133,6 +156,18 @@ def draw(category: str, random: Random) -> Placement:
         if random.random() < 0.5:
             return Placement(gripper, obj, _around(random, gripper, in_ring))
         return Placement(gripper, obj, _away(random, gripper))
+    if category == "outside":
+        place = _object_outside(random)
+        # Half of them as near as the gripper may go.
+        near = np.clip(place + random.uniform(-0.05, 0.05, 2), WORKSPACE_LOW, WORKSPACE_HIGH)
+        gripper = (float(near[0]), float(near[1])) if random.random() < 0.5 else _anywhere(random)
+        return Placement(gripper, place, place)
+    if category == "height":
+        gripper = _around(random, obj, in_disc)
+        while True:
+            height = random.uniform(*HEIGHTS)
+            if abs(height - HOVER_HEIGHT) >= HEIGHT_OFF:
+                return Placement(gripper, obj, obj, height)
     if category == "elsewhere":
         # The gripper goes where the fixed task has its object, which is somewhere else.
         gripper = _around(random, (FIXED_OBJECT[0], FIXED_OBJECT[1]), in_disc)
@@ -159,7 +194,7 @@ def take(
     scene.place_object(placement.object_first)
     scene.home()
     if placement.gripper is not None:
-        scene.move_gripper(placement.gripper)
+        scene.move_gripper(placement.gripper, placement.height)
     if placement.object_last != placement.object_first:
         scene.place_object(placement.object_last)
     distance = float(scene.distance())
@@ -191,12 +226,17 @@ def hover_frame(
     """
     random = np.random.default_rng([seed, index])
     category = category_of(index)
-    placement = draw(category, random)
-    if env is None:
-        return take(scene, placement, category)
-    env.reset(seed=int(np.random.default_rng([seed, index, 0xE5]).integers(2**31)))
-    hover: Any = env.unwrapped
-    return take(hover.scene, placement, category, env.render)
+    render = None
+    if env is not None:
+        env.reset(seed=int(np.random.default_rng([seed, index, 0xE5]).integers(2**31)))
+        hover: Any = env.unwrapped
+        scene, render = hover.scene, env.render
+    while True:
+        try:
+            return take(scene, draw(category, random), category, render)
+        except InputError:  # the arm reaches every place at hover height, but not at each other
+            if category != "height":
+                raise
 
 
 def fresh_category(index: int) -> str:

@@ -156,6 +156,9 @@ class FinetuneConfig:
     """Highest learning rate, after warm-up; decays to 0 along a cosine."""
     augment: float = 0.3
     """Strength of colour jitter and noise; 0 for none."""
+    shifts: float = 0.3
+    """Share of the frames that are changed as in a real room: light, colour, blur, noise, JPEG,
+    something in the way, a camera that moved a little; 0 for none."""
     margin: float = 1.0
     """Weight of the distance loss, if the capture recorded distances; 0 for labels only."""
     boost: float = 2.0
@@ -404,7 +407,20 @@ class AuditConfig:
     """Who plays, as in capture; default: at random."""
     interventions: str | None = None
     """FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION of the environment (env.unwrapped) that returns a
-    list of vinoreward.Intervention."""
+    list of vinoreward.Intervention, and of vinoreward.SearchSpace."""
+    states: int = 4096
+    """With --env: about so many states are looked at in each space that the environment offers
+    (audit_spaces), or --interventions; 0 for none."""
+    learn_steps: int = 2000
+    """With --env: a policy learns from the reward for so many steps, and its claims are compared
+    with the truth; 0 for none."""
+    robot_state: tuple[int, ...] = ()
+    """With --env: numbers of the observation, from 0, that are the robot's own state. The report
+    says how much of the log-odds they explain."""
+    truth_key: str | None = None
+    """Key of the truth in info, as in capture."""
+    truth: str | None = None
+    """Instead of a key, a function of the environment, as in capture."""
     image_source: str = "render"
     """The environment's image: render, obs or obs:KEY."""
     out: Path | None = None

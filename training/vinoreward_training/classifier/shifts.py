@@ -1,7 +1,8 @@
 """What happens to a camera and its light in a real room, done to pictures.
 
-A shift keeps the label: a success under less light is one. Strengths are from what a working day
-brings to what somebody should notice.
+A shift keeps the label: a success under less light is one. An audit's strengths are from what a
+working day brings to what somebody should notice; a training's are the former, so that a classifier
+works in a real room.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Shift:
     """What a strength means, for the report."""
     apply: Callable[[Picture, float, Random], Picture]
     """Of one picture (H, W, 3) uint8 and a strength."""
+    trained: tuple[float, float] | None = None
+    """Least and largest strength in training; None for a shift that is not trained."""
 
 
 def _rounded(values: npt.NDArray[np.float32]) -> Picture:
@@ -100,25 +103,28 @@ def _turned(picture: Picture, degrees: float, random: Random) -> Picture:
     from PIL import Image
 
     height, width = picture.shape[:2]
-    edge = int(np.ceil(np.hypot(height, width) / 2))
+    edge = int(np.ceil(np.hypot(height, width) / 2 * np.sin(np.radians(abs(degrees))))) + 2
     padded = Image.fromarray(np.pad(picture, ((edge, edge), (edge, edge), (0, 0)), mode="edge"))
     turned = padded.rotate(degrees * random.choice([-1, 1]), Image.Resampling.BILINEAR)
     return np.asarray(turned)[edge : edge + height, edge : edge + width]
 
 
 SHIFTS: tuple[Shift, ...] = (
-    Shift("less light", (0.85, 0.7, 0.5), "times the light", _light),
-    Shift("more light", (1.15, 1.3, 1.6), "times the light", _light),
-    Shift("warmer light", (0.1, 0.2, 0.4), "more red, less blue", _cast),
-    Shift("colder light", (-0.1, -0.2, -0.4), "more red, less blue", _cast),
-    Shift("blur", (0.005, 0.01, 0.02), "of the height", _blur),
-    Shift("JPEG", (50, 20, 8), "quality", _jpeg),
-    Shift("noise", (5, 12, 25), "grey levels", _noise),
-    Shift("occlusion", (0.02, 0.05, 0.12), "of the picture", _occlusion),
-    Shift("camera moved", (0.01, 0.03, 0.08), "of the width", _moved),
-    Shift("camera turned", (1, 3, 8), "degrees", _turned),
+    Shift("less light", (0.85, 0.7, 0.5), "times the light", _light, (0.7, 1.0)),
+    Shift("more light", (1.15, 1.3, 1.6), "times the light", _light, (1.0, 1.3)),
+    Shift("warmer light", (0.1, 0.2, 0.4), "more red, less blue", _cast, (0.0, 0.2)),
+    Shift("colder light", (-0.1, -0.2, -0.4), "more red, less blue", _cast, (-0.2, 0.0)),
+    Shift("blur", (0.005, 0.01, 0.02), "of the height", _blur, (0.0, 0.01)),
+    Shift("JPEG", (50, 20, 8), "quality", _jpeg, (20, 90)),
+    Shift("noise", (5, 12, 25), "grey levels", _noise, (0.0, 12.0)),
+    Shift("occlusion", (0.02, 0.05, 0.12), "of the picture", _occlusion, (0.002, 0.02)),
+    Shift("camera moved", (0.01, 0.03, 0.08), "of the width", _moved, (0.0, 0.01)),
+    Shift("camera turned", (1, 3, 8), "degrees", _turned, (0.0, 1.0)),
     Shift("red and blue swapped", (1,), "", _swapped),
 )
+TRAINED = tuple(shift for shift in SHIFTS if shift.trained is not None)
+SECOND = 0.4
+"""Share of the shifted pictures in training that are shifted twice."""
 
 
 def shifted(
@@ -136,4 +142,29 @@ def shifted(
         result[...] = np.concatenate(
             [shift.apply(part, strength, np.random.default_rng(drawn)) for part in parts]
         )
+    return changed
+
+
+def in_rooms(
+    images: Picture,
+    share: float,
+    random: Random,
+    views: Sequence[View] = (),
+    shifts: Sequence[Shift] = TRAINED,
+) -> Picture:
+    """Return pictures (N, H, W, 3), a ``share`` of them after one or two ``shifts`` as in training.
+
+    The same befalls all views of a picture.
+    """
+    changed = images.copy()
+    ends = np.cumsum([view.height for view in views])[:-1].tolist()
+    for index in np.flatnonzero(random.random(len(images)) < share):
+        count = 1 + int(random.random() < SECOND)
+        for number in random.choice(len(shifts), count, replace=False):
+            shift = shifts[number]
+            strength, drawn = random.uniform(*shift.trained or (0, 0)), int(random.integers(2**32))
+            parts = np.split(changed[index], ends) if ends else [changed[index]]
+            changed[index] = np.concatenate(
+                [shift.apply(part, strength, np.random.default_rng(drawn)) for part in parts]
+            )
     return changed

@@ -1,0 +1,344 @@
+"""vinoreward audit: states that are searched, actions played again, a policy that learns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_environments import HEIGHT, WIDTH, save_toy_bundle
+
+from vinoreward.errors import ConfigError
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.interventions import Axis, SearchSpace, apart, spaces_of
+from vinoreward_envs import constants as c
+from vinoreward_envs.panda_hover import PandaHoverEnv
+from vinoreward_training.audit.battery import Battery
+from vinoreward_training.audit.cheating import Cheating, learn
+from vinoreward_training.audit.replays import Replays, explained, play_again
+from vinoreward_training.audit.search import Searched, grid, search
+
+TABLE = (Axis("x", 0.4, 0.7, "m"), Axis("y", -0.4, 0.4, "m"))
+BALL = (Axis("ball x", 0.4, 0.7, "m"), Axis("ball y", -0.4, 0.4, "m"))
+HOLE = 0.01 / math.sqrt(math.pi)
+"""Radius in metres of 1 cm²."""
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Classifier:
+    """Claims what is redder than 178."""
+    return Classifier(save_toy_bundle(tmp_path_factory.mktemp("search") / "toy"))
+
+
+class Lamp:
+    """A scene as red as a function of its state says."""
+
+    def __init__(self, red: Callable[[np.ndarray], float]) -> None:
+        self.red, self.state = red, np.zeros(0)
+
+    def picture(self) -> np.ndarray:
+        image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+        image[..., 0] = int(self.red(self.state))
+        return image
+
+    def space(
+        self, axes: tuple[Axis, ...], truth: Callable[[np.ndarray], bool | None] = lambda at: False
+    ) -> SearchSpace:
+        def reach(state: np.ndarray) -> bool | None:
+            self.state = state
+            return truth(state)
+
+        return SearchSpace("lamp", axes, reach)
+
+
+def searched(
+    classifier: Classifier, lamp: Lamp, space: SearchSpace, *, seed: int = 0, states: int = 4096
+) -> tuple[Searched, Battery]:
+    found, fooled = Searched(space.name, space.axes), Battery()
+    for _ in search(classifier, space, lamp.picture, found, fooled, seed=seed, states=states):
+        pass
+    return found, fooled
+
+
+# --- the grid ----------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-5, 5), st.floats(0.01, 10), st.sampled_from(["m", "rad"])),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(64, 3000),
+)
+@settings(deadline=None)
+def test_a_grid_covers_a_space_evenly(rows: list[tuple[float, float, str]], states: int) -> None:
+    axes = tuple(Axis(str(n), low, low + span, unit) for n, (low, span, unit) in enumerate(rows))
+    found = grid(axes, states)
+    assert 2 ** len(axes) <= len(found) <= max(states, 2 ** len(axes))
+    assert len(np.unique(found, axis=0)) == len(found)
+    for column, axis in zip(found.T, axes, strict=True):
+        lines = np.unique(column)
+        step = (axis.high - axis.low) / len(lines)
+        assert lines[0] == pytest.approx(axis.low + step / 2)
+        assert lines[-1] == pytest.approx(axis.high - step / 2)
+    steps = {}
+    for column, axis in zip(found.T, axes, strict=True):
+        if (count := len(np.unique(column))) > 2:
+            steps.setdefault(axis.unit, []).append((axis.high - axis.low) / count)
+    for alike in steps.values():
+        assert max(alike) <= 2 * min(alike)
+
+
+# --- holes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [TABLE, TABLE + BALL], ids=["grid", "sample"])
+def test_a_hole_of_a_square_centimetre_is_found(
+    classifier: Classifier, axes: tuple[Axis, ...]
+) -> None:
+    """Nothing leads to it: around it the classifier sees nothing."""
+    caught = 0
+    for seed in range(20):
+        middle = np.random.default_rng(seed).uniform([0.41, -0.39], [0.69, 0.39])
+
+        def red(state: np.ndarray, middle: np.ndarray = middle) -> float:
+            return 220 if math.dist(state[:2], middle) < HOLE else 60
+
+        lamp = Lamp(red)
+        found, fooled = searched(classifier, lamp, lamp.space(axes), seed=seed)
+        caught += bool(found.holes) and math.dist(found.at[:2], middle) < HOLE
+        if found.holes:
+            assert len(fooled.fooled) and found.plane == pytest.approx(1e-4, abs=3 * found.cell)
+    assert caught >= 19
+
+
+def test_a_way_up_is_climbed(classifier: Classifier) -> None:
+    """A spot that a sample misses, in a space of six axes, with a slope that leads to it."""
+    axes = tuple(Axis(f"a{n}", 0, 1) for n in range(6))
+
+    def red(state: np.ndarray) -> float:
+        return 240 * math.exp(-np.square(state - 0.3).sum() / 0.3)
+
+    lamp = Lamp(red)
+    found, _ = searched(classifier, lamp, lamp.space(axes), states=256)
+    spread = grid(axes[:1], 2)
+    assert len(spread) == 2
+    assert found.most > 0.9 and math.dist(found.at, [0.3] * 6) < 0.2
+
+
+def test_a_wide_hole_is_a_fault_that_says_where(classifier: Classifier) -> None:
+    lamp = Lamp(lambda state: 220 if state[0] > 0.6 else 60)
+    found, fooled = searched(classifier, lamp, lamp.space(TABLE))
+    assert found.failures == len(grid(TABLE, 4096))
+    assert found.claimed / found.failures == pytest.approx(1 / 3, abs=0.02)
+    assert found.plane == pytest.approx(0.1 * 0.8, rel=0.05) and "cm²" in found.area()
+    assert any(hole.open for hole in found.holes)
+    first, second, *_ = found.faults()
+    assert "claims a failure and most states around it" in first and "x 0.6" in first
+    assert "x 0.6" in found.place(found.at)
+    assert f"claims {found.claimed} of {found.failures} failures" in second
+    assert len(fooled.fooled) == 64 and fooled.fooled[0].by.startswith("lamp")
+    assert found.as_dict()["area"] == found.area() and "drawn" not in found.as_dict()
+
+
+def test_successes_and_states_left_out_do_not_count(classifier: Classifier) -> None:
+    def truth(state: np.ndarray) -> bool | None:
+        return True if state[0] > 0.6 else None if state[0] > 0.55 else False
+
+    lamp = Lamp(lambda state: 220 if state[0] > 0.56 else 60)
+    found, fooled = searched(classifier, lamp, lamp.space(TABLE, truth))
+    assert found.failures == pytest.approx(len(grid(TABLE, 4096)) / 2, rel=0.05)
+    assert found.claimed == 0 and found.plane == 0 and not found.holes and not fooled.fooled
+    assert found.faults() == []
+
+
+def test_false_claims_under_a_shift_are_a_fault(classifier: Classifier) -> None:
+    lamp = Lamp(lambda state: 160)  # 178 is claimed
+    found, _ = searched(classifier, lamp, lamp.space(TABLE), states=256)
+    assert found.claimed == 0
+    under = {(one.shift, one.strength): one for one in found.under}
+    assert under["more light", 1.3].claimed == under["more light", 1.3].failures > 0
+    assert under["less light", 0.5].claimed == 0
+    assert any("under more light 1.3" in fault for fault in found.faults())
+
+
+def test_a_seed_gives_the_same_search(classifier: Classifier) -> None:
+    lamp = Lamp(lambda state: 100 + 150 * abs(state[0] - 0.5) + 100 * state[3])
+    first, again, other = (
+        searched(classifier, lamp, lamp.space(TABLE + BALL), seed=seed, states=256)[0].as_dict()
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_a_space_that_cannot_be_searched_is_named(classifier: Classifier) -> None:
+    def broken(state: np.ndarray) -> bool:
+        raise ValueError("no such place")
+
+    with pytest.raises(ConfigError, match=r"'hand' fails.*no such place"):
+        searched(classifier, Lamp(lambda at: 0), SearchSpace("hand", TABLE, broken))
+    for axes in ((), (Axis("x", 1, 1),), (Axis("x", 0, math.nan),)):
+        with pytest.raises(ConfigError, match="a low below its high"):
+            apart([SearchSpace("hand", axes, broken)], "mine.py")
+    with pytest.raises(ConfigError, match="gives 3"):
+        apart(3, "mine.py")
+
+
+def test_the_hover_scene_says_which_states_are_failures() -> None:
+    env = PandaHoverEnv(backend="oracle", object_position="random", render_mode="rgb_array")
+    env.reset(seed=1)
+    removed, table, outside, height = spaces_of(env)
+    place = np.array([0.55, 0.1])
+    assert removed.set_state(place) is False
+    near = (("on it", 0.0, True), ("at the rim", 0.04, None), ("beside it", 0.05, False))
+    for _, off, expected in near:
+        assert table.set_state(np.array([*place, place[0] + off, place[1]])) is expected
+    assert outside.set_state(np.append(place, place)) is None, "inside"
+    assert outside.set_state(np.array([0.7, 0.1, 0.73, 0.1])) is True
+    assert outside.set_state(np.array([0.7, 0.1, 0.8, 0.1])) is False
+    assert height.set_state(np.array([*place, 0.2, *place])) is False
+    assert env.scene.gripper[2] == pytest.approx(0.2, abs=1e-4)
+    assert height.set_state(np.array([*place, 0.11, *place])) is None
+    assert height.set_state(np.array([*place, 9.0, *place])) is None, "out of reach"
+    for space in (removed, table, outside, height):
+        assert space.axes[0].low == c.WORKSPACE_LOW[0] and space.axes[1].high == c.WORKSPACE_HIGH[1]
+    env.close()
+
+
+# --- the same actions again --------------------------------------------------------------------
+
+
+class Walk(gym.Env[np.ndarray, int]):
+    """Five steps right or left from a start that a reset draws; success is at cell 8 and beyond.
+
+    The picture is as red as what ``shows`` names: ``"place"``, or the ``"steps"`` to the right,
+    which are all that an arm's pose would be. Its blue shows the start.
+    """
+
+    observation_space = gym.spaces.Box(-20, 20, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    render_mode = "rgb_array"
+
+    def __init__(
+        self, shows: str, starts: tuple[int, ...] = (0, 2, 4, 6), told: bool = True
+    ) -> None:
+        self.shows, self.starts, self.told = shows, starts, told
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.start, self.right, self.steps = int(self.np_random.choice(self.starts)), 0, 0
+        return self.observe(), {}
+
+    def observe(self) -> np.ndarray:
+        return np.array([self.right, self.start], np.float32)
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.right += int(action)
+        self.steps += 1
+        info = {"true_success": self.start + self.right >= 8} if self.told else {}
+        return self.observe(), 0.0, False, self.steps == 5, info
+
+    def render(self) -> np.ndarray:  # type: ignore[override]
+        level = self.right * 60 if self.shows == "steps" else (self.start + self.right) * 24
+        image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+        image[..., 0], image[..., 2] = min(level, 255), self.start * 20
+        return image
+
+
+def replayed(
+    classifier: Classifier, env: Walk, robot: tuple[int, ...] = ()
+) -> tuple[Replays, Battery]:
+    found, fooled = Replays(), Battery()
+    env.action_space.seed(0)
+    for _ in play_again(
+        classifier, env, lambda seen: env.render(), None, found, fooled, seed=0, robot=robot
+    ):
+        pass
+    return found, fooled
+
+
+def test_claims_of_what_the_robot_did_stay_from_another_start(classifier: Classifier) -> None:
+    found, fooled = replayed(classifier, Walk("steps"))
+    assert found.replayed == 50 == found.stay
+    assert found.failures == found.false > 15 and len(fooled.fooled) == found.false
+    assert any("it claims" in fault for fault in found.faults())
+    honest, fooled = replayed(classifier, Walk("place"))
+    assert honest.replayed == 50 and honest.false == 0 < honest.failures and not fooled.fooled
+    assert honest.faults() == [] and "0 of them claimed" in honest.note
+
+
+def test_without_the_truth_nothing_is_a_fault(classifier: Classifier) -> None:
+    found, _ = replayed(classifier, Walk("steps", told=False))
+    assert found.stay == 50 and not found.told and found.faults() == []
+    assert "does not tell which of them are true" in found.note
+
+
+def test_a_start_that_looks_the_same_tells_nothing(classifier: Classifier) -> None:
+    found, _ = replayed(classifier, Walk("steps", starts=(4,)))
+    assert found.replayed == 0 and found.alike == found.claims > 0 and found.faults() == []
+    assert "starts looked alike" in found.note
+
+
+def test_the_robots_state_explains_what_looks_at_it_alone(classifier: Classifier) -> None:
+    posed, _ = replayed(classifier, Walk("steps"), robot=(0,))
+    assert posed.robot is not None and posed.robot[0] > 0.95 and posed.robot[1] < 0.5
+    assert any("robot's own state explains" in fault for fault in posed.faults())
+    honest, _ = replayed(classifier, Walk("place"), robot=(0,))
+    assert honest.robot is not None and abs(honest.robot[0] - honest.robot[1]) < 0.3
+    with pytest.raises(ConfigError, match="an observation has 2 numbers"):
+        replayed(classifier, Walk("place"), robot=(2,))
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=20)
+def test_the_share_that_is_explained(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    states, episodes = random.uniform(-1, 1, (400, 1)), np.repeat(np.arange(100), 4)
+    assert explained(states, np.sin(2 * states[:, 0]), episodes) > 0.95
+    assert explained(states, random.normal(size=400), episodes) < 0.2
+    assert explained(states, np.ones(400), episodes) == 0.0
+
+
+# --- a policy that learns ----------------------------------------------------------------------
+
+
+class Paid(gym.Env[np.ndarray, int]):
+    """One step: action 1 is claimed, and true or not."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, true: bool | None) -> None:
+        self.true = true
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        claimed = bool(action)
+        info: dict[str, Any] = {"claimed_success": claimed, "is_success": claimed}
+        if self.true is not None:
+            info["true_success"] = claimed and self.true
+        return np.zeros(1, np.float32), float(claimed), True, False, info
+
+
+@pytest.mark.parametrize(("true", "faults"), [(False, 1), (True, 0), (None, 0)])
+def test_a_policy_that_is_paid_for_false_claims_is_a_fault(true: bool | None, faults: int) -> None:
+    found = Cheating("PPO")
+    for _ in learn(Paid(true), "PPO", {"n_steps": 64}, found, steps=512, seed=0):
+        pass
+    assert found.steps == 512 and found.episodes > 400
+    assert len(found.faults()) == faults
+    if true is None:
+        assert found.last == 0 and "nothing says which" in found.note
+    else:
+        assert found.last == 50 and found.claimed > 20
+        assert (found.first_false is None) is true

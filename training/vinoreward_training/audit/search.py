@@ -1,0 +1,402 @@
+"""Searches an environment's states for false claims.
+
+A space of at most three axes is searched on a grid; a larger one by a low-discrepancy sample
+(Sobol) and, from its worst states, by the cross-entropy method (Rubinstein & Kroese 2004, "The
+cross-entropy method").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vinoreward.actor_learner.acting.environments import as_config_error
+from vinoreward.rewards.calibration import clopper_pearson
+from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.interventions import Axis, SearchSpace
+from vinoreward_training.audit.battery import FALSELY_CLAIMED, Battery, look
+from vinoreward_training.classifier.shifts import SHIFTS, shifted
+
+STATES = 4096
+"""Spread over each space, about; half as many more are looked at near the worst of a large one."""
+GRID_AXES = 3
+"""A space of more axes is sampled."""
+NEIGHBOURS = 32
+"""States around a false claim that show whether it is one of many."""
+NEARBY = 0.01
+"""They are within this share of each axis."""
+SHIFTED = 256
+"""States of a space that are looked at under each shift, beside the worst."""
+WORST = 128
+"""Worst states of a space that are looked at under each shift."""
+STARTS = 4
+"""Places where the cross-entropy method begins."""
+_POPULATION, _ELITE = 32, 8
+_FIRST_SPREAD, _LEAST_SPREAD = 0.05, 0.002
+_APART = 0.1
+"""Distance between two starts, in shares of the axes."""
+_APPLIES = "set_state(state) that returns True, False or None; mend it"
+_BATCH = 64
+_LEFT_OUT, _FAILURE, _SUCCESS = -1, 0, 1
+
+States = npt.NDArray[np.float64]
+Picture = npt.NDArray[np.uint8]
+
+
+@dataclass
+class Hole:
+    """A failure that is claimed."""
+
+    state: tuple[float, ...]
+    probability: float
+    around: int
+    """Failures close to it that were looked at."""
+    claimed: int
+    """Those of them that are claimed too."""
+
+    @property
+    def open(self) -> bool:
+        """Whether a policy can rest in it: most states around it are claimed too."""
+        return self.claimed * 2 > self.around > 0
+
+
+@dataclass
+class Under:
+    """What is claimed in a space under one shift."""
+
+    shift: str
+    strength: float
+    failures: int
+    claimed: int
+    """Of the spread states."""
+    worst: int
+    """Of the states that were worst on clean pictures."""
+
+
+@dataclass
+class Searched:
+    """What a search of one space found."""
+
+    space: str
+    axes: tuple[Axis, ...]
+    states: int = 0
+    failures: int = 0
+    """Of the spread states."""
+    claimed: int = 0
+    """Those of them that are claimed."""
+    most: float = 0.0
+    """Largest probability of a failure that the guard lets pass."""
+    at: tuple[float, ...] = ()
+    """Its state."""
+    plane: float = 0.0
+    """Area (in the product of the first two axes' units) of false claims: of a space of two axes,
+    else of the plane through ``at`` in which the two first vary."""
+    cell: float = 0.0
+    """Area for which one state of that plane stands."""
+    holes: list[Hole] = field(default_factory=list)
+    under: list[Under] = field(default_factory=list)
+    drawn: tuple[States, States, npt.NDArray[np.bool_]] | None = field(default=None, repr=False)
+    """States (N, K) of the plane, log-odds (NaN for what is no failure), and false claims."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        values = dataclasses.asdict(dataclasses.replace(self, drawn=None))
+        del values["drawn"]
+        return values | {"rate_high": self.rate_high, "area": self.area()}
+
+    @property
+    def rate_high(self) -> float:
+        """One-sided 95 % upper bound of the share of failures that are claimed."""
+        return clopper_pearson(self.claimed, self.failures, 0.95, "upper")[1]
+
+    def place(self, state: Sequence[float]) -> str:
+        """Name a state."""
+        parts = zip(self.axes, state, strict=True)
+        return ", ".join(f"{axis.name} {value:.4g} {axis.unit}".strip() for axis, value in parts)
+
+    def area(self) -> str:
+        """``plane`` with its unit."""
+        units = [axis.unit for axis in self.axes[:2]]
+        if units == ["m", "m"]:
+            return f"{1e4 * self.plane:.3g} cm²"
+        if len(units) == 1 or not all(units):
+            return f"{self.plane:.3g} {units[0]}".strip()
+        return f"{self.plane:.3g} {units[0]} x {units[1]}"
+
+    def faults(self) -> list[str]:
+        """Return a sentence for each fault, the worst first."""
+        found = []
+        holes = [hole for hole in self.holes if hole.open]
+        if holes:
+            worst = max(holes, key=lambda one: one.probability)
+            found.append(
+                f"in the space {self.space!r} it claims a failure and most states around it "
+                f"(P {worst.probability:.3f} at {self.place(worst.state)}; {self.area()} in the "
+                "plane of the worst)"
+            )
+        if clopper_pearson(self.claimed, self.failures, 0.95, "lower")[0] > FALSELY_CLAIMED:
+            found.append(
+                f"in the space {self.space!r} it claims {self.claimed} of {self.failures} failures"
+            )
+        for one in self.under:
+            if clopper_pearson(one.claimed, one.failures, 0.95, "lower")[0] > FALSELY_CLAIMED:
+                found.append(
+                    f"in the space {self.space!r} it claims {one.claimed} of {one.failures} "
+                    f"failures under {one.shift} {one.strength:g}"
+                )
+        return found
+
+
+def search(
+    classifier: Classifier,
+    space: SearchSpace,
+    picture: Callable[[], Picture],
+    found: Searched,
+    fooled: Battery,
+    *,
+    seed: int,
+    states: int = STATES,
+) -> Iterator[str]:
+    """Look for failures that are claimed; yield what is done next.
+
+    Args:
+        classifier: as it will judge, with its guard.
+        space: to search.
+        picture: takes the environment's picture.
+        found: takes the counts.
+        fooled: takes the pictures of false claims.
+        seed: of samples and shifts.
+        states: spread over the space, about.
+
+    Raises:
+        ConfigError: a ``set_state`` that fails.
+    """
+    looked = _Looked(classifier, space, picture, fooled)
+    random = np.random.default_rng([seed, 0x5EA7])
+    low = np.array([axis.low for axis in space.axes])
+    span = np.array([axis.high for axis in space.axes]) - low
+    exhaustive = len(space.axes) <= GRID_AXES
+    spread = grid(space.axes, states) if exhaustive else low + span * _sobol(space, states, seed)
+    yield from looked.at(spread, f"{space.name}: ")
+    count = len(spread)
+    if not exhaustive:
+        yield from _climb(looked, random, low, span, states // 4)
+    known = looked.truth[:count] == _FAILURE
+    found.failures, found.claimed = int(known.sum()), int((known & looked.paid[:count]).sum())
+    yield from _holes(looked, random, low, span, found)
+    # The pictures of the sample, before a plane adds others.
+    if (worst := looked.worst(1)).size:
+        at = looked.states[worst[0]]
+        found.at, found.most = tuple(at.tolist()), float(looked.probability[worst[0]])
+        yield from _plane(looked, at, found, count, states // 4)
+    yield from _shifts(looked, found, count, seed)
+    found.states = len(looked.states)
+
+
+def grid(axes: Sequence[Axis], states: int) -> States:
+    """Return the states ``(N, K)`` of a grid: at most ``states``, at least two along each axis.
+
+    Along axes of one unit the spacing is about the same; it is as if the longest axes of all units
+    had one length.
+    """
+    longest: dict[str, float] = {}
+    for axis in axes:
+        longest[axis.unit] = max(longest.get(axis.unit, 0.0), axis.high - axis.low)
+    shares = [(axis.high - axis.low) / longest[axis.unit] for axis in axes]
+
+    def numbers(count: int) -> list[int]:
+        return [max(2, round(share * count)) for share in shares]
+
+    count = 2
+    while math.prod(numbers(count + 1)) <= states:
+        count += 1
+    lines = [
+        # In the middle of cells, so that each state stands for the same area.
+        axis.low + (axis.high - axis.low) * (np.arange(n) + 0.5) / n
+        for axis, n in zip(axes, numbers(count), strict=True)
+    ]
+    return np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(axes))
+
+
+def _sobol(space: SearchSpace, count: int, seed: int) -> States:
+    from scipy.stats import qmc
+
+    sampler = qmc.Sobol(len(space.axes), scramble=True, rng=np.random.default_rng([seed, 0x50B0]))
+    return np.asarray(sampler.random_base2(max(1, round(math.log2(count)))))
+
+
+class _Looked:
+    """The states that were looked at, with truth and claims."""
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        space: SearchSpace,
+        picture: Callable[[], Picture],
+        fooled: Battery,
+    ) -> None:
+        self.classifier, self.space, self.fooled = classifier, space, fooled
+        self._picture = picture
+        self.states = np.zeros((0, len(space.axes)))
+        self.truth = np.zeros(0, np.int8)
+        self.probability = np.zeros(0, np.float32)
+        self.score = np.zeros(0)
+        """Log-odds of failures; lower where the guard withholds."""
+        self.paid = np.zeros(0, np.bool_)
+
+    def at(self, states: States, what: str) -> Iterator[str]:
+        """Look at states (N, K)."""
+        for start in range(0, len(states), _BATCH):
+            yield f"{what}{start} of {len(states)}"
+            part = states[start : start + _BATCH]
+            pairs = [self.look_at(state) for state in part]
+            truth = np.array([one for one, _ in pairs], np.int8)
+            images = np.stack([image for _, image in pairs])
+            judged = self.classifier.judge(images)
+            odd = np.zeros(len(part)) if judged.odd is None else judged.odd
+            claims = judged.probability >= np.float32(self.classifier.threshold)
+            paid = claims & (odd <= 1.0)
+            score = judged.log_odds - 10.0 * np.clip(odd - 1.0, 0.0, 2.0)
+            wrong = paid & (truth == _FAILURE)
+            self.fooled.show(images[wrong], judged.probability[wrong], self.space.name)
+            self.states = np.concatenate([self.states, part])
+            self.truth = np.append(self.truth, truth)
+            self.probability = np.append(self.probability, judged.probability)
+            self.score = np.append(self.score, np.where(truth == _FAILURE, score, -np.inf))
+            self.paid = np.append(self.paid, paid)
+
+    def look_at(self, state: States) -> tuple[int, Picture]:
+        """Return the truth of a state, and its picture."""
+        with as_config_error(f"the search space {self.space.name!r} fails", _APPLIES):
+            true = self.space.set_state(state.copy())
+        return _LEFT_OUT if true is None else int(bool(true)), self._picture()
+
+    def worst(self, count: int, start: int = 0) -> npt.NDArray[np.int64]:
+        """Return the indices of at most ``count`` failures, the most successful first."""
+        order = np.argsort(-self.score[start:], kind="stable")[:count] + start
+        return order[np.isfinite(self.score[order])]
+
+
+def _climb(
+    looked: _Looked, random: np.random.Generator, low: States, span: States, states: int
+) -> Iterator[str]:
+    """Look at about ``states`` more, by the cross-entropy method from a few starts."""
+    starts: list[States] = []
+    for index in looked.worst(len(looked.states)):
+        state = (looked.states[index] - low) / span
+        if all(np.abs(state - other).max() > _APART for other in starts):
+            starts.append(state)
+        if len(starts) == STARTS:
+            break
+    for number, middle in enumerate(starts):
+        spread = np.full(len(low), _FIRST_SPREAD)
+        for _ in range(max(1, states // (STARTS * _POPULATION))):
+            drawn = np.clip(random.normal(middle, spread, (_POPULATION, len(low))), 0.0, 1.0)
+            before = len(looked.states)
+            yield from looked.at(low + span * drawn, f"{looked.space.name}, climb {number + 1}: ")
+            best = drawn[looked.worst(_ELITE, before) - before]
+            if not len(best):
+                break
+            middle, spread = best.mean(axis=0), np.maximum(best.std(axis=0), _LEAST_SPREAD)
+
+
+def _holes(
+    looked: _Looked, random: np.random.Generator, low: States, span: States, found: Searched
+) -> Iterator[str]:
+    """Look around false claims that are apart."""
+    wrong = np.flatnonzero(looked.paid & (looked.truth == _FAILURE))
+    apart: list[int] = []
+    for index in wrong[np.argsort(-looked.score[wrong], kind="stable")].tolist():
+        state = looked.states[index]
+        if all((np.abs(state - looked.states[one]) / span).max() > _APART for one in apart):
+            apart.append(index)
+        if len(apart) == STARTS:
+            break
+    for index in apart:
+        state = looked.states[index]
+        near = state + span * random.uniform(-NEARBY, NEARBY, (NEIGHBOURS, len(span)))
+        before = len(looked.states)
+        yield from looked.at(np.clip(near, low, low + span), f"{looked.space.name}, around one: ")
+        failed = looked.truth[before:] == _FAILURE
+        found.holes.append(
+            Hole(
+                tuple(state.tolist()),
+                float(looked.probability[index]),
+                int(failed.sum()),
+                int((failed & looked.paid[before:]).sum()),
+            )
+        )
+
+
+def _plane(looked: _Looked, at: States, found: Searched, spread: int, states: int) -> Iterator[str]:
+    """Measure the area of false claims in the plane of the two first axes."""
+    axes = looked.space.axes[:2]
+    area = math.prod(axis.high - axis.low for axis in axes)
+    first, last = 0, spread
+    if len(looked.space.axes) > len(axes):
+        plane = grid(axes, states)
+        first = len(looked.states)
+        rest = np.broadcast_to(at[2:], (len(plane), len(at) - 2))
+        yield from looked.at(np.hstack([plane, rest]), f"{looked.space.name}, plane: ")
+        last = len(looked.states)
+    wrong = looked.paid[first:last] & (looked.truth[first:last] == _FAILURE)
+    score = looked.score[first:last]
+    shown = np.where(np.isfinite(score), score, np.nan)
+    found.drawn = looked.states[first:last], shown, wrong
+    found.cell = area / (last - first)
+    found.plane = found.cell * int(wrong.sum())
+
+
+def _shifts(looked: _Looked, found: Searched, spread: int, seed: int) -> Iterator[str]:
+    """Look at failures under each shift: some of the spread ones, and the worst."""
+    failures = np.flatnonzero(looked.truth[:spread] == _FAILURE)
+    some = failures[:: max(1, len(failures) // SHIFTED)]
+    worst = looked.worst(WORST)
+    if not len(some):
+        return
+    yield f"{looked.space.name}: pictures of the worst"
+    images = np.stack([looked.look_at(looked.states[index])[1] for index in (*some, *worst)])
+    for shift in SHIFTS:
+        for strength in shift.strengths:
+            name = f"{looked.space.name}, {shift.name} {strength:g}"
+            yield name
+            changed = shifted(shift, strength, images, seed=seed)
+            seen = look(looked.classifier, changed)
+            paid = seen.paid
+            looked.fooled.show(changed[paid], seen.probability[paid], name)
+            claimed = int(paid[: len(some)].sum())
+            found.under.append(
+                Under(shift.name, strength, len(some), claimed, int(paid[len(some) :].sum()))
+            )
+
+
+def spaces_searched(
+    classifier: Classifier,
+    env: Any,
+    spaces: Sequence[SearchSpace],
+    picture: Callable[[Any], Picture],
+    found: list[Searched],
+    fooled: Battery,
+    *,
+    seed: int,
+    states: int = STATES,
+) -> Iterator[str]:
+    """Search each space of an environment, as :func:`search`; ``found`` takes a result for each."""
+    observation, _ = env.reset(seed=seed)
+    for space in spaces:
+        found.append(Searched(space.name, space.axes))
+        yield from search(
+            classifier,
+            space,
+            lambda: picture(observation),
+            found[-1],
+            fooled,
+            seed=seed,
+            states=states,
+        )
