@@ -50,6 +50,8 @@ from vinoreward_training.classifier.evaluation import (
     saved_by,
     still_falling,
 )
+from vinoreward_training.classifier.guard import fit_guard, of_rooms
+from vinoreward_training.classifier.shifts import TRAINED, in_rooms
 from vinoreward_training.classifier.training import (
     SAMPLE,
     ChannelsLast,
@@ -190,6 +192,59 @@ def test_augmentation_keeps_shape_and_type_and_is_decided_by_its_seed() -> None:
     assert one.shape == images.shape and one.dtype == torch.uint8
     assert torch.equal(one, two) and not torch.equal(one, images)
     assert augment(images, 0.0, torch.Generator()) is images
+
+
+def test_a_share_of_the_pictures_is_changed_as_in_other_rooms() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (200, 24, 30, 3), dtype=np.uint8)
+    before = images.copy()
+
+    def drawn(share: float, seed: int = 0) -> np.ndarray:
+        return in_rooms(images, share, np.random.default_rng(seed))
+
+    some = drawn(0.3)
+    changed = (some != images).any(axis=(1, 2, 3))
+    assert 40 < changed.sum() < 80 and np.array_equal(before, images)
+    assert np.array_equal(some, drawn(0.3)) and not np.array_equal(some, drawn(0.3, 1))
+    assert np.array_equal(drawn(0.0), images)
+    one = tuple(shift for shift in TRAINED if shift.name == "less light")
+    gains = in_rooms(images, 1.0, np.random.default_rng(0), (), one).mean(axis=(1, 2, 3))
+    ratio = gains / images.mean(axis=(1, 2, 3))
+    assert 0.69 < ratio.min() < 0.75 and 0.95 < ratio.max() < 1.01
+
+
+def test_other_rooms_befall_all_views_alike() -> None:
+    one = np.random.default_rng(2).integers(0, 256, (20, 24, 30, 3), dtype=np.uint8)
+    both = np.concatenate([one, one], axis=1)
+    views = (View(name="front", height=24), View(name="wrist", height=24))
+    found = in_rooms(both, 1.0, np.random.default_rng(0), views)
+    assert np.array_equal(found[:, :24], found[:, 24:])
+    assert not np.array_equal(found, both)
+
+
+def test_training_sees_other_rooms_and_resumes_with_the_same(tmp_path: Path) -> None:
+    fits = [fit_of(tmp_path / str(n)) for n in range(2)]
+    batch = np.arange(8)
+    drawn = [fit._shift(batch, 1.0, 1, 7) for fit in fits]
+    assert np.array_equal(*drawn)
+    assert not np.array_equal(drawn[0], fits[0]._shift(batch, 1.0, 1, 8))
+
+
+def test_a_guard_knows_other_light_where_the_network_was_trained_for_it() -> None:
+    count = 400
+    random = np.random.default_rng(0)
+    scene = np.kron(random.integers(60, 190, (6, 8, 3)), np.ones((4, 4, 1)))
+    images = np.clip(scene + random.normal(0, 2, (count, 24, 32, 3)), 0, 255).astype(np.uint8)
+    dataset = dataclasses.replace(dataset_of(count), images=images)
+    parts = split_by_episode(dataset)
+    lit, strict = (fit_guard(dataset, parts, rooms=rooms) for rooms in (True, False))
+    assert lit.guard is not None and strict.guard is not None
+    assert lit.metrics["rooms"] and not strict.metrics["rooms"]
+    darker = (images * 0.8).astype(np.uint8)
+    assert (strict.guard.odd(darker) > 1).mean() > 0.95 > 0.05 > (lit.guard.odd(darker) > 1).mean()
+    night = (images * 0.4).astype(np.uint8)
+    assert (lit.guard.odd(night) > 1).mean() > 0.95
+    assert of_rooms({"guard": lit.metrics}) and not of_rooms({"guard": strict.metrics})
+    assert not of_rooms({}) and not of_rooms({"guard": {"rooms": "yes"}})
 
 
 def test_distances_become_log_odds_that_change_sign_at_the_success_distance() -> None:

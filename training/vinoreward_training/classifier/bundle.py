@@ -97,7 +97,7 @@ def make_bundle(
     compared = spread(dataset.images, np.arange(len(dataset.images)), 64)
     difference = export_checked(inner, folder / "model.onnx", compared, predict(inner, compared))
     golden = golden_of(dataset, test, result)
-    guard = fit_guard(dataset, parts)
+    guard = fit_guard(dataset, parts, rooms=config.shifts > 0)
     mean, std = normalization(config)
     spec = BundleSpec(
         name=config.name,

@@ -27,7 +27,7 @@ from vinoreward_training.classifier.evaluation import (
     roc_area,
 )
 from vinoreward_training.classifier.finetune import USELESS, enough
-from vinoreward_training.classifier.guard import Fitted, fit_guard
+from vinoreward_training.classifier.guard import Fitted, fit_guard, of_rooms
 from vinoreward_training.configs import CalibrateConfig
 from vinoreward_training.data.dataset import (
     SPLIT,
@@ -190,7 +190,7 @@ def run(config: CalibrateConfig) -> int:
         result = dataclasses.replace(result, verdict=verdict, metrics=metrics)
         golden = dataset.images[golden_of(dataset, test, result)]
         outputs = backend.infer(golden)
-    guard = fit_guard(dataset, split_by_episode(dataset))
+    guard = fit_guard(dataset, split_by_episode(dataset), rooms=of_rooms(spec.metrics))
     _write(config, bundle, dataset, test, result, (golden, outputs), seen, guard)
     say(result, guard)
     if verdict.level == "useless":

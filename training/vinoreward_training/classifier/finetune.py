@@ -48,6 +48,7 @@ def _check(config: FinetuneConfig) -> None:
             "batch_size": config.batch_size < 2,
             "learning_rate": not 0 < config.learning_rate < 1,
             "augment": not 0 <= config.augment <= 1,
+            "shifts": not 0 <= config.shifts <= 1,
             "boost": not 1 <= config.boost <= 100,
             "target_fpr": not 0 < config.target_fpr < 1,
             "threads": config.threads < 0,

@@ -159,7 +159,7 @@ def in_rooms(
     changed = images.copy()
     ends = np.cumsum([view.height for view in views])[:-1].tolist()
     for index in np.flatnonzero(random.random(len(images)) < share):
-        count = 1 + int(random.random() < SECOND)
+        count = min(1 + int(random.random() < SECOND), len(shifts))
         for number in random.choice(len(shifts), count, replace=False):
             shift = shifts[number]
             strength, drawn = random.uniform(*shift.trained or (0, 0)), int(random.integers(2**32))

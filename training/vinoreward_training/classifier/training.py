@@ -27,10 +27,12 @@ from vinoreward.rewards.calibration import temperature
 from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_training.classifier.dead_camera import SHARE, judged, of_step
 from vinoreward_training.classifier.evaluation import average_precision, log_loss
+from vinoreward_training.classifier.shifts import in_rooms
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import SPLIT, Dataset
 from vinoreward_training.runs.fit import (
     Fit,
+    Images,
     Indices,
     Record,
     predict,
@@ -47,6 +49,9 @@ RECORD = "trained_on"
 SAMPLE = 4096
 """Largest number of pictures in a record: those of the lowest hashes, 32 KiB."""
 MOST_DATASETS = 32
+ROOM_FRAMES = 1000
+"""About as many validation frames are shifted too."""
+_SALT = 0x600B
 TOLERATED = 0.01
 """Share of held-out pictures that weights may have seen: environments repeat some pictures."""
 
@@ -81,7 +86,8 @@ class ChannelsLast(nn.Module):
 class ClassifierFit(Fit):
     """One training of a classifier: uint8 pictures (N, H, W, 3) to logits (N, 2).
 
-    The frames with the indices ``validation`` decide when to stop and which weights are kept.
+    The frames with the indices ``validation`` decide when to stop and which weights are kept, as
+    they are and as in other rooms. A share of a batch's frames is changed as in other rooms too.
     ``dead_camera`` frames of a failing camera join a batch, as a share of its other frames.
     AdamW's learning rate warms up over 5 % of the steps, then falls to 0 along a cosine.
     """
@@ -126,6 +132,8 @@ class ClassifierFit(Fit):
             shares=shares if np.ptp(shares) > 0 else None,
         )
         self._dead = math.ceil(dead_camera * self._batch_size)
+        self._in_rooms = validation[:: max(1, len(validation) // ROOM_FRAMES)]
+        self._shifted = self._shift(self._in_rooms, 1.0, 0, 0)
 
     def _about(self) -> dict[str, Any]:
         return {"dataset": self._data.sha256, "split": SPLIT}
@@ -150,11 +158,17 @@ class ClassifierFit(Fit):
         done = (step - warmup) / max(1, self.steps - warmup)
         return self.config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
+    def _shift(self, frames: Indices, share: float, *number: int) -> Images:
+        """Return frames' pictures, a share of them as in other rooms; drawn from the numbers."""
+        random = np.random.default_rng([_SALT, self.config.seed, *number])
+        return in_rooms(self._data.images[frames], share, random, self._data.views)
+
     def _loss(self, batch: Indices, random: torch.Generator) -> tuple[Tensor, Record]:
         labels = torch.from_numpy(self._data.labels[batch])
         targets = torch.from_numpy(self._targets[batch])
         images, seed = self._data.images, self.config.seed
-        pictures = augment(torch.from_numpy(images[batch]), self.config.augment, random)
+        shifted = self._shift(batch, self.config.shifts, 1, self.step)
+        pictures = augment(torch.from_numpy(shifted), self.config.augment, random)
         if self._dead:
             # After augmentation: black stays black.
             # A single dead camera only once it knows the task, which it learns worse otherwise.
@@ -177,18 +191,24 @@ class ClassifierFit(Fit):
             partial(predict, self.module), self._data, self._validation, 1, self.config.seed
         )
         dead = np.diff(np.concatenate([*claims.values()]))[:, 0] / heat
+        rooms = np.diff(predict(self.module, self._shifted))[:, 0].astype(np.float64) / heat
+        of_rooms = self._data.labels[self._in_rooms]
         record = {
             "epoch": float(self._epoch()),
             "train_loss": float(np.mean([parts["loss"] for parts in losses])),
             "val_loss": log_loss(log_odds, labels),
             "val_ap": average_precision(log_odds, labels),
             "val_accuracy": float(np.mean((log_odds > 0) == (labels == 1))),
+            "val_rooms_loss": log_loss(rooms, of_rooms),
+            "val_rooms_accuracy": float(np.mean((rooms > 0) == (of_rooms == 1))),
             "val_dead_loss": log_loss(dead, np.zeros(len(dead), dtype=np.int64)),
             "val_dead_claimed": float(np.mean(dead > 0)),
             "learning_rate": self._rate(self.step),
         }
         # Weighted as in a batch.
-        return record, record["val_loss"] + self._dead_camera * record["val_dead_loss"]
+        share = self.config.shifts
+        score = (1 - share) * record["val_loss"] + share * record["val_rooms_loss"]
+        return record, score + self._dead_camera * record["val_dead_loss"]
 
 
 def augment(pictures: Tensor, strength: float, random: torch.Generator) -> Tensor:
