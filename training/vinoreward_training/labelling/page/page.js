@@ -218,10 +218,17 @@ document.addEventListener("keydown", (event) => {
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   const what = KEYS[key];
   if (!what || (page.ended && what !== "undo")) return;
-  // A button in focus is pressed by space; here the key means the picture, so tab and enter press.
+  if (key === " " && event.target.closest("button")) return; // it presses the button
   event.preventDefault();
   if (what === "undo") undo();
   else label(what);
+});
+
+// After a click of the mouse or a finger, space means the picture again.
+document.addEventListener("click", (event) => {
+  if (event.detail && document.activeElement instanceof HTMLButtonElement) {
+    document.activeElement.blur();
+  }
 });
 
 for (const answer of ["success", "failure", "skip"]) {
